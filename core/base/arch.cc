@@ -1,0 +1,191 @@
+#include "base/arch.h"
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
+namespace lowbit {
+namespace {
+
+using Features = std::vector<std::pair<std::string, bool>>;
+
+#if defined(__x86_64__)
+uint64_t xgetbv0() {
+  uint32_t lo, hi;
+  asm volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+  return (static_cast<uint64_t>(hi) << 32) | lo;
+}
+
+Features detect() {
+  uint32_t a = 0, b = 0, c = 0, d = 0;
+  __get_cpuid(1, &a, &b, &c, &d);
+  const uint32_t c1 = c;
+  const bool osxsave = (c1 >> 27) & 1;
+  const uint64_t xcr0 = osxsave ? xgetbv0() : 0;
+  const bool os_ymm = (xcr0 & 0x06) == 0x06;          // XMM and YMM state saved by the OS
+  const bool os_zmm = (xcr0 & 0xe6) == 0xe6;          // ... and opmask and ZMM
+  const bool os_tile = (xcr0 & 0x60000) == 0x60000;   // ... and AMX tiles
+  uint32_t b7 = 0, c7 = 0, d7 = 0, a71 = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+    b7 = b, c7 = c, d7 = d;
+    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) a71 = a;
+  }
+  const auto bit = [](uint32_t word, int i) { return ((word >> i) & 1) != 0; };
+  return {
+      {"sse2", true},
+      {"ssse3", bit(c1, 9)},
+      {"sse4.1", bit(c1, 19)},
+      {"avx", os_ymm && bit(c1, 28)},
+      {"avx2", os_ymm && bit(b7, 5)},
+      {"fma", os_ymm && bit(c1, 12)},
+      {"f16c", os_ymm && bit(c1, 29)},
+      {"avx_vnni", os_ymm && bit(a71, 4)},
+      {"avx512f", os_zmm && bit(b7, 16)},
+      {"avx512dq", os_zmm && bit(b7, 17)},
+      {"avx512bw", os_zmm && bit(b7, 30)},
+      {"avx512vl", os_zmm && bit(b7, 31)},
+      {"avx512_vbmi", os_zmm && bit(c7, 1)},
+      {"avx512_vnni", os_zmm && bit(c7, 11)},
+      {"avx512_vpopcntdq", os_zmm && bit(c7, 14)},
+      {"avx512_bf16", os_zmm && bit(a71, 5)},
+      {"avx512_fp16", os_zmm && bit(d7, 23)},
+      {"amx_tile", os_tile && bit(d7, 24)},
+      {"amx_int8", os_tile && bit(d7, 25)},
+      {"amx_bf16", os_tile && bit(d7, 22)},
+  };
+}
+#elif defined(__aarch64__)
+Features detect() {
+#if defined(__linux__)
+  const unsigned long cap = getauxval(AT_HWCAP), cap2 = getauxval(AT_HWCAP2);
+  return {
+      {"neon", (cap & HWCAP_ASIMD) != 0},
+      {"fp16", (cap & HWCAP_ASIMDHP) != 0},
+      {"dotprod", (cap & HWCAP_ASIMDDP) != 0},
+      {"i8mm", (cap2 & (1ul << 13)) != 0},
+      {"bf16", (cap2 & (1ul << 14)) != 0},
+      {"sve", (cap & HWCAP_SVE) != 0},
+      {"sve2", (cap2 & (1ul << 1)) != 0},
+  };
+#else
+  return {{"neon", true}};  // Apple silicon and others: AdvSIMD is part of the baseline
+#endif
+}
+#else
+Features detect() { return {}; }
+#endif
+
+constexpr const char* kIsaNames[kIsaCount] = {"scalar", "avx2", "avx512", "neon"};
+
+// Names accepted by LOWBIT_MAX_ISA and the best kernel ISA each allows.
+struct Cap {
+  const char* name;
+  Isa isa;
+};
+constexpr Cap kCaps[] = {{"scalar", Isa::scalar}, {"avx2", Isa::avx2},  {"avx512", Isa::avx512},
+                         {"vnni", Isa::avx512},   {"neon", Isa::neon},  {"dotprod", Isa::neon}};
+
+Isa best_under(const std::string& cap) {
+  Isa limit = Isa::neon;
+  for (const Cap& c : kCaps)
+    if (cap == c.name) limit = c.isa;
+  for (int i = kIsaCount - 1; i > 0; --i)
+    if (i <= static_cast<int>(limit) && isa_available(static_cast<Isa>(i))) return static_cast<Isa>(i);
+  return Isa::scalar;
+}
+
+bool known_cap(const std::string& name) {
+  if (name.empty()) return true;
+  for (const Cap& c : kCaps)
+    if (name == c.name) return true;
+  return false;
+}
+
+struct Dispatch {
+  std::string cap;
+  std::atomic<int> isa;
+  Dispatch() {
+    const char* env = std::getenv("LOWBIT_MAX_ISA");
+    if (env != nullptr) cap = env;
+    isa = static_cast<int>(best_under(cap));
+  }
+};
+
+Dispatch& dispatch() {
+  static Dispatch instance;
+  return instance;
+}
+
+}  // namespace
+
+const char* isa_name(Isa isa) { return kIsaNames[static_cast<int>(isa)]; }
+
+const Features& cpu_features() {
+  static const Features features = detect();
+  return features;
+}
+
+bool has_feature(const char* name) {
+  for (const auto& [key, value] : cpu_features())
+    if (key == name) return value;
+  return false;
+}
+
+std::string cpu_brand() {
+#if defined(__x86_64__)
+  uint32_t words[12] = {};
+  uint32_t a = 0, b, c, d;
+  if (!__get_cpuid(0x80000000u, &a, &b, &c, &d) || a < 0x80000004u) return "";
+  for (uint32_t i = 0; i < 3; ++i)
+    __get_cpuid(0x80000002u + i, &words[4 * i], &words[4 * i + 1], &words[4 * i + 2], &words[4 * i + 3]);
+  char text[49] = {};
+  std::memcpy(text, words, 48);
+  return text;
+#else
+  return "";
+#endif
+}
+
+bool isa_available(Isa isa) {
+  switch (isa) {
+    case Isa::scalar:
+      return true;
+#if defined(__x86_64__)
+    case Isa::avx2:
+      return has_feature("avx2") && has_feature("fma") && has_feature("f16c");
+    case Isa::avx512:
+#if defined(LOWBIT_EMULATE_AVX512)
+      return true;
+#else
+      return has_feature("avx512f") && has_feature("avx512bw") && has_feature("avx512vl") &&
+             has_feature("avx512dq") && isa_available(Isa::avx2);
+#endif
+#elif defined(__aarch64__)
+    case Isa::neon:
+      return has_feature("neon");
+#endif
+    default:
+      return false;
+  }
+}
+
+Isa active_isa() { return static_cast<Isa>(dispatch().isa.load(std::memory_order_relaxed)); }
+
+const std::string& max_isa() { return dispatch().cap; }
+
+bool set_max_isa(const std::string& name) {
+  if (!known_cap(name)) return false;
+  dispatch().cap = name;
+  dispatch().isa = static_cast<int>(best_under(name));
+  return true;
+}
+
+}  // namespace lowbit

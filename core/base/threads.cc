@@ -1,0 +1,196 @@
+#include "base/threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace lowbit {
+namespace {
+
+void relax() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// cgroup v2 or v1 CPU quota, rounded up; 0 where there is none.
+int cgroup_cpus() {
+  long quota = -1, period = 0;
+  if (FILE* f = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
+    if (std::fscanf(f, "%ld %ld", &quota, &period) != 2) quota = -1;
+    std::fclose(f);
+  } else {
+    if (FILE* q = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "r")) {
+      if (std::fscanf(q, "%ld", &quota) != 1) quota = -1;
+      std::fclose(q);
+    }
+    if (FILE* p = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "r")) {
+      if (std::fscanf(p, "%ld", &period) != 1) period = 0;
+      std::fclose(p);
+    }
+  }
+  return quota > 0 && period > 0 ? static_cast<int>((quota + period - 1) / period) : 0;
+}
+
+int threads_from(const char* variable) {
+  const char* text = std::getenv(variable);
+  const int n = text != nullptr ? std::atoi(text) : 0;  // OMP_NUM_THREADS may be "4,2": the first counts
+  return n > 0 ? n : 0;
+}
+
+int default_threads() {
+  if (const int n = threads_from("LOWBIT_NUM_THREADS")) return n;
+  if (const int n = threads_from("OMP_NUM_THREADS")) return n;
+  return usable_cpus();
+}
+
+constexpr int kMaxThreads = 256;
+constexpr int kSpins = 20000;  // about 50-300 us of polling before a worker parks
+
+class Pool {
+ public:
+  Pool() : wanted_(default_threads()) {}
+
+  int threads() const { return wanted_.load(std::memory_order_relaxed); }
+  void set_threads(int n) { wanted_ = n < 1 ? 1 : (n > kMaxThreads ? kMaxThreads : n); }
+
+  void run(int64_t count, void (*body)(void*, int64_t), void* context) {
+    const int64_t useful = count < threads() ? count : threads();
+    if (useful <= 1 || !busy_.try_lock()) {
+      for (int64_t i = 0; i < count; ++i) body(context, i);
+      return;
+    }
+    start_workers(static_cast<int>(useful) - 1);
+    body_ = body, context_ = context, count_ = count;
+    helpers_ = static_cast<int>(useful) - 1;
+    next_.store(0, std::memory_order_relaxed);
+    active_.store(kOpen, std::memory_order_release);
+    generation_.fetch_add(1, std::memory_order_seq_cst);
+    if (parked_.load(std::memory_order_seq_cst) > 0) generation_.notify_all();
+    work();
+    active_.fetch_and(~kOpen, std::memory_order_acq_rel);
+    while (active_.load(std::memory_order_acquire) != 0) relax();
+    busy_.unlock();
+  }
+
+ private:
+  // active_: kOpen while a job may be joined, plus the number of workers inside it.
+  static constexpr uint32_t kOpen = 1u << 31;
+
+  void work() {
+    for (;;) {
+      const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
+      if (i >= count_) return;
+      body_(context_, i);
+    }
+  }
+
+  bool join() {
+    uint32_t now = active_.load(std::memory_order_acquire);
+    while ((now & kOpen) != 0)
+      if (active_.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel)) return true;
+    return false;
+  }
+
+  void start_workers(int n) {
+    for (; started_ < n; ++started_) {
+      const uint32_t seen = generation_.load(std::memory_order_acquire);
+      const int index = started_;
+      try {
+        std::thread([this, seen, index] { worker(seen, index); }).detach();
+      } catch (const std::system_error&) {
+        return;  // no more threads to be had: the caller's own loop still does all the work
+      }
+    }
+  }
+
+  void worker(uint32_t seen, int index) {
+    for (;;) {
+      int spins = 0;
+      while (generation_.load(std::memory_order_acquire) == seen) {
+        if (++spins < kSpins) {
+          relax();
+        } else {
+          parked_.fetch_add(1, std::memory_order_seq_cst);
+          generation_.wait(seen, std::memory_order_seq_cst);
+          parked_.fetch_sub(1, std::memory_order_seq_cst);
+        }
+      }
+      seen = generation_.load(std::memory_order_acquire);
+      if (join()) {
+        if (index < helpers_) work();
+        active_.fetch_sub(1, std::memory_order_acq_rel);
+      }
+    }
+  }
+
+  std::atomic<int> wanted_;
+  std::mutex busy_;
+  int started_ = 0;
+  void (*body_)(void*, int64_t) = nullptr;
+  void* context_ = nullptr;
+  int64_t count_ = 0;
+  int helpers_ = 0;
+  alignas(64) std::atomic<int64_t> next_{0};
+  alignas(64) std::atomic<uint32_t> active_{0};
+  alignas(64) std::atomic<uint32_t> generation_{0};
+  std::atomic<int> parked_{0};
+};
+
+// Lives in static storage and is never destroyed: parked workers may outlive static destructors.
+alignas(Pool) unsigned char pool_storage[sizeof(Pool)];
+Pool* pool_instance = nullptr;
+std::once_flag pool_once;
+
+// A forked child has none of its parent's workers: it starts over with an empty pool of the same width.
+void restart_in_child() {
+  if (pool_instance == nullptr) return;
+  const int n = pool_instance->threads();
+  pool_instance = new (pool_storage) Pool();
+  pool_instance->set_threads(n);
+}
+
+Pool& pool() {
+  std::call_once(pool_once, [] {
+    pool_instance = new (pool_storage) Pool();
+    pthread_atfork(nullptr, nullptr, restart_in_child);
+  });
+  return *pool_instance;
+}
+
+}  // namespace
+
+int usable_cpus() {
+  int n = 0;
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) n = CPU_COUNT(&set);
+#endif
+  if (n <= 0) n = static_cast<int>(std::thread::hardware_concurrency());
+  const int quota = cgroup_cpus();
+  if (quota > 0 && quota < n) n = quota;
+  return n > 0 ? n : 1;
+}
+
+int num_threads() { return pool().threads(); }
+void set_num_threads(int n) { pool().set_threads(n); }
+
+void parallel_for(int64_t count, void (*body)(void*, int64_t), void* context) {
+  pool().run(count, body, context);
+}
+
+}  // namespace lowbit

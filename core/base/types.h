@@ -1,0 +1,38 @@
+// The element and code types every layer above speaks, as data.
+#pragma once
+#include <cstdint>
+
+namespace lowbit {
+
+struct half_t {
+  uint16_t bits;
+};
+struct bfloat_t {
+  uint16_t bits;
+};
+
+enum class Element : int { f32 = 0, f64 = 1, f16 = 2, bf16 = 3 };
+
+// Sub-byte codes are packed, first element in the low bits; b1 is a sign bit (1 where x > 0).
+enum class Code : int { s8 = 0, u8 = 1, s16 = 2, u16 = 3, s4 = 4, u4 = 5, s2 = 6, u2 = 7, b1 = 8 };
+
+constexpr int kElementBytes[] = {4, 8, 2, 2};
+constexpr int kCodeBits[] = {8, 8, 16, 16, 4, 4, 2, 2, 1};
+
+static inline int element_bytes(Element e) { return kElementBytes[static_cast<int>(e)]; }
+static inline int code_bits(Code c) { return kCodeBits[static_cast<int>(c)]; }
+static inline int64_t packed_bytes(Code c, int64_t n) { return (n * code_bits(c) + 7) / 8; }
+
+// The type the arithmetic runs in: f64 for f64 data, f32 for everything narrower.
+template <class In>
+struct compute_type {
+  using type = float;
+};
+template <>
+struct compute_type<double> {
+  using type = double;
+};
+template <class In>
+using compute_t = typename compute_type<In>::type;
+
+}  // namespace lowbit

@@ -1,0 +1,55 @@
+// A contiguous block of bytes lent by a Python object, held for as long as this lives.
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace lowbit {
+
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(nanobind::handle object, const char* name, bool writable = false) {
+    const int flags = writable ? PyBUF_WRITABLE : PyBUF_SIMPLE;
+    if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) {
+      PyErr_Clear();
+      throw nanobind::type_error((std::string(name) + ": expected a contiguous " + (writable ? "writable " : "") +
+                                  "array of plain bytes")
+                                     .c_str());
+    }
+    held_ = true;
+  }
+  Buffer(Buffer&& other) noexcept : view_(other.view_), held_(std::exchange(other.held_, false)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(view_, other.view_);
+    std::swap(held_, other.held_);
+    return *this;
+  }
+  ~Buffer() {
+    if (held_) PyBuffer_Release(&view_);
+  }
+
+  explicit operator bool() const { return held_; }
+  int64_t bytes() const { return view_.len; }
+  template <class T = void>
+  T* as() const {
+    return static_cast<T*>(held_ ? view_.buf : nullptr);
+  }
+
+  // Refuses anything but exactly `expected` bytes: the last line of defence behind the Python checks.
+  const Buffer& require(int64_t expected, const char* name) const {
+    if (bytes() != expected)
+      throw nanobind::value_error((std::string(name) + ": expected " + std::to_string(expected) + " bytes, got " +
+                                   std::to_string(bytes()))
+                                      .c_str());
+    return *this;
+  }
+
+ private:
+  Py_buffer view_ = {};
+  bool held_ = false;
+};
+
+}  // namespace lowbit

@@ -1,0 +1,373 @@
+// lowbit._core: the native kernels over plain buffers. Types and shapes are the business of the
+// Python layer; here sizes are checked once more and the GIL is let go.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <variant>
+
+#include "base/arch.h"
+#include "base/threads.h"
+#include "bindings/buffer.h"
+#include "drivers/elementwise.h"
+#include "kernels/dequantize/dequantize.h"
+#include "kernels/pack/pack.h"
+#include "kernels/quantize/quantize.h"
+#include "kernels/range/range.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace lowbit {
+namespace {
+
+// Letting go of the GIL costs more than a small call does.
+constexpr int64_t kReleaseAt = 8192;
+
+template <class Work>
+void without_gil(int64_t elements, Work&& work) {
+  if (elements < kReleaseAt) {
+    work();
+  } else {
+    const nb::gil_scoped_release release;
+    work();
+  }
+}
+
+Element element_of(int id) {
+  if (id < 0 || id > 3) throw nb::value_error("element: unknown id");
+  return static_cast<Element>(id);
+}
+Code code_of(int id) {
+  if (id < 0 || id > 8) throw nb::value_error("code: unknown id");
+  return static_cast<Code>(id);
+}
+int64_t compute_bytes(Element e) { return e == Element::f64 ? 8 : 4; }
+
+// Without a layout: one scale for as many elements as there are.
+Layout layout_or_flat(const Layout* layout, int64_t elements) {
+  if (layout != nullptr) return *layout;
+  return Layout{Granularity::tensor, 1, 1, elements, 1};
+}
+
+struct AffineSpec {
+  Code code;
+  int64_t scale_bytes;  // of one scale: 4 or 8
+  Buffer scale, zero;
+  int32_t qmin, qmax;
+
+  AffineSpec(int code_id, nb::handle scale_array, bool is_f64, nb::handle zero_array, int32_t lo, int32_t hi)
+      : code(code_of(code_id)), scale_bytes(is_f64 ? 8 : 4), scale(scale_array, "scale"), qmin(lo), qmax(hi) {
+    if (!zero_array.is_none()) {
+      zero = Buffer(zero_array, "zero_point");
+      zero.require(scale.bytes() / scale_bytes * 4, "zero_point");
+    }
+  }
+  Affine affine() const { return {code, scale.as(), zero.as<int32_t>(), qmin, qmax}; }
+
+  void check(const Layout& layout, Element e) const {
+    if (compute_bytes(e) != scale_bytes) throw nb::value_error("scale: its type is not the element's compute type");
+    scale.require(layout.scales() * scale_bytes, "scale");
+  }
+  void quantize(nb::handle x_array, int element, nb::handle out_array, const Layout* given) const {
+    const Element in = element_of(element);
+    const Buffer x(x_array, "x"), out(out_array, "out", true);
+    const Layout layout = layout_or_flat(given, x.bytes() / element_bytes(in));
+    check(layout, in);
+    const int64_t n = layout.elements();
+    x.require(n * element_bytes(in), "x");
+    out.require(packed_bytes(code, n), "out");
+    without_gil(n, [&] { lowbit::quantize(layout, affine(), x.as(), in, out.as()); });
+  }
+  void dequantize(nb::handle q_array, nb::handle out_array, int element, const Layout* given) const {
+    const Element e = element_of(element);
+    const Buffer q(q_array, "q"), out(out_array, "out", true);
+    const Layout layout = layout_or_flat(given, out.bytes() / element_bytes(e));
+    check(layout, e);
+    const int64_t n = layout.elements();
+    q.require(packed_bytes(code, n), "q");
+    out.require(n * element_bytes(e), "out");
+    without_gil(n, [&] { lowbit::dequantize(layout, affine(), q.as(), out.as(), e); });
+  }
+};
+
+struct LogarithmicSpec {
+  Code code;
+  Buffer scale;
+  std::variant<LogTable<float>, LogTable<double>> table;
+
+  template <class T>
+  static LogTable<T> make(nb::handle thresholds, nb::handle magnitudes) {
+    const Buffer t(thresholds, "thresholds"), m(magnitudes, "magnitudes");
+    m.require(t.bytes(), "magnitudes");
+    const int64_t n = t.bytes() / static_cast<int64_t>(sizeof(T));
+    if (n < 1) throw nb::value_error("thresholds: empty");
+    return LogTable<T>(std::vector<T>(t.as<T>(), t.as<T>() + n), std::vector<T>(m.as<T>(), m.as<T>() + n));
+  }
+  LogarithmicSpec(int code_id, nb::handle scale_array, bool is_f64, nb::handle thresholds, nb::handle magnitudes)
+      : code(code_of(code_id)),
+        scale(scale_array, "scale"),
+        table(is_f64 ? decltype(table)(make<double>(thresholds, magnitudes))
+                     : decltype(table)(make<float>(thresholds, magnitudes))) {}
+
+  template <class T>
+  static void check(const Layout& layout, Element e, const Buffer& scale) {
+    if (compute_bytes(e) != sizeof(T)) throw nb::value_error("scale: its type is not the element's compute type");
+    scale.require(layout.scales() * static_cast<int64_t>(sizeof(T)), "scale");
+  }
+  void quantize(nb::handle x_array, int element, nb::handle out_array, const Layout& layout) const {
+    const Element in = element_of(element);
+    const Buffer x(x_array, "x"), out(out_array, "out", true);
+    const int64_t n = layout.elements();
+    x.require(n * element_bytes(in), "x");
+    out.require(packed_bytes(code, n), "out");
+    std::visit(
+        [&]<class T>(const LogTable<T>& t) {
+          check<T>(layout, in, scale);
+          without_gil(n, [&] { log_quantize(layout, t, code, scale.as<const T>(), x.as(), in, out.as()); });
+        },
+        table);
+  }
+  void dequantize(nb::handle q_array, nb::handle out_array, int element, const Layout& layout) const {
+    const Element e = element_of(element);
+    const Buffer q(q_array, "q"), out(out_array, "out", true);
+    const int64_t n = layout.elements();
+    q.require(packed_bytes(code, n), "q");
+    out.require(n * element_bytes(e), "out");
+    std::visit(
+        [&]<class T>(const LogTable<T>& t) {
+          check<T>(layout, e, scale);
+          without_gil(n, [&] { log_dequantize(layout, t, code, scale.as<const T>(), q.as(), out.as(), e); });
+        },
+        table);
+  }
+};
+
+struct MixedSpec {
+  std::vector<Code> code;
+  std::vector<int64_t> offset;
+  int64_t length, bytes = 0, scale_bytes;
+  Buffer scale, zero, qmin, qmax;
+
+  MixedSpec(const std::vector<int>& codes, int64_t length_in, nb::handle scale_array, bool is_f64,
+            nb::handle zero_array, nb::handle qmin_array, nb::handle qmax_array)
+      : length(length_in),
+        scale_bytes(is_f64 ? 8 : 4),
+        scale(scale_array, "scale"),
+        zero(zero_array, "zero_point"),
+        qmin(qmin_array, "qmin"),
+        qmax(qmax_array, "qmax") {
+    for (const int id : codes) {
+      code.push_back(code_of(id));
+      offset.push_back(bytes);
+      bytes += packed_bytes(code.back(), length);
+    }
+    const int64_t n = static_cast<int64_t>(codes.size());
+    scale.require(n * scale_bytes, "scale");
+    zero.require(n * 4, "zero_point");
+    qmin.require(n * 4, "qmin");
+    qmax.require(n * 4, "qmax");
+  }
+  MixedArgs args() const {
+    return {static_cast<int64_t>(code.size()), length, code.data(), offset.data(), scale.as(),
+            zero.as<int32_t>(), qmin.as<int32_t>(), qmax.as<int32_t>()};
+  }
+  int64_t elements() const { return length * static_cast<int64_t>(code.size()); }
+  void check(Element e) const {
+    if (compute_bytes(e) != scale_bytes) throw nb::value_error("scale: its type is not the element's compute type");
+  }
+  void quantize(nb::handle x_array, int element, nb::handle out_array) const {
+    const Element in = element_of(element);
+    const Buffer x(x_array, "x"), out(out_array, "out", true);
+    check(in);
+    x.require(elements() * element_bytes(in), "x");
+    out.require(bytes, "out");
+    without_gil(elements(), [&] { quantize_mixed(args(), x.as(), in, out.as()); });
+  }
+  void dequantize(nb::handle q_array, nb::handle out_array, int element) const {
+    const Element e = element_of(element);
+    const Buffer q(q_array, "q"), out(out_array, "out", true);
+    check(e);
+    q.require(bytes, "q");
+    out.require(elements() * element_bytes(e), "out");
+    without_gil(elements(), [&] { dequantize_mixed(args(), q.as(), out.as(), e); });
+  }
+};
+
+int64_t range_of(nb::handle x_array, int element, const Layout& layout, nb::handle lo_array, nb::handle hi_array) {
+  const Element in = element_of(element);
+  const Buffer x(x_array, "x"), lo(lo_array, "lo", true), hi(hi_array, "hi", true);
+  x.require(layout.elements() * element_bytes(in), "x");
+  lo.require(layout.scales() * compute_bytes(in), "lo");
+  hi.require(layout.scales() * compute_bytes(in), "hi");
+  int64_t nan = 0;
+  without_gil(layout.elements(), [&] { nan = range(layout, x.as(), in, lo.as(), hi.as()); });
+  return nan;
+}
+
+void mean_abs_of(nb::handle x_array, int element, int64_t length, nb::handle out_array) {
+  const Element in = element_of(element);
+  const Buffer x(x_array, "x"), out(out_array, "out", true);
+  const int64_t count = out.bytes() / 8;
+  if (length < 1) throw nb::value_error("length: must be positive");
+  x.require(length * count * element_bytes(in), "x");
+  without_gil(length * count, [&] { mean_abs(x.as(), in, length, count, out.as<double>()); });
+}
+
+std::tuple<int64_t, int64_t> quantize_dynamic_of(nb::handle x_array, int element, nb::handle out_array, int code_id,
+                                                 const Layout& layout, int32_t qmin, int32_t qmax, int32_t divisor,
+                                                 nb::handle scale_array, nb::handle zero_array) {
+  const Element in = element_of(element);
+  const Code code = code_of(code_id);
+  if (!fused_groups_fit(layout, code)) throw nb::value_error("layout: no fused kernel for it");
+  const Buffer x(x_array, "x"), out(out_array, "out", true), scale(scale_array, "scale", true);
+  Buffer zero;
+  if (!zero_array.is_none()) {
+    zero = Buffer(zero_array, "zero_point", true);
+    zero.require(layout.scales() * 4, "zero_point");
+  }
+  x.require(layout.elements() * element_bytes(in), "x");
+  out.require(packed_bytes(code, layout.elements()), "out");
+  scale.require(layout.scales() * compute_bytes(in), "scale");
+  const DynamicArgs args{code, qmin, qmax, divisor, scale.as(), zero.as<int32_t>()};
+  DynamicResult result;
+  without_gil(layout.elements(), [&] { result = quantize_dynamic(layout, args, x.as(), in, out.as()); });
+  return {result.nan, result.bad_scale};
+}
+
+void check_bits(int bits) {
+  if (bits != 1 && bits != 2 && bits != 4) throw nb::value_error("bits: expected 1, 2 or 4");
+}
+
+void pack_codes(int bits, nb::handle codes_array, nb::handle out_array) {
+  check_bits(bits);
+  const Buffer codes(codes_array, "codes"), out(out_array, "out", true);
+  out.require((codes.bytes() * bits + 7) / 8, "out");
+  without_gil(codes.bytes(), [&] { pack(bits, codes.as<uint8_t>(), codes.bytes(), out.as<uint8_t>()); });
+}
+
+void unpack_codes(int bits, bool is_signed, nb::handle bytes_array, nb::handle out_array) {
+  check_bits(bits);
+  const Buffer bytes(bytes_array, "bytes"), out(out_array, "out", true);
+  bytes.require((out.bytes() * bits + 7) / 8, "bytes");
+  without_gil(out.bytes(), [&] { unpack(bits, is_signed, bytes.as<uint8_t>(), out.bytes(), out.as<uint8_t>()); });
+}
+
+// NumPy has no bfloat16, so DLPack arrays of it are lent as the uint16 of their bits.
+nb::ndarray<nb::numpy, uint16_t> bfloat16_bits(nb::object object) {
+  const auto array = nb::cast<nb::ndarray<nb::ro, nb::device::cpu>>(object);
+  const nb::dlpack::dtype type = array.dtype();
+  if (type.code != static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat) || type.bits != 16 || type.lanes != 1)
+    throw nb::type_error("expected a bfloat16 array in CPU memory");
+  std::vector<size_t> shape(array.ndim());
+  std::vector<int64_t> strides(array.ndim());
+  for (size_t i = 0; i < array.ndim(); ++i) shape[i] = array.shape(i), strides[i] = array.stride(i);
+  return {const_cast<void*>(array.data()), array.ndim(), shape.data(), object, strides.data()};
+}
+
+const char* const kElementNames[] = {"f32", "f64", "f16", "bf16"};
+const char* const kCodeNames[] = {"s8", "u8", "s16", "u16", "s4", "u4", "s2", "u2", "b1"};
+const char* name_of(Element e) { return kElementNames[static_cast<int>(e)]; }
+const char* name_of(Code c) { return kCodeNames[static_cast<int>(c)]; }
+
+// (family, isa, from, to) for every row of every kernels.inc this CPU can run.
+std::vector<std::tuple<std::string, std::string, std::string, std::string>> kernel_rows() {
+  std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
+  for (int i = 0; i < kIsaCount; ++i) {
+    const Isa isa = static_cast<Isa>(i);
+    if (!isa_available(isa)) continue;
+    for (int k = 0; k < kQuantizeRows; ++k) {
+      const QuantizeRow& r = quantize_rows(isa)[k];
+      rows.emplace_back("quantize", isa_name(isa), name_of(r.in), name_of(r.code));
+    }
+    for (int k = 0; k < kDequantizeRows; ++k) {
+      const DequantizeRow& r = dequantize_rows(isa)[k];
+      rows.emplace_back("dequantize", isa_name(isa), name_of(r.code), name_of(r.out));
+    }
+    for (int k = 0; k < kRangeRows; ++k)
+      rows.emplace_back("range", isa_name(isa), name_of(range_rows(isa)[k].in), "");
+    for (int k = 0; k < kPackRows; ++k)
+      rows.emplace_back("pack", isa_name(isa), std::to_string(pack_rows(isa)[k].bits), "");
+  }
+  return rows;
+}
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (int i = 0; i < kIsaCount; ++i)
+    if (isa_available(static_cast<Isa>(i))) names.push_back(isa_name(static_cast<Isa>(i)));
+  return names;
+}
+
+}  // namespace
+}  // namespace lowbit
+
+NB_MODULE(_core, m) {
+  using namespace lowbit;
+  m.doc() = "Native kernels of lowbit. Use the functions of the lowbit package instead.";
+
+  nb::class_<Layout>(m, "Layout", "Which elements of a contiguous [outer, axis, inner] array share a scale.")
+      .def(
+          "__init__",
+          [](Layout* self, int kind, int64_t outer, int64_t axis, int64_t inner, int64_t block) {
+            if (kind < 0 || kind > 2) throw nb::value_error("kind: expected 0, 1 or 2");
+            if (outer < 0 || axis < 0 || inner < 0) throw nb::value_error("sizes: must not be negative");
+            if (block < 1) throw nb::value_error("block: must be positive");
+            new (self) Layout{static_cast<Granularity>(kind), outer, axis, inner, block};
+          },
+          "kind"_a, "outer"_a, "axis"_a, "inner"_a, "block"_a)
+      .def_prop_ro("elements", &Layout::elements)
+      .def_prop_ro("scales", &Layout::scales);
+
+  nb::class_<AffineSpec>(m, "Affine", "Linear codes: scales and zero points, lent by their arrays.")
+      .def(nb::init<int, nb::handle, bool, nb::handle, int32_t, int32_t>(), "code"_a, "scale"_a, "is_f64"_a,
+           "zero_point"_a.none(), "qmin"_a, "qmax"_a)
+      .def("quantize", &AffineSpec::quantize, "x"_a, "element"_a, "out"_a, "layout"_a.none() = nb::none())
+      .def("dequantize", &AffineSpec::dequantize, "q"_a, "out"_a, "element"_a, "layout"_a.none() = nb::none());
+
+  nb::class_<LogarithmicSpec>(m, "Logarithmic", "Logarithmic codes: scales, thresholds and magnitudes.")
+      .def(nb::init<int, nb::handle, bool, nb::handle, nb::handle>(), "code"_a, "scale"_a, "is_f64"_a,
+           "thresholds"_a, "magnitudes"_a)
+      .def("quantize", &LogarithmicSpec::quantize, "x"_a, "element"_a, "out"_a, "layout"_a)
+      .def("dequantize", &LogarithmicSpec::dequantize, "q"_a, "out"_a, "element"_a, "layout"_a);
+
+  nb::class_<MixedSpec>(m, "Mixed", "A code width a channel; channels are the rows of a contiguous array.")
+      .def(nb::init<const std::vector<int>&, int64_t, nb::handle, bool, nb::handle, nb::handle, nb::handle>(),
+           "codes"_a, "length"_a, "scale"_a, "is_f64"_a, "zero_point"_a, "qmin"_a, "qmax"_a)
+      .def_prop_ro("nbytes", [](const MixedSpec& s) { return s.bytes; })
+      .def_prop_ro("offsets", [](const MixedSpec& s) { return s.offset; })
+      .def("quantize", &MixedSpec::quantize, "x"_a, "element"_a, "out"_a)
+      .def("dequantize", &MixedSpec::dequantize, "q"_a, "out"_a, "element"_a);
+
+  m.def("range", &range_of, "x"_a, "element"_a, "layout"_a, "lo"_a, "hi"_a,
+        "Writes min and max per scale; returns the number of NaN.");
+  m.def("mean_abs", &mean_abs_of, "x"_a, "element"_a, "length"_a, "out"_a,
+        "Writes the mean of |x| of each run of `length` elements, in f64.");
+  m.def("quantize_dynamic", &quantize_dynamic_of, "x"_a, "element"_a, "out"_a, "code"_a, "layout"_a, "qmin"_a,
+        "qmax"_a, "divisor"_a, "scale"_a, "zero_point"_a.none(),
+        "Range, parameters, codes and packing in one read; returns (NaN seen, scales out of bounds).");
+  m.def(
+      "fused_groups_fit", [](const Layout& layout, int code) { return fused_groups_fit(layout, code_of(code)); },
+      "layout"_a, "code"_a, "Whether quantize_dynamic serves this layout.");
+  m.def("pack", &pack_codes, "bits"_a, "codes"_a, "out"_a);
+  m.def("unpack", &unpack_codes, "bits"_a, "is_signed"_a, "data"_a, "out"_a);
+  m.def("bfloat16_bits", &bfloat16_bits, "array"_a, "The bits of a DLPack bfloat16 array, without a copy.");
+
+  m.def("num_threads", &num_threads);
+  m.def("set_num_threads", &set_num_threads, "n"_a);
+  m.def("usable_cpus", &usable_cpus, "CPUs this process may use: affinity and cgroup quota.");
+  m.def("cpu_features", &cpu_features, "Instruction sets by name, and whether this machine offers them.");
+  m.def("cpu_brand", &cpu_brand);
+  m.def("active_isa", [] { return std::string(isa_name(active_isa())); }, "The ISA kernels are dispatched to.");
+  m.def("available_isas", &available_isas);
+  m.def("max_isa", [] { return max_isa(); });
+  m.def("set_max_isa", [](const std::string& name) {
+        if (!set_max_isa(name)) throw nb::value_error(("no such ISA: " + name).c_str());
+      }, "name"_a, "Caps dispatch, as LOWBIT_MAX_ISA does; an empty name lifts the cap.");
+  m.def("kernel_rows", &kernel_rows, "(family, isa, from, to) of every kernel this CPU can run.");
+}

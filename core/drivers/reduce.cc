@@ -1,0 +1,188 @@
+// Ranges and sums over whole arrays, and the fused range + quantize + pack of groups.
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "base/fp_environment.h"
+#include "base/threads.h"
+#include "drivers/elementwise.h"
+#include "kernels/pack/pack.h"
+#include "kernels/quantize/quantize.h"
+#include "kernels/range/range.h"
+
+namespace lowbit {
+namespace {
+
+constexpr int64_t kTask = 65536;    // elements a task reads, about
+constexpr int64_t kScratch = 4096;  // elements of groups worked on at once: they stay in L1
+constexpr int64_t kColumns = 2048;  // columns of a rectangle reduced at once
+constexpr int64_t kPrivateScales = 1 << 21;  // bound on the memory of private ranges
+
+const char* at(const void* p, int64_t bytes) { return static_cast<const char*>(p) + bytes; }
+char* at(void* p, int64_t bytes) { return static_cast<char*>(p) + bytes; }
+
+template <class T>
+void clear(T* lo, T* hi, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    lo[i] = static_cast<T>(__builtin_inf());
+    hi[i] = -static_cast<T>(__builtin_inf());
+  }
+}
+
+template <class T>
+void merge(const T* lo, const T* hi, int64_t n, T* into_lo, T* into_hi) {
+  for (int64_t i = 0; i < n; ++i) {
+    into_lo[i] = std::min(into_lo[i], lo[i]);
+    into_hi[i] = std::max(into_hi[i], hi[i]);
+  }
+}
+
+// Flat ranges a task may take: every group lies within one unit.
+struct Units {
+  const Layout& layout;
+  int64_t count() const {
+    if (layout.kind == Granularity::group) return layout.outer * (layout.inner > 1 ? layout.groups() : 1);
+    return layout.varying() ? layout.outer : layout.elements();
+  }
+  int64_t begin(int64_t u) const {
+    if (layout.kind == Granularity::group && layout.inner > 1) {
+      const int64_t g = layout.groups();
+      return (u / g * layout.axis + std::min(layout.axis, u % g * layout.block)) * layout.inner;
+    }
+    return layout.kind == Granularity::group || layout.varying() ? u * layout.axis : u;
+  }
+};
+
+// A group is folded by the one task that owns it. A tensor or a channel has pieces everywhere: each task
+// folds into lo/hi of its own, merged at the end; min and max do not care about the order.
+template <class T>
+int64_t range_as(const Layout& layout, const void* x, Element in, T* lo, T* hi) {
+  const RangeRow& row = range_row(active_isa(), in);
+  const int64_t n = layout.elements(), scales = layout.scales(), xb = element_bytes(in);
+  const bool owned = layout.kind == Granularity::group;
+  const Units units{layout};
+  int64_t tasks = std::min(units.count(), (n + kTask - 1) / kTask);
+  if (!owned) tasks = std::min(tasks, std::max<int64_t>(1, kPrivateScales / scales));
+  std::vector<T> private_lo, private_hi;
+  if (!owned) {
+    private_lo.resize(tasks * scales);
+    private_hi.resize(tasks * scales);
+  }
+  clear(lo, hi, scales);
+  std::atomic<int64_t> nan{0};
+  parallel_for(tasks, [&](int64_t t) {
+    const FpEnvironment environment;
+    T* task_lo = owned ? lo : private_lo.data() + t * scales;
+    T* task_hi = owned ? hi : private_hi.data() + t * scales;
+    if (!owned) clear(task_lo, task_hi, scales);
+    int64_t nans = 0;
+    RangeArgs a{};
+    a.nan = &nans;
+    for_each_segment(
+        layout, units.begin(units.count() * t / tasks), units.begin(units.count() * (t + 1) / tasks),
+        [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
+          for (int64_t g = 0; g < count; ++g) {
+            T l, h;
+            a.x = at(x, (start + g * length) * xb), a.n = length, a.lo = &l, a.hi = &h;
+            row.run(a);
+            merge(&l, &h, 1, task_lo + scale + g, task_hi + scale + g);
+          }
+        },
+        [&](int64_t start, int64_t rows, int64_t stride, int64_t columns, int64_t scale) {
+          for (int64_t c = 0; c < columns; c += kColumns) {
+            a.x = at(x, (start + c) * xb), a.n = std::min(kColumns, columns - c), a.rows = rows, a.stride = stride;
+            a.lo = task_lo + scale + c, a.hi = task_hi + scale + c;
+            row.columns(a);
+          }
+        });
+    nan += nans;
+  });
+  if (!owned)
+    for (int64_t t = 0; t < tasks; ++t) merge(&private_lo[t * scales], &private_hi[t * scales], scales, lo, hi);
+  return nan;
+}
+
+}  // namespace
+
+int64_t range(const Layout& layout, const void* x, Element in, void* lo, void* hi) {
+  if (in == Element::f64) return range_as(layout, x, in, static_cast<double*>(lo), static_cast<double*>(hi));
+  return range_as(layout, x, in, static_cast<float*>(lo), static_cast<float*>(hi));
+}
+
+void mean_abs(const void* x, Element in, int64_t length, int64_t count, double* out) {
+  const RangeRow& row = range_row(active_isa(), in);
+  const int64_t xb = element_bytes(in), blocks = (length + kSumBlock - 1) / kSumBlock;
+  std::vector<double> part(blocks * count);
+  const int64_t task = std::max<int64_t>(1, kTask / std::min(length, kSumBlock));
+  const int64_t total = blocks * count;
+  parallel_for((total + task - 1) / task, [&](int64_t t) {
+    const FpEnvironment environment;
+    for (int64_t i = t * task; i < std::min(total, (t + 1) * task); ++i) {
+      const int64_t start = i % blocks * kSumBlock;
+      part[i] = row.sum_abs(at(x, (i / blocks * length + start) * xb), std::min(kSumBlock, length - start));
+    }
+  });
+  const FpEnvironment environment;
+  for (int64_t c = 0; c < count; ++c) {
+    double sum = 0;
+    for (int64_t b = 0; b < blocks; ++b) sum += part[c * blocks + b];
+    out[c] = sum / static_cast<double>(length);
+  }
+}
+
+bool fused_groups_fit(const Layout& layout, Code code) {
+  if (layout.kind == Granularity::tensor || layout.varying()) return false;
+  const int64_t length = layout.kind == Granularity::channel ? layout.inner : layout.block;
+  const int64_t line = layout.kind == Granularity::channel ? layout.axis * layout.inner : layout.axis;
+  if (layout.kind == Granularity::channel && layout.outer != 1) return false;  // a channel in several pieces
+  const int64_t bits = code_bits(code);
+  return code != Code::b1 && length <= 1 << 16 && length * bits % 8 == 0 && line * bits % 8 == 0;
+}
+
+DynamicResult quantize_dynamic(const Layout& layout, const DynamicArgs& d, const void* x, Element in, void* q) {
+  const Isa isa = active_isa();
+  const RangeRow& ranges = range_row(isa, in);
+  const int bits = code_bits(d.code);
+  const Code wide = bits >= 8 ? d.code : (d.code == Code::s4 || d.code == Code::s2 ? Code::s8 : Code::u8);
+  const QuantizeRow& codes = quantize_row(isa, in, wide);
+  const PackRow* packer = bits < 8 ? &pack_row(isa, bits) : nullptr;
+  const int64_t xb = element_bytes(in), sb = in == Element::f64 ? 8 : 4;
+  std::atomic<int64_t> nan{0}, bad{0};
+
+  // `count` groups of `length`: all four steps while the data is in L1.
+  const auto block = [&](int64_t start, int64_t length, int64_t count, int64_t scale, int64_t* nans) {
+    alignas(64) char lo[kScratch * 8], hi[kScratch * 8];
+    alignas(64) uint8_t buffer[1 << 16];
+    RangeArgs r{};
+    r.x = at(x, start * xb), r.n = length * count, r.group = length, r.lo = lo, r.hi = hi, r.nan = nans;
+    ranges.grouped(r);
+    AffineArgs a{lo, hi, at(d.scale, scale * sb), d.zero ? d.zero + scale : nullptr, count, d.qmin, d.qmax, d.divisor};
+    const int64_t wrong = ranges.affine(a);
+    if (wrong) bad += wrong;
+    QuantizeArgs k{};
+    k.x = r.x, k.n = r.n, k.group = length, k.scale = a.scale, k.zero = a.zero, k.qmin = d.qmin, k.qmax = d.qmax;
+    k.q = packer ? static_cast<void*>(buffer) : at(q, start * bits / 8);
+    codes.grouped(k);
+    if (packer) packer->pack(buffer, r.n, reinterpret_cast<uint8_t*>(at(q, start * bits / 8)));
+  };
+
+  const int64_t line = layout.kind == Granularity::channel ? layout.inner : layout.axis;
+  const int64_t lines = layout.elements() / line;
+  const int64_t lines_a_task = std::max<int64_t>(1, kTask / line);
+  parallel_for((lines + lines_a_task - 1) / lines_a_task, [&](int64_t t) {
+    const FpEnvironment environment;
+    int64_t nans = 0;
+    for_each_segment(
+        layout, t * lines_a_task * line, std::min(lines, (t + 1) * lines_a_task) * line,
+        [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
+          const int64_t step = std::max<int64_t>(1, kScratch / length);
+          for (int64_t g = 0; g < count; g += step)
+            block(start + g * length, length, std::min(step, count - g), scale + g, &nans);
+        },
+        [](int64_t, int64_t, int64_t, int64_t, int64_t) {});
+    nan += nans;
+  });
+  return {nan, bad};
+}
+
+}  // namespace lowbit

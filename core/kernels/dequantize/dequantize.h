@@ -1,0 +1,31 @@
+// y = float(q - z) * s, the subtraction in integers.  b1 (codes 0 and 1): y = (2q - 1) * s
+#pragma once
+#include "base/arch.h"
+#include "base/types.h"
+
+namespace lowbit {
+
+struct DequantizeArgs {
+  const void* q;
+  void* y;
+  int64_t n;
+  const void* scale;    // f32, or f64 where y is f64: one; a group each; or an element each
+  const int32_t* zero;  // beside scale; null: all 0
+  int64_t group;        // grouped only: elements a group, n a multiple of it
+};
+
+using DequantizeFn = void (*)(const DequantizeArgs&);
+
+struct DequantizeRow {
+  Code code;
+  Element out;
+  DequantizeFn uniform;
+  DequantizeFn grouped;
+  DequantizeFn varying;
+};
+
+constexpr int kDequantizeRows = 20;
+const DequantizeRow* dequantize_rows(Isa isa);
+const DequantizeRow& dequantize_row(Isa isa, Code code, Element out);
+
+}  // namespace lowbit

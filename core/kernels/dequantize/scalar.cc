@@ -1,0 +1,7 @@
+#include "kernels/dequantize/generic.h"
+#include "simd/scalar.h"
+
+namespace lowbit {
+extern const DequantizeRow* const dequantize_rows_scalar;
+const DequantizeRow* const dequantize_rows_scalar = DequantizeRows<Scalar>::rows;
+}  // namespace lowbit

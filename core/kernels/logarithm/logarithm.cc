@@ -1,0 +1,99 @@
+#include "kernels/logarithm/logarithm.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "simd/vec.h"
+
+namespace lowbit {
+namespace {
+
+template <class T>
+struct Layout;
+template <>
+struct Layout<float> {
+  using Bits = uint32_t;
+  static constexpr int mantissa = 23;
+};
+template <>
+struct Layout<double> {
+  using Bits = uint64_t;
+  static constexpr int mantissa = 52;
+};
+
+template <class T>
+int64_t bucket_of(T u, int shift) {
+  typename Layout<T>::Bits b;
+  std::memcpy(&b, &u, sizeof(T));
+  return static_cast<int64_t>(b >> shift);
+}
+
+}  // namespace
+
+template <class T>
+LogTable<T>::LogTable(std::vector<T> thresholds_in, const std::vector<T>& magnitudes)
+    : thresholds(std::move(thresholds_in)) {
+  const int m = levels();
+  values.assign(2 * m + 1, T{0});
+  for (int k = 1; k <= m; ++k) {
+    values[m + k] = magnitudes[k - 1];
+    values[m - k] = -magnitudes[k - 1];
+  }
+  // Enough leading mantissa bits that a bucket holds about one threshold.
+  const double octaves = std::max(1.0, -std::log2(static_cast<double>(thresholds.front())));
+  int bits = 1;
+  while ((1 << bits) < 2 * m / octaves && bits < 14) ++bits;
+  shift = Layout<T>::mantissa - bits;
+  first_bucket = bucket_of(thresholds.front(), shift);
+  const int64_t last = bucket_of(T{1}, shift);
+  bucket.resize(last - first_bucket + 1);
+  for (int64_t b = first_bucket; b <= last; ++b) {
+    const typename Layout<T>::Bits start = static_cast<typename Layout<T>::Bits>(b) << shift;
+    T u;
+    std::memcpy(&u, &start, sizeof(T));
+    bucket[b - first_bucket] =
+        static_cast<uint16_t>(std::upper_bound(thresholds.begin(), thresholds.end(), u) - thresholds.begin());
+  }
+}
+
+template <class In, class C>
+void log_encode(const LogTable<compute_t<In>>& table, const In* x, C* q, int64_t n, compute_t<In> scale) {
+  using T = compute_t<In>;
+  const int levels = table.levels();
+  const T* t = table.thresholds.data();
+  for (int64_t i = 0; i < n; ++i) {
+    const T v = widen(x[i]);
+    T u = std::fabs(v) / scale;
+    if (!(u < T{1})) u = T{1};  // NaN and Inf too: the largest magnitude
+    const int64_t b = bucket_of(u, table.shift) - table.first_bucket;
+    int m = b < 0 ? 0 : table.bucket[b];
+    while (m < levels && u >= t[m]) ++m;
+    q[i] = static_cast<C>(v > 0 ? m : -m);
+  }
+}
+
+template <class C, class Out>
+void log_decode(const LogTable<compute_t<Out>>& table, const C* q, Out* y, int64_t n, compute_t<Out> scale) {
+  const auto* value = table.values.data() + table.levels();
+  const int levels = table.levels();
+  for (int64_t i = 0; i < n; ++i) {
+    const int m = q[i] < -levels ? -levels : q[i];  // the one code two's complement has to spare
+    narrow(y + i, value[m] * scale);
+  }
+}
+
+template struct LogTable<float>;
+template struct LogTable<double>;
+
+#define ENCODE(In)                                                                                   \
+  template void log_encode(const LogTable<compute_t<In>>&, const In*, int8_t*, int64_t, compute_t<In>); \
+  template void log_encode(const LogTable<compute_t<In>>&, const In*, int16_t*, int64_t, compute_t<In>); \
+  template void log_decode(const LogTable<compute_t<In>>&, const int8_t*, In*, int64_t, compute_t<In>); \
+  template void log_decode(const LogTable<compute_t<In>>&, const int16_t*, In*, int64_t, compute_t<In>);
+ENCODE(float)
+ENCODE(double)
+ENCODE(half_t)
+ENCODE(bfloat_t)
+#undef ENCODE
+
+}  // namespace lowbit

@@ -1,0 +1,7 @@
+#include "kernels/quantize/generic.h"
+#include "simd/scalar.h"
+
+namespace lowbit {
+extern const QuantizeRow* const quantize_rows_scalar;
+const QuantizeRow* const quantize_rows_scalar = QuantizeRows<Scalar>::rows;
+}  // namespace lowbit

@@ -1,0 +1,7 @@
+#include "kernels/quantize/generic.h"
+#include "simd/x86_vec512.h"
+
+namespace lowbit {
+extern const QuantizeRow* const quantize_rows_avx512;
+const QuantizeRow* const quantize_rows_avx512 = QuantizeRows<Avx512>::rows;
+}  // namespace lowbit

@@ -1,0 +1,156 @@
+// The algorithm once, for every vector width and element type.
+#pragma once
+#include "kernels/range/range.h"
+#include "simd/vec.h"
+
+namespace lowbit {
+
+template <class V, class In>
+struct Ranger {
+  using T = compute_t<In>;
+  using F = decltype(V::set(T{}));
+  static constexpr T kInfinity = sizeof(T) == 8 ? static_cast<T>(__builtin_inf()) : static_cast<T>(__builtin_inff());
+
+  struct Part {
+    F lo, hi;
+    typename V::I32 nan;
+    __attribute__((always_inline)) void add(const In* p) {
+      const F x = V::load(p);
+      lo = V::min_skip_nan(x, lo);
+      hi = V::max_skip_nan(x, hi);
+      nan = V::count_nan(nan, x);
+    }
+  };
+
+  LOWBIT_INLINE void run(const In* x, int64_t n, T* lo, T* hi, int64_t* nan) {
+    constexpr int w = V::width;
+    const Part none = {V::set(kInfinity), V::set(-kInfinity), V::set_i32(0)};
+    Part a = none, b = none;
+    int64_t i = 0;
+    for (; i + 2 * w <= n; i += 2 * w) {
+      a.add(x + i);
+      b.add(x + i + w);
+    }
+    if (i + w <= n) {
+      a.add(x + i);
+      i += w;
+    }
+    T least = V::reduce_min(V::min_skip_nan(a.lo, b.lo));
+    T most = V::reduce_max(V::max_skip_nan(a.hi, b.hi));
+    int64_t nans = V::reduce_add(V::add(a.nan, b.nan));
+    for (; i < n; ++i) {
+      const T v = widen(x[i]);
+      least = v < least ? v : least;
+      most = v > most ? v : most;
+      nans += v != v;
+    }
+    *lo = least + T{0};  // -0 -> +0
+    *hi = most + T{0};
+    *nan += nans;
+  }
+};
+
+template <class V, class In>
+void range_run(const RangeArgs& a) {
+  using T = compute_t<In>;
+  Ranger<V, In>::run(static_cast<const In*>(a.x), a.n, static_cast<T*>(a.lo), static_cast<T*>(a.hi), a.nan);
+}
+
+template <class V, class In>
+void range_grouped(const RangeArgs& a) {
+  using T = compute_t<In>;
+  const In* x = static_cast<const In*>(a.x);
+  T *lo = static_cast<T*>(a.lo), *hi = static_cast<T*>(a.hi);
+  for (int64_t i = 0, g = 0; i < a.n; i += a.group, ++g) Ranger<V, In>::run(x + i, a.group, lo + g, hi + g, a.nan);
+}
+
+template <class V, class In>
+void range_columns(const RangeArgs& a) {
+  using T = compute_t<In>;
+  constexpr int w = V::width;
+  T *lo = static_cast<T*>(a.lo), *hi = static_cast<T*>(a.hi);
+  int64_t nans = 0;
+  for (int64_t r = 0; r < a.rows; ++r) {
+    const In* x = static_cast<const In*>(a.x) + r * a.stride;
+    auto nan = V::set_i32(0);
+    int64_t j = 0;
+    for (; j + w <= a.n; j += w) {
+      const auto v = V::load(x + j);
+      V::store(lo + j, V::min_skip_nan(v, V::load(lo + j)));
+      V::store(hi + j, V::max_skip_nan(v, V::load(hi + j)));
+      nan = V::count_nan(nan, v);
+    }
+    for (; j < a.n; ++j) {
+      const T v = widen(x[j]);
+      lo[j] = v < lo[j] ? v : lo[j];
+      hi[j] = v > hi[j] ? v : hi[j];
+      nans += v != v;
+    }
+    nans += V::reduce_add(nan);
+  }
+  for (int64_t j = 0; j < a.n; ++j) {
+    lo[j] += T{0};
+    hi[j] += T{0};
+  }
+  *a.nan += nans;
+}
+
+template <class V, class In>
+double sum_abs(const void* data, int64_t n) {
+  const In* x = static_cast<const In*>(data);
+  typename V::Sum8 acc;
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) V::sum_abs(acc, x + i);
+  double lane[8];
+  V::lanes(acc, lane);
+  for (int k = 0; i < n; ++i, ++k) lane[k] += __builtin_fabs(static_cast<double>(widen(x[i])));
+  return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+}
+
+template <class V, class In>
+int64_t affine(const AffineArgs& a) {
+  using T = compute_t<In>;
+  constexpr T least = static_cast<T>(0x1p-125), most = static_cast<T>(0x1.fffffep+127f / 65536.0f);
+  const T *lo = static_cast<const T*>(a.lo), *hi = static_cast<const T*>(a.hi);
+  T* scale = static_cast<T*>(a.scale);
+  int64_t bad = 0;
+  if (a.zero == nullptr) {
+    const T divisor = static_cast<T>(a.divisor);
+    for (int64_t i = 0; i < a.n; ++i) {
+      const T m = -lo[i] > hi[i] ? -lo[i] : hi[i];
+      T s = m / divisor;
+      s = s > least ? s : least;
+      s = m > 0 ? s : T{1};
+      bad += !(s <= most);
+      scale[i] = s;
+    }
+    return bad;
+  }
+  const T steps = static_cast<T>(a.qmax - a.qmin), qmin = static_cast<T>(a.qmin), qmax = static_cast<T>(a.qmax);
+  for (int64_t i = 0; i < a.n; ++i) {
+    const T l = lo[i] < 0 ? lo[i] : T{0}, h = hi[i] > 0 ? hi[i] : T{0};
+    T s = (h - l) / steps;
+    s = s > least ? s : least;
+    s = h > l ? s : T{1};
+    bad += !(s <= most);
+    T z = qmin - l / s;
+    z = h > l ? z : T{0};
+    z = z > qmin ? z : qmin;
+    z = z < qmax ? z : qmax;
+    scale[i] = s;
+    a.zero[i] = static_cast<int32_t>(sizeof(T) == 8 ? __builtin_rint(z) : __builtin_rintf(static_cast<float>(z)));
+  }
+  return bad;
+}
+
+template <class V>
+struct RangeRows {
+  static constexpr RangeRow rows[kRangeRows] = {
+#define ROW(e, In) \
+  {Element::e, range_run<V, In>, range_grouped<V, In>, range_columns<V, In>, sum_abs<V, In>, affine<V, In>},
+#include "kernels/range/kernels.inc"
+#undef ROW
+  };
+};
+
+}  // namespace lowbit

@@ -1,0 +1,122 @@
+// One lane: what every other ISA is compared with, and what runs where there is nothing better.
+#pragma once
+#include <cmath>
+
+#include "simd/vec.h"
+
+namespace lowbit {
+
+struct Scalar {
+  static constexpr int width = 1;
+  using F32 = float;
+  using F64 = double;
+  using I32 = int32_t;
+
+  template <class In>
+  LOWBIT_INLINE auto load(const In* p) {
+    return widen(*p);
+  }
+  LOWBIT_INLINE I32 load_i32(const int32_t* p) { return *p; }
+  LOWBIT_INLINE F32 set(float x) { return x; }
+  LOWBIT_INLINE F64 set(double x) { return x; }
+  LOWBIT_INLINE I32 set_i32(int32_t i) { return i; }
+  template <class Out, class F>
+  LOWBIT_INLINE void store(Out* p, F x) {
+    narrow(p, x);
+  }
+
+  template <class F>
+  LOWBIT_INLINE F limit(F x, F lo, F hi) {
+    const F y = x > lo ? x : lo;
+    return y < hi ? y : hi;
+  }
+  LOWBIT_INLINE F32 mul(F32 x, F32 y) { return x * y; }
+  LOWBIT_INLINE F64 mul(F64 x, F64 y) { return x * y; }
+  LOWBIT_INLINE F32 divide(F32 x, F32 s) { return x / s; }
+  LOWBIT_INLINE F64 divide(F64 x, F64 s) { return x / s; }
+  template <class F>
+  LOWBIT_INLINE F quotient(F x, F s, F) {
+    return x / s;
+  }
+  LOWBIT_INLINE I32 round_i32(F32 y) { return static_cast<I32>(std::lrintf(y)); }
+  LOWBIT_INLINE I32 round_i32(F64 y) { return static_cast<I32>(std::lrint(y)); }
+  LOWBIT_INLINE F32 to_f32(I32 i) { return static_cast<F32>(i); }
+  LOWBIT_INLINE F64 to_f64(I32 i) { return static_cast<F64>(i); }
+  LOWBIT_INLINE I32 add(I32 i, I32 j) { return i + j; }
+  LOWBIT_INLINE I32 sub(I32 i, I32 j) { return i - j; }
+  LOWBIT_INLINE I32 max(I32 i, I32 j) { return i > j ? i : j; }
+
+  template <class Code>
+  LOWBIT_INLINE I32 load_codes(const Code* p) {
+    return *p;
+  }
+  template <class Code>
+  LOWBIT_INLINE void store_codes(Code* p, I32 i) {
+    *p = static_cast<Code>(i);
+  }
+  template <bool Stream, class Code>
+  LOWBIT_INLINE void store_codes4(Code* p, I32 a, I32 b, I32 c, I32 d) {
+    p[0] = static_cast<Code>(a), p[1] = static_cast<Code>(b);
+    p[2] = static_cast<Code>(c), p[3] = static_cast<Code>(d);
+  }
+  struct ByteShift {
+    int32_t zero, qmin;
+    ByteShift(int32_t z, int32_t lo) : zero(z), qmin(lo) {}
+  };
+  template <bool Stream, class Code>
+  LOWBIT_INLINE void store_bytes4(Code* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
+    store_codes4<Stream>(p, max(a + k.zero, k.qmin), max(b + k.zero, k.qmin), max(c + k.zero, k.qmin),
+                         max(d + k.zero, k.qmin));
+  }
+
+  template <class F>
+  LOWBIT_INLINE F min_skip_nan(F x, F acc) {
+    return x < acc ? x : acc;
+  }
+  template <class F>
+  LOWBIT_INLINE F max_skip_nan(F x, F acc) {
+    return x > acc ? x : acc;
+  }
+  template <class F>
+  LOWBIT_INLINE I32 count_nan(I32 n, F x) {
+    return n + (x != x);
+  }
+  template <class F>
+  LOWBIT_INLINE F reduce_min(F x) {
+    return x;
+  }
+  template <class F>
+  LOWBIT_INLINE F reduce_max(F x) {
+    return x;
+  }
+  LOWBIT_INLINE int64_t reduce_add(I32 i) { return i; }
+
+  struct Sum8 {
+    double lane[8] = {};
+  };
+  template <class In>
+  LOWBIT_INLINE void sum_abs(Sum8& acc, const In* p) {
+    for (int i = 0; i < 8; ++i) acc.lane[i] += std::fabs(static_cast<double>(widen(p[i])));
+  }
+  LOWBIT_INLINE void lanes(const Sum8& acc, double* out) {
+    for (int i = 0; i < 8; ++i) out[i] = acc.lane[i];
+  }
+
+  static constexpr int kPairBlock = 16;
+  template <int Shift>
+  LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
+    for (int i = 0; i < kPairBlock / 2; ++i)
+      dst[i] = static_cast<uint8_t>(src[2 * i] | (src[2 * i + 1] << Shift));
+  }
+  template <int Shift>
+  LOWBIT_INLINE void split_pairs(const uint8_t* src, uint8_t* dst) {
+    constexpr uint8_t mask = (1 << Shift) - 1;
+    for (int i = kPairBlock / 2; i-- > 0;) {
+      const uint8_t b = src[i];
+      dst[2 * i] = b & mask;
+      dst[2 * i + 1] = static_cast<uint8_t>(b >> Shift) & mask;
+    }
+  }
+};
+
+}  // namespace lowbit

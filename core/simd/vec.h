@@ -1,0 +1,90 @@
+// The vector vocabulary. Each ISA header defines one struct V with these names; kernels are written
+// once against them. A vector holds V::width lanes whatever the lane type, so an F64 may span
+// several registers.
+//
+//   F32 F64 I32                           lane types
+//   load(p)                               float, half, bfloat -> F32; double -> F64 (exact widening)
+//   load_i32(p), set(x), set_i32(i)
+//   store(p, F32)                         to float, half, bfloat, rounding to nearest even
+//   store(p, F64)                         to double
+//   limit(x, lo, hi)                      never above hi; whatever is NaN or below lo has round_i32(...) <= lo
+//   mul(x, y)
+//   divide(x, s)                          IEEE division
+//   quotient(x, s, inv)                   rounds to the same integer as divide for |x/s| < 256 and
+//                                         s >= kMinQuotientScale, at multiply speed where FMA exists
+//   round_i32(y), to_f32(i), to_f64(i)    nearest even; exact
+//   add(i, j), sub(i, j), max(i, j)
+//   load_codes(p)                         s8 u8 s16 u16 -> I32
+//   store_codes(p, i)                     I32 in range -> s8 u8 s16 u16 (V::width codes)
+//   store_codes4<Stream>(p, a, b, c, d)   the same for four vectors, optionally past the caches
+//   ByteShift(z, qmin)                    constants of the next:
+//   store_bytes4<Stream>(p, a, b, c, d, k)  max(i + z, qmin), saturating on the way: a s8 u8 shortcut for four vectors
+//   min_skip_nan(x, acc), max_skip_nan    a NaN in x leaves acc as it is
+//   count_nan(n, x)                       I32 n plus one in each lane where x is NaN
+//   reduce_min, reduce_max, reduce_add    across lanes
+//   sum_abs(acc, p)                       adds |p[0..8)| to eight f64 lanes
+//   merge_pairs<Shift>(src, dst)          kPairBlock bytes -> half as many: src[2i] | src[2i+1] << Shift
+//   split_pairs<Shift>(src, dst)          the inverse: kPairBlock / 2 bytes -> kPairBlock
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "base/types.h"
+
+#define LOWBIT_INLINE static inline __attribute__((always_inline))
+
+namespace lowbit {
+
+// Below this scale the FMA remainder of quotient() could be subnormal and inexact.
+constexpr float kMinQuotientScale = 0x1p-96f;
+
+// Scalar conversions, exact or round-to-nearest-even, shared by tails and by the scalar ISA.
+LOWBIT_INLINE float bits_to_float(uint32_t b) {
+  float f;
+  std::memcpy(&f, &b, 4);
+  return f;
+}
+LOWBIT_INLINE uint32_t float_to_bits(float f) {
+  uint32_t b;
+  std::memcpy(&b, &f, 4);
+  return b;
+}
+
+LOWBIT_INLINE float widen(float x) { return x; }
+LOWBIT_INLINE double widen(double x) { return x; }
+LOWBIT_INLINE float widen(bfloat_t x) { return bits_to_float(static_cast<uint32_t>(x.bits) << 16); }
+LOWBIT_INLINE float widen(half_t x) {
+  const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000) << 16;
+  const uint32_t rest = static_cast<uint32_t>(x.bits & 0x7fff) << 13;
+  if ((x.bits & 0x7c00) == 0x7c00) return bits_to_float(sign | rest | 0x7f800000u);
+  // Shift the exponent bias by multiplying: exact, and it normalizes subnormals on the way.
+  return bits_to_float(sign | float_to_bits(bits_to_float(rest) * 0x1p112f));
+}
+
+LOWBIT_INLINE void narrow(float* p, float x) { *p = x; }
+LOWBIT_INLINE void narrow(double* p, double x) { *p = x; }
+LOWBIT_INLINE void narrow(bfloat_t* p, float x) {
+  const uint32_t b = float_to_bits(x);
+  if ((b & 0x7fffffffu) > 0x7f800000u) {
+    p->bits = static_cast<uint16_t>((b >> 16) | 0x40);  // keep a NaN a NaN
+  } else {
+    p->bits = static_cast<uint16_t>((b + 0x7fff + ((b >> 16) & 1)) >> 16);
+  }
+}
+LOWBIT_INLINE void narrow(half_t* p, float x) {
+  const uint32_t b = float_to_bits(x), sign = (b >> 16) & 0x8000, rest = b & 0x7fffffffu;
+  if (rest > 0x7f800000u) {
+    p->bits = static_cast<uint16_t>(sign | 0x7e00 | ((rest >> 13) & 0x3ff));
+  } else if (rest >= 0x477ff000u) {  // rounds to 65536 or more
+    p->bits = static_cast<uint16_t>(sign | 0x7c00);
+  } else if (rest < 0x38800000u) {  // a subnormal half: let an addition do the rounding
+    const float magic = 0.5f;
+    const uint32_t r = float_to_bits(bits_to_float(rest) + magic) - float_to_bits(magic);
+    p->bits = static_cast<uint16_t>(sign | r);
+  } else {
+    const uint32_t r = rest - 0x38000000u + 0xfff + ((rest >> 13) & 1);
+    p->bits = static_cast<uint16_t>(sign | (r >> 13));
+  }
+}
+
+}  // namespace lowbit

@@ -1,0 +1,245 @@
+// AVX2 + FMA + F16C: eight lanes.
+#pragma once
+#include <immintrin.h>
+
+#include "simd/vec.h"
+
+namespace lowbit {
+
+struct Avx2 {
+  static constexpr int width = 8;
+  using F32 = __m256;
+  struct F64 {
+    __m256d lo, hi;
+  };
+  using I32 = __m256i;
+
+  LOWBIT_INLINE F32 load(const float* p) { return _mm256_loadu_ps(p); }
+  LOWBIT_INLINE F32 load(const half_t* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  LOWBIT_INLINE F32 load(const bfloat_t* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  }
+  LOWBIT_INLINE F64 load(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
+  LOWBIT_INLINE I32 load_i32(const int32_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  LOWBIT_INLINE F32 set(float x) { return _mm256_set1_ps(x); }
+  LOWBIT_INLINE F64 set(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
+  LOWBIT_INLINE I32 set_i32(int32_t i) { return _mm256_set1_epi32(i); }
+
+  LOWBIT_INLINE void store(float* p, F32 x) { _mm256_storeu_ps(p, x); }
+  LOWBIT_INLINE void store(half_t* p, F32 x) {
+    const __m128i h = _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), h);
+  }
+  LOWBIT_INLINE void store(bfloat_t* p, F32 x) {
+    const __m256i b = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(b, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i nan = _mm256_or_si256(b, _mm256_set1_epi32(0x400000));
+    const __m256 is_nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    const __m256i r = _mm256_srli_epi32(
+        _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(nan), is_nan)), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+  }
+  LOWBIT_INLINE void store(double* p, F64 x) {
+    _mm256_storeu_pd(p, x.lo);
+    _mm256_storeu_pd(p + 4, x.hi);
+  }
+
+  // min returns its second operand if either is NaN. A NaN, or a number far below, converts to INT_MIN, so
+  // the lower bound is left to the cheaper integer side.
+  LOWBIT_INLINE F32 limit(F32 x, F32, F32 hi) { return _mm256_min_ps(hi, x); }
+  LOWBIT_INLINE F64 limit(F64 x, F64, F64 hi) { return {_mm256_min_pd(hi.lo, x.lo), _mm256_min_pd(hi.hi, x.hi)}; }
+  LOWBIT_INLINE F32 mul(F32 x, F32 y) { return _mm256_mul_ps(x, y); }
+  LOWBIT_INLINE F64 mul(F64 x, F64 y) { return {_mm256_mul_pd(x.lo, y.lo), _mm256_mul_pd(x.hi, y.hi)}; }
+  LOWBIT_INLINE F32 divide(F32 x, F32 s) { return _mm256_div_ps(x, s); }
+  LOWBIT_INLINE F64 divide(F64 x, F64 s) { return {_mm256_div_pd(x.lo, s.lo), _mm256_div_pd(x.hi, s.hi)}; }
+  LOWBIT_INLINE F32 quotient(F32 x, F32 s, F32 inv) {
+    const __m256 y = _mm256_mul_ps(x, inv);
+    return _mm256_fmadd_ps(_mm256_fnmadd_ps(y, s, x), inv, y);
+  }
+  LOWBIT_INLINE F64 quotient(F64 x, F64 s, F64) { return divide(x, s); }
+  LOWBIT_INLINE I32 round_i32(F32 y) { return _mm256_cvtps_epi32(y); }
+  LOWBIT_INLINE I32 round_i32(F64 y) {
+    return _mm256_set_m128i(_mm256_cvtpd_epi32(y.hi), _mm256_cvtpd_epi32(y.lo));
+  }
+  LOWBIT_INLINE F32 to_f32(I32 i) { return _mm256_cvtepi32_ps(i); }
+  LOWBIT_INLINE F64 to_f64(I32 i) {
+    return {_mm256_cvtepi32_pd(_mm256_castsi256_si128(i)), _mm256_cvtepi32_pd(_mm256_extracti128_si256(i, 1))};
+  }
+  LOWBIT_INLINE I32 add(I32 i, I32 j) { return _mm256_add_epi32(i, j); }
+  LOWBIT_INLINE I32 sub(I32 i, I32 j) { return _mm256_sub_epi32(i, j); }
+  LOWBIT_INLINE I32 max(I32 i, I32 j) { return _mm256_max_epi32(i, j); }
+
+  LOWBIT_INLINE I32 load_codes(const int8_t* p) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  LOWBIT_INLINE I32 load_codes(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  LOWBIT_INLINE I32 load_codes(const int16_t* p) {
+    return _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  LOWBIT_INLINE I32 load_codes(const uint16_t* p) {
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  LOWBIT_INLINE __m128i to_16(I32 i, int16_t) {
+    return _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+  }
+  LOWBIT_INLINE __m128i to_16(I32 i, uint16_t) {
+    return _mm_packus_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+  }
+  LOWBIT_INLINE void store_codes(int8_t* p, I32 i) {
+    const __m128i h = to_16(i, int16_t{});
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(h, h));
+  }
+  LOWBIT_INLINE void store_codes(uint8_t* p, I32 i) {
+    const __m128i h = to_16(i, int16_t{});
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(h, h));
+  }
+  LOWBIT_INLINE void store_codes(int16_t* p, I32 i) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_16(i, int16_t{}));
+  }
+  LOWBIT_INLINE void store_codes(uint16_t* p, I32 i) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_16(i, uint16_t{}));
+  }
+
+  template <bool Stream>
+  LOWBIT_INLINE void store256(void* p, __m256i v) {
+    if constexpr (Stream) {
+      _mm256_stream_si256(static_cast<__m256i*>(p), v);
+    } else {
+      _mm256_storeu_si256(static_cast<__m256i*>(p), v);
+    }
+  }
+  // Packing works within 128-bit lanes; one permutation at the end restores the order.
+  LOWBIT_INLINE __m256i unscramble(__m256i v) {
+    return _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  }
+  template <bool Stream>
+  LOWBIT_INLINE void store_codes4(int8_t* p, I32 a, I32 b, I32 c, I32 d) {
+    store256<Stream>(p, unscramble(_mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d))));
+  }
+  template <bool Stream>
+  LOWBIT_INLINE void store_codes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d) {
+    store256<Stream>(p, unscramble(_mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d))));
+  }
+  template <bool Stream>
+  LOWBIT_INLINE void store_codes4(int16_t* p, I32 a, I32 b, I32 c, I32 d) {
+    store256<Stream>(p, _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8));
+    store256<Stream>(p + 16, _mm256_permute4x64_epi64(_mm256_packs_epi32(c, d), 0xd8));
+  }
+  template <bool Stream>
+  LOWBIT_INLINE void store_codes4(uint16_t* p, I32 a, I32 b, I32 c, I32 d) {
+    store256<Stream>(p, _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8));
+    store256<Stream>(p + 16, _mm256_permute4x64_epi64(_mm256_packus_epi32(c, d), 0xd8));
+  }
+  struct ByteShift {
+    __m256i zero, qmin;
+    ByteShift(int32_t z, int32_t lo)
+        : zero(_mm256_set1_epi16(static_cast<int16_t>(z))), qmin(_mm256_set1_epi8(static_cast<char>(lo))) {}
+  };
+  LOWBIT_INLINE __m256i shifted(I32 i, I32 j, const ByteShift& k) {
+    return _mm256_adds_epi16(_mm256_packs_epi32(i, j), k.zero);
+  }
+  template <bool Stream>
+  LOWBIT_INLINE void store_bytes4(int8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
+    const __m256i q = _mm256_packs_epi16(shifted(a, b, k), shifted(c, d, k));
+    store256<Stream>(p, unscramble(_mm256_max_epi8(q, k.qmin)));
+  }
+  template <bool Stream>
+  LOWBIT_INLINE void store_bytes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
+    const __m256i q = _mm256_packus_epi16(shifted(a, b, k), shifted(c, d, k));
+    store256<Stream>(p, unscramble(_mm256_max_epu8(q, k.qmin)));
+  }
+
+  LOWBIT_INLINE F32 min_skip_nan(F32 x, F32 acc) { return _mm256_min_ps(x, acc); }
+  LOWBIT_INLINE F32 max_skip_nan(F32 x, F32 acc) { return _mm256_max_ps(x, acc); }
+  LOWBIT_INLINE F64 min_skip_nan(F64 x, F64 acc) {
+    return {_mm256_min_pd(x.lo, acc.lo), _mm256_min_pd(x.hi, acc.hi)};
+  }
+  LOWBIT_INLINE F64 max_skip_nan(F64 x, F64 acc) {
+    return {_mm256_max_pd(x.lo, acc.lo), _mm256_max_pd(x.hi, acc.hi)};
+  }
+  LOWBIT_INLINE I32 count_nan(I32 n, F32 x) {
+    return _mm256_sub_epi32(n, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+  }
+  LOWBIT_INLINE I32 count_nan(I32 n, F64 x) {
+    const __m256 lo = _mm256_castpd_ps(_mm256_cmp_pd(x.lo, x.lo, _CMP_UNORD_Q));
+    const __m256 hi = _mm256_castpd_ps(_mm256_cmp_pd(x.hi, x.hi, _CMP_UNORD_Q));
+    return _mm256_sub_epi32(n, _mm256_castps_si256(_mm256_shuffle_ps(lo, hi, 0x88)));
+  }
+  LOWBIT_INLINE float reduce_min(F32 x) {
+    __m128 v = _mm_min_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    v = _mm_min_ps(v, _mm_movehl_ps(v, v));
+    return _mm_cvtss_f32(_mm_min_ss(v, _mm_movehdup_ps(v)));
+  }
+  LOWBIT_INLINE float reduce_max(F32 x) {
+    __m128 v = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+    return _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)));
+  }
+  LOWBIT_INLINE double reduce_min(F64 x) {
+    const __m256d w = _mm256_min_pd(x.lo, x.hi);
+    const __m128d v = _mm_min_pd(_mm256_castpd256_pd128(w), _mm256_extractf128_pd(w, 1));
+    return _mm_cvtsd_f64(_mm_min_sd(v, _mm_unpackhi_pd(v, v)));
+  }
+  LOWBIT_INLINE double reduce_max(F64 x) {
+    const __m256d w = _mm256_max_pd(x.lo, x.hi);
+    const __m128d v = _mm_max_pd(_mm256_castpd256_pd128(w), _mm256_extractf128_pd(w, 1));
+    return _mm_cvtsd_f64(_mm_max_sd(v, _mm_unpackhi_pd(v, v)));
+  }
+  LOWBIT_INLINE int64_t reduce_add(I32 i) {
+    alignas(32) int32_t lane[8];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lane), i);
+    int64_t sum = 0;
+    for (int k = 0; k < 8; ++k) sum += lane[k];
+    return sum;
+  }
+
+  struct Sum8 {
+    __m256d lo = _mm256_setzero_pd(), hi = _mm256_setzero_pd();
+  };
+  LOWBIT_INLINE F64 to_f64(F32 x) {
+    return {_mm256_cvtps_pd(_mm256_castps256_ps128(x)), _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1))};
+  }
+  LOWBIT_INLINE F64 to_f64(F64 x) { return x; }
+  template <class In>
+  LOWBIT_INLINE void sum_abs(Sum8& acc, const In* p) {
+    const F64 x = to_f64(load(p));
+    const __m256d sign = _mm256_set1_pd(-0.0);
+    acc.lo = _mm256_add_pd(acc.lo, _mm256_andnot_pd(sign, x.lo));
+    acc.hi = _mm256_add_pd(acc.hi, _mm256_andnot_pd(sign, x.hi));
+  }
+  LOWBIT_INLINE void lanes(const Sum8& acc, double* out) {
+    _mm256_storeu_pd(out, acc.lo);
+    _mm256_storeu_pd(out + 4, acc.hi);
+  }
+
+  static constexpr int kPairBlock = 64;
+  template <int Shift>
+  LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
+    const __m256i weights = _mm256_set1_epi16(static_cast<int16_t>(0x0001 | (1 << (8 + Shift))));
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + 32));
+    const __m256i r = _mm256_packus_epi16(_mm256_maddubs_epi16(a, weights), _mm256_maddubs_epi16(b, weights));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), _mm256_permute4x64_epi64(r, 0xd8));
+  }
+  template <int Shift>
+  LOWBIT_INLINE void split_pairs(const uint8_t* src, uint8_t* dst) {
+    const __m256i mask = _mm256_set1_epi8((1 << Shift) - 1);
+    const __m256i v =
+        _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(src)), 0xd8);
+    const __m256i even = _mm256_and_si256(v, mask);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi16(v, Shift), mask);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), _mm256_unpacklo_epi8(even, odd));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + 32), _mm256_unpackhi_epi8(even, odd));
+  }
+};
+
+}  // namespace lowbit

@@ -1,0 +1,219 @@
+// AVX-512 F/BW/DQ/VL: sixteen lanes.
+#pragma once
+#include <immintrin.h>
+
+#include "simd/vec.h"
+
+namespace lowbit {
+
+struct Avx512 {
+  static constexpr int width = 16;
+  using F32 = __m512;
+  struct F64 {
+    __m512d lo, hi;
+  };
+  using I32 = __m512i;
+
+  LOWBIT_INLINE F32 load(const float* p) { return _mm512_loadu_ps(p); }
+  LOWBIT_INLINE F32 load(const half_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  LOWBIT_INLINE F32 load(const bfloat_t* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  }
+  LOWBIT_INLINE F64 load(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
+  LOWBIT_INLINE I32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
+  LOWBIT_INLINE F32 set(float x) { return _mm512_set1_ps(x); }
+  LOWBIT_INLINE F64 set(double x) { return {_mm512_set1_pd(x), _mm512_set1_pd(x)}; }
+  LOWBIT_INLINE I32 set_i32(int32_t i) { return _mm512_set1_epi32(i); }
+
+  LOWBIT_INLINE void store(float* p, F32 x) { _mm512_storeu_ps(p, x); }
+  LOWBIT_INLINE void store(half_t* p, F32 x) {
+    const __m256i h = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), h);
+  }
+  LOWBIT_INLINE void store(bfloat_t* p, F32 x) {
+    const __m512i b = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(b, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i nan = _mm512_or_si512(b, _mm512_set1_epi32(0x400000));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512i r = _mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, rounded, nan), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(r));
+  }
+  LOWBIT_INLINE void store(double* p, F64 x) {
+    _mm512_storeu_pd(p, x.lo);
+    _mm512_storeu_pd(p + 8, x.hi);
+  }
+
+  // min returns its second operand if either is NaN. A NaN, or a number far below, converts to INT_MIN, so
+  // the lower bound is left to the cheaper integer side.
+  LOWBIT_INLINE F32 limit(F32 x, F32, F32 hi) { return _mm512_min_ps(hi, x); }
+  LOWBIT_INLINE F64 limit(F64 x, F64, F64 hi) { return {_mm512_min_pd(hi.lo, x.lo), _mm512_min_pd(hi.hi, x.hi)}; }
+  LOWBIT_INLINE F32 mul(F32 x, F32 y) { return _mm512_mul_ps(x, y); }
+  LOWBIT_INLINE F64 mul(F64 x, F64 y) { return {_mm512_mul_pd(x.lo, y.lo), _mm512_mul_pd(x.hi, y.hi)}; }
+  LOWBIT_INLINE F32 divide(F32 x, F32 s) { return _mm512_div_ps(x, s); }
+  LOWBIT_INLINE F64 divide(F64 x, F64 s) { return {_mm512_div_pd(x.lo, s.lo), _mm512_div_pd(x.hi, s.hi)}; }
+  LOWBIT_INLINE F32 quotient(F32 x, F32 s, F32 inv) {
+    const __m512 y = _mm512_mul_ps(x, inv);
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(y, s, x), inv, y);
+  }
+  LOWBIT_INLINE F64 quotient(F64 x, F64 s, F64) { return divide(x, s); }
+  LOWBIT_INLINE I32 round_i32(F32 y) {
+    return _mm512_cvt_roundps_epi32(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  LOWBIT_INLINE I32 join(__m256i lo, __m256i hi) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1);
+  }
+  LOWBIT_INLINE I32 round_i32(F64 y) { return join(_mm512_cvtpd_epi32(y.lo), _mm512_cvtpd_epi32(y.hi)); }
+  LOWBIT_INLINE F32 to_f32(I32 i) { return _mm512_cvtepi32_ps(i); }
+  LOWBIT_INLINE F64 to_f64(I32 i) {
+    return {_mm512_cvtepi32_pd(_mm512_castsi512_si256(i)), _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(i, 1))};
+  }
+  LOWBIT_INLINE I32 add(I32 i, I32 j) { return _mm512_add_epi32(i, j); }
+  LOWBIT_INLINE I32 sub(I32 i, I32 j) { return _mm512_sub_epi32(i, j); }
+  LOWBIT_INLINE I32 max(I32 i, I32 j) { return _mm512_max_epi32(i, j); }
+
+  LOWBIT_INLINE I32 load_codes(const int8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  LOWBIT_INLINE I32 load_codes(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  LOWBIT_INLINE I32 load_codes(const int16_t* p) {
+    return _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  LOWBIT_INLINE I32 load_codes(const uint16_t* p) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  LOWBIT_INLINE void store8(void* p, I32 i) {
+    _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(i));
+  }
+  LOWBIT_INLINE void store16(void* p, I32 i) {
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(i));
+  }
+  LOWBIT_INLINE void store_codes(int8_t* p, I32 i) { store8(p, i); }
+  LOWBIT_INLINE void store_codes(uint8_t* p, I32 i) { store8(p, i); }
+  LOWBIT_INLINE void store_codes(int16_t* p, I32 i) { store16(p, i); }
+  LOWBIT_INLINE void store_codes(uint16_t* p, I32 i) { store16(p, i); }
+
+  template <bool Stream>
+  LOWBIT_INLINE void store512(void* p, __m512i v) {
+    if constexpr (Stream) {
+      _mm512_stream_si512(static_cast<__m512i*>(p), v);
+    } else {
+      _mm512_storeu_si512(p, v);
+    }
+  }
+  // Packing works within 128-bit lanes; one permutation at the end restores the order.
+  LOWBIT_INLINE __m512i unscramble8(__m512i v) {
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), v);
+  }
+  LOWBIT_INLINE __m512i unscramble16(__m512i v) {
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), v);
+  }
+  template <bool Stream>
+  LOWBIT_INLINE void store_codes4(int8_t* p, I32 a, I32 b, I32 c, I32 d) {
+    store512<Stream>(p, unscramble8(_mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d))));
+  }
+  template <bool Stream>
+  LOWBIT_INLINE void store_codes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d) {
+    store512<Stream>(p, unscramble8(_mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d))));
+  }
+  template <bool Stream>
+  LOWBIT_INLINE void store_codes4(int16_t* p, I32 a, I32 b, I32 c, I32 d) {
+    store512<Stream>(p, unscramble16(_mm512_packs_epi32(a, b)));
+    store512<Stream>(p + 32, unscramble16(_mm512_packs_epi32(c, d)));
+  }
+  template <bool Stream>
+  LOWBIT_INLINE void store_codes4(uint16_t* p, I32 a, I32 b, I32 c, I32 d) {
+    store512<Stream>(p, unscramble16(_mm512_packus_epi32(a, b)));
+    store512<Stream>(p + 32, unscramble16(_mm512_packus_epi32(c, d)));
+  }
+  struct ByteShift {
+    __m512i zero, qmin;
+    ByteShift(int32_t z, int32_t lo)
+        : zero(_mm512_set1_epi16(static_cast<int16_t>(z))), qmin(_mm512_set1_epi8(static_cast<char>(lo))) {}
+  };
+  LOWBIT_INLINE __m512i shifted(I32 i, I32 j, const ByteShift& k) {
+    return _mm512_adds_epi16(_mm512_packs_epi32(i, j), k.zero);
+  }
+  template <bool Stream>
+  LOWBIT_INLINE void store_bytes4(int8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
+    const __m512i q = _mm512_packs_epi16(shifted(a, b, k), shifted(c, d, k));
+    store512<Stream>(p, unscramble8(_mm512_max_epi8(q, k.qmin)));
+  }
+  template <bool Stream>
+  LOWBIT_INLINE void store_bytes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
+    const __m512i q = _mm512_packus_epi16(shifted(a, b, k), shifted(c, d, k));
+    store512<Stream>(p, unscramble8(_mm512_max_epu8(q, k.qmin)));
+  }
+
+  LOWBIT_INLINE F32 min_skip_nan(F32 x, F32 acc) { return _mm512_min_ps(x, acc); }
+  LOWBIT_INLINE F32 max_skip_nan(F32 x, F32 acc) { return _mm512_max_ps(x, acc); }
+  LOWBIT_INLINE F64 min_skip_nan(F64 x, F64 acc) {
+    return {_mm512_min_pd(x.lo, acc.lo), _mm512_min_pd(x.hi, acc.hi)};
+  }
+  LOWBIT_INLINE F64 max_skip_nan(F64 x, F64 acc) {
+    return {_mm512_max_pd(x.lo, acc.lo), _mm512_max_pd(x.hi, acc.hi)};
+  }
+  LOWBIT_INLINE I32 count_nan(I32 n, F32 x) {
+    return _mm512_mask_add_epi32(n, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), n, _mm512_set1_epi32(1));
+  }
+  LOWBIT_INLINE I32 count_nan(I32 n, F64 x) {
+    const unsigned lo = _mm512_cmp_pd_mask(x.lo, x.lo, _CMP_UNORD_Q);
+    const unsigned hi = _mm512_cmp_pd_mask(x.hi, x.hi, _CMP_UNORD_Q);
+    return _mm512_mask_add_epi32(n, static_cast<__mmask16>(lo | (hi << 8)), n, _mm512_set1_epi32(1));
+  }
+  LOWBIT_INLINE float reduce_min(F32 x) { return _mm512_reduce_min_ps(x); }
+  LOWBIT_INLINE float reduce_max(F32 x) { return _mm512_reduce_max_ps(x); }
+  LOWBIT_INLINE double reduce_min(F64 x) { return _mm512_reduce_min_pd(_mm512_min_pd(x.lo, x.hi)); }
+  LOWBIT_INLINE double reduce_max(F64 x) { return _mm512_reduce_max_pd(_mm512_max_pd(x.lo, x.hi)); }
+  LOWBIT_INLINE int64_t reduce_add(I32 i) {
+    alignas(64) int32_t lane[16];
+    _mm512_store_si512(lane, i);
+    int64_t sum = 0;
+    for (int k = 0; k < 16; ++k) sum += lane[k];
+    return sum;
+  }
+
+  struct Sum8 {
+    __m512d all = _mm512_setzero_pd();
+  };
+  LOWBIT_INLINE __m512d load8(const float* p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+  LOWBIT_INLINE __m512d load8(const half_t* p) {
+    return _mm512_cvtps_pd(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  LOWBIT_INLINE __m512d load8(const bfloat_t* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+  }
+  LOWBIT_INLINE __m512d load8(const double* p) { return _mm512_loadu_pd(p); }
+  template <class In>
+  LOWBIT_INLINE void sum_abs(Sum8& acc, const In* p) {
+    acc.all = _mm512_add_pd(acc.all, _mm512_abs_pd(load8(p)));
+  }
+  LOWBIT_INLINE void lanes(const Sum8& acc, double* out) { _mm512_storeu_pd(out, acc.all); }
+
+  static constexpr int kPairBlock = 128;
+  template <int Shift>
+  LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
+    const __m512i weights = _mm512_set1_epi16(static_cast<int16_t>(0x0001 | (1 << (8 + Shift))));
+    const __m512i a = _mm512_loadu_si512(src), b = _mm512_loadu_si512(src + 64);
+    const __m512i r = _mm512_packus_epi16(_mm512_maddubs_epi16(a, weights), _mm512_maddubs_epi16(b, weights));
+    _mm512_storeu_si512(dst, unscramble16(r));
+  }
+  template <int Shift>
+  LOWBIT_INLINE void split_pairs(const uint8_t* src, uint8_t* dst) {
+    const __m512i mask = _mm512_set1_epi8((1 << Shift) - 1);
+    const __m512i spread = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m512i v = _mm512_permutexvar_epi64(spread, _mm512_loadu_si512(src));
+    const __m512i even = _mm512_and_si512(v, mask);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(v, Shift), mask);
+    _mm512_storeu_si512(dst, _mm512_unpacklo_epi8(even, odd));
+    _mm512_storeu_si512(dst + 64, _mm512_unpackhi_epi8(even, odd));
+  }
+};
+
+}  // namespace lowbit

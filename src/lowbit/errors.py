@@ -1,0 +1,21 @@
+"""What can go wrong, said plainly: what was wrong, what was expected, and the tensor's name."""
+
+from __future__ import annotations
+
+__all__ = ["FormatError", "InvalidProblem", "Unsupported", "UnsupportedDType"]
+
+
+class InvalidProblem(ValueError):
+    """The request contradicts itself or the data: a bad shape, scale, range or option."""
+
+
+class Unsupported(NotImplementedError):
+    """A sound request that this build or machine cannot serve."""
+
+
+class UnsupportedDType(Unsupported, TypeError):
+    """An array whose element type has no meaning here (objects, integers, foreign byte order)."""
+
+
+class FormatError(ValueError):
+    """A file that is not what it claims to be."""

@@ -1,0 +1,1 @@
+"""Kernels by device. `cpu` calls the native module."""

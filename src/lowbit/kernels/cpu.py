@@ -1,0 +1,251 @@
+"""NumPy arrays in, native kernels, NumPy arrays out: no decisions here."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import _core
+from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.logarithm import log_tables
+from lowbit.params import Granularity, QuantizationParams
+
+__all__ = [
+    "FloatArray", "as_float_array", "code_id", "dequantize", "empty_float", "mean_abs", "pack", "quantize",
+    "quantize_dynamic", "unpack", "value_range",
+]  # fmt: skip
+
+Array = npt.NDArray[Any]
+
+_CODES = {"int8": 0, "uint8": 1, "int16": 2, "uint16": 3, "int4": 4, "uint4": 5, "int2": 6, "uint2": 7, "binary": 8}
+_ELEMENTS = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2}
+_BFLOAT16 = 3
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
+class FloatArray:
+    """A contiguous float array and its element kind; bfloat16 is held as the uint16 of its bits."""
+
+    __slots__ = ("array", "element")
+
+    def __init__(self, array: Array, element: int) -> None:
+        self.array = array
+        self.element = element
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def compute(self) -> np.dtype[Any]:
+        return _FLOAT64 if self.element == 1 else _FLOAT32
+
+    def widened(self) -> Array:
+        """The same numbers in their compute type."""
+        if self.element == _BFLOAT16:
+            return (self.array.astype(np.uint32) << 16).view(np.float32)
+        return self.array.astype(self.compute, copy=False)
+
+
+def as_float_array(x: Any, name: str = "x") -> FloatArray:
+    """x without a copy where it is contiguous: NumPy, torch, or anything that speaks DLPack or the buffer
+    protocol. Raises UnsupportedDType, naming the type, for whatever is not a native float array."""
+    if not isinstance(x, np.ndarray):
+        x = _imported(x, name)
+        if isinstance(x, FloatArray):
+            return x
+    dtype = x.dtype
+    element = _ELEMENTS.get(dtype)
+    if element is None:
+        if dtype.name == "bfloat16":
+            return FloatArray(np.ascontiguousarray(x).view(np.uint16), _BFLOAT16)
+        if not dtype.isnative:
+            raise UnsupportedDType(
+                f"{name}: {dtype} has a foreign byte order; convert it with {name}.astype({name}.dtype.newbyteorder('='))"
+            )
+        raise UnsupportedDType(f"{name}: {dtype}; expected float32, float64, float16 or bfloat16")
+    return FloatArray(x if x.flags.c_contiguous else np.ascontiguousarray(x), element)
+
+
+def _imported(x: Any, name: str) -> Array | FloatArray:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        x = x.detach()
+        if x.device.type != "cpu":
+            raise Unsupported(f"{name}: on {x.device}; expected CPU memory")
+        if x.dtype == torch.bfloat16:
+            return FloatArray(np.ascontiguousarray(x.view(torch.int16).numpy()).view(np.uint16), _BFLOAT16)
+        lent: Array = x.numpy()
+        return lent
+    if hasattr(x, "__dlpack__"):
+        try:
+            return np.from_dlpack(x)
+        except (BufferError, TypeError, RuntimeError, ValueError):
+            pass
+        try:
+            return FloatArray(np.ascontiguousarray(_core.bfloat16_bits(x)), _BFLOAT16)
+        except Exception as error:
+            raise UnsupportedDType(f"{name}: {type(x).__name__} does not lend a float array ({error})") from None
+    return np.asarray(x)
+
+
+def code_id(params: QuantizationParams) -> int:
+    return _CODES[params.dtype.name]
+
+
+def layout_of(g: Granularity) -> _core.Layout:
+    return _core.Layout(g.kind, g.outer, g.axis, g.inner, g.block)
+
+
+def _scales(params: QuantizationParams, g: Granularity) -> tuple[Array, Array | None]:
+    """Scales and zero points as the kernels want them: one a parameter set, zeros left out."""
+    scale, zero = params.scale, params.zero_point
+    if scale.ndim == 0 and g.kind:
+        scale, zero = np.full(g.scale_shape, scale), np.full(g.scale_shape, zero)
+    return scale, (zero if zero.any() else None)
+
+
+def _spec(params: QuantizationParams, g: Granularity) -> Any:
+    """The native counterpart of params, made once and kept with them."""
+    key = ("spec", g.scale_shape if params.scale.ndim == 0 else None)
+    if params.dtype.is_mixed:
+        key = ("mixed", g.outer * g.inner)
+    found = params._cache.get(key)
+    if found is None:
+        found = params._cache[key] = _new_spec(params, g)
+    return found
+
+
+def _new_spec(params: QuantizationParams, g: Granularity) -> Any:
+    scale, zero = _scales(params, g)
+    wide = params.scale.dtype == np.float64
+    if params.dtype.is_mixed:
+        channels = [params.dtype.channel(i) for i in range(g.axis)]
+        bounds = np.array([c.value_range for c in channels], np.int32).reshape(-1, 2)
+        lo, hi = (np.ascontiguousarray(bounds[:, i]) for i in (0, 1))
+        zeros = np.zeros(g.axis, np.int32)
+        return _core.Mixed([_CODES[c.name] for c in channels], g.outer * g.inner, scale, wide, zeros, lo, hi)
+    if params.is_logarithmic:
+        tables = log_tables(params.magnitude_levels, params.steps_per_octave or 1.0, params.scale.dtype)
+        return _core.Logarithmic(code_id(params), scale, wide, *tables)
+    return _core.Affine(code_id(params), scale, wide, zero, params.qmin, params.qmax)
+
+
+def quantize(x: FloatArray, params: QuantizationParams, out: Array) -> None:
+    """Writes the codes of x into `out`, stored as the dtype stores them. Params are of x's compute type."""
+    g = params.granularity(x.shape)
+    spec = _spec(params, g)
+    if params.dtype.is_mixed:
+        rows = x.array if g.outer == 1 else np.ascontiguousarray(np.moveaxis(x.array, _axis(params, x.shape), 0))
+        spec.quantize(rows, x.element, out)
+    else:
+        spec.quantize(x.array, x.element, out, layout_of(g))
+
+
+def dequantize(data: Array, params: QuantizationParams, out: FloatArray) -> None:
+    """Writes the numbers of stored codes into `out`, whose compute type the params have."""
+    g = params.granularity(out.shape)
+    spec = _spec(params, g)
+    data = np.ascontiguousarray(data)
+    if not params.dtype.is_mixed:
+        spec.dequantize(data, out.array, out.element, layout_of(g))
+    elif g.outer == 1:
+        spec.dequantize(data, out.array, out.element)
+    else:
+        axis = _axis(params, out.shape)
+        rows = np.empty((out.shape[axis], *out.shape[:axis], *out.shape[axis + 1 :]), out.array.dtype)
+        spec.dequantize(data, rows, out.element)
+        out.array[...] = np.moveaxis(rows, 0, axis)
+
+
+def value_range(x: FloatArray, g: Granularity) -> tuple[Array, Array, int]:
+    """(min, max, NaN seen) per scale; min and max leave NaN out."""
+    lo, hi = np.empty(g.scale_shape, x.compute), np.empty(g.scale_shape, x.compute)
+    nan = _core.range(x.array, x.element, layout_of(g), lo, hi)
+    return lo, hi, nan
+
+
+def mean_abs(x: FloatArray, g: Granularity) -> npt.NDArray[np.float64]:
+    """mean|x| per scale, in float64."""
+    if g.kind == 0 or math.prod(x.shape) == 0:
+        rows, length = x.array, math.prod(x.shape)
+    elif g.kind == 1:
+        rows = x.array.reshape(g.outer, g.axis, g.inner)
+        rows, length = np.ascontiguousarray(rows.transpose(1, 0, 2)), g.outer * g.inner
+    else:
+        return _mean_abs_of_blocks(x, g)
+    out = np.empty(g.scale_shape, np.float64)
+    if length:
+        _core.mean_abs(rows, x.element, length, out)
+    return out
+
+
+def _mean_abs_of_blocks(x: FloatArray, g: Granularity) -> npt.NDArray[np.float64]:
+    a = x.array.reshape(g.outer, g.axis, g.inner)
+    out = np.empty((g.outer, -(-g.axis // g.block), g.inner))
+    full = g.axis // g.block
+    for part, first, length in ((slice(0, full), 0, g.block), (slice(full, None), full * g.block, g.axis % g.block)):
+        sums = np.empty((g.outer, out[:, part].shape[1], g.inner))
+        if sums.size and length:
+            piece = a[:, first : first + sums.shape[1] * length].reshape(g.outer, -1, length, g.inner)
+            _core.mean_abs(np.ascontiguousarray(piece.transpose(0, 1, 3, 2)), x.element, length, sums)
+            out[:, part] = sums
+    return out.reshape(g.scale_shape)
+
+
+def quantize_dynamic(
+    x: FloatArray, shape_of: QuantizationParams, g: Granularity, qmin: int, qmax: int, divisor: int, out: Array
+) -> tuple[Array, Array | None, int, int] | None:
+    """Range, params, codes and packing in one read: (scale, zero_point or None, NaN seen, bad scales).
+    None where no fused kernel serves this layout. divisor > 0 is symmetric."""
+    layout, code = layout_of(g), code_id(shape_of)
+    if not _core.fused_groups_fit(layout, code):
+        return None
+    scale = np.empty(g.scale_shape, x.compute)
+    zero = None if divisor else np.empty(g.scale_shape, np.int32)
+    nan, bad = _core.quantize_dynamic(x.array, x.element, out, code, layout, qmin, qmax, divisor, scale, zero)
+    return scale, zero, nan, bad
+
+
+def pack(codes: Array, bits: int) -> npt.NDArray[np.uint8]:
+    out = np.empty(-(-codes.size * bits // 8), np.uint8)
+    _core.pack(bits, np.ascontiguousarray(codes).view(np.uint8), out)
+    return out
+
+
+def unpack(data: Array, bits: int, signed: bool, shape: tuple[int, ...]) -> Array:
+    out = np.empty(shape, np.int8 if signed else np.uint8)
+    _core.unpack(bits, signed, data, out)
+    return out
+
+
+def empty_float(shape: tuple[int, ...], dtype: npt.DTypeLike | str) -> tuple[Array, FloatArray]:
+    """A new float array, and the same memory as kernels take it."""
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise Unsupported("dtype: NumPy knows bfloat16 through ml_dtypes; pip install ml_dtypes") from None
+        dtype = ml_dtypes.bfloat16
+    array = np.empty(shape, dtype)
+    return array, writable_float(array)
+
+
+def writable_float(array: Any) -> FloatArray:
+    """An array given as `out=`, as kernels take it."""
+    made = as_float_array(array, "out")
+    contiguous = array.flags.c_contiguous if isinstance(array, np.ndarray) else True
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        contiguous = array.is_contiguous()
+    if not contiguous or not made.array.flags.writeable:
+        raise InvalidProblem("out: expected a writable, C-contiguous array")
+    return made
+
+
+def _axis(params: QuantizationParams, shape: tuple[int, ...]) -> int:
+    return (params.axis or 0) % len(shape)

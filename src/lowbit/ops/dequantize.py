@@ -1,0 +1,65 @@
+"""dequantize: codes back to floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.errors import InvalidProblem
+from lowbit.kernels import cpu
+from lowbit.params import QuantizationParams
+from lowbit.tensor import QuantizedTensor, set_backend
+
+__all__ = ["dequantize", "dequantize_from_int8"]
+
+Array = npt.NDArray[Any]
+
+
+def dequantize(
+    q: QuantizedTensor, out: Array | None = None, dtype: npt.DTypeLike | str | None = None
+) -> Array:
+    """The numbers a quantized tensor stands for.
+
+    dtype: float32, float64, float16 or "bfloat16"; by default float32, or float64 for a tensor made from
+    float64 data. out: an array of the tensor's shape to write into; its dtype is the result's.
+
+    >>> import lowbit as lb
+    >>> lb.dequantize(lb.quantize(np.float32([1.0, -2.0, 4.0]), "int4")).round(2)
+    array([ 1.14, -1.71,  4.  ], dtype=float32)
+    """
+    if not isinstance(q, QuantizedTensor):
+        raise InvalidProblem(f"q: {type(q).__name__}; expected a QuantizedTensor")
+    if out is not None:
+        target = cpu.writable_float(out)
+        if target.shape != q.shape:
+            raise InvalidProblem(f"out: shape {target.shape}; expected {q.shape}")
+        if dtype is not None and getattr(out, "dtype", None) != dtype:
+            raise InvalidProblem(f"dtype: {dtype} contradicts out, which has {getattr(out, 'dtype', None)}")
+        result = out
+    else:
+        result, target = cpu.empty_float(q.shape, q.params.scale.dtype if dtype is None else dtype)
+    cpu.dequantize(q.data, q.params.for_compute(target.compute), target)
+    return result
+
+
+def dequantize_from_int8(q: Any, scale: float, zero_point: int = 0) -> npt.NDArray[np.float32]:
+    """float32 values of int8 codes under one scale: the short form.
+
+    >>> dequantize_from_int8(np.int8([-2, 1]), 0.5)
+    array([-1. ,  0.5], dtype=float32)
+    """
+    codes = np.asarray(q)
+    return dequantize(QuantizedTensor(codes, QuantizationParams("int8", scale=scale, zero_point=zero_point)))
+
+
+class _CpuBackend:
+    def dequantize(self, q: QuantizedTensor, out: Array | None, dtype: npt.DTypeLike | None) -> Array:
+        return dequantize(q, out, dtype)
+
+    def unpack(self, q: QuantizedTensor) -> Array:
+        return cpu.unpack(q.data, q.dtype.bits, q.dtype.is_signed, q.shape)
+
+
+set_backend(_CpuBackend())

@@ -1,0 +1,622 @@
+"""Schemes and parameters: how numbers map to codes, and which elements share a mapping."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.dtypes import DTypeLike, QuantizedDType
+from lowbit.errors import InvalidProblem
+from lowbit.ranges import MAX_SCALE, MIN_SCALE, affine_from_range, log_scale_from_range
+
+__all__ = ["Granularity", "QuantizationParams", "QuantizationScheme", "default_steps_per_octave"]
+
+Array = npt.NDArray[Any]
+
+
+class QuantizationScheme(str, enum.Enum):
+    """How a range of numbers is mapped to codes."""
+
+    LINEAR = "linear"  # affine: asymmetric for unsigned, symmetric for signed dtypes
+    SYMMETRIC = "symmetric"
+    ASYMMETRIC = "asymmetric"
+    CHANNEL_WISE = "channel_wise"  # linear, one scale per index of an axis
+    BLOCK_WISE = "block_wise"  # linear, one scale per block of consecutive elements
+    LOGARITHMIC = "logarithmic"
+
+    @staticmethod
+    def of(value: str | QuantizationScheme) -> QuantizationScheme:
+        if isinstance(value, QuantizationScheme):
+            return value
+        key = str(value).strip().lower().replace("-", "_").replace(" ", "_")
+        for scheme in QuantizationScheme:
+            if key in (scheme.value, scheme.value.replace("_", "")):
+                return scheme
+        names = ", ".join(s.value for s in QuantizationScheme)
+        raise InvalidProblem(f"scheme: {value!r} is not known; expected one of {names}")
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Granularity(NamedTuple):
+    """Which elements of an array, seen as [outer, axis, inner], share a scale."""
+
+    kind: int  # 0 tensor, 1 channel, 2 group
+    outer: int
+    axis: int
+    inner: int
+    block: int
+    scale_shape: tuple[int, ...]
+
+
+def default_steps_per_octave(bits: int) -> float:
+    """Steps that spread the magnitudes of a logarithmic code over about 16 octaves (6 for four bits)."""
+    return float(max(1, 1 << max(0, bits - 5)))
+
+
+class _ClassOrTemplate:
+    """A method that may be called on the class, or on an instance whose settings it then starts from."""
+
+    def __init__(self, function: Callable[..., QuantizationParams]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(
+        self, instance: QuantizationParams | None, owner: type[QuantizationParams]
+    ) -> Callable[..., QuantizationParams]:
+        def bound(*args: Any, **kwargs: Any) -> QuantizationParams:
+            return self.function(owner, instance, *args, **kwargs)
+
+        bound.__doc__ = self.__doc__
+        return bound
+
+
+class QuantizationParams:
+    """Scales, zero points and code range, for a tensor, each channel of an axis, or each block along one.
+
+    Invariants, enforced here: every scale is finite and in [2^-125, FLT_MAX / 65536]; every zero point
+    lies in [qmin, qmax], and that range within the dtype's. `scale` and `zero_point` have the same shape:
+    () per tensor, (channels,) with `axis`, the array's shape with its axis cut into blocks with
+    `block_size`. They are read-only. Python numbers keep their full precision and take the type of the
+    data they meet; NumPy arrays keep theirs.
+
+    >>> p = QuantizationParams(dtype="int8", scale=0.5, zero_point=3)
+    >>> p
+    QuantizationParams(int8, linear, scale=0.5, zero_point=3)
+    >>> QuantizationParams.from_json(p.to_json()) == p
+    True
+    """
+
+    __slots__ = (
+        "_cache", "axis", "block_size", "dtype", "qmax", "qmin", "scale", "scheme", "steps_per_octave",
+        "weak", "zero_point",
+    )  # fmt: skip
+
+    dtype: QuantizedDType
+    scheme: QuantizationScheme
+    scale: Array
+    zero_point: Array
+    axis: int | None
+    block_size: int | None
+    qmin: int
+    qmax: int
+    steps_per_octave: float | None
+    weak: bool  # the scale came as Python numbers: it takes the type of the data
+    _cache: dict[Any, Any]  # what kernels prepare from these params; never compared, never stored
+
+    def __init__(
+        self,
+        dtype: DTypeLike = "int8",
+        scheme: str | QuantizationScheme = "linear",
+        scale: npt.ArrayLike = 1.0,
+        zero_point: npt.ArrayLike = 0,
+        axis: int | None = None,
+        block_size: int | None = None,
+        qmin: int | None = None,
+        qmax: int | None = None,
+        steps_per_octave: float | None = None,
+    ) -> None:
+        self._cache = {}
+        self.dtype = QuantizedDType.of(dtype)
+        self.scheme = QuantizationScheme.of(scheme)
+        self.axis, self.block_size = _granularity_options(self.scheme, self.dtype, axis, block_size)
+        self.scale, self.weak = _as_scale(scale)
+        self.steps_per_octave = _steps(self.scheme, self.dtype, steps_per_octave)
+        lo, hi = self.dtype.value_range
+        if self.scheme is QuantizationScheme.LOGARITHMIC:
+            lo = -hi
+        self.qmin = _code_bound("qmin", qmin, lo)
+        self.qmax = _code_bound("qmax", qmax, hi)
+        self.zero_point = _as_zero_point(zero_point, self.scale.shape)
+        self.validate()
+
+    # ---- checks -----------------------------------------------------------------------------------
+
+    def validate(self, shape: tuple[int, ...] | None = None) -> None:
+        """Raises InvalidProblem naming the field that is wrong; with a shape, also checks that they fit."""
+        lo, hi = self.dtype.value_range
+        if self.qmin > self.qmax:
+            raise InvalidProblem(f"qmin: {self.qmin} is above qmax {self.qmax}")
+        if self.qmin < lo or self.qmax > hi:
+            raise InvalidProblem(
+                f"qmin, qmax: [{self.qmin}, {self.qmax}] reaches beyond {self.dtype}'s [{lo}, {hi}]"
+            )
+        _check_scale(self.scale)
+        special = self.dtype.is_binary or self.scheme is QuantizationScheme.LOGARITHMIC
+        if special and (self.zero_point.any() or (self.qmin, self.qmax) != (-hi if lo else 0, hi)):
+            kind = "binary" if self.dtype.is_binary else "logarithmic"
+            raise InvalidProblem(f"zero_point, qmin, qmax: {kind} codes have none of their own to set")
+        least, most = (int(self.zero_point.min()), int(self.zero_point.max())) if self.zero_point.size else (0, 0)
+        if not special and self.zero_point.size and (least < self.qmin or most > self.qmax):
+            raise InvalidProblem(
+                f"zero_point: [{least}, {most}] reaches beyond the codes' [{self.qmin}, {self.qmax}]"
+            )
+        if self.axis is None and self.scale.ndim > 0:
+            raise InvalidProblem(
+                f"scale: shape {self.scale.shape} needs an axis (and block_size); without one it is a scalar"
+            )
+        if self.axis is not None and self.block_size is None and self.scale.ndim > 1:
+            raise InvalidProblem(f"scale: one per channel has one dimension, got shape {self.scale.shape}")
+        if self.dtype.is_mixed and self.scale.ndim and self.scale.shape != (len(self.dtype.widths),):
+            raise InvalidProblem(
+                f"scale: shape {self.scale.shape}; {len(self.dtype.widths)} mixed channels need one each"
+            )
+        if shape is not None:
+            self.granularity(shape)
+
+    def granularity(self, shape: tuple[int, ...]) -> Granularity:
+        """How these params lie over an array of this shape; raises InvalidProblem if they do not fit."""
+        if self.axis is None:
+            return Granularity(0, 1, 1, math.prod(shape), 1, ())
+        axis = _resolve_axis(self.axis, len(shape))
+        outer, size, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+        if self.block_size is None:
+            found = Granularity(1, outer, size, inner, 1, (size,))
+            if self.dtype.is_mixed and size != len(self.dtype.widths):
+                raise InvalidProblem(
+                    f"axis: {size} channels in shape {shape}, but {len(self.dtype.widths)} bit widths"
+                )
+        else:
+            blocks = -(-size // self.block_size)
+            found = Granularity(
+                2, outer, size, inner, self.block_size, (*shape[:axis], blocks, *shape[axis + 1 :])
+            )
+        if self.scale.ndim and self.scale.shape != found.scale_shape:
+            raise InvalidProblem(
+                f"scale: shape {self.scale.shape} does not fit an array of shape {shape}; "
+                f"expected {found.scale_shape}"
+            )
+        return found
+
+    # ---- what they say ------------------------------------------------------------------------------
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether a range is mapped symmetrically about 0, so that derived zero points are 0."""
+        if self.scheme is QuantizationScheme.ASYMMETRIC:
+            return False
+        if self.scheme in (QuantizationScheme.SYMMETRIC, QuantizationScheme.LOGARITHMIC):
+            return True
+        return self.dtype.is_signed or self.dtype.is_binary
+
+    @property
+    def is_logarithmic(self) -> bool:
+        return self.scheme is QuantizationScheme.LOGARITHMIC
+
+    @property
+    def stores_zero_point(self) -> bool:
+        return bool(self.zero_point.any()) or not self.is_symmetric
+
+    @property
+    def num_parameter_sets(self) -> int:
+        """How many scales there are."""
+        return self.scale.size
+
+    @property
+    def magnitude_levels(self) -> int:
+        """M: the greatest magnitude code of a logarithmic dtype."""
+        return self.dtype.qmax
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of scales and zero points as stored: zero points take the codes' width, and only
+        asymmetric mappings have them."""
+        scales = self.scale.size * (4 if self.weak else self.scale.itemsize)
+        zeros = (self.scale.size * self.dtype.bits + 7) // 8 if self.stores_zero_point else 0
+        return scales + zeros + len(self.dtype.widths)
+
+    def codes_nbytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes the codes of an array of this shape take."""
+        elements = math.prod(shape)
+        if self.dtype.is_mixed:
+            elements //= max(1, len(self.dtype.widths))
+        return self.dtype.storage_bytes(elements)
+
+    def compression_ratio(self, shape: tuple[int, ...], source: npt.DTypeLike = np.float32) -> float:
+        """Bytes before over bytes after, scales and zero points counted.
+
+        >>> QuantizationParams("int4", scale=np.ones((64, 32), np.float32), axis=-1,
+        ...                    block_size=32).compression_ratio((64, 1024))
+        6.4
+        """
+        self.granularity(shape)
+        before = math.prod(shape) * np.dtype(source).itemsize
+        return before / max(1, self.codes_nbytes(shape) + self.nbytes)
+
+    def error_bound(self) -> float:
+        """The largest |x - dequantize(quantize(x))| for any x within range: half a step, and the rounding
+        of the arithmetic. Infinite for binary codes, which bound nothing."""
+        if self.dtype.is_binary or 1 in self.dtype.widths:
+            return math.inf
+        s = float(self.scale.max(initial=0.0))
+        if self.is_logarithmic:
+            r, levels = float(self.steps_per_octave or 1), self.magnitude_levels
+            return s * max(1 - 2 ** (-0.5 / r), 2 ** (-(levels - 0.5) / r)) * (1 + 2**-20)
+        eps = 2.0**-52 if self.scale.dtype == np.float64 and not self.weak else 2.0**-23
+        return s * (0.5 + (self.qmax - self.qmin) * eps)
+
+    # ---- making new ones --------------------------------------------------------------------------
+
+    def for_compute(self, dtype: npt.DTypeLike) -> QuantizationParams:
+        """These params with scales in the type the arithmetic runs in (float32 or float64)."""
+        wanted = np.dtype(dtype)
+        if self.scale.dtype == wanted and not self.weak:
+            return self
+        key = ("compute", wanted)
+        if key not in self._cache:
+            self._cache[key] = self.replace(scale=self.scale.astype(wanted))
+        found: QuantizationParams = self._cache[key]
+        return found
+
+    def replace(self, **changes: Any) -> QuantizationParams:
+        """A copy with some fields changed."""
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        weak = self.weak and "scale" not in changes
+        made = QuantizationParams(**{**fields, **changes})
+        made.weak = made.weak or weak
+        return made
+
+    @_ClassOrTemplate
+    def from_statistics(
+        cls: type[QuantizationParams],
+        template: QuantizationParams | None,
+        lo: npt.ArrayLike,
+        hi: npt.ArrayLike,
+        *,
+        dtype: DTypeLike | None = None,
+        scheme: str | QuantizationScheme | None = None,
+        axis: int | None = None,
+        block_size: int | None = None,
+        qmin: int | None = None,
+        qmax: int | None = None,
+        full_range: bool = False,
+        steps_per_octave: float | None = None,
+        mean_abs: npt.ArrayLike | None = None,
+    ) -> QuantizationParams:
+        """Params that cover [lo, hi]: scalars for a tensor, arrays for channels or blocks.
+
+        Called on an instance, it starts from that instance's settings. A symmetric mapping narrows the
+        codes to ±qmax unless `full_range` keeps the least one too. Binary codes need `mean_abs`.
+
+        >>> QuantizationParams.from_statistics(-1.0, 3.0, dtype="uint8", scheme="asymmetric")
+        QuantizationParams(uint8, asymmetric, scale=0.015686275, zero_point=64)
+        >>> QuantizationParams.int8_symmetric().from_statistics(-1.0, 2.54).scale
+        array(0.02)
+        """
+        if template is not None:
+            dtype = template.dtype if dtype is None else dtype
+            scheme = template.scheme if scheme is None else scheme
+            axis = template.axis if axis is None else axis
+            block_size = template.block_size if block_size is None else block_size
+            steps_per_octave = template.steps_per_octave if steps_per_octave is None else steps_per_octave
+            if (template.qmin, template.qmax) != _default_codes(template.dtype, template.scheme):
+                qmin, qmax = template.qmin if qmin is None else qmin, template.qmax if qmax is None else qmax
+        shape_of = cls(
+            "int8" if dtype is None else dtype,
+            "symmetric" if scheme is None else scheme,
+            axis=axis, block_size=block_size, qmin=qmin, qmax=qmax, steps_per_octave=steps_per_octave,
+        )  # fmt: skip
+        weak = not any(isinstance(v, (np.ndarray, np.floating)) and not isinstance(v, float) for v in (lo, hi))
+        low, high = _statistics(lo, hi)
+        return _derive(shape_of, low, high, mean_abs, (qmin, qmax), full_range, weak)
+
+    @classmethod
+    def int8_symmetric(cls, scale: npt.ArrayLike = 1.0, **options: Any) -> QuantizationParams:
+        return cls("int8", "symmetric", scale, **options)
+
+    @classmethod
+    def uint8_asymmetric(
+        cls, scale: npt.ArrayLike = 1.0, zero_point: npt.ArrayLike = 128, **options: Any
+    ) -> QuantizationParams:
+        return cls("uint8", "asymmetric", scale, zero_point, **options)
+
+    @classmethod
+    def int4_symmetric(cls, scale: npt.ArrayLike = 1.0, **options: Any) -> QuantizationParams:
+        return cls("int4", "symmetric", scale, **options)
+
+    @classmethod
+    def binary(cls, scale: npt.ArrayLike = 1.0, **options: Any) -> QuantizationParams:
+        return cls("binary", "symmetric", scale, **options)
+
+    @classmethod
+    def channel_wise(
+        cls,
+        scale: npt.ArrayLike = 1.0,
+        zero_point: npt.ArrayLike = 0,
+        axis: int = 0,
+        dtype: DTypeLike = "int8",
+        **options: Any,
+    ) -> QuantizationParams:
+        return cls(dtype, "channel_wise", scale, zero_point, axis=axis, **options)
+
+    @classmethod
+    def block_wise(
+        cls,
+        block_size: int,
+        scale: npt.ArrayLike = 1.0,
+        zero_point: npt.ArrayLike = 0,
+        axis: int = -1,
+        dtype: DTypeLike = "int8",
+        **options: Any,
+    ) -> QuantizationParams:
+        return cls(dtype, "block_wise", scale, zero_point, axis=axis, block_size=block_size, **options)
+
+    @classmethod
+    def logarithmic(
+        cls,
+        dtype: DTypeLike = "int8",
+        scale: npt.ArrayLike = 1.0,
+        steps_per_octave: float | None = None,
+        **options: Any,
+    ) -> QuantizationParams:
+        return cls(dtype, "logarithmic", scale, steps_per_octave=steps_per_octave, **options)
+
+    @classmethod
+    def mixed(
+        cls, widths: npt.ArrayLike, scale: npt.ArrayLike = 1.0, axis: int = 0, **options: Any
+    ) -> QuantizationParams:
+        return cls(QuantizedDType.mixed(np.asarray(widths).tolist()), "symmetric", scale, axis=axis, **options)
+
+    # ---- as text ------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "dtype": self.dtype.to_json(),
+            "scheme": self.scheme.value,
+            "scale": self.scale.tolist(),
+            "scale_dtype": None if self.weak else self.scale.dtype.name,
+            "zero_point": self.zero_point.tolist(),
+            "axis": self.axis,
+            "block_size": self.block_size,
+            "qmin": self.qmin,
+            "qmax": self.qmax,
+            "steps_per_octave": self.steps_per_octave,
+        }
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> QuantizationParams:
+        fields = dict(fields)
+        dtype = QuantizedDType.from_json(fields.pop("dtype"))
+        scale_dtype = fields.pop("scale_dtype", None)
+        scale = np.asarray(fields.pop("scale"), scale_dtype or np.float64)
+        made = cls(dtype=dtype, scale=scale, **fields)
+        made.weak = scale_dtype is None
+        return made
+
+    def to_json(self) -> str:
+        """Text from which from_json makes equal params, to the bit."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> QuantizationParams:
+        return cls.from_dict(json.loads(text))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, QuantizationParams):
+            return NotImplemented
+        return all(_same(getattr(self, n), getattr(other, n)) for n in (*_FIELDS, "weak"))
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.scheme, self.axis, self.block_size, self.scale.tobytes()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return QuantizationParams.from_dict, ({**self.to_dict(), "scale": self.scale, "zero_point": self.zero_point},)
+
+    def __repr__(self) -> str:
+        parts = [str(self.dtype), self.scheme.value]
+        narrow = self.scale.dtype == np.float32 or self.weak
+        parts.append(f"scale={_brief(self.scale.astype(np.float32) if narrow else self.scale)}")
+        if self.stores_zero_point:
+            parts.append(f"zero_point={_brief(self.zero_point)}")
+        if (self.qmin, self.qmax) != _default_codes(self.dtype, self.scheme):
+            parts.append(f"codes=[{self.qmin}, {self.qmax}]")
+        for name in ("axis", "block_size", "steps_per_octave"):
+            if getattr(self, name) is not None:
+                parts.append(f"{name}={getattr(self, name):g}")
+        return f"QuantizationParams({', '.join(parts)})"
+
+
+_FIELDS = (
+    "dtype", "scheme", "scale", "zero_point", "axis", "block_size", "qmin", "qmax", "steps_per_octave",
+)  # fmt: skip
+
+
+def _derive(
+    shape_of: QuantizationParams,
+    lo: Array,
+    hi: Array,
+    mean_abs: npt.ArrayLike | None,
+    codes: tuple[int | None, int | None],
+    full_range: bool,
+    weak: bool,
+) -> QuantizationParams:
+    """Params for the statistics of each scope; `shape_of` says dtype, scheme and granularity."""
+    p, zero, qmin, qmax = shape_of, np.zeros(lo.shape, np.int32), shape_of.qmin, shape_of.qmax
+    mean = None if mean_abs is None else np.asarray(mean_abs, lo.dtype)
+    if p.is_logarithmic:
+        scale = log_scale_from_range(lo, hi)
+    elif p.dtype.is_mixed or p.dtype.is_binary:
+        scale = _mixed_scale(p.dtype, lo, hi, mean)
+    else:
+        narrow = p.is_symmetric and p.dtype.is_signed and codes == (None, None) and not full_range
+        qmin = -qmax if narrow else qmin
+        scale, zero = affine_from_range(lo, hi, qmin, qmax, symmetric=p.is_symmetric, full_range=full_range)
+    made = QuantizationParams(
+        p.dtype, p.scheme, scale, zero, p.axis, p.block_size, qmin, qmax, p.steps_per_octave
+    )
+    made.weak = weak
+    return made
+
+
+def _mixed_scale(dtype: QuantizedDType, lo: Array, hi: Array, mean_abs: Array | None) -> Array:
+    """One scale per channel: mean|x| where the channel is binary, else the symmetric formula."""
+    widths = np.asarray(dtype.widths or (1,) * max(1, lo.size)).reshape(lo.shape)
+    if (widths == 1).any() and mean_abs is None:
+        raise InvalidProblem("mean_abs: a binary scale is the mean of |x|; a range does not tell it")
+    out = np.empty(lo.shape, lo.dtype)
+    for width in set(widths.reshape(-1).tolist()):
+        at = widths == width
+        if width == 1:
+            assert mean_abs is not None
+            mean = np.broadcast_to(mean_abs, lo.shape)[at]
+            out[at] = np.where(mean > 0, np.maximum(mean, lo.dtype.type(MIN_SCALE)), 1)
+        else:
+            top = (1 << (width - 1)) - 1
+            out[at] = affine_from_range(lo[at], hi[at], -top, top, symmetric=True)[0]
+    return out
+
+
+def _statistics(lo: npt.ArrayLike, hi: npt.ArrayLike) -> tuple[Array, Array]:
+    low, high = np.asarray(lo), np.asarray(hi)
+    single = all(a.dtype.kind == "f" and a.dtype.itemsize < 8 for a in (low, high))
+    kind = np.float32 if single else np.float64
+    low, high = low.astype(kind), high.astype(kind)
+    if low.shape != high.shape:
+        raise InvalidProblem(f"lo, hi: shapes {low.shape} and {high.shape} differ")
+    for name, value in (("lo", low), ("hi", high)):
+        if not np.isfinite(value).all():
+            raise InvalidProblem(f"{name}: expected finite numbers, got {value[~np.isfinite(value)].flat[0]}")
+    if (low > high).any():
+        raise InvalidProblem("lo: above hi")
+    return low, high
+
+
+def _granularity_options(
+    scheme: QuantizationScheme, dtype: QuantizedDType, axis: int | None, block_size: int | None
+) -> tuple[int | None, int | None]:
+    if scheme is QuantizationScheme.CHANNEL_WISE or dtype.is_mixed:
+        axis = 0 if axis is None else axis
+    if scheme is QuantizationScheme.CHANNEL_WISE and block_size is not None:
+        raise InvalidProblem("block_size: channel_wise has one scale a channel; use block_wise")
+    if scheme is QuantizationScheme.BLOCK_WISE and block_size is None:
+        raise InvalidProblem("block_size: block_wise needs one")
+    if dtype.is_mixed and (block_size is not None or scheme is QuantizationScheme.LOGARITHMIC):
+        raise InvalidProblem("scheme: mixed widths go with linear codes, one scale a channel")
+    if dtype.is_mixed and scheme is QuantizationScheme.ASYMMETRIC:
+        raise InvalidProblem("scheme: mixed widths are symmetric")
+    if block_size is not None:
+        axis = -1 if axis is None else axis
+        if int(block_size) < 1:
+            raise InvalidProblem(f"block_size: {block_size}; expected at least 1")
+        block_size = int(block_size)
+    return (None if axis is None else int(axis)), block_size
+
+
+def _steps(scheme: QuantizationScheme, dtype: QuantizedDType, steps: float | None) -> float | None:
+    if scheme is not QuantizationScheme.LOGARITHMIC:
+        if steps is not None:
+            raise InvalidProblem(f"steps_per_octave: only the logarithmic scheme has it, not {scheme}")
+        return None
+    if not dtype.is_signed:
+        raise InvalidProblem(f"scheme: logarithmic codes carry a sign; {dtype} has none")
+    steps = default_steps_per_octave(dtype.bits) if steps is None else float(steps)
+    if not (math.isfinite(steps) and steps > 0):
+        raise InvalidProblem(f"steps_per_octave: {steps}; expected a positive number")
+    if (dtype.qmax - 0.5) / steps > 126.5:
+        raise InvalidProblem(
+            f"steps_per_octave: {steps:g} spreads {dtype.qmax} magnitudes over more octaves than a float has"
+        )
+    return steps
+
+
+def _as_scale(scale: npt.ArrayLike) -> tuple[Array, bool]:
+    array = np.asarray(scale)
+    if array.dtype.kind in "iub":
+        array = array.astype(np.float64)
+    if array.dtype.kind not in "fV" or array.dtype == object:
+        raise InvalidProblem(f"scale: expected floating-point numbers, got {array.dtype}")
+    weak = not isinstance(scale, (np.ndarray, np.generic)) or isinstance(scale, float)
+    kind = np.float64 if array.dtype == np.float64 else np.float32
+    array = np.array(array, dtype=kind, order="C", copy=True)
+    if array.shape == (1,) and weak:
+        array = array.reshape(())
+    array.flags.writeable = False
+    return array, weak
+
+
+def _as_zero_point(zero_point: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
+    array = np.asarray(zero_point)
+    if array.dtype.kind == "f" and (array == np.rint(array)).all():
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu" and array.dtype.name not in ("int4", "uint4", "int2", "uint2"):
+        raise InvalidProblem(f"zero_point: expected integers, got {array.dtype}")
+    array = array.astype(np.int64)
+    if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
+        raise InvalidProblem("zero_point: beyond 32 bits")
+    try:
+        array = np.array(np.broadcast_to(array, shape), np.int32, order="C")
+    except ValueError:
+        raise InvalidProblem(
+            f"zero_point: shape {array.shape} does not match the scale's {shape}"
+        ) from None
+    array.flags.writeable = False
+    return array
+
+
+def _check_scale(scale: Array) -> None:
+    if not scale.size:
+        return
+    good = np.isfinite(scale) & (scale >= MIN_SCALE) & (scale <= MAX_SCALE)
+    if not good.all():
+        bad = scale[~good].flat[0]
+        raise InvalidProblem(f"scale: {bad!r}; expected finite and in [2^-125, FLT_MAX / 65536]")
+
+
+def _code_bound(name: str, given: int | None, default: int) -> int:
+    if given is None:
+        return default
+    if int(given) != given:
+        raise InvalidProblem(f"{name}: {given!r}; expected an integer")
+    return int(given)
+
+
+def _default_codes(dtype: QuantizedDType, scheme: QuantizationScheme) -> tuple[int, int]:
+    lo, hi = dtype.value_range
+    return (-hi if scheme is QuantizationScheme.LOGARITHMIC else lo), hi
+
+
+def _resolve_axis(axis: int, ndim: int) -> int:
+    if not -ndim <= axis < ndim:
+        raise InvalidProblem(f"axis: {axis} is out of bounds for an array of {ndim} dimensions")
+    return axis % ndim
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    return bool(a == b)
+
+
+def _brief(a: Array) -> str:
+    if a.ndim == 0:
+        return str(a[()])
+    if a.size == 0:
+        return f"[] {a.shape}"
+    return f"[{a.min()} … {a.max()}] {a.shape}"

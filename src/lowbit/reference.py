@@ -1,0 +1,158 @@
+"""The numerical contract in plain NumPy. Every kernel gives the same bits as this page.
+
+x input, s scale, z zero point, [qmin, qmax] codes, rne round half to even. The arithmetic runs in f32 for
+f16, bf16 and f32 data, in f64 for f64 data.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.logarithm import log_tables
+from lowbit.packing import mixed_channels
+from lowbit.params import QuantizationParams
+
+__all__ = [
+    "compute_dtype", "dequantize", "dequantize_affine", "dequantize_log", "expand", "mean_abs", "quantize",
+    "quantize_affine", "quantize_binary", "quantize_log", "value_range", "widen",
+]  # fmt: skip
+
+Array = npt.NDArray[Any]
+
+
+def compute_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """f64 for f64, f32 for everything narrower."""
+    return np.dtype(np.float64 if np.dtype(dtype) == np.float64 else np.float32)
+
+
+def widen(x: Array) -> Array:
+    """x in its compute type; exact."""
+    return x.astype(compute_dtype(x.dtype), copy=False)
+
+
+def quantize_affine(x: Array, s: Array, z: Array, qmin: int, qmax: int) -> Array:
+    """q = int(clamp(rne(x / s), qmin - z, qmax - z)) + z. NaN gives qmin, ±Inf saturate."""
+    with np.errstate(all="ignore"):
+        steps = np.rint(x / s)
+    low = (qmin - z).astype(x.dtype)
+    clamped = np.minimum(np.where(np.isnan(steps), low, np.maximum(steps, low)), (qmax - z).astype(x.dtype))
+    return clamped.astype(np.int32) + z
+
+
+def dequantize_affine(q: Array, s: Array, z: Array) -> Array:
+    """y = float(q - z) * s, the subtraction in integers."""
+    return (q.astype(np.int32) - z).astype(s.dtype) * s
+
+
+def quantize_binary(x: Array) -> Array:
+    """1 where x > 0, else 0; NaN gives 0."""
+    return (x > 0).astype(np.int32)
+
+
+def quantize_log(x: Array, s: Array, levels: int, steps_per_octave: float) -> Array:
+    """sign(x) * m, m the magnitude nearest to |x| / s in the log domain, ties to even; NaN gives -levels."""
+    thresholds, _ = log_tables(levels, steps_per_octave, x.dtype)
+    with np.errstate(all="ignore"):
+        magnitude = np.searchsorted(thresholds, np.abs(x) / s, side="right").astype(np.int32)
+    return np.where(x > 0, magnitude, -magnitude)
+
+
+def dequantize_log(q: Array, s: Array, levels: int, steps_per_octave: float) -> Array:
+    """sign(q) * 2^(-(levels - |q|) / r) * s; 0 for code 0."""
+    _, magnitudes = log_tables(levels, steps_per_octave, s.dtype)
+    table = np.concatenate([-magnitudes[::-1], np.zeros(1, s.dtype), magnitudes])
+    return table[np.maximum(q.astype(np.int32), -levels) + levels] * s
+
+
+def expand(values: Array, params: QuantizationParams, shape: tuple[int, ...]) -> Array:
+    """One value per scale, spread over an array of this shape by the granularity's rule."""
+    g = params.granularity(shape)
+    if g.kind == 0 or values.ndim == 0:
+        return values.reshape(())
+    axis = (params.axis or 0) % len(shape)
+    if g.kind == 1:
+        return values.reshape((-1,) + (1,) * (len(shape) - axis - 1))
+    return np.repeat(values, g.block, axis=axis)[(slice(None),) * axis + (slice(shape[axis]),)]
+
+
+def quantize(x: Array, params: QuantizationParams) -> Array:
+    """The codes of x, one an element.
+
+    >>> quantize(np.float32([0.5, 1.5, 2.5, -0.5]), QuantizationParams("int8", scale=1.0, zero_point=1))
+    array([1, 3, 3, 1], dtype=int8)
+    """
+    x = widen(x)
+    s = expand(params.scale.astype(x.dtype), params, x.shape)
+    if params.dtype.is_mixed:
+        codes = np.empty((len(params.dtype.widths), x.size // len(params.dtype.widths)), np.int16)
+        scales = np.broadcast_to(params.scale.astype(x.dtype), len(codes))
+        for c, row in enumerate(mixed_channels(x, params.dtype, params.axis)):
+            codes[c] = quantize(row, params_of_channel(params, c, scales[c]))
+        return _channels_back(codes, x.shape, params.axis)
+    if params.dtype.is_binary:
+        codes = quantize_binary(x)
+    elif params.is_logarithmic:
+        codes = quantize_log(x, s, params.magnitude_levels, params.steps_per_octave or 1.0)
+    else:
+        codes = quantize_affine(x, s, expand(params.zero_point, params, x.shape), params.qmin, params.qmax)
+    return np.asarray(codes).astype(params.dtype.code_dtype)
+
+
+def dequantize(codes: Array, params: QuantizationParams, dtype: npt.DTypeLike = np.float32) -> Array:
+    """Codes, one an element, back to numbers, narrowed to `dtype` with rne."""
+    compute = compute_dtype(dtype)
+    s = expand(params.scale.astype(compute), params, codes.shape)
+    if params.dtype.is_mixed:
+        rows = np.empty((len(params.dtype.widths), codes.size // len(params.dtype.widths)), compute)
+        scales = np.broadcast_to(params.scale.astype(compute), len(rows))
+        for c, row in enumerate(mixed_channels(codes, params.dtype, params.axis)):
+            rows[c] = dequantize(row, params_of_channel(params, c, scales[c]), compute)
+        return _channels_back(rows, codes.shape, params.axis).astype(dtype)
+    if params.dtype.is_binary:
+        y = (2 * codes.astype(np.int32) - 1).astype(compute) * s
+    elif params.is_logarithmic:
+        y = dequantize_log(codes, s, params.magnitude_levels, params.steps_per_octave or 1.0)
+    else:
+        y = dequantize_affine(codes, s, expand(params.zero_point, params, codes.shape))
+    with np.errstate(over="ignore"):
+        return np.asarray(y).astype(dtype)
+
+
+def params_of_channel(params: QuantizationParams, channel: int, scale: Any) -> QuantizationParams:
+    """The params one channel of a mixed tensor has by itself: full signed range, symmetric."""
+    return QuantizationParams(params.dtype.channel(channel), "symmetric", np.asarray(scale))
+
+
+def value_range(rows: Array) -> tuple[Array, Array]:
+    """(min, max) of each row, NaN left out, -0 as +0."""
+    rows = widen(rows)
+    return np.fmin.reduce(rows, axis=-1) + 0, np.fmax.reduce(rows, axis=-1) + 0
+
+
+def mean_abs(rows: Array) -> npt.NDArray[np.float64]:
+    """mean|x| of each row in f64, in the one order every kernel adds in: blocks of 4096 elements, eight
+    lanes a block (element i to lane i mod 8), lanes folded pairwise, blocks added in order."""
+    a = np.abs(rows.astype(np.float64))
+    n = a.shape[-1]
+    padded = np.zeros((*a.shape[:-1], math.ceil(n / 4096) * 4096))
+    padded[..., :n] = a
+    blocks = padded.reshape(*a.shape[:-1], -1, 512, 8)
+    lanes = np.zeros((*blocks.shape[:-2], 8))
+    for k in range(512):
+        lanes += blocks[..., k, :]
+    l0, l1, l2, l3, l4, l5, l6, l7 = np.moveaxis(lanes, -1, 0)
+    sums = ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))
+    total = np.zeros(a.shape[:-1])
+    for b in range(sums.shape[-1]):
+        total = total + sums[..., b]
+    return np.asarray(total / n)
+
+
+def _channels_back(rows: Array, shape: tuple[int, ...], axis: int | None) -> Array:
+    axis = (axis or 0) % len(shape)
+    moved = (shape[axis], *shape[:axis], *shape[axis + 1 :])
+    return np.ascontiguousarray(np.moveaxis(rows.reshape(moved), 0, axis))

@@ -1,0 +1,296 @@
+"""QuantizedTensor: codes, their logical shape, and what they mean."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.container import read_arrays, write_arrays
+from lowbit.dtypes import QuantizedDType
+from lowbit.errors import FormatError, InvalidProblem, Unsupported
+from lowbit.indexing import reshaped_granularity, sliced
+from lowbit.metrics import ErrorReport, error_report
+from lowbit.packing import pack, pack_bits, unpack, unpack_bits
+from lowbit.params import QuantizationParams
+
+__all__ = ["QuantizedTensor", "set_backend"]
+
+Array = npt.NDArray[Any]
+
+
+class _Backend(Protocol):
+    def unpack(self, q: QuantizedTensor) -> Array: ...
+    def dequantize(self, q: QuantizedTensor, out: Array | None, dtype: npt.DTypeLike | None) -> Array: ...
+
+
+# The kernels live above this module and announce themselves here; imports only point down.
+_backend: _Backend | None = None
+
+
+def set_backend(backend: _Backend) -> None:
+    """Tells tensors who dequantizes them."""
+    global _backend
+    _backend = backend
+
+
+class QuantizedTensor:
+    """Quantized codes with their logical shape and parameters.
+
+    Invariants, enforced by the constructor:
+
+    - `data` has the dtype's storage type. Where codes take a byte or more, its shape is the logical
+      `shape` (it may be a strided view). Sub-byte codes are one flat uint8 array in C order, 8 / bits of
+      them a byte, the first in the low bits, padding bits 0, so that any length round-trips. Mixed codes are
+      one flat uint8 array, channel after channel, each packed by its own width from a byte boundary.
+    - `params` fit `shape`; their scales are float32, or float64 where the tensor was made from float64.
+    - It lives in CPU memory (`device` is "cpu").
+
+    >>> import lowbit as lb
+    >>> q = lb.quantize(np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "int4")
+    >>> q.unpack()
+    array([[-7, -4, -1],
+           [ 1,  4,  7]], dtype=int8)
+    >>> q.data.nbytes, q.nbytes
+    (3, 7)
+    """
+
+    __slots__ = ("__weakref__", "data", "params", "shape")
+
+    data: Array
+    params: QuantizationParams
+    shape: tuple[int, ...]
+
+    def __init__(
+        self, data: Any, params: QuantizationParams, shape: tuple[int, ...] | None = None, device: str = "cpu"
+    ) -> None:
+        if str(device) != "cpu":
+            raise Unsupported(f"device: {device!r}; this build keeps tensors in CPU memory")
+        codes = data if isinstance(data, np.ndarray) else np.from_dlpack(data)
+        dtype = params.dtype
+        if shape is None:
+            if dtype.is_packed:
+                raise InvalidProblem(f"shape: {dtype} codes are packed; say the logical shape")
+            shape = codes.shape
+        shape = tuple(int(n) for n in shape)
+        if any(n < 0 for n in shape):
+            raise InvalidProblem(f"shape: {shape} has a negative size")
+        if codes.dtype != dtype.storage_dtype:
+            raise InvalidProblem(f"data: {codes.dtype}; {dtype} is stored as {dtype.storage_dtype}")
+        params.validate(shape)
+        if dtype.is_packed:
+            expected = (params.codes_nbytes(shape),)
+            if codes.ndim != 1:
+                codes = codes.reshape(-1)
+            codes = np.ascontiguousarray(codes)
+        else:
+            expected = shape
+        if codes.shape != expected:
+            raise InvalidProblem(f"data: shape {codes.shape}; {dtype} of shape {shape} is stored as {expected}")
+        used = math.prod(shape) * dtype.bits % 8
+        if dtype.is_sub_byte and not dtype.is_mixed and used and codes[-1] >> used:
+            raise InvalidProblem("data: padding bits after the last code are not 0")
+        self.data = codes
+        self.params = params.for_compute(np.float32) if params.weak else params
+        self.shape = shape
+
+    @classmethod
+    def _trusted(cls, data: Array, params: QuantizationParams, shape: tuple[int, ...]) -> QuantizedTensor:
+        """A tensor from parts known to satisfy the invariants."""
+        self = cls.__new__(cls)
+        self.data, self.params, self.shape = data, params, shape
+        return self
+
+    @classmethod
+    def from_codes(
+        cls, codes: npt.ArrayLike, params: QuantizationParams, device: str = "cpu"
+    ) -> QuantizedTensor:
+        """A tensor from codes given one an element; they are packed where the dtype packs."""
+        array = np.asarray(codes)
+        if array.dtype.kind not in "iub":
+            raise InvalidProblem(f"codes: expected integers, got {array.dtype}")
+        lo, hi = params.qmin, params.qmax
+        if array.size and (array.min() < lo or array.max() > hi):
+            raise InvalidProblem(f"codes: [{array.min()}, {array.max()}] reaches beyond [{lo}, {hi}]")
+        params.validate(array.shape)
+        return cls(pack(array, params.dtype, params.axis), params, array.shape, device)
+
+    # ---- facts --------------------------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> QuantizedDType:
+        return self.params.dtype
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and zero points."""
+        return self.params.codes_nbytes(self.shape) + self.params.nbytes
+
+    @property
+    def bits_per_element(self) -> float:
+        """True bits an element, scales and zero points counted."""
+        return 8 * self.nbytes / self.size if self.size else 0.0
+
+    @property
+    def storage_efficiency(self) -> float:
+        """The share of the stored bits that are code bits: 1 less scales, zero points and padding."""
+        widths = self.dtype.widths
+        bits = self.size * self.dtype.bits if not widths else self.size // len(widths) * sum(widths)
+        return bits / (8 * self.nbytes) if self.nbytes else 1.0
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bytes as float32 over bytes now."""
+        return self.params.compression_ratio(self.shape)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self.shape[0]
+
+    # ---- numbers ------------------------------------------------------------------------------------
+
+    def unpack(self) -> Array:
+        """The codes, one an element, in the logical shape. No copy where codes are not packed."""
+        if not self.dtype.is_packed:
+            return self.data
+        if _backend is not None and not self.dtype.is_mixed:
+            return _backend.unpack(self)
+        return unpack(self.data, self.dtype, self.shape, self.params.axis)
+
+    def dequantize(self, out: Array | None = None, dtype: npt.DTypeLike | None = None) -> Array:
+        """The numbers the codes stand for, as float32 (float64 if made from it) unless told otherwise."""
+        if _backend is None:
+            raise Unsupported("dequantize: import lowbit to have the kernels")
+        return _backend.dequantize(self, out, dtype)
+
+    def error(self, x: npt.ArrayLike) -> ErrorReport:
+        """How far this tensor is from the numbers it was made from."""
+        return error_report(np.asarray(x), self.dequantize(), self.shape)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("a quantized tensor cannot become an array without computing a new one")
+        y = self.dequantize()
+        return y if dtype is None else y.astype(dtype, copy=False)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The stored codes, without a copy."""
+        return self.data.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[Any, Any]:
+        return self.data.__dlpack_device__()
+
+    @classmethod
+    def from_dlpack(
+        cls, codes: Any, params: QuantizationParams, shape: tuple[int, ...] | None = None
+    ) -> QuantizedTensor:
+        """A tensor over codes lent by another library, without a copy."""
+        return cls(np.from_dlpack(codes), params, shape)
+
+    # ---- views --------------------------------------------------------------------------------------
+
+    @overload
+    def reshape(self, shape: tuple[int, ...], /) -> QuantizedTensor: ...
+    @overload
+    def reshape(self, *shape: int) -> QuantizedTensor: ...
+    def reshape(self, *shape: Any) -> QuantizedTensor:
+        """The same codes under another shape, without a copy, where every scale keeps its elements."""
+        new = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
+        new, params = reshaped_granularity(self.params, self.shape, new)
+        data = self.data if self.dtype.is_packed else self.data.reshape(new)
+        return QuantizedTensor._trusted(data, params, new)
+
+    def __getitem__(self, index: Any) -> QuantizedTensor:
+        """Part of the tensor: integers and slices along any axis whose scales can follow. A view where codes
+        take a byte or more, or where the part lies on whole bytes; packed codes are copied otherwise."""
+        cut = sliced(self.params, self.shape, index)
+        if not self.dtype.is_packed:
+            return QuantizedTensor(self.data[cut.index], cut.params, cut.shape)
+        span = cut.byte_span(self.shape)
+        if span is not None:
+            return QuantizedTensor._trusted(self.data[span], cut.params, cut.shape)
+        codes = np.ascontiguousarray(self.unpack()[cut.index])
+        return QuantizedTensor(pack(codes, cut.params.dtype, cut.params.axis), cut.params, cut.shape)
+
+    def copy(self) -> QuantizedTensor:
+        """A tensor with codes of its own."""
+        return QuantizedTensor._trusted(np.array(self.data, order="C"), self.params, self.shape)
+
+    # ---- files --------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a safetensors file with the codes as stored and their params; whole, or not at all."""
+        p = self.params
+        arrays = {"codes": self.data, "scale": p.scale}
+        if p.stores_zero_point:
+            sub_byte = p.dtype.is_sub_byte
+            zero = p.zero_point.reshape(-1)
+            arrays["zero_point"] = pack_bits(zero, p.dtype.bits) if sub_byte else zero.astype(p.dtype.storage_dtype)
+        fields = {k: v for k, v in p.to_dict().items() if k not in ("scale", "zero_point", "scale_dtype")}
+        described = {**fields, "shape": list(self.shape)}
+        write_arrays(path, arrays, {"format": "lowbit", "version": "1", "tensor": json.dumps(described)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> QuantizedTensor:
+        """The tensor a file holds, equal to the one saved to the bit; FormatError if it holds none."""
+        arrays, metadata = read_arrays(path)
+        name = os.fspath(path)
+        if metadata.get("format") != "lowbit" or metadata.get("version") != "1":
+            raise FormatError(f"{name}: not a tensor saved by lowbit (format {metadata.get('format')!r})")
+        try:
+            fields = json.loads(metadata["tensor"])
+            shape = tuple(int(n) for n in fields.pop("shape"))
+            scale = arrays.pop("scale")
+            dtype = QuantizedDType.from_json(fields["dtype"])
+            zero = arrays.pop("zero_point", None)
+            if zero is None:
+                zero = np.zeros(scale.shape, np.int32)
+            elif dtype.is_sub_byte:
+                zero = unpack_bits(zero, dtype.bits, scale.size, dtype.is_signed)
+            params = QuantizationParams.from_dict(
+                {**fields, "scale": scale, "scale_dtype": scale.dtype.name, "zero_point": zero.reshape(scale.shape)}
+            )
+            codes = arrays.pop("codes")
+            if arrays:
+                raise FormatError(f"{name}: unexpected arrays {sorted(arrays)}")
+            return cls(codes, params, shape)
+        except FormatError:
+            raise
+        except (KeyError, TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
+            raise FormatError(f"{name}: {type(error).__name__}: {error}") from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return QuantizedTensor, (np.ascontiguousarray(self.data), self.params, self.shape)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether shape, params and all codes are the same."""
+        if not isinstance(other, QuantizedTensor):
+            return NotImplemented
+        return (
+            self.shape == other.shape and self.params == other.params and bool(np.array_equal(self.data, other.data))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        head = f"QuantizedTensor(shape={self.shape}, {self.params!r},"
+        body = np.array2string(self.unpack(), prefix="  ", threshold=24, edgeitems=2)
+        return f"{head}\n  {body},\n  {self.nbytes} bytes, {self.bits_per_element:.4g} bits an element)"
