@@ -21,10 +21,13 @@ typer_testing = pytest.importorskip("typer.testing")
 QUICK = [Setting("int8", "channel_wise"), Setting("mixed", "channel_wise", widths=(8, 4))]
 
 
-@pytest.fixture(scope="module")
-def run():
+@pytest.fixture
+def run(monkeypatch):
     from lowbit.cli import _app
 
+    # The width that pipes have, and no colours between the words, wherever the tests run.
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     runner = typer_testing.CliRunner()
     return lambda *arguments: runner.invoke(_app(), list(arguments))
 

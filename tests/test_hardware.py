@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from lowbit import _core
-from lowbit import hardware as hardware_module
 from lowbit.hardware import Gpu, HardwareFeatures, hardware
+
+# lowbit.hardware, the attribute, is the function.
+hardware_module = sys.modules["lowbit.hardware"]
 
 CPUINFO = Path("/proc/cpuinfo")
 CACHE_ROOT = Path("/sys/devices/system/cpu/cpu0/cache")

@@ -30,9 +30,9 @@ Features detect() {
   const uint32_t c1 = c;
   const bool osxsave = (c1 >> 27) & 1;
   const uint64_t xcr0 = osxsave ? xgetbv0() : 0;
-  const bool os_ymm = (xcr0 & 0x06) == 0x06;          // XMM and YMM state saved by the OS
-  const bool os_zmm = (xcr0 & 0xe6) == 0xe6;          // ... and opmask and ZMM
-  const bool os_tile = (xcr0 & 0x60000) == 0x60000;   // ... and AMX tiles
+  const bool os_ymm = (xcr0 & 0x06) == 0x06;         // XMM and YMM state saved by the OS
+  const bool os_zmm = (xcr0 & 0xe6) == 0xe6;         // ... and opmask and ZMM
+  const bool os_tile = (xcr0 & 0x60000) == 0x60000;  // ... and AMX tiles
   uint32_t b7 = 0, c7 = 0, d7 = 0, a71 = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
     b7 = b, c7 = c, d7 = d;
@@ -67,12 +67,9 @@ Features detect() {
 #if defined(__linux__)
   const unsigned long cap = getauxval(AT_HWCAP), cap2 = getauxval(AT_HWCAP2);
   return {
-      {"neon", (cap & HWCAP_ASIMD) != 0},
-      {"fp16", (cap & HWCAP_ASIMDHP) != 0},
-      {"dotprod", (cap & HWCAP_ASIMDDP) != 0},
-      {"i8mm", (cap2 & (1ul << 13)) != 0},
-      {"bf16", (cap2 & (1ul << 14)) != 0},
-      {"sve", (cap & HWCAP_SVE) != 0},
+      {"neon", (cap & HWCAP_ASIMD) != 0},      {"fp16", (cap & HWCAP_ASIMDHP) != 0},
+      {"dotprod", (cap & HWCAP_ASIMDDP) != 0}, {"i8mm", (cap2 & (1ul << 13)) != 0},
+      {"bf16", (cap2 & (1ul << 14)) != 0},     {"sve", (cap & HWCAP_SVE) != 0},
       {"sve2", (cap2 & (1ul << 1)) != 0},
   };
 #else
@@ -90,8 +87,8 @@ struct Cap {
   const char* name;
   Isa isa;
 };
-constexpr Cap kCaps[] = {{"scalar", Isa::scalar}, {"avx2", Isa::avx2},  {"avx512", Isa::avx512},
-                         {"vnni", Isa::avx512},   {"neon", Isa::neon},  {"dotprod", Isa::neon}};
+constexpr Cap kCaps[] = {{"scalar", Isa::scalar}, {"avx2", Isa::avx2}, {"avx512", Isa::avx512},
+                         {"vnni", Isa::avx512},   {"neon", Isa::neon}, {"dotprod", Isa::neon}};
 
 Isa best_under(const std::string& cap) {
   Isa limit = Isa::neon;
@@ -162,12 +159,8 @@ bool isa_available(Isa isa) {
     case Isa::avx2:
       return has_feature("avx2") && has_feature("fma") && has_feature("f16c");
     case Isa::avx512:
-#if defined(LOWBIT_EMULATE_AVX512)
-      return true;
-#else
-      return has_feature("avx512f") && has_feature("avx512bw") && has_feature("avx512vl") &&
-             has_feature("avx512dq") && isa_available(Isa::avx2);
-#endif
+      return has_feature("avx512f") && has_feature("avx512bw") && has_feature("avx512vl") && has_feature("avx512dq") &&
+             isa_available(Isa::avx2);
 #elif defined(__aarch64__)
     case Isa::neon:
       return has_feature("neon");

@@ -189,8 +189,6 @@ int usable_cpus() {
 int num_threads() { return pool().threads(); }
 void set_num_threads(int n) { pool().set_threads(n); }
 
-void parallel_for(int64_t count, void (*body)(void*, int64_t), void* context) {
-  pool().run(count, body, context);
-}
+void parallel_for(int64_t count, void (*body)(void*, int64_t), void* context) { pool().run(count, body, context); }
 
 }  // namespace lowbit

@@ -17,8 +17,7 @@ void parallel_for(int64_t count, void (*body)(void*, int64_t), void* context);
 
 template <class F>
 void parallel_for(int64_t count, const F& body) {
-  parallel_for(
-      count, [](void* f, int64_t i) { (*static_cast<const F*>(f))(i); }, const_cast<F*>(&body));
+  parallel_for(count, [](void* f, int64_t i) { (*static_cast<const F*>(f))(i); }, const_cast<F*>(&body));
 }
 
 }  // namespace lowbit

@@ -15,9 +15,9 @@ class Buffer {
     const int flags = writable ? PyBUF_WRITABLE : PyBUF_SIMPLE;
     if (PyObject_GetBuffer(object.ptr(), &view_, flags) != 0) {
       PyErr_Clear();
-      throw nanobind::type_error((std::string(name) + ": expected a contiguous " + (writable ? "writable " : "") +
-                                  "array of plain bytes")
-                                     .c_str());
+      throw nanobind::type_error(
+          (std::string(name) + ": expected a contiguous " + (writable ? "writable " : "") + "array of plain bytes")
+              .c_str());
     }
     held_ = true;
   }
@@ -41,9 +41,9 @@ class Buffer {
   // Refuses anything but exactly `expected` bytes: the last line of defence behind the Python checks.
   const Buffer& require(int64_t expected, const char* name) const {
     if (bytes() != expected)
-      throw nanobind::value_error((std::string(name) + ": expected " + std::to_string(expected) + " bytes, got " +
-                                   std::to_string(bytes()))
-                                      .c_str());
+      throw nanobind::value_error(
+          (std::string(name) + ": expected " + std::to_string(expected) + " bytes, got " + std::to_string(bytes()))
+              .c_str());
     return *this;
   }
 

@@ -174,8 +174,14 @@ struct MixedSpec {
     qmax.require(n * 4, "qmax");
   }
   MixedArgs args() const {
-    return {static_cast<int64_t>(code.size()), length, code.data(), offset.data(), scale.as(),
-            zero.as<int32_t>(), qmin.as<int32_t>(), qmax.as<int32_t>()};
+    return {static_cast<int64_t>(code.size()),
+            length,
+            code.data(),
+            offset.data(),
+            scale.as(),
+            zero.as<int32_t>(),
+            qmin.as<int32_t>(),
+            qmax.as<int32_t>()};
   }
   int64_t elements() const { return length * static_cast<int64_t>(code.size()); }
   void check(Element e) const {
@@ -289,8 +295,7 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> kern
       const DequantizeRow& r = dequantize_rows(isa)[k];
       rows.emplace_back("dequantize", isa_name(isa), name_of(r.code), name_of(r.out));
     }
-    for (int k = 0; k < kRangeRows; ++k)
-      rows.emplace_back("range", isa_name(isa), name_of(range_rows(isa)[k].in), "");
+    for (int k = 0; k < kRangeRows; ++k) rows.emplace_back("range", isa_name(isa), name_of(range_rows(isa)[k].in), "");
     for (int k = 0; k < kPackRows; ++k)
       rows.emplace_back("pack", isa_name(isa), std::to_string(pack_rows(isa)[k].bits), "");
   }
@@ -331,8 +336,8 @@ NB_MODULE(_core, m) {
       .def("dequantize", &AffineSpec::dequantize, "q"_a, "out"_a, "element"_a, "layout"_a.none() = nb::none());
 
   nb::class_<LogarithmicSpec>(m, "Logarithmic", "Logarithmic codes: scales, thresholds and magnitudes.")
-      .def(nb::init<int, nb::handle, bool, nb::handle, nb::handle>(), "code"_a, "scale"_a, "is_f64"_a,
-           "thresholds"_a, "magnitudes"_a)
+      .def(nb::init<int, nb::handle, bool, nb::handle, nb::handle>(), "code"_a, "scale"_a, "is_f64"_a, "thresholds"_a,
+           "magnitudes"_a)
       .def("quantize", &LogarithmicSpec::quantize, "x"_a, "element"_a, "out"_a, "layout"_a)
       .def("dequantize", &LogarithmicSpec::dequantize, "q"_a, "out"_a, "element"_a, "layout"_a);
 
@@ -348,8 +353,8 @@ NB_MODULE(_core, m) {
         "Writes min and max per scale; returns the number of NaN.");
   m.def("mean_abs", &mean_abs_of, "x"_a, "element"_a, "length"_a, "out"_a,
         "Writes the mean of |x| of each run of `length` elements, in f64.");
-  m.def("quantize_dynamic", &quantize_dynamic_of, "x"_a, "element"_a, "out"_a, "code"_a, "layout"_a, "qmin"_a,
-        "qmax"_a, "divisor"_a, "scale"_a, "zero_point"_a.none(),
+  m.def("quantize_dynamic", &quantize_dynamic_of, "x"_a, "element"_a, "out"_a, "code"_a, "layout"_a, "qmin"_a, "qmax"_a,
+        "divisor"_a, "scale"_a, "zero_point"_a.none(),
         "Range, parameters, codes and packing in one read; returns (NaN seen, scales out of bounds).");
   m.def(
       "fused_groups_fit", [](const Layout& layout, int code) { return fused_groups_fit(layout, code_of(code)); },
@@ -366,8 +371,11 @@ NB_MODULE(_core, m) {
   m.def("active_isa", [] { return std::string(isa_name(active_isa())); }, "The ISA kernels are dispatched to.");
   m.def("available_isas", &available_isas);
   m.def("max_isa", [] { return max_isa(); });
-  m.def("set_max_isa", [](const std::string& name) {
+  m.def(
+      "set_max_isa",
+      [](const std::string& name) {
         if (!set_max_isa(name)) throw nb::value_error(("no such ISA: " + name).c_str());
-      }, "name"_a, "Caps dispatch, as LOWBIT_MAX_ISA does; an empty name lifts the cap.");
+      },
+      "name"_a, "Caps dispatch, as LOWBIT_MAX_ISA does; an empty name lifts the cap.");
   m.def("kernel_rows", &kernel_rows, "(family, isa, from, to) of every kernel this CPU can run.");
 }

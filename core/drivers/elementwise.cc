@@ -254,8 +254,8 @@ void with_element(Element e, Call&& call) {
 }  // namespace
 
 template <class T>
-void log_quantize(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* x,
-                  Element in, void* q) {
+void log_quantize(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* x, Element in,
+                  void* q) {
   const auto encode = [&](int64_t b, int64_t e, auto* codes) {
     using C = std::remove_pointer_t<decltype(codes)>;
     with_element<T, C>(in, [&](auto tag) {
@@ -279,8 +279,8 @@ void log_quantize(const Layout& layout, const LogTable<T>& table, Code code, con
 }
 
 template <class T>
-void log_dequantize(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* q,
-                    void* y, Element out) {
+void log_dequantize(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* q, void* y,
+                    Element out) {
   const auto decode = [&](int64_t b, int64_t e, const auto* codes) {
     using C = std::remove_cv_t<std::remove_pointer_t<decltype(codes)>>;
     with_element<T, C>(out, [&](auto tag) {

@@ -20,11 +20,11 @@ void dequantize(const Layout& layout, const Affine& affine, const void* q, void*
 
 // x > threshold-free forms of the above for logarithmic codes (s8, s16 and packed s4, s2).
 template <class T>
-void log_quantize(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* x,
-                  Element in, void* q);
+void log_quantize(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* x, Element in,
+                  void* q);
 template <class T>
-void log_dequantize(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* q,
-                    void* y, Element out);
+void log_dequantize(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* q, void* y,
+                    Element out);
 
 // Per scale: least and greatest value (compute type). Returns the number of NaN.
 int64_t range(const Layout& layout, const void* x, Element in, void* lo, void* hi);

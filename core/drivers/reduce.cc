@@ -13,9 +13,9 @@
 namespace lowbit {
 namespace {
 
-constexpr int64_t kTask = 65536;    // elements a task reads, about
-constexpr int64_t kScratch = 4096;  // elements of groups worked on at once: they stay in L1
-constexpr int64_t kColumns = 2048;  // columns of a rectangle reduced at once
+constexpr int64_t kTask = 65536;             // elements a task reads, about
+constexpr int64_t kScratch = 4096;           // elements of groups worked on at once: they stay in L1
+constexpr int64_t kColumns = 2048;           // columns of a rectangle reduced at once
 constexpr int64_t kPrivateScales = 1 << 21;  // bound on the memory of private ranges
 
 const char* at(const void* p, int64_t bytes) { return static_cast<const char*>(p) + bytes; }

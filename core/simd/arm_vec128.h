@@ -83,9 +83,7 @@ struct Neon {
     std::memcpy(&v, p, bytes);
     return v;
   }
-  LOWBIT_INLINE I32 load_codes(const int8_t* p) {
-    return vmovl_s16(vget_low_s16(vmovl_s8(load_as<int8x8_t>(p, 4))));
-  }
+  LOWBIT_INLINE I32 load_codes(const int8_t* p) { return vmovl_s16(vget_low_s16(vmovl_s8(load_as<int8x8_t>(p, 4)))); }
   LOWBIT_INLINE I32 load_codes(const uint8_t* p) {
     return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(vmovl_u8(load_as<uint8x8_t>(p, 4)))));
   }
@@ -139,9 +137,7 @@ struct Neon {
   LOWBIT_INLINE F64 max_skip_nan(F64 x, F64 acc) {
     return {vbslq_f64(vcgtq_f64(x.lo, acc.lo), x.lo, acc.lo), vbslq_f64(vcgtq_f64(x.hi, acc.hi), x.hi, acc.hi)};
   }
-  LOWBIT_INLINE I32 count_nan(I32 n, F32 x) {
-    return vsubq_s32(n, vreinterpretq_s32_u32(vmvnq_u32(vceqq_f32(x, x))));
-  }
+  LOWBIT_INLINE I32 count_nan(I32 n, F32 x) { return vsubq_s32(n, vreinterpretq_s32_u32(vmvnq_u32(vceqq_f32(x, x)))); }
   LOWBIT_INLINE I32 count_nan(I32 n, F64 x) {
     const uint32x2_t lo = vmovn_u64(vceqq_f64(x.lo, x.lo)), hi = vmovn_u64(vceqq_f64(x.hi, x.hi));
     return vsubq_s32(n, vreinterpretq_s32_u32(vmvnq_u32(vcombine_u32(lo, hi))));

@@ -105,8 +105,7 @@ struct Scalar {
   static constexpr int kPairBlock = 16;
   template <int Shift>
   LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
-    for (int i = 0; i < kPairBlock / 2; ++i)
-      dst[i] = static_cast<uint8_t>(src[2 * i] | (src[2 * i + 1] << Shift));
+    for (int i = 0; i < kPairBlock / 2; ++i) dst[i] = static_cast<uint8_t>(src[2 * i] | (src[2 * i + 1] << Shift));
   }
   template <int Shift>
   LOWBIT_INLINE void split_pairs(const uint8_t* src, uint8_t* dst) {

@@ -23,9 +23,7 @@ struct Avx2 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
   }
   LOWBIT_INLINE F64 load(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
-  LOWBIT_INLINE I32 load_i32(const int32_t* p) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  }
+  LOWBIT_INLINE I32 load_i32(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   LOWBIT_INLINE F32 set(float x) { return _mm256_set1_ps(x); }
   LOWBIT_INLINE F64 set(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
   LOWBIT_INLINE I32 set_i32(int32_t i) { return _mm256_set1_epi32(i); }
@@ -65,9 +63,7 @@ struct Avx2 {
   }
   LOWBIT_INLINE F64 quotient(F64 x, F64 s, F64) { return divide(x, s); }
   LOWBIT_INLINE I32 round_i32(F32 y) { return _mm256_cvtps_epi32(y); }
-  LOWBIT_INLINE I32 round_i32(F64 y) {
-    return _mm256_set_m128i(_mm256_cvtpd_epi32(y.hi), _mm256_cvtpd_epi32(y.lo));
-  }
+  LOWBIT_INLINE I32 round_i32(F64 y) { return _mm256_set_m128i(_mm256_cvtpd_epi32(y.hi), _mm256_cvtpd_epi32(y.lo)); }
   LOWBIT_INLINE F32 to_f32(I32 i) { return _mm256_cvtepi32_ps(i); }
   LOWBIT_INLINE F64 to_f64(I32 i) {
     return {_mm256_cvtepi32_pd(_mm256_castsi256_si128(i)), _mm256_cvtepi32_pd(_mm256_extracti128_si256(i, 1))};
@@ -160,12 +156,8 @@ struct Avx2 {
 
   LOWBIT_INLINE F32 min_skip_nan(F32 x, F32 acc) { return _mm256_min_ps(x, acc); }
   LOWBIT_INLINE F32 max_skip_nan(F32 x, F32 acc) { return _mm256_max_ps(x, acc); }
-  LOWBIT_INLINE F64 min_skip_nan(F64 x, F64 acc) {
-    return {_mm256_min_pd(x.lo, acc.lo), _mm256_min_pd(x.hi, acc.hi)};
-  }
-  LOWBIT_INLINE F64 max_skip_nan(F64 x, F64 acc) {
-    return {_mm256_max_pd(x.lo, acc.lo), _mm256_max_pd(x.hi, acc.hi)};
-  }
+  LOWBIT_INLINE F64 min_skip_nan(F64 x, F64 acc) { return {_mm256_min_pd(x.lo, acc.lo), _mm256_min_pd(x.hi, acc.hi)}; }
+  LOWBIT_INLINE F64 max_skip_nan(F64 x, F64 acc) { return {_mm256_max_pd(x.lo, acc.lo), _mm256_max_pd(x.hi, acc.hi)}; }
   LOWBIT_INLINE I32 count_nan(I32 n, F32 x) {
     return _mm256_sub_epi32(n, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
   }
@@ -233,8 +225,7 @@ struct Avx2 {
   template <int Shift>
   LOWBIT_INLINE void split_pairs(const uint8_t* src, uint8_t* dst) {
     const __m256i mask = _mm256_set1_epi8((1 << Shift) - 1);
-    const __m256i v =
-        _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(src)), 0xd8);
+    const __m256i v = _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(src)), 0xd8);
     const __m256i even = _mm256_and_si256(v, mask);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi16(v, Shift), mask);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), _mm256_unpacklo_epi8(even, odd));

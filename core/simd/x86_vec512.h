@@ -63,9 +63,7 @@ struct Avx512 {
   LOWBIT_INLINE I32 round_i32(F32 y) {
     return _mm512_cvt_roundps_epi32(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
-  LOWBIT_INLINE I32 join(__m256i lo, __m256i hi) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1);
-  }
+  LOWBIT_INLINE I32 join(__m256i lo, __m256i hi) { return _mm512_inserti64x4(_mm512_castsi256_si512(lo), hi, 1); }
   LOWBIT_INLINE I32 round_i32(F64 y) { return join(_mm512_cvtpd_epi32(y.lo), _mm512_cvtpd_epi32(y.hi)); }
   LOWBIT_INLINE F32 to_f32(I32 i) { return _mm512_cvtepi32_ps(i); }
   LOWBIT_INLINE F64 to_f64(I32 i) {
@@ -87,9 +85,7 @@ struct Avx512 {
   LOWBIT_INLINE I32 load_codes(const uint16_t* p) {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
-  LOWBIT_INLINE void store8(void* p, I32 i) {
-    _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(i));
-  }
+  LOWBIT_INLINE void store8(void* p, I32 i) { _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(i)); }
   LOWBIT_INLINE void store16(void* p, I32 i) {
     _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(i));
   }
@@ -152,12 +148,8 @@ struct Avx512 {
 
   LOWBIT_INLINE F32 min_skip_nan(F32 x, F32 acc) { return _mm512_min_ps(x, acc); }
   LOWBIT_INLINE F32 max_skip_nan(F32 x, F32 acc) { return _mm512_max_ps(x, acc); }
-  LOWBIT_INLINE F64 min_skip_nan(F64 x, F64 acc) {
-    return {_mm512_min_pd(x.lo, acc.lo), _mm512_min_pd(x.hi, acc.hi)};
-  }
-  LOWBIT_INLINE F64 max_skip_nan(F64 x, F64 acc) {
-    return {_mm512_max_pd(x.lo, acc.lo), _mm512_max_pd(x.hi, acc.hi)};
-  }
+  LOWBIT_INLINE F64 min_skip_nan(F64 x, F64 acc) { return {_mm512_min_pd(x.lo, acc.lo), _mm512_min_pd(x.hi, acc.hi)}; }
+  LOWBIT_INLINE F64 max_skip_nan(F64 x, F64 acc) { return {_mm512_max_pd(x.lo, acc.lo), _mm512_max_pd(x.hi, acc.hi)}; }
   LOWBIT_INLINE I32 count_nan(I32 n, F32 x) {
     return _mm512_mask_add_epi32(n, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), n, _mm512_set1_epi32(1));
   }

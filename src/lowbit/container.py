@@ -98,7 +98,9 @@ def _parse(name: str, text: bytes) -> dict[str, Any]:
 
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except FormatError:
+        raise
+    except (ValueError, RecursionError) as error:  # also integers of more digits than Python converts
         raise FormatError(f"{name}: the header is not JSON ({error})") from None
     if not isinstance(header, dict):
         raise FormatError(f"{name}: the header is not a JSON object")
@@ -126,6 +128,8 @@ def _checked_entries(
             raise FormatError(f"{name}: {key!r} has bad data_offsets")
         begin, end = offsets
         kind = np.dtype(_DTYPES[dtype])
+        if math.prod(n or 1 for n in shape) * kind.itemsize >= 1 << 63:  # beyond NumPy even where it is empty
+            raise FormatError(f"{name}: {key!r} has a bad shape")
         if end > available or end - begin != math.prod(shape) * kind.itemsize:
             raise FormatError(
                 f"{name}: {key!r} claims bytes {begin} to {end} for shape {shape} of {dtype}; "

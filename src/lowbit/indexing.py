@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +78,8 @@ def _channel_params(
         changes["dtype"] = QuantizedDType.mixed(widths)
         changes["qmin"] = changes["qmax"] = None
     if params.scale.ndim:
-        changes["scale"], changes["zero_point"] = params.scale[at], params.zero_point[at]
+        # "..." keeps a single scale an array: a float64 scalar would pass for a Python number.
+        changes["scale"], changes["zero_point"] = params.scale[at, ...], params.zero_point[at, ...]
     if isinstance(at, int):
         changes["axis"] = None
         if str(params.scheme) == "channel_wise":
@@ -125,8 +127,8 @@ def _normalized(shape: tuple[int, ...], index: Any) -> tuple[int | slice, ...]:
     given = index if isinstance(index, tuple) else (index,)
     if sum(i is Ellipsis for i in given) > 1:
         raise InvalidProblem("index: more than one '...'")
-    if Ellipsis in given:
-        at = given.index(Ellipsis)
+    at = next((k for k, i in enumerate(given) if i is Ellipsis), None)
+    if at is not None:
         missing = len(shape) - (len(given) - 1)
         given = (*given[:at], *(slice(None),) * missing, *given[at + 1 :])
     if len(given) > len(shape):
@@ -139,14 +141,21 @@ def _normalized(shape: tuple[int, ...], index: Any) -> tuple[int | slice, ...]:
             if step < 1:
                 raise InvalidProblem(f"index: axis {axis} has a negative step")
             out.append(slice(start, max(start, stop), step))
-        elif hasattr(i, "__index__") and not isinstance(i, bool):
-            k = int(i.__index__())
+        else:
+            k = _integer(i)
             if not -n <= k < n:
                 raise IndexError(f"index {k} is out of bounds for axis {axis} with size {n}")
             out.append(k % n)
-        else:
-            raise InvalidProblem(f"index: expected integers and slices, got {type(i).__name__}")
     return tuple(out)
+
+
+def _integer(i: Any) -> int:
+    try:
+        if not isinstance(i, bool):
+            return operator.index(i)
+    except TypeError:
+        pass
+    raise InvalidProblem(f"index: expected integers and slices, got {type(i).__name__}")
 
 
 def _text(at: int | slice) -> str:

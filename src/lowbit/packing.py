@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lowbit.dtypes import QuantizedDType
 from lowbit.errors import InvalidProblem
 
-__all__ = ["mixed_channels", "pack", "pack_bits", "unpack", "unpack_bits"]
+__all__ = ["mixed_channels", "pack", "pack_bits", "padding_is_zero", "unpack", "unpack_bits"]
 
 Array = npt.NDArray[Any]
 
@@ -71,6 +71,21 @@ def unpack(data: Array, dtype: QuantizedDType, shape: tuple[int, ...], axis: int
     if dtype.is_sub_byte:
         return unpack_bits(data, dtype.bits, math.prod(shape), dtype.is_signed).reshape(shape)
     return data.reshape(shape)
+
+
+def padding_is_zero(data: Array, dtype: QuantizedDType, elements: int) -> bool:
+    """Whether the bits after the last code, or after the last one of each mixed channel, are all 0.
+
+    >>> padding_is_zero(np.array([241, 7], np.uint8), QuantizedDType.of("int4"), 3)
+    True
+    """
+    if not data.size:
+        return True
+    widths = np.array(dtype.widths or (dtype.bits,))
+    bits = elements // len(widths) * widths
+    used = bits % 8
+    last = data[np.cumsum((bits + 7) // 8) - 1]
+    return not ((used > 0) & (last >> used.astype(np.uint8) > 0)).any()
 
 
 def mixed_channels(array: Array, dtype: QuantizedDType, axis: int | None) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 from typing import Any, Protocol, overload
 
@@ -15,7 +16,7 @@ from lowbit.dtypes import QuantizedDType
 from lowbit.errors import FormatError, InvalidProblem, Unsupported
 from lowbit.indexing import reshaped_granularity, sliced
 from lowbit.metrics import ErrorReport, error_report
-from lowbit.packing import pack, pack_bits, unpack, unpack_bits
+from lowbit.packing import pack, pack_bits, padding_is_zero, unpack, unpack_bits
 from lowbit.params import QuantizationParams
 
 __all__ = ["QuantizedTensor", "set_backend"]
@@ -36,6 +37,10 @@ def set_backend(backend: _Backend) -> None:
     """Tells tensors who dequantizes them."""
     global _backend
     _backend = backend
+
+
+# What a saved tensor's description holds.
+_FIELDS = {"dtype", "scheme", "axis", "block_size", "qmin", "qmax", "steps_per_octave", "shape"}
 
 
 class QuantizedTensor:
@@ -70,15 +75,15 @@ class QuantizedTensor:
     ) -> None:
         if str(device) != "cpu":
             raise Unsupported(f"device: {device!r}; this build keeps tensors in CPU memory")
+        if not isinstance(data, np.ndarray) and not hasattr(data, "__dlpack__"):
+            raise InvalidProblem(f"data: {type(data).__name__}; expected an array of stored codes")
         codes = data if isinstance(data, np.ndarray) else np.from_dlpack(data)
         dtype = params.dtype
         if shape is None:
             if dtype.is_packed:
                 raise InvalidProblem(f"shape: {dtype} codes are packed; say the logical shape")
             shape = codes.shape
-        shape = tuple(int(n) for n in shape)
-        if any(n < 0 for n in shape):
-            raise InvalidProblem(f"shape: {shape} has a negative size")
+        shape = _checked_shape(shape)
         if codes.dtype != dtype.storage_dtype:
             raise InvalidProblem(f"data: {codes.dtype}; {dtype} is stored as {dtype.storage_dtype}")
         params.validate(shape)
@@ -91,8 +96,7 @@ class QuantizedTensor:
             expected = shape
         if codes.shape != expected:
             raise InvalidProblem(f"data: shape {codes.shape}; {dtype} of shape {shape} is stored as {expected}")
-        used = math.prod(shape) * dtype.bits % 8
-        if dtype.is_sub_byte and not dtype.is_mixed and used and codes[-1] >> used:
+        if dtype.is_packed and not padding_is_zero(codes, dtype, math.prod(shape)):
             raise InvalidProblem("data: padding bits after the last code are not 0")
         self.data = codes
         self.params = params.for_compute(np.float32) if params.weak else params
@@ -213,7 +217,8 @@ class QuantizedTensor:
     def reshape(self, *shape: int) -> QuantizedTensor: ...
     def reshape(self, *shape: Any) -> QuantizedTensor:
         """The same codes under another shape, without a copy, where every scale keeps its elements."""
-        new = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
+        one_tuple = len(shape) == 1 and not isinstance(shape[0], (int, np.integer))
+        new = tuple(shape[0]) if one_tuple else tuple(shape)
         new, params = reshaped_granularity(self.params, self.shape, new)
         data = self.data if self.dtype.is_packed else self.data.reshape(new)
         return QuantizedTensor._trusted(data, params, new)
@@ -223,7 +228,8 @@ class QuantizedTensor:
         take a byte or more, or where the part lies on whole bytes; packed codes are copied otherwise."""
         cut = sliced(self.params, self.shape, index)
         if not self.dtype.is_packed:
-            return QuantizedTensor(self.data[cut.index], cut.params, cut.shape)
+            view = (*cut.index, ...)  # "..." keeps a single code an array
+            return QuantizedTensor(self.data[view], cut.params, cut.shape)
         span = cut.byte_span(self.shape)
         if span is not None:
             return QuantizedTensor._trusted(self.data[span], cut.params, cut.shape)
@@ -257,28 +263,33 @@ class QuantizedTensor:
             raise FormatError(f"{name}: not a tensor saved by lowbit (format {metadata.get('format')!r})")
         try:
             fields = json.loads(metadata["tensor"])
-            shape = tuple(int(n) for n in fields.pop("shape"))
+            if not isinstance(fields, dict) or set(fields) != _FIELDS:
+                raise FormatError(f"{name}: a tensor is described by {', '.join(sorted(_FIELDS))}")
+            shape = fields.pop("shape")
+            if not isinstance(shape, list) or any(type(n) is not int for n in shape):
+                raise FormatError(f"{name}: the tensor's shape is not a list of integers")
             scale = arrays.pop("scale")
+            if scale.dtype.kind != "f":
+                raise FormatError(f"{name}: scale is {scale.dtype}")
             dtype = QuantizedDType.from_json(fields["dtype"])
-            zero = arrays.pop("zero_point", None)
-            if zero is None:
-                zero = np.zeros(scale.shape, np.int32)
-            elif dtype.is_sub_byte:
-                zero = unpack_bits(zero, dtype.bits, scale.size, dtype.is_signed)
+            stored = arrays.pop("zero_point", None)
+            zero = _zero_point(stored, dtype, scale.size)
             params = QuantizationParams.from_dict(
                 {**fields, "scale": scale, "scale_dtype": scale.dtype.name, "zero_point": zero.reshape(scale.shape)}
             )
+            if stored is None and params.stores_zero_point:
+                raise FormatError(f"{name}: no zero_point, which {params.scheme} needs")
             codes = arrays.pop("codes")
             if arrays:
                 raise FormatError(f"{name}: unexpected arrays {sorted(arrays)}")
-            return cls(codes, params, shape)
+            return cls(codes, params, tuple(shape))
         except FormatError:
             raise
         except (KeyError, TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
             raise FormatError(f"{name}: {type(error).__name__}: {error}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return QuantizedTensor, (np.ascontiguousarray(self.data), self.params, self.shape)
+        return QuantizedTensor, (np.asarray(self.data, order="C"), self.params, self.shape)
 
     def __eq__(self, other: object) -> bool:
         """Whether shape, params and all codes are the same."""
@@ -294,3 +305,29 @@ class QuantizedTensor:
         head = f"QuantizedTensor(shape={self.shape}, {self.params!r},"
         body = np.array2string(self.unpack(), prefix="  ", threshold=24, edgeitems=2)
         return f"{head}\n  {body},\n  {self.nbytes} bytes, {self.bits_per_element:.4g} bits an element)"
+
+
+def _checked_shape(shape: Any) -> tuple[int, ...]:
+    try:
+        checked = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise InvalidProblem(f"shape: {shape!r}; expected integers") from None
+    if any(n < 0 for n in checked):
+        raise InvalidProblem(f"shape: {checked} has a negative size")
+    # Packed codes never become an array of this shape until they are asked for: refuse what could not be one.
+    if len(checked) > 64 or math.prod(n or 1 for n in checked) >= 1 << 60:
+        raise InvalidProblem(f"shape: {len(checked)} dimensions, or more elements than an array can have")
+    return checked
+
+
+def _zero_point(stored: Array | None, dtype: QuantizedDType, count: int) -> Array:
+    """Zero points from a file: in the codes' own type, packed where codes are packed, or left out as 0."""
+    if stored is None:
+        return np.zeros(count, np.int32)
+    if not dtype.is_sub_byte:
+        if stored.dtype != dtype.storage_dtype:
+            raise InvalidProblem(f"zero_point: {stored.dtype}; {dtype} has {dtype.storage_dtype}")
+        return stored
+    if stored.dtype != np.uint8 or stored.shape != (dtype.storage_bytes(count),):
+        raise InvalidProblem(f"zero_point: {stored.dtype} of shape {stored.shape} for {count} of {dtype}")
+    return unpack_bits(stored, dtype.bits, count, dtype.is_signed)

@@ -1,5 +1,6 @@
-#include "kernels/dequantize/generic.h"
 #include "simd/scalar.h"
+
+#include "kernels/dequantize/generic.h"
 
 namespace lowbit {
 extern const DequantizeRow* const dequantize_rows_scalar;

@@ -85,10 +85,10 @@ void log_decode(const LogTable<compute_t<Out>>& table, const C* q, Out* y, int64
 template struct LogTable<float>;
 template struct LogTable<double>;
 
-#define ENCODE(In)                                                                                   \
-  template void log_encode(const LogTable<compute_t<In>>&, const In*, int8_t*, int64_t, compute_t<In>); \
+#define ENCODE(In)                                                                                       \
+  template void log_encode(const LogTable<compute_t<In>>&, const In*, int8_t*, int64_t, compute_t<In>);  \
   template void log_encode(const LogTable<compute_t<In>>&, const In*, int16_t*, int64_t, compute_t<In>); \
-  template void log_decode(const LogTable<compute_t<In>>&, const int8_t*, In*, int64_t, compute_t<In>); \
+  template void log_decode(const LogTable<compute_t<In>>&, const int8_t*, In*, int64_t, compute_t<In>);  \
   template void log_decode(const LogTable<compute_t<In>>&, const int16_t*, In*, int64_t, compute_t<In>);
 ENCODE(float)
 ENCODE(double)

@@ -1,5 +1,6 @@
-#include "kernels/pack/generic.h"
 #include "simd/scalar.h"
+
+#include "kernels/pack/generic.h"
 
 namespace lowbit {
 extern const PackRow* const pack_rows_scalar;

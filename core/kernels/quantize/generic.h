@@ -142,9 +142,8 @@ struct VaryingQuantizer {
 
   void run(const In* x, C* q, int64_t n, const T* s, const T* inv, const int32_t* z) const {
     constexpr int w = V::width;
-    const auto at = [&](int64_t i) __attribute__((always_inline)) {
-      return codes(x + i, s + i, inv + i, z ? z + i : nullptr);
-    };
+    const auto at = [&](int64_t i)
+                        __attribute__((always_inline)) { return codes(x + i, s + i, inv + i, z ? z + i : nullptr); };
     int64_t i = 0;
     for (; i + 4 * w <= n; i += 4 * w)
       V::template store_codes4<false>(q + i, at(i), at(i + w), at(i + 2 * w), at(i + 3 * w));
@@ -227,8 +226,9 @@ struct QuantizeEntry<V, In, SignBit> {
 template <class V>
 struct QuantizeRows {
   static constexpr QuantizeRow rows[kQuantizeRows] = {
-#define ROW(e, c, In, C) \
-  {Element::e, Code::c, QuantizeEntry<V, In, C>::uniform, QuantizeEntry<V, In, C>::grouped, QuantizeEntry<V, In, C>::varying},
+#define ROW(e, c, In, C)                                                                    \
+  {Element::e, Code::c, QuantizeEntry<V, In, C>::uniform, QuantizeEntry<V, In, C>::grouped, \
+   QuantizeEntry<V, In, C>::varying},
 #include "kernels/quantize/kernels.inc"
 #undef ROW
   };

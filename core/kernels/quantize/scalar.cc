@@ -1,5 +1,6 @@
-#include "kernels/quantize/generic.h"
 #include "simd/scalar.h"
+
+#include "kernels/quantize/generic.h"
 
 namespace lowbit {
 extern const QuantizeRow* const quantize_rows_scalar;

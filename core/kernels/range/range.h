@@ -15,12 +15,12 @@ constexpr int64_t kSumBlock = 4096;
 
 struct RangeArgs {
   const void* x;
-  int64_t n;      // elements; for columns: the number of columns
-  int64_t group;  // grouped only: elements a group, n a multiple of it
+  int64_t n;             // elements; for columns: the number of columns
+  int64_t group;         // grouped only: elements a group, n a multiple of it
   int64_t rows, stride;  // columns only: rows, and elements from one to the next
-  void* lo;       // compute type: one; a group each; or a column each (columns: updated, not overwritten)
+  void* lo;              // compute type: one; a group each; or a column each (columns: updated, not overwritten)
   void* hi;
-  int64_t* nan;   // incremented
+  int64_t* nan;  // incremented
 };
 
 struct AffineArgs {
@@ -35,9 +35,9 @@ struct AffineArgs {
 
 struct RangeRow {
   Element in;
-  void (*run)(const RangeArgs&);      // all n into one lo, hi
-  void (*grouped)(const RangeArgs&);  // each group
-  void (*columns)(const RangeArgs&);  // each column of a strided block of rows
+  void (*run)(const RangeArgs&);                // all n into one lo, hi
+  void (*grouped)(const RangeArgs&);            // each group
+  void (*columns)(const RangeArgs&);            // each column of a strided block of rows
   double (*sum_abs)(const void* x, int64_t n);  // n <= kSumBlock
   // Returns how many scales are out of the contract's bounds.
   int64_t (*affine)(const AffineArgs&);

@@ -1,5 +1,6 @@
-#include "kernels/range/generic.h"
 #include "simd/scalar.h"
+
+#include "kernels/range/generic.h"
 
 namespace lowbit {
 extern const RangeRow* const range_rows_scalar;

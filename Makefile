@@ -1,0 +1,86 @@
+# make demo | make test | make bench | make check     each makes its own .venv and builds what it needs
+# make test-deep                                      hours of cases: all floats, other CPUs, sanitizers
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
+CMAKE  := $(BIN)/cmake
+NATIVE := $(shell find core CMakeLists.txt pyproject.toml -type f)
+JOBS   ?= $(shell nproc)
+
+.PHONY: demo test test-cpp test-python check format bench build stubs test-deep deep-tools clean
+
+# ---- environment: one stamp a step, so that a second run costs nothing --------------------------------
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -U pip
+	$(PIP) "scikit-build-core>=1.1" "nanobind>=3.1" "cmake>=3.20" ninja "numpy>=1.24"
+	@touch $@
+
+# Incremental: scikit-build-core keeps its build directory, so a rebuild takes seconds.
+$(VENV)/.built: $(VENV)/.made $(NATIVE)
+	$(PIP) --no-build-isolation --no-deps -e . -Cbuild-dir=build/python
+	@touch $@
+
+$(VENV)/.cli: $(VENV)/.built
+	$(PIP) --no-build-isolation -e '.[cli]' -Cbuild-dir=build/python
+	@touch $@
+
+# torch before anything that could ask for another one.
+$(VENV)/.test: $(VENV)/.built
+	$(PIP) torch==2.13.0
+	$(PIP) --no-build-isolation -e '.[cli,test]' -Cbuild-dir=build/python
+	@touch $@
+
+$(VENV)/.check: $(VENV)/.made pyproject.toml
+	$(PIP) ruff==0.17.4 mypy==2.4.1 clang-format==23.1.3
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.test
+	$(PIP) --no-deps pywhispercpp==1.5.1
+	$(PIP) --no-build-isolation -e '.[bench]' -Cbuild-dir=build/python
+	@touch $@
+
+build: $(VENV)/.built
+
+# ---- what people run ----------------------------------------------------------------------------------
+demo: $(VENV)/.cli
+	$(BIN)/lowbit demo
+
+test: test-cpp test-python
+
+build/cpp/lowbit_tests: $(VENV)/.made $(NATIVE)
+	$(CMAKE) -S . -B build/cpp -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	  -DLOWBIT_PYTHON=OFF -DLOWBIT_TESTS=ON -DLOWBIT_WERROR=ON > build/cpp.log 2>&1 || (cat build/cpp.log; false)
+	$(CMAKE) --build build/cpp
+	@touch $@
+
+test-cpp: | build
+test-cpp: build/cpp/lowbit_tests
+	build/cpp/lowbit_tests
+
+test-python: $(VENV)/.test
+	$(BIN)/python -m pytest -m "not deep"
+
+check: $(VENV)/.check $(VENV)/.built build/cpp/lowbit_tests
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/mypy
+	find core -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
+
+format: $(VENV)/.check
+	$(BIN)/ruff check --fix-only src tests benchmarks scripts
+	$(BIN)/ruff format src tests benchmarks scripts
+	find core -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format -i
+
+stubs: $(VENV)/.built
+	$(BIN)/python -m nanobind.stubgen -m lowbit._core -o src/lowbit/_core.pyi
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks $(BENCH)
+
+# ---- the slow tier ------------------------------------------------------------------------------------
+include scripts/deep.mk
+
+clean:
+	rm -rf build $(VENV) results

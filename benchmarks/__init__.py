@@ -1,0 +1,1 @@
+"""How fast lowbit is beside its peers, measured: `python -m benchmarks`."""

@@ -1,0 +1,133 @@
+"""python -m benchmarks [--only family,...] [--quick] [--json PATH] [--threads N]
+
+Exits with 0 even where a target is missed, which the output then says; with 1 where something failed to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import traceback
+import warnings
+from datetime import datetime, timezone
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rich.console import Console
+
+import lowbit as lb
+from benchmarks import bench_calls, bench_dequantize, bench_groups, bench_quantize, bench_range, bench_threads
+from benchmarks.peers import Peers, package_versions
+from benchmarks.report import Row, failed_row, print_family, print_summary, rows_of, write_json
+from benchmarks.timing import Budget, keep_freed_memory, measure
+
+# Each has `cases(peers)`, and opens with a line that says what it measures.
+FAMILIES: dict[str, ModuleType] = {
+    "quantize": bench_quantize,
+    "dequantize": bench_dequantize,
+    "groups": bench_groups,
+    "calls": bench_calls,
+    "range": bench_range,
+    "threads": bench_threads,
+}
+
+FULL, QUICK = Budget(seconds=7.0, rounds=7), Budget(seconds=0.7, rounds=3)
+SETTLE = 0.01  # seconds in which the idle workers of any peer stop spinning
+_PLAIN_WIDTH = 120  # where the output is no terminal
+
+
+def main() -> int:
+    options = _options()
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    warnings.filterwarnings("ignore", message="torch.quantize_per_tensor", category=UserWarning)  # deprecated
+    lb.set_num_threads(options.threads)
+    facts = {**_facts(options), "freed_memory_kept": keep_freed_memory()}
+    _print_heading(console, facts)
+
+    rows: list[Row] = []
+    for family in options.only:
+        of_family = _run(family, options)
+        print_family(console, family, (FAMILIES[family].__doc__ or "").splitlines()[0], of_family)
+        rows += of_family
+    print_summary(console, rows, options.threads)
+    write_json(options.json, facts, rows)
+    console.print(f"Written to {options.json}")
+    return 1 if any(row.status == "failed" for row in rows) else 0
+
+
+def _run(family: str, options: argparse.Namespace) -> list[Row]:
+    rows: list[Row] = []
+    budget = QUICK if options.quick else FULL
+    try:
+        for case in FAMILIES[family].cases(Peers(options.threads)):
+            _say(f"measuring {family}: {case.name} …")
+            found = (
+                {}
+                if case.not_measurable
+                else measure(case, budget, settle=SETTLE if options.threads > 1 else 0.0)
+            )
+            rows += rows_of(family, case, found, options.threads)
+    except Exception as error:  # one family that cannot be set up does not keep the others from running
+        traceback.print_exc()
+        rows.append(failed_row(family, error))
+    _say("")
+    return rows
+
+
+def _say(text: str) -> None:
+    """What is going on, on one line that is overwritten; only where someone watches."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _facts(options: argparse.Namespace) -> dict[str, Any]:
+    machine = lb.hardware().to_dict()
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "quick": options.quick,
+        "families": options.only,
+        "threads": options.threads,
+        "isa": machine["isa"],
+        "versions": {"python": platform.python_version(), "lowbit": lb.__version__, **package_versions()},
+        "hardware": machine,
+    }
+
+
+def _print_heading(console: Console, facts: dict[str, Any]) -> None:
+    machine, versions = facts["hardware"], facts["versions"]
+    threads = f"{facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
+    console.print(f"[bold]{machine['cpu']}[/], {facts['isa']}, {threads} of {machine['usable_cpus']}")
+    console.print(", ".join(f"{name} {found or '[yellow]missing[/]'}" for name, found in versions.items()))
+    console.print()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m benchmarks", description="lowbit beside its peers, measured.")
+    parser.add_argument(
+        "--only", type=_families, default=list(FAMILIES), metavar="FAMILY,...", help=", ".join(FAMILIES)
+    )
+    parser.add_argument("--quick", action="store_true", help="short rounds: does it run, and about how fast")
+    parser.add_argument("--json", type=Path, default=Path("results/bench.json"), metavar="PATH")
+    parser.add_argument("--threads", type=_count, default=1, metavar="N", help="for lowbit and every peer")
+    return parser.parse_args()
+
+
+def _families(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in FAMILIES]
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected some of {', '.join(FAMILIES)}")
+    return list(dict.fromkeys(names))
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}; expected at least 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""A 4096×4096 matrix to 4 bits in groups: range, scales, codes and packing, with nothing known before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import lowbit as lb
+from benchmarks.peers import GGML, ORT_4BITS, Peers
+from benchmarks.shapes import MATRIX, normal
+from benchmarks.timing import Case, Contender, Target
+
+__all__ = ["cases"]
+
+
+def cases(peers: Peers) -> Iterator[Case]:
+    for block in (128, 32):
+        yield _case(peers, block, "int4", "symmetric")
+        yield _case(peers, block, "uint4", "asymmetric")
+
+
+def _case(peers: Peers, block: int, dtype: str, scheme: str) -> Case:
+    w = normal(MATRIX, spread=0.02)
+    symmetric = scheme == "symmetric"
+    options: dict[str, Any] = {"dtype": dtype, "scheme": scheme, "block_size": block}
+    out = lb.quantize(w, **options)
+    contenders = [
+        Contender(
+            "lowbit",
+            lambda: lambda: lb.quantize(w, **options),
+            kind="lowbit",
+            answer=lambda q: q.dequantize(),
+        ),
+        Contender(
+            "lowbit, out=",
+            lambda: lambda: lb.quantize(w, **options, out=out),
+            kind="lowbit",
+            answer=lambda q: q.dequantize(),
+        ),
+        peers.ggml_quantize(w),
+        peers.gguf_quantize(w),
+        peers.ort_matmul_4bits(w, block, symmetric),
+    ]
+    targets = [
+        Target("lowbit", GGML, 4, "ggml"),
+        Target("lowbit", ORT_4BITS, 15, "ORT"),
+    ]
+    parameters = w.size // block * (4 if symmetric else 8)  # float32 scales and int32 zero points
+    return Case(
+        f"{dtype} {scheme}, groups of {block}",
+        w.size,
+        4 * w.size + w.size // 2 + parameters,
+        contenders,
+        targets,
+        expected=w,
+        tolerance=float(np.abs(w).max()) / 7,  # the largest step there can be
+    )

@@ -1,0 +1,34 @@
+"""The least and the greatest number of an array: the first half of quantizing without params."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.peers import Peers
+from benchmarks.shapes import CACHED, STREAMED, normal
+from benchmarks.timing import Case, Contender
+from lowbit.kernels import cpu
+from lowbit.params import Granularity
+
+__all__ = ["cases"]
+
+
+def cases(peers: Peers) -> Iterator[Case]:
+    yield _case(peers, "min and max, 2^18", CACHED)
+    yield _case(peers, "min and max, 2^25", STREAMED)
+
+
+def _case(peers: Peers, name: str, n: int) -> Case:
+    x = normal(n)
+    lent, whole = cpu.as_float_array(x), Granularity(0, 1, 1, n, 1, ())
+    contenders = [
+        Contender(
+            "lowbit", lambda: lambda: cpu.value_range(lent, whole), kind="lowbit", answer=lambda r: r[:2]
+        ),
+        peers.numpy_min_max(x),
+        peers.torch_aminmax(x),
+    ]
+    # Nothing is written, so a copy, which reads half of these bytes and writes half, may well be slower.
+    return Case(name, n, 4 * n, contenders, (), np.array([x.min(), x.max()]))

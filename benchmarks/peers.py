@@ -1,0 +1,284 @@
+"""The peers, each built only when its turn comes: a package that is missing or fails is reported as that.
+
+All run with the same number of threads on the same memory. ONNX Runtime is bound to that memory, so that
+neither its input nor its output is copied or allocated; torch has no way to be given an output.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.shapes import aligned
+from benchmarks.timing import Contender
+
+__all__ = ["GGML", "GGUF", "NUMPY", "ORT", "ORT_4BITS", "TORCH", "Peers", "package_versions"]
+
+Array = npt.NDArray[Any]
+
+TORCH, ORT, NUMPY = "torch", "ONNX Runtime", "NumPy"
+GGML, GGUF, ORT_4BITS = "ggml Q4_0 (C)", "gguf Q4_0 (NumPy)", "ORT quantize_matmul_4bits"
+
+_PACKAGES = (
+    "numpy", "torch", "onnxruntime", "onnx", "gguf", "pywhispercpp", "ml_dtypes", "rich",
+)  # fmt: skip
+_Q4_0, _Q4_0_BLOCK = 2, 32  # GGML_TYPE_Q4_0
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Makers of contenders that use this many threads."""
+
+    threads: int = 1
+
+    # ---- torch --------------------------------------------------------------------------------------
+
+    def torch_quantize(self, x: Array, scale: float, zero_point: int) -> Contender:
+        def build() -> Callable[[], Any]:
+            torch = _torch(self.threads)
+            tensor = torch.from_numpy(x)
+            return lambda: torch.quantize_per_tensor(tensor, scale, zero_point, torch.qint8)
+
+        return Contender(TORCH, build, answer=lambda q: q.int_repr().numpy())
+
+    def torch_quantize_channels(self, x: Array, scales: Array, axis: int) -> Contender:
+        def build() -> Callable[[], Any]:
+            torch = _torch(self.threads)
+            tensor, scale = torch.from_numpy(x), torch.from_numpy(scales)
+            zeros = torch.zeros(scales.size, dtype=torch.long)
+            return lambda: torch.quantize_per_channel(tensor, scale, zeros, axis, torch.qint8)
+
+        return Contender(TORCH, build, answer=lambda q: q.int_repr().numpy())
+
+    def torch_dequantize(self, x: Array, scale: float, zero_point: int) -> Contender:
+        def build() -> Callable[[], Any]:
+            torch = _torch(self.threads)
+            q = torch.quantize_per_tensor(torch.from_numpy(x), scale, zero_point, torch.qint8)
+            return lambda: q.dequantize()
+
+        return Contender(TORCH, build, answer=lambda y: y.numpy())
+
+    def torch_aminmax(self, x: Array) -> Contender:
+        def build() -> Callable[[], Any]:
+            torch = _torch(self.threads)
+            tensor = torch.from_numpy(x)
+            return lambda: torch.aminmax(tensor)
+
+        return Contender("torch.aminmax", build, answer=lambda r: [float(r.min), float(r.max)])
+
+    # ---- ONNX Runtime -------------------------------------------------------------------------------
+
+    def ort_quantize(self, x: Array, scale: float, zero_point: int, nbytes: int | None = None) -> Contender:
+        out = aligned(x.shape, np.int8)
+        inputs = {"x": x, "scale": np.array(scale, x.dtype), "zero": np.array(zero_point, np.int8)}
+        name = ORT if x.dtype == np.float32 else f"{ORT}, {x.dtype}"
+        return Contender(
+            name, lambda: self._bound("QuantizeLinear", inputs, out), answer=lambda _: out, nbytes=nbytes
+        )
+
+    def ort_dequantize(self, codes: Array, scale: float, zero_point: int) -> Contender:
+        out = aligned(codes.shape, np.float32)
+        inputs = {"x": codes, "scale": np.array(scale, np.float32), "zero": np.array(zero_point, np.int8)}
+        return Contender(ORT, lambda: self._bound("DequantizeLinear", inputs, out), answer=lambda _: out)
+
+    def ort_dequantize_int4(
+        self, packed: Array, shape: tuple[int, ...], scale: Array, block: int
+    ) -> Contender:
+        """`packed` holds two codes a byte, the first in the low bits, as ONNX and lowbit both have them."""
+        out = aligned(shape, np.float32)
+
+        def build() -> Callable[[], Any]:
+            inputs = {"x": packed, "scale": scale}
+            options = {"axis": len(shape) - 1, "block_size": block} if block else {}
+            return self._bound("DequantizeLinear", inputs, out, int4_shape=shape, **options)
+
+        return Contender(ORT, build, answer=lambda _: out)
+
+    def _bound(
+        self, op: str, inputs: dict[str, Array], out: Array, int4_shape: tuple[int, ...] = (), **options: Any
+    ) -> Callable[[], Any]:
+        """A call that runs one operator from given memory into given memory."""
+        import onnx
+        import onnxruntime
+
+        helper, of_numpy = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype
+        typed = {name: (of_numpy(a.dtype), list(a.shape)) for name, a in inputs.items()}
+        if int4_shape:
+            typed["x"] = (onnx.TensorProto.INT4, list(int4_shape))
+        graph = helper.make_graph(
+            [helper.make_node(op, list(inputs), ["y"], **options)],
+            "benchmark",
+            [helper.make_tensor_value_info(name, *kind) for name, kind in typed.items()],
+            [helper.make_tensor_value_info("y", of_numpy(out.dtype), list(out.shape))],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = self.threads
+        settings.inter_op_num_threads = 1
+        settings.log_severity_level = 3
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
+        )
+        binding = session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_input(name, "cpu", 0, *typed[name], array.ctypes.data)
+        binding.bind_output("y", "cpu", 0, of_numpy(out.dtype), list(out.shape), out.ctypes.data)
+        # The binding knows addresses only: the arrays live as long as the call does.
+        return lambda keep=(inputs, out): session.run_with_iobinding(binding)
+
+    def ort_matmul_4bits(self, w: Array, block: int, symmetric: bool) -> Contender:
+        """Groups along K of a [K, N] matrix, its own layout; answers with the numbers the codes stand for."""
+        k, n = w.shape
+        groups = -(-k // block)
+        packed, scale = np.zeros((n, groups, block // 2), np.uint8), np.zeros(n * groups, np.float32)
+        zeros = np.zeros(n * -(-groups // 2), np.uint8)
+
+        def build() -> Callable[[], Any]:
+            from onnxruntime.capi._pybind_state import quantize_matmul_4bits
+
+            return lambda: quantize_matmul_4bits(packed, w, scale, zeros, block, n, k, symmetric)
+
+        def numbers(_: Any) -> Array:
+            codes = np.stack([packed & 15, packed >> 4], -1).reshape(n, groups, block).astype(np.float32)
+            zero = np.stack([zeros & 15, zeros >> 4], -1).reshape(n, -1)[:, :groups, None]
+            by_column = (codes - (8 if symmetric else zero)) * scale.reshape(n, groups, 1)
+            return by_column.reshape(n, -1)[:, :k].T
+
+        return Contender(ORT_4BITS, build, answer=numbers, around=lambda: _on_cpus(self.threads))
+
+    # ---- NumPy --------------------------------------------------------------------------------------
+
+    def numpy_quantize(self, x: Array, scale: float, zero_point: int) -> Contender:
+        s = np.float32(scale)
+        return Contender(
+            NUMPY,
+            lambda: lambda: np.clip(np.rint(x / s) + zero_point, -128, 127).astype(np.int8),
+            answer=lambda q: q,
+        )
+
+    def numpy_dequantize(self, codes: Array, scale: float, zero_point: int) -> Contender:
+        s, z = np.float32(scale), np.float32(zero_point)
+        return Contender(NUMPY, lambda: lambda: (codes.astype(np.float32) - z) * s, answer=lambda y: y)
+
+    def numpy_min_max(self, x: Array) -> Contender:
+        return Contender("np.min + np.max", lambda: lambda: (np.min(x), np.max(x)), answer=lambda r: r)
+
+    # ---- ggml and gguf ------------------------------------------------------------------------------
+
+    def ggml_quantize(self, w: Array) -> Contender:
+        """llama.cpp's C, on one thread; its blocks have 32 elements."""
+        rows, columns = w.shape
+        out = aligned((rows, columns // _Q4_0_BLOCK * 18), np.uint8)
+
+        def build() -> Callable[[], Any]:
+            ggml = _ggml()
+            if ggml.ggml_row_size(_Q4_0, columns) != out.shape[1]:
+                raise RuntimeError("ggml: a row of Q4_0 has not the size that was expected")
+            run, source, target = ggml.ggml_quantize_chunk, w.ctypes.data, out.ctypes.data
+            return lambda: run(_Q4_0, source, target, 0, rows, columns, None)
+
+        return Contender(GGML, build, answer=lambda _: _numbers_of_q4_0(out))
+
+    def ggml_dequantize(self, w: Array) -> Contender:
+        out = aligned(w.shape, np.float32)
+
+        def build() -> Callable[[], Any]:
+            packed = _q4_0_of(w)
+            run, target, count = _ggml().dequantize_row_q4_0, out.ctypes.data, w.size
+            return lambda packed=packed: run(packed.ctypes.data, target, count)
+
+        return Contender(GGML, build, answer=lambda _: out)
+
+    def gguf_quantize(self, w: Array) -> Contender:
+        def build() -> Callable[[], Any]:
+            import gguf
+
+            return lambda: gguf.quants.quantize(w, gguf.GGMLQuantizationType.Q4_0)
+
+        return Contender(GGUF, build, answer=_numbers_of_q4_0)
+
+    def gguf_dequantize(self, w: Array) -> Contender:
+        def build() -> Callable[[], Any]:
+            packed = _q4_0_of(w)
+            return lambda: _numbers_of_q4_0(packed)
+
+        return Contender(GGUF, build, answer=lambda y: y)
+
+
+def package_versions() -> dict[str, str | None]:
+    """Versions of every package that takes part; None where it is not installed."""
+    versions: dict[str, str | None] = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    try:
+        versions["ggml"] = _ggml().ggml_version().decode()
+    except (OSError, ImportError, AttributeError):
+        versions["ggml"] = None
+    return versions
+
+
+@cache
+def _torch(threads: int) -> Any:
+    import torch
+
+    torch.set_num_threads(threads)
+    return torch
+
+
+@cache
+def _ggml() -> ctypes.CDLL:
+    """ggml's base library, as the pywhispercpp wheel carries it."""
+    files = importlib.metadata.files("pywhispercpp") or []
+    found = [f for f in files if f.name.startswith("libggml-base") and ".so" in f.name]
+    if not found:
+        raise ImportError("pywhispercpp carries no libggml-base")
+    bundled = next((f for f in found if f.parent.name == "pywhispercpp.libs"), found[0])
+    ggml = ctypes.CDLL(str(bundled.locate()))
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
+    ggml.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, count, count, count, pointer]
+    ggml.ggml_row_size.restype = ctypes.c_size_t
+    ggml.ggml_row_size.argtypes = [ctypes.c_int, count]
+    ggml.dequantize_row_q4_0.restype = None
+    ggml.dequantize_row_q4_0.argtypes = [pointer, pointer, count]
+    ggml.ggml_version.restype = ctypes.c_char_p
+    return ggml
+
+
+def _q4_0_of(w: Array) -> Array:
+    import gguf
+
+    packed: Array = gguf.quants.quantize(w, gguf.GGMLQuantizationType.Q4_0)
+    return packed
+
+
+def _numbers_of_q4_0(packed: Array) -> Array:
+    import gguf
+
+    numbers: Array = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q4_0)
+    return numbers
+
+
+@contextmanager
+def _on_cpus(count: int) -> Iterator[None]:
+    """Keeps threads made within to so many CPUs: the only way to limit a peer that has no setting for it."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise OSError("it takes all cores, and this system cannot keep a thread to one")
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(usable)[-count:])  # the last ones: the first serves most interrupts
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, usable)

@@ -1,0 +1,218 @@
+"""Interleaved timing: contenders take turns, so that a noisy moment of the machine hits them all.
+
+Only ratios of figures from one such run mean something; the best of many rounds is the figure of a contender.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.shapes import aligned
+
+__all__ = ["Absent", "Budget", "Case", "Contender", "Target", "Timing", "keep_freed_memory", "measure"]
+
+Call = Callable[[], Any]
+
+_SHORTEST_TIMING = 3e-4  # seconds; faster calls are repeated inside one timing until it lasts this long
+_REWARM_BELOW = 2e-3  # calls this short feel which caches the contender before them left behind
+_MOST_ROUNDS = 2000
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that does the work of a case. `build` is called once, just before the case is measured."""
+
+    name: str
+    build: Callable[[], Call]
+    kind: Literal["lowbit", "peer", "copy"] = "peer"
+    # The numbers or codes a call gave, from what it returned; compared with what the case expects.
+    answer: Callable[[Any], npt.ArrayLike] | None = None
+    # Settings the contender runs under; entered and left outside the timing.
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    # Bytes read and written, where they are not the case's.
+    nbytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """`contender` is at least `at_least` times as fast as `against`; "copy" is the equal-bytes copy."""
+
+    contender: str
+    against: str
+    at_least: float
+    # What `against` is called in words.
+    label: str
+    # Whether it holds for any --threads, as where the case itself says how many.
+    any_threads: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One piece of work, those who do it, and how fast lowbit should be. The first contender is lowbit's."""
+
+    name: str
+    elements: int
+    nbytes: int  # read + written
+    contenders: Sequence[Contender] = ()
+    targets: Sequence[Target] = ()
+    expected: npt.NDArray[Any] | None = None
+    tolerance: float = 0.0
+    settle: float = (
+        0.0  # seconds before each timing, for idle threads of the contender before to stop spinning
+    )
+    not_measurable: str = ""  # why this machine cannot run it
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to measure one case, and how many rounds at the least."""
+
+    seconds: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call, over all rounds."""
+
+    samples: list[float] = field(repr=False)
+    repeats: int
+
+    @property
+    def best(self) -> float:
+        return min(self.samples)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def spread(self) -> float:
+        """The middle half of the samples is this wide, as a fraction of the median."""
+        if len(self.samples) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return (high - low) / self.median
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Why a contender has no timing."""
+
+    reason: str
+
+
+def keep_freed_memory() -> bool:
+    """Tells glibc to keep freed memory below 32 MiB. Else whether a contender that allocates its output gets
+    it warm or as page faults depends on what malloc did in the cases before. False where that is unknown."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+    return bool(mallopt(mmap_threshold, 1 << 25) and mallopt(trim_threshold, 1 << 30))
+
+
+def measure(case: Case, budget: Budget, settle: float = 0.0) -> dict[Contender, Timing | Absent]:
+    """Timings of all contenders of a case, and of a copy of as many bytes as each of them moves."""
+    contenders = [*case.contenders, *_copies(case)]
+    found: dict[Contender, Timing | Absent] = {}
+    ready: list[_Ready] = []
+    for contender in contenders:
+        try:
+            with contender.around():
+                call = contender.build()
+                _check(contender, case, call())
+                call()
+                once = min(_time(call, 1) for _ in range(3))
+        except Exception as error:  # whatever is wrong with a contender, the others still run
+            found[contender] = Absent(_reason(error))
+            continue
+        repeats = max(1, math.ceil(_SHORTEST_TIMING / max(once, 1e-8)))
+        timing = found[contender] = Timing([], repeats)
+        ready.append(_Ready(contender, call, timing, rewarm=once < _REWARM_BELOW))
+    _run_rounds(ready, budget, max(settle, case.settle))
+    return found
+
+
+@dataclass(frozen=True)
+class _Ready:
+    contender: Contender
+    call: Call
+    timing: Timing
+    rewarm: bool
+
+
+def _run_rounds(ready: Sequence[_Ready], budget: Budget, settle: float) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        start, done = time.perf_counter(), 0
+        while done < budget.rounds or (time.perf_counter() - start < budget.seconds and done < _MOST_ROUNDS):
+            # There and back, so that none always follows the same one.
+            for it in ready if done % 2 == 0 else reversed(ready):
+                with it.contender.around():
+                    _wait(settle)
+                    if it.rewarm:
+                        _time(it.call, it.timing.repeats)
+                    it.timing.samples.append(_time(it.call, it.timing.repeats) / it.timing.repeats)
+            done += 1
+    finally:
+        gc.enable()
+
+
+def _wait(seconds: float) -> None:
+    """Waits awake: after a sleep, clocks and caches would have to be won back first."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def _time(call: Call, repeats: int) -> float:
+    if repeats == 1:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    start = time.perf_counter()
+    for _ in repeat(None, repeats):
+        call()
+    return time.perf_counter() - start
+
+
+def _check(contender: Contender, case: Case, returned: Any) -> None:
+    """Raises where a contender did not do the work: a fast wrong answer is no contender."""
+    if case.expected is None or contender.answer is None:
+        return
+    answer = np.asarray(contender.answer(returned)).reshape(case.expected.shape)
+    wide = np.float32 if answer.dtype.kind == "f" else np.int32
+    worst = float(np.abs(answer.astype(wide) - case.expected.astype(wide)).max(initial=0))
+    if not worst <= case.tolerance:
+        raise ArithmeticError(f"its answer is {worst:g} off, more than {case.tolerance:g}")
+
+
+def _copies(case: Case) -> Iterable[Contender]:
+    """np.copyto of half the bytes a contender moves, as a copy reads and writes each."""
+    for nbytes in dict.fromkeys(c.nbytes or case.nbytes for c in case.contenders):
+        yield Contender("copy", lambda nbytes=nbytes: _copy(nbytes // 2), kind="copy", nbytes=nbytes)
+
+
+def _copy(nbytes: int) -> Call:
+    source, target = aligned(nbytes, np.uint8), aligned(nbytes, np.uint8)
+    source.fill(1)  # else every page of it is the one zero page
+    return lambda: np.copyto(target, source)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}"[:160] if text else type(error).__name__

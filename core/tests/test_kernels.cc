@@ -1,0 +1,480 @@
+// Every row of every kernels.inc, on every ISA this CPU can run, against the equation written out plainly here.
+// Exact comparison throughout. Also: the thread pool, and with --proof the multiply-speed quotient by exhaustion.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/fp_environment.h"
+#include "base/threads.h"
+#include "drivers/elementwise.h"
+#include "kernels/dequantize/dequantize.h"
+#include "kernels/pack/pack.h"
+#include "kernels/quantize/quantize.h"
+#include "kernels/range/range.h"
+#include "simd/scalar.h"
+
+namespace lowbit {
+namespace {
+
+int passed = 0, failed = 0;
+
+void report(bool good, const std::string& what) {
+  good ? ++passed : ++failed;
+  if (!good) std::printf("FAILED %s\n", what.c_str());
+}
+
+const char* const kElement[] = {"f32", "f64", "f16", "bf16"};
+const char* const kCode[] = {"s8", "u8", "s16", "u16", "s4", "u4", "s2", "u2", "b1"};
+
+std::string label(const char* family, Isa isa, const char* a, const char* b, const char* how) {
+  return std::string(family) + " " + isa_name(isa) + " " + a + " " + b + " " + how;
+}
+
+struct CodeRange {
+  int lo, hi;
+};
+CodeRange range_of(Code c) {
+  switch (c) {
+    case Code::s8:
+      return {-128, 127};
+    case Code::u8:
+      return {0, 255};
+    case Code::s16:
+      return {-32768, 32767};
+    default:
+      return {0, 65535};
+  }
+}
+
+int64_t code_at(Code c, const void* q, int64_t i) {
+  switch (c) {
+    case Code::s8:
+      return static_cast<const int8_t*>(q)[i];
+    case Code::s16:
+      return static_cast<const int16_t*>(q)[i];
+    case Code::u16:
+      return static_cast<const uint16_t*>(q)[i];
+    default:
+      return static_cast<const uint8_t*>(q)[i];
+  }
+}
+
+// Sizes with their reason: empty, one, below and around every vector width and block, odd, deep.
+const int64_t kSizes[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 1003};
+
+std::mt19937_64 rng(7);
+
+// Numbers that hurt: ties and their neighbours, the clamp's edges, subnormals, zeros, NaN, infinities.
+template <class In>
+std::vector<In> hard_values(int64_t n, double s) {
+  std::vector<In> x(n);
+  for (auto& v : x) {
+    double d = 0;
+    switch (rng() % 8) {
+      case 0:
+      case 1:
+      case 2:
+        d = (static_cast<double>(static_cast<int64_t>(rng() % 600)) - 300 + 0.5) * s;
+        break;
+      case 3:
+        d = (static_cast<double>(static_cast<int64_t>(rng() % 140000)) - 70000) * s * 0.5;
+        break;
+      case 4: {
+        const double specials[] = {0.0, -0.0, INFINITY, -INFINITY, std::nan(""), 1e-42, -1e-42, 3e38, -3e38, 65504};
+        d = specials[rng() % 10];
+        break;
+      }
+      default:
+        d = (static_cast<double>(rng() % 2000001) / 1e6 - 1) * 200 * s;
+    }
+    if constexpr (sizeof(In) == 8) {
+      v = d;
+      if (rng() % 2) v = std::nextafter(v, rng() % 2 ? INFINITY : -INFINITY);
+    } else {
+      float f = static_cast<float>(d);
+      if (rng() % 2) f = std::nextafter(f, rng() % 2 ? INFINITY : -INFINITY);
+      narrow(&v, f);
+    }
+  }
+  return x;
+}
+
+template <class In>
+int64_t expected_code(In x, compute_t<In> s, int z, CodeRange r, Code c) {
+  const compute_t<In> v = widen(x);
+  if (c == Code::b1) return v > 0;
+  const compute_t<In> y = std::nearbyint(v / s);
+  const compute_t<In> lo = static_cast<compute_t<In>>(r.lo - z), hi = static_cast<compute_t<In>>(r.hi - z);
+  if (std::isnan(y) || y < lo) return r.lo;
+  return y > hi ? r.hi : static_cast<int64_t>(y) + z;
+}
+
+template <class In>
+void test_quantize_row(const QuantizeRow& row, Isa isa) {
+  using T = compute_t<In>;
+  const CodeRange full = range_of(row.code);
+  bool uniform = true, stream = true, grouped = true, varying = true;
+  for (const int64_t n : kSizes) {
+    for (const double sd : {0.03, 1.0, 0x1p-125, 1e-30, 3.7, 5e33 / 16}) {
+      const T s = static_cast<T>(sd);
+      CodeRange r = full;
+      if (rng() % 3 == 0) r = {full.lo + static_cast<int>(rng() % 3), full.hi - static_cast<int>(rng() % 3)};
+      const int z = r.lo + static_cast<int>(rng() % (r.hi - r.lo + 1));
+      const std::vector<In> x = hard_values<In>(n, sd);
+      std::vector<uint16_t> q(n + 64, 0xabab);
+      QuantizeArgs a{};
+      a.x = x.data(), a.n = n, a.scale = &s, a.zero = &z, a.qmin = r.lo, a.qmax = r.hi, a.group = n;
+      for (const bool past_caches : {false, true}) {
+        const int offset = past_caches ? static_cast<int>(rng() % 9) * 2 : 0;  // misaligned for the streaming path
+        uint8_t* out = reinterpret_cast<uint8_t*>(q.data()) + offset;
+        a.q = out, a.stream = past_caches;
+        row.uniform(a);
+        bool& good = past_caches ? stream : uniform;
+        for (int64_t i = 0; i < n; ++i) good &= code_at(row.code, out, i) == expected_code<In>(x[i], s, z, r, row.code);
+        if (row.code != Code::s16 && row.code != Code::u16) good &= out[n] == 0xab;  // nothing past the end
+      }
+      // Scales of their own: one a group of 5, and one an element.
+      const int64_t group = 5, m = n / group * group;
+      std::vector<T> scale(n + 1), inverse(n + 1);
+      std::vector<int32_t> zero(n + 1);
+      bool tiny = false;
+      for (int64_t i = 0; i <= n; ++i) {
+        scale[i] = s * static_cast<T>(1 + static_cast<double>(rng() % 1000) / 777);
+        inverse[i] = T{1} / scale[i];
+        zero[i] = r.lo + static_cast<int>(rng() % (r.hi - r.lo + 1));
+        tiny |= scale[i] < static_cast<T>(kMinQuotientScale);
+      }
+      const bool no_zero = rng() % 2;
+      a.stream = false, a.q = q.data(), a.scale = scale.data(), a.inverse = inverse.data();
+      a.zero = no_zero && r.lo <= 0 ? nullptr : zero.data();
+      a.divide = tiny;
+      a.n = m, a.group = group;
+      row.grouped(a);
+      for (int64_t i = 0; i < m; ++i)
+        grouped &= code_at(row.code, q.data(), i) ==
+                   expected_code<In>(x[i], scale[i / group], a.zero ? zero[i / group] : 0, r, row.code);
+      a.n = n;
+      row.varying(a);
+      for (int64_t i = 0; i < n; ++i)
+        varying &=
+            code_at(row.code, q.data(), i) == expected_code<In>(x[i], scale[i], a.zero ? zero[i] : 0, r, row.code);
+    }
+  }
+  const char *e = kElement[static_cast<int>(row.in)], *c = kCode[static_cast<int>(row.code)];
+  report(uniform, label("quantize", isa, e, c, "uniform"));
+  report(stream, label("quantize", isa, e, c, "streaming"));
+  report(grouped, label("quantize", isa, e, c, "grouped"));
+  report(varying, label("quantize", isa, e, c, "varying"));
+}
+
+template <class Out>
+bool same_bits(Out a, Out b) {
+  return std::memcmp(&a, &b, sizeof(Out)) == 0;
+}
+
+template <class Out>
+void test_dequantize_row(const DequantizeRow& row, Isa isa) {
+  using T = compute_t<Out>;
+  bool uniform = true, grouped = true, varying = true;
+  const int bytes = row.code == Code::s16 || row.code == Code::u16 ? 2 : 1;
+  for (const int64_t n : kSizes) {
+    for (const double sd : {0.03, 1.0, 0x1p-125, 1e-6, 3.7, 300.0, 5e33}) {
+      std::vector<uint8_t> q(n * bytes + 2);
+      for (auto& b : q) b = static_cast<uint8_t>(row.code == Code::b1 ? rng() % 2 : rng());
+      const CodeRange r = range_of(row.code);
+      const auto expected = [&](int64_t i, T s, int z) {
+        const int64_t code = code_at(row.code, q.data(), i);
+        const int64_t d = row.code == Code::b1 ? 2 * code - 1 : code - z;
+        Out out;
+        narrow(&out, static_cast<T>(d) * s);
+        return out;
+      };
+      std::vector<T> scale(n + 1);
+      std::vector<int32_t> zero(n + 1);
+      for (int64_t i = 0; i <= n; ++i) {
+        scale[i] = static_cast<T>(sd) * static_cast<T>(1 + static_cast<double>(rng() % 1000) / 777);
+        zero[i] = r.lo + static_cast<int>(rng() % (r.hi - r.lo + 1));
+      }
+      std::vector<Out> y(n + 1);
+      DequantizeArgs a{};
+      a.q = q.data(), a.y = y.data(), a.n = n, a.scale = scale.data(), a.zero = zero.data();
+      row.uniform(a);
+      for (int64_t i = 0; i < n; ++i) uniform &= same_bits(y[i], expected(i, scale[0], zero[0]));
+      const int64_t group = 5, m = n / group * group;
+      a.n = m, a.group = group;
+      row.grouped(a);
+      for (int64_t i = 0; i < m; ++i) grouped &= same_bits(y[i], expected(i, scale[i / group], zero[i / group]));
+      a.n = n, a.zero = rng() % 2 ? zero.data() : nullptr;
+      row.varying(a);
+      for (int64_t i = 0; i < n; ++i) varying &= same_bits(y[i], expected(i, scale[i], a.zero ? zero[i] : 0));
+    }
+  }
+  const char *e = kElement[static_cast<int>(row.out)], *c = kCode[static_cast<int>(row.code)];
+  report(uniform, label("dequantize", isa, c, e, "uniform"));
+  report(grouped, label("dequantize", isa, c, e, "grouped"));
+  report(varying, label("dequantize", isa, c, e, "varying"));
+}
+
+template <class In>
+void test_range_row(const RangeRow& row, Isa isa) {
+  using T = compute_t<In>;
+  bool run = true, columns = true, sums = true;
+  for (const int64_t n : kSizes) {
+    for (int repeat = 0; repeat < 8; ++repeat) {
+      const std::vector<In> x = hard_values<In>(n, 0.03);
+      T lo, hi, want_lo = INFINITY, want_hi = -INFINITY;
+      int64_t nan = 0, want_nan = 0;
+      for (const In v : x) {
+        const T w = widen(v);
+        if (w < want_lo) want_lo = w;
+        if (w > want_hi) want_hi = w;
+        want_nan += std::isnan(w);
+      }
+      want_lo += T{0}, want_hi += T{0};
+      RangeArgs a{};
+      a.x = x.data(), a.n = n, a.lo = &lo, a.hi = &hi, a.nan = &nan;
+      row.run(a);
+      run &= same_bits(lo, want_lo) && same_bits(hi, want_hi) && nan == want_nan;
+
+      const int64_t wide = 23, rows = n / wide;
+      std::vector<T> column_lo(wide, INFINITY), column_hi(wide, -INFINITY);
+      nan = 0;
+      a.n = wide, a.rows = rows, a.stride = wide, a.lo = column_lo.data(), a.hi = column_hi.data();
+      row.columns(a);
+      for (int64_t c = 0; c < wide; ++c) {
+        T l = INFINITY, h = -INFINITY;
+        for (int64_t r = 0; r < rows; ++r) {
+          const T w = widen(x[r * wide + c]);
+          if (w < l) l = w;
+          if (w > h) h = w;
+        }
+        columns &= same_bits(column_lo[c], l + T{0}) && same_bits(column_hi[c], h + T{0});
+      }
+      double lane[8] = {};
+      for (int64_t i = 0; i < n; ++i) lane[i % 8] += std::fabs(static_cast<double>(widen(x[i])));
+      const double want = ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+      const double sum = row.sum_abs(x.data(), n);
+      sums &= same_bits(sum, want) || (std::isnan(sum) && std::isnan(want));
+    }
+  }
+  const char* e = kElement[static_cast<int>(row.in)];
+  report(run, label("range", isa, e, "", "run"));
+  report(columns, label("range", isa, e, "", "columns"));
+  report(sums, label("range", isa, e, "", "sum_abs"));
+}
+
+void test_pack_row(const PackRow& row, Isa isa) {
+  bool good = true;
+  const int per_byte = 8 / row.bits;
+  for (const int64_t n : kSizes) {
+    for (const bool is_signed : {false, true}) {
+      std::vector<uint8_t> codes(n), scratch, bytes((n + per_byte - 1) / per_byte), back(n + 1, 0x5a);
+      for (auto& c : codes) c = static_cast<uint8_t>(rng());
+      scratch = codes;
+      row.pack(scratch.data(), n, bytes.data());
+      row.unpack(bytes.data(), n, back.data(), is_signed);
+      const int mask = (1 << row.bits) - 1;
+      std::vector<uint8_t> want(bytes.size());
+      for (int64_t i = 0; i < n; ++i)
+        want[i / per_byte] |= static_cast<uint8_t>((codes[i] & mask) << (i % per_byte * row.bits));
+      good &= bytes == want && back[n] == 0x5a;
+      for (int64_t i = 0; i < n; ++i) {
+        int v = codes[i] & mask;
+        if (is_signed && (v >> (row.bits - 1))) v -= mask + 1;
+        good &= back[i] == static_cast<uint8_t>(v);
+      }
+    }
+  }
+  report(good, label("pack", isa, std::to_string(row.bits).c_str(), "bits", ""));
+}
+
+void test_rows(Isa isa) {
+  for (int k = 0; k < kQuantizeRows; ++k) {
+    const QuantizeRow& row = quantize_rows(isa)[k];
+    if (row.in == Element::f32) test_quantize_row<float>(row, isa);
+    if (row.in == Element::f64) test_quantize_row<double>(row, isa);
+    if (row.in == Element::f16) test_quantize_row<half_t>(row, isa);
+    if (row.in == Element::bf16) test_quantize_row<bfloat_t>(row, isa);
+  }
+  for (int k = 0; k < kDequantizeRows; ++k) {
+    const DequantizeRow& row = dequantize_rows(isa)[k];
+    if (row.out == Element::f32) test_dequantize_row<float>(row, isa);
+    if (row.out == Element::f64) test_dequantize_row<double>(row, isa);
+    if (row.out == Element::f16) test_dequantize_row<half_t>(row, isa);
+    if (row.out == Element::bf16) test_dequantize_row<bfloat_t>(row, isa);
+  }
+  for (int k = 0; k < kRangeRows; ++k) {
+    const RangeRow& row = range_rows(isa)[k];
+    if (row.in == Element::f32) test_range_row<float>(row, isa);
+    if (row.in == Element::f64) test_range_row<double>(row, isa);
+    if (row.in == Element::f16) test_range_row<half_t>(row, isa);
+    if (row.in == Element::bf16) test_range_row<bfloat_t>(row, isa);
+  }
+  for (int k = 0; k < kPackRows; ++k) test_pack_row(pack_rows(isa)[k], isa);
+}
+
+// All 65,536 halves and bfloats widen and narrow back to themselves (NaN stays NaN).
+void test_conversions() {
+  bool half = true, bfloat = true;
+  for (uint32_t b = 0; b < 65536; ++b) {
+    half_t h{static_cast<uint16_t>(b)}, h2;
+    bfloat_t f{static_cast<uint16_t>(b)}, f2;
+    narrow(&h2, widen(h));
+    narrow(&f2, widen(f));
+    half &= h2.bits == h.bits || (std::isnan(widen(h)) && std::isnan(widen(h2)));
+    bfloat &= f2.bits == f.bits || (std::isnan(widen(f)) && std::isnan(widen(f2)));
+  }
+  report(half, "conversions: every half");
+  report(bfloat, "conversions: every bfloat");
+}
+
+void test_threads() {
+  bool good = true;
+  for (const int n : {1, 2, 3, 7}) {
+    set_num_threads(n);
+    for (int repeat = 0; repeat < 200; ++repeat) {
+      std::vector<int> hits(repeat % 37, 0);
+      parallel_for(static_cast<int64_t>(hits.size()), [&](int64_t i) { hits[i] += 1; });
+      for (const int h : hits) good &= h == 1;
+    }
+  }
+  report(good, "threads: every index once");
+}
+
+// The drivers over whole layouts, on every ISA: the same bits as the scalar one for any number of threads.
+void test_layouts() {
+  const Layout layouts[] = {
+      {Granularity::tensor, 1, 1, 100003, 1}, {Granularity::channel, 1, 37, 2711, 1},
+      {Granularity::channel, 5, 37, 541, 1},  {Granularity::channel, 2711, 37, 1, 1},
+      {Granularity::group, 37, 2711, 1, 32},  {Granularity::group, 3, 77, 431, 16},
+  };
+  for (const Layout& layout : layouts) {
+    const int64_t n = layout.elements();
+    std::vector<float> x = hard_values<float>(n, 0.03), scale(layout.scales());
+    std::vector<int32_t> zero(layout.scales());
+    for (auto& s : scale) s = 0.01f + static_cast<float>(rng() % 100) / 1000;
+    for (auto& z : zero) z = static_cast<int>(rng() % 16) - 8;
+    for (const Code code : {Code::s8, Code::s16, Code::s4, Code::s2, Code::b1}) {
+      const int bits = code_bits(code);
+      for (auto& z : zero) z = std::max(z, -(1 << (bits - 1))), z = std::min(z, (1 << (bits - 1)) - 1);
+      const Affine f{code, scale.data(), zero.data(), -(1 << (bits - 1)), (1 << (bits - 1)) - 1};
+      std::vector<uint8_t> want(packed_bytes(code, n));
+      std::vector<float> want_y(n);
+      set_max_isa("scalar");
+      set_num_threads(1);
+      quantize(layout, f, x.data(), Element::f32, want.data());
+      dequantize(layout, f, want.data(), want_y.data(), Element::f32);
+      for (int i = 0; i < kIsaCount; ++i) {
+        if (!isa_available(static_cast<Isa>(i))) continue;
+        set_max_isa(isa_name(static_cast<Isa>(i)));
+        bool good = true;
+        for (const int threads : {1, 2, 3, 7}) {
+          set_num_threads(threads);
+          std::vector<uint8_t> q(want.size());
+          std::vector<float> y(n);
+          quantize(layout, f, x.data(), Element::f32, q.data());
+          dequantize(layout, f, q.data(), y.data(), Element::f32);
+          good &= q == want && std::memcmp(y.data(), want_y.data(), n * 4) == 0;
+        }
+        report(good, label("layout", static_cast<Isa>(i), kCode[static_cast<int>(code)],
+                           std::to_string(static_cast<int>(layout.kind)).c_str(), "all threads"));
+      }
+    }
+  }
+  set_max_isa("");
+}
+
+#if defined(__x86_64__)
+// A host library's flush-to-zero or rounding mode must not reach the kernels.
+void test_fp_environment() {
+  const float x[4] = {0.5f, 1.5f, 2.5f, 1e-41f};
+  int8_t q[4];
+  const float s = 1.0f;
+  const Layout layout{Granularity::tensor, 1, 1, 4, 1};
+  const Affine f{Code::s8, &s, nullptr, -128, 127};
+  const uint32_t before = _mm_getcsr();
+  bool good = true;
+  for (const uint32_t mode : {0x0000u, 0x2000u, 0x4000u, 0x6000u, 0x8040u}) {
+    _mm_setcsr(0x1f80u | mode);
+    quantize(layout, f, x, Element::f32, q);
+    good &= q[0] == 0 && q[1] == 2 && q[2] == 2 && q[3] == 0 && _mm_getcsr() >> 13 == (0x1f80u | mode) >> 13;
+  }
+  _mm_setcsr(before);
+  report(good, "fp environment: rounding mode and flush-to-zero of the caller do not matter");
+}
+#endif
+
+// For every mantissa of s, every half-integer below 256 and every x within 4 ulp of it: the s8 and u8 rows
+// (multiply-speed quotient) against division. Elsewhere the two cannot differ. About 1.9e10 quotients.
+void prove_quotient(Isa isa) {
+  const QuantizeRow& row = quantize_row(isa, Element::f32, Code::u8);
+  constexpr uint32_t kMantissas = 1u << 23, kTask = 1u << 12;
+  std::vector<uint8_t> ok(kMantissas / kTask, 1);
+  parallel_for(static_cast<int64_t>(ok.size()), [&](int64_t t) {
+    const FpEnvironment environment;
+    std::vector<float> x(9 * 256);
+    std::vector<uint8_t> q(x.size());
+    for (uint32_t m = 0; m < kTask; ++m) {
+      const float s = bits_to_float(0x3f800000u + static_cast<uint32_t>(t) * kTask + m);
+      for (int k = 0; k < 256; ++k) {
+        const uint32_t tie = float_to_bits((static_cast<float>(k) + 0.5f) * s);
+        for (int d = -4; d <= 4; ++d) x[9 * k + d + 4] = bits_to_float(tie + static_cast<uint32_t>(d));
+      }
+      QuantizeArgs a{};
+      a.x = x.data(), a.q = q.data(), a.n = static_cast<int64_t>(x.size()), a.scale = &s, a.qmin = 0, a.qmax = 255;
+      row.uniform(a);
+      for (size_t i = 0; i < x.size(); ++i) {
+        const float y = std::nearbyintf(x[i] / s);
+        ok[t] &= q[i] == static_cast<uint8_t>(y > 255 ? 255 : y);
+      }
+    }
+  });
+  bool good = true;
+  for (const uint8_t v : ok) good &= v != 0;
+  report(good, label("quotient", isa, "all mantissas", "all half-integers", "proof"));
+}
+
+}  // namespace
+}  // namespace lowbit
+
+int main(int argc, char** argv) {
+  using namespace lowbit;
+  bool proof = false;
+  std::string only;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--proof") == 0) {
+      proof = true;
+    } else {
+      only = argv[i];
+    }
+  }
+  for (int i = 0; i < kIsaCount; ++i) {
+    const Isa isa = static_cast<Isa>(i);
+    if (!isa_available(isa)) {
+      std::printf("isa %s: not on this CPU, not run\n", isa_name(isa));
+      continue;
+    }
+    if (!only.empty() && only != isa_name(isa)) continue;
+    std::printf("isa %s\n", isa_name(isa));
+    std::fflush(stdout);
+    if (proof && isa != Isa::scalar) {
+      prove_quotient(isa);
+    } else if (!proof) {
+      test_rows(isa);
+    }
+  }
+  if (!proof) {
+    test_conversions();
+    test_threads();
+    test_layouts();
+#if defined(__x86_64__)
+    test_fp_environment();
+#endif
+  }
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed == 0 ? 0 : 1;
+}

@@ -1,0 +1,46 @@
+# make test-deep: what is too slow, or too foreign, for every commit.
+STATIC := -DLOWBIT_PYTHON=OFF -DLOWBIT_TESTS=ON -DLOWBIT_WERROR=ON -DCMAKE_EXE_LINKER_FLAGS=-static
+CONFIGURE = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+
+deep-tools:
+	@command -v aarch64-linux-gnu-g++ qemu-aarch64 qemu-x86_64 bochs xorriso cpio > /dev/null \
+	  && test -f /usr/lib/ISOLINUX/isolinux.bin || { apt-get update -q && apt-get install -y -q --no-install-recommends \
+	  g++-aarch64-linux-gnu qemu-user bochs bochs-term bochsbios vgabios isolinux syslinux-common xorriso cpio; }
+
+test-deep: test deep-tools deep-proof deep-x86 deep-arm deep-avx512 deep-sanitizers deep-python
+
+# The multiply-speed quotient by exhaustion, for every ISA of this CPU.
+deep-proof: build/cpp/lowbit_tests
+	build/cpp/lowbit_tests --proof
+
+# A CPU without AVX: no illegal instruction, the same bits.
+deep-x86: $(VENV)/.made
+	$(CONFIGURE) -B build/static $(STATIC)
+	$(CMAKE) --build build/static
+	qemu-x86_64 -cpu Nehalem build/static/lowbit_tests
+	qemu-x86_64 -cpu qemu64 build/static/lowbit_tests
+
+# The NEON rows, cross-compiled and emulated.
+deep-arm: $(VENV)/.made
+	$(CONFIGURE) -B build/aarch64 $(STATIC) -DCMAKE_TOOLCHAIN_FILE=scripts/aarch64.cmake
+	$(CMAKE) --build build/aarch64
+	qemu-aarch64 build/aarch64/lowbit_tests
+
+# The AVX-512 rows: on this CPU where it has them, else in an emulator that does.
+deep-avx512: deep-x86
+	@if grep -qw avx512vl /proc/cpuinfo; then build/static/lowbit_tests avx512; \
+	else scripts/run_in_bochs.sh build/static/lowbit_tests avx512; fi
+
+deep-sanitizers: $(VENV)/.test
+	$(CONFIGURE) -B build/sanitized -DLOWBIT_TESTS=ON -DLOWBIT_SANITIZE=address,undefined \
+	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	$(CMAKE) --build build/sanitized
+	build/sanitized/lowbit_tests
+	rm -rf build/sanitized/site && mkdir -p build/sanitized/site
+	cp -r src/lowbit build/sanitized/site/ && rm -f build/sanitized/site/lowbit/_core*.so
+	cp build/sanitized/_core*.so build/sanitized/site/lowbit/
+	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  PYTHONPATH=build/sanitized/site LOWBIT_SANITIZED=1 $(BIN)/python -m pytest -m "not deep" tests
+
+deep-python: $(VENV)/.test
+	$(BIN)/python -m pytest -m deep tests

@@ -1,0 +1,29 @@
+"""What every test may ask for: each ISA of this CPU, each number of threads, and numbers that hurt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import lowbit as lb
+from lowbit import _core
+
+ISAS = _core.available_isas()
+THREADS = (1, 2, 3, 7)
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Whatever a test set, the next one starts from the defaults."""
+    cap, threads = _core.max_isa(), lb.get_num_threads()
+    yield
+    _core.set_max_isa(cap)
+    lb.set_num_threads(threads)
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> str:
+    _core.set_max_isa(request.param)
+    assert _core.active_isa() == request.param
+    return str(request.param)
