@@ -6,6 +6,7 @@ Exits with 0 even where a target is missed, which the output then says; with 1 w
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 import traceback
@@ -52,6 +53,7 @@ def main() -> int:
         print_family(console, family, (FAMILIES[family].__doc__ or "").splitlines()[0], of_family)
         rows += of_family
     print_summary(console, rows, options.threads)
+    facts["load_average_after"] = os.getloadavg()[0]
     write_json(options.json, facts, rows)
     console.print(f"Written to {options.json}")
     return 1 if any(row.status == "failed" for row in rows) else 0
@@ -89,6 +91,7 @@ def _facts(options: argparse.Namespace) -> dict[str, Any]:
         "quick": options.quick,
         "families": options.only,
         "threads": options.threads,
+        "load_average": os.getloadavg()[0],
         "isa": machine["isa"],
         "versions": {"python": platform.python_version(), "lowbit": lb.__version__, **package_versions()},
         "hardware": machine,
@@ -97,9 +100,15 @@ def _facts(options: argparse.Namespace) -> dict[str, Any]:
 
 def _print_heading(console: Console, facts: dict[str, Any]) -> None:
     machine, versions = facts["hardware"], facts["versions"]
-    threads = f"{facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
-    console.print(f"[bold]{machine['cpu']}[/], {facts['isa']}, {threads} of {machine['usable_cpus']}")
-    console.print(", ".join(f"{name} {found or '[yellow]missing[/]'}" for name, found in versions.items()))
+    plural = "s" if facts["threads"] > 1 else ""
+    cpus = f"{machine['usable_cpus']} usable CPUs"
+    console.print(f"[bold]{machine['cpu']}[/], {facts['isa']}, {facts['threads']} thread{plural}, {cpus}")
+    if facts["load_average"] > machine["usable_cpus"] / 2:
+        console.print(
+            f"[yellow]The machine is busy (load {facts['load_average']:.1f}): read with caution.[/]"
+        )
+    named = [f"{name} {found or '[yellow]missing[/]'}" for name, found in versions.items()]
+    console.print(", ".join(named[:6]) + ",\n" + ", ".join(named[6:]), highlight=False)
     console.print()
 
 

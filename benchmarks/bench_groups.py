@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import lowbit as lb
 from benchmarks.peers import GGML, ORT_4BITS, Peers
@@ -16,13 +17,13 @@ __all__ = ["cases"]
 
 
 def cases(peers: Peers) -> Iterator[Case]:
-    for block in (128, 32):
-        yield _case(peers, block, "int4", "symmetric")
-        yield _case(peers, block, "uint4", "asymmetric")
-
-
-def _case(peers: Peers, block: int, dtype: str, scheme: str) -> Case:
     w = normal(MATRIX, spread=0.02)
+    for block in (128, 32):
+        yield _case(peers, w, block, "int4", "symmetric")
+        yield _case(peers, w, block, "uint4", "asymmetric")
+
+
+def _case(peers: Peers, w: npt.NDArray[np.float32], block: int, dtype: str, scheme: str) -> Case:
     symmetric = scheme == "symmetric"
     options: dict[str, Any] = {"dtype": dtype, "scheme": scheme, "block_size": block}
     out = lb.quantize(w, **options)

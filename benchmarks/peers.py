@@ -31,7 +31,7 @@ GGML, GGUF, ORT_4BITS = "ggml Q4_0 (C)", "gguf Q4_0 (NumPy)", "ORT quantize_matm
 _PACKAGES = (
     "numpy", "torch", "onnxruntime", "onnx", "gguf", "pywhispercpp", "ml_dtypes", "rich",
 )  # fmt: skip
-_Q4_0, _Q4_0_BLOCK = 2, 32  # GGML_TYPE_Q4_0
+_Q4_0 = 2  # GGML_TYPE_Q4_0
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,11 @@ class Peers:
 
     # ---- ONNX Runtime -------------------------------------------------------------------------------
 
-    def ort_quantize(self, x: Array, scale: float, zero_point: int, nbytes: int | None = None) -> Contender:
+    def ort_quantize(self, x: Array, scale: float, zero_point: int) -> Contender:
         out = aligned(x.shape, np.int8)
         inputs = {"x": x, "scale": np.array(scale, x.dtype), "zero": np.array(zero_point, np.int8)}
         name = ORT if x.dtype == np.float32 else f"{ORT}, {x.dtype}"
-        return Contender(
-            name, lambda: self._bound("QuantizeLinear", inputs, out), answer=lambda _: out, nbytes=nbytes
-        )
+        return Contender(name, lambda: self._bound("QuantizeLinear", inputs, out), answer=lambda _: out)
 
     def ort_dequantize(self, codes: Array, scale: float, zero_point: int) -> Contender:
         out = aligned(codes.shape, np.float32)
@@ -95,10 +93,10 @@ class Peers:
     ) -> Contender:
         """`packed` holds two codes a byte, the first in the low bits, as ONNX and lowbit both have them."""
         out = aligned(shape, np.float32)
+        inputs = {"x": packed, "scale": scale}
+        options = {"axis": len(shape) - 1, "block_size": block} if block else {}
 
         def build() -> Callable[[], Any]:
-            inputs = {"x": packed, "scale": scale}
-            options = {"axis": len(shape) - 1, "block_size": block} if block else {}
             return self._bound("DequantizeLinear", inputs, out, int4_shape=shape, **options)
 
         return Contender(ORT, build, answer=lambda _: out)
@@ -132,8 +130,8 @@ class Peers:
         for name, array in inputs.items():
             binding.bind_input(name, "cpu", 0, *typed[name], array.ctypes.data)
         binding.bind_output("y", "cpu", 0, of_numpy(out.dtype), list(out.shape), out.ctypes.data)
-        # The binding knows addresses only: the arrays live as long as the call does.
-        return lambda keep=(inputs, out): session.run_with_iobinding(binding)
+        # The binding knows addresses only; the contender's closures keep the arrays alive.
+        return lambda: session.run_with_iobinding(binding)
 
     def ort_matmul_4bits(self, w: Array, block: int, symmetric: bool) -> Contender:
         """Groups along K of a [K, N] matrix, its own layout; answers with the numbers the codes stand for."""
@@ -176,25 +174,26 @@ class Peers:
 
     def ggml_quantize(self, w: Array) -> Contender:
         """llama.cpp's C, on one thread; its blocks have 32 elements."""
-        rows, columns = w.shape
-        out = aligned((rows, columns // _Q4_0_BLOCK * 18), np.uint8)
+        out = _empty_q4_0(w)
 
         def build() -> Callable[[], Any]:
-            ggml = _ggml()
-            if ggml.ggml_row_size(_Q4_0, columns) != out.shape[1]:
-                raise RuntimeError("ggml: a row of Q4_0 has not the size that was expected")
-            run, source, target = ggml.ggml_quantize_chunk, w.ctypes.data, out.ctypes.data
-            return lambda: run(_Q4_0, source, target, 0, rows, columns, None)
+            quantize, source, target = _ggml().ggml_quantize_chunk, w.ctypes.data, out.ctypes.data
+            return lambda: quantize(_Q4_0, source, target, 0, *w.shape, None)
 
-        return Contender(GGML, build, answer=lambda _: _numbers_of_q4_0(out))
+        def numbers(_: Any) -> Array:
+            numbers = np.empty(w.shape, np.float32)
+            _ggml().dequantize_row_q4_0(out.ctypes.data, numbers.ctypes.data, w.size)
+            return numbers
+
+        return Contender(GGML, build, answer=numbers)
 
     def ggml_dequantize(self, w: Array) -> Contender:
-        out = aligned(w.shape, np.float32)
+        packed, out = _empty_q4_0(w), aligned(w.shape, np.float32)
 
         def build() -> Callable[[], Any]:
-            packed = _q4_0_of(w)
-            run, target, count = _ggml().dequantize_row_q4_0, out.ctypes.data, w.size
-            return lambda packed=packed: run(packed.ctypes.data, target, count)
+            ggml, source, target = _ggml(), packed.ctypes.data, out.ctypes.data
+            ggml.ggml_quantize_chunk(_Q4_0, w.ctypes.data, source, 0, *w.shape, None)
+            return lambda: ggml.dequantize_row_q4_0(source, target, w.size)
 
         return Contender(GGML, build, answer=lambda _: out)
 
@@ -204,12 +203,19 @@ class Peers:
 
             return lambda: gguf.quants.quantize(w, gguf.GGMLQuantizationType.Q4_0)
 
-        return Contender(GGUF, build, answer=_numbers_of_q4_0)
+        def numbers(packed: Array) -> Any:
+            import gguf
+
+            return gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q4_0)
+
+        return Contender(GGUF, build, answer=numbers)
 
     def gguf_dequantize(self, w: Array) -> Contender:
         def build() -> Callable[[], Any]:
-            packed = _q4_0_of(w)
-            return lambda: _numbers_of_q4_0(packed)
+            import gguf
+
+            packed = gguf.quants.quantize(w, gguf.GGMLQuantizationType.Q4_0)
+            return lambda: gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q4_0)
 
         return Contender(GGUF, build, answer=lambda y: y)
 
@@ -254,30 +260,27 @@ def _ggml() -> ctypes.CDLL:
     ggml.dequantize_row_q4_0.restype = None
     ggml.dequantize_row_q4_0.argtypes = [pointer, pointer, count]
     ggml.ggml_version.restype = ctypes.c_char_p
+    if ggml.ggml_row_size(_Q4_0, 32) != 18:
+        raise ImportError("ggml: its Q4_0 is not the one known here")
     return ggml
 
 
-def _q4_0_of(w: Array) -> Array:
-    import gguf
-
-    packed: Array = gguf.quants.quantize(w, gguf.GGMLQuantizationType.Q4_0)
-    return packed
-
-
-def _numbers_of_q4_0(packed: Array) -> Array:
-    import gguf
-
-    numbers: Array = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q4_0)
-    return numbers
+def _empty_q4_0(w: Array) -> Array:
+    """Room for w: 32 codes of 4 bits and a float16 scale a block."""
+    rows, columns = w.shape
+    return aligned((rows, columns // 32 * 18), np.uint8)
 
 
 @contextmanager
 def _on_cpus(count: int) -> Iterator[None]:
-    """Keeps threads made within to so many CPUs: the only way to limit a peer that has no setting for it."""
+    """Keeps threads made within to so many CPUs: the only way to limit a peer that has no setting for it.
+    The CPU this thread is on comes first: another may be busier, and the race not the same.
+    """
     if not hasattr(os, "sched_setaffinity"):
         raise OSError("it takes all cores, and this system cannot keep a thread to one")
     usable = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(usable)[-count:])  # the last ones: the first serves most interrupts
+    here = ctypes.CDLL(None).sched_getcpu()
+    os.sched_setaffinity(0, sorted(usable, key=lambda cpu: cpu != here)[:count])
     try:
         yield
     finally:

@@ -25,12 +25,13 @@ _NAME_WIDTH, _TARGET_WIDTH = 32, 33
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target, what was measured, and whether that is enough; None where it was not measured."""
+    """A target, what was measured, and whether that is enough; None where it was not judged."""
 
     text: str
     at_least: float
     measured: float | None
     met: bool | None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Row:
     seconds: float | None = None  # best
     median_seconds: float | None = None
     spread: float | None = None  # interquartile range over median
+    cpus_used: float | None = None  # in the best sample
+    preempted: bool = False  # other work had the CPU even in the best sample
     rounds: int = 0
     repeats: int = 0
     elements: int = 0
@@ -57,19 +60,29 @@ class Row:
     lowbit_ratio: dict[str, float] = field(default_factory=dict)  # each lowbit contender over this one
     targets: list[Verdict] = field(default_factory=list)
 
+    @property
+    def absence(self) -> str:
+        """Why there are no figures."""
+        return self.reason if self.status == "not measurable" else f"{self.status}: {self.reason}"
+
 
 def rows_of(family: str, case: Case, found: Mapping[Contender, Timing | Absent], threads: int) -> list[Row]:
     if case.not_measurable:
         return [Row(family, case.name, "lowbit", "lowbit", "not measurable", case.not_measurable)]
     timings = {c: t for c, t in found.items() if isinstance(t, Timing)}
-    copies = {c.nbytes: t.best for c, t in timings.items() if c.kind == "copy"}
-    bests = {c.name: t.best for c, t in timings.items() if c.kind != "copy"}
+    copies = {c.nbytes: t for c, t in timings.items() if c.kind == "copy"}
+    others = {c.name: t for c, t in timings.items() if c.kind != "copy"}
     rows = []
     for contender, result in found.items():
         nbytes = contender.nbytes or case.nbytes
         common = (family, case.name, contender.name, contender.kind)
         verdicts = [
-            _verdict(t, bests, copies.get(nbytes))
+            _verdict(
+                t,
+                others.get(t.contender),
+                copies.get(nbytes) if t.against == "copy" else others.get(t.against),
+                case.doubt,
+            )
             for t in case.targets
             if t.contender == contender.name and (threads == 1 or t.any_threads)
         ]
@@ -77,7 +90,7 @@ def rows_of(family: str, case: Case, found: Mapping[Contender, Timing | Absent],
             status = "missing" if contender.kind == "peer" else "failed"
             rows.append(Row(*common, status, result.reason, nbytes=nbytes, targets=verdicts))
             continue
-        seconds, copy = result.best, copies.get(nbytes)
+        seconds, copy = result.best, copies[nbytes].best if nbytes in copies else None
         ours = {c.name: t.best for c, t in timings.items() if c.kind == "lowbit" and c is not contender}
         rows.append(
             Row(
@@ -86,6 +99,8 @@ def rows_of(family: str, case: Case, found: Mapping[Contender, Timing | Absent],
                 seconds=seconds,
                 median_seconds=result.median,
                 spread=result.spread,
+                cpus_used=result.cpus_at_best,
+                preempted=result.was_preempted,
                 rounds=len(result.samples),
                 repeats=result.repeats,
                 elements=case.elements,
@@ -106,12 +121,23 @@ def failed_row(family: str, error: BaseException) -> Row:
     return Row(family, "setting up", "lowbit", "lowbit", "failed", f"{type(error).__name__}: {error}")
 
 
-def _verdict(target: Target, best: Mapping[str, float], copy: float | None) -> Verdict:
+def _verdict(target: Target, ours: Timing | None, theirs: Timing | None, doubt: str) -> Verdict:
+    """A disturbance makes slower: it casts doubt on a target met against a disturbed peer, and on one missed
+    by a disturbed lowbit, and on nothing else."""
     text = f"≥ {target.at_least:g}× {target.label}"
-    ours, theirs = best.get(target.contender), copy if target.against == "copy" else best.get(target.against)
     if ours is None or theirs is None:
-        return Verdict(text, target.at_least, None, None)
-    return Verdict(text, target.at_least, theirs / ours, theirs / ours >= target.at_least)
+        return Verdict(text, target.at_least, None, None, "not measured")
+    ratio = theirs.best / ours.best
+    met = ratio >= target.at_least
+    if met and theirs.was_preempted:
+        doubt = f"busy machine, {target.label} was preempted"
+    elif met:
+        doubt = ""
+    elif ours.was_preempted:
+        doubt = "busy machine, lowbit was preempted"
+    if doubt:
+        return Verdict(text, target.at_least, ratio, None, f"{_ratio(ratio)}, not judged: {doubt}")
+    return Verdict(text, target.at_least, ratio, met)
 
 
 # ---- for people -------------------------------------------------------------------------------------
@@ -140,17 +166,15 @@ def _add_row(table: Table, row: Row, main: Row | None) -> None:
     name = f"  {row.contender}" + (f", {_bytes(row.nbytes // 2)}" if row.kind == "copy" else "")
     if row.seconds is None:
         color = "red" if row.status == "failed" else "yellow"
-        # A missing contender has no figures; its reason takes their place.
-        reason = Text(f"{row.status}: {row.reason}" if row.status != "not measurable" else row.reason, color)
-        table.add_row(Text(name, style), *[""] * 5, reason)
+        table.add_row(Text(name, style), *[""] * 5, Text(row.absence, color))
         return
     ratio = row.lowbit_ratio.get(main.contender) if main else None
     percent = f"{row.roofline_percent:.0f} %" if row.roofline_percent is not None else ""
     table.add_row(
         Text(name, style),
-        Text(_time(row.seconds), style),
+        Text(("~" if row.preempted else "") + _time(row.seconds), style),
         Text(f"{100 * (row.spread or 0):.0f} %", "dim"),
-        Text(f"{row.gigabytes_per_second or 0:.3g}", style),
+        Text(_rate(row.gigabytes_per_second or 0), style),
         Text("" if row.kind == "copy" else percent, style),
         Text(f"{_ratio(ratio)}×" if ratio is not None and row.kind != "copy" else "", style),
         Text("\n").join(_verdict_text(v) for v in row.targets),
@@ -159,7 +183,7 @@ def _add_row(table: Table, row: Row, main: Row | None) -> None:
 
 def _verdict_text(verdict: Verdict) -> Text:
     if verdict.met is None or verdict.measured is None:
-        return Text(f"{verdict.text}: not measured", "yellow")
+        return Text(f"{verdict.text}: {verdict.note}", "yellow")
     if verdict.met:
         return Text(f"{verdict.text}: {_ratio(verdict.measured)} ✓", "green")
     return Text(f"{verdict.text}: {_ratio(verdict.measured)} MISSED", "bold red")
@@ -171,26 +195,37 @@ def print_summary(console: Console, rows: Sequence[Row], threads: int) -> None:
     met = sum(v.met is True for _, v in judged)
     missed = [(row, v) for row, v in judged if v.met is False]
     open_ = sum(v.met is None for _, v in judged) + sum(r.status == "not measurable" for r in rows)
-    console.print(f"[bold]Targets:[/] {met} met, {len(missed)} missed, {open_} not measured.")
+    console.print(f"[bold]Targets:[/] {met} met, {len(missed)} missed, {open_} not judged.")
     for row, verdict in missed:
         console.print(
             f"  [bold red]MISSED[/] {escape(row.family)}: {escape(row.case)}: {escape(row.contender)}: "
             f"{_ratio(verdict.measured or 0)}, target {verdict.text}"
         )
-    for row in rows:
-        if row.seconds is None:
-            color = "bold red" if row.status == "failed" else "yellow"
-            where = escape(f"{row.family}: {row.case}: {row.contender}: {row.reason}")
-            console.print(f"  [{color}]{row.status}[/] {where}")
+    for (contender, absence), cases in _absences(rows).items():
+        color = "bold red" if absence.startswith("failed") else "yellow"
+        where = f"in {len(cases)} cases" if len(cases) > 1 else f"in {cases[0]}"
+        console.print(
+            f"  [{color}]{escape(contender)}[/] {escape(where)}: {escape(absence)}", highlight=False
+        )
     if threads != 1:
         console.print(
             "  Targets are for one thread: most were not judged. The copy has one thread throughout."
         )
     console.print(
-        "[dim]Best of interleaved rounds; spread is the interquartile range over the median. GB/s: bytes read and "
-        "written.\nof copy: speed beside np.copyto of as many bytes, the roofline. lowbit is: how many times as "
-        "fast as\nthis row the case's first row is.[/]"
+        "[dim]best: of interleaved rounds. spread: interquartile range over median. "
+        "GB/s: bytes read and written.\nof copy: speed beside np.copyto of as many bytes, the roofline.\n"
+        "lowbit is: how many times as fast as this row the first row of the case is.\n"
+        "~: other work had the CPU even in the best round, so the figure is too slow.[/]"
     )
+
+
+def _absences(rows: Sequence[Row]) -> dict[tuple[str, str], list[str]]:
+    """The cases of every (contender, why it has no figures)."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.seconds is None:
+            found.setdefault((row.contender, row.absence), []).append(f"{row.family}: {row.case}")
+    return found
 
 
 def _time(seconds: float) -> str:
@@ -198,6 +233,10 @@ def _time(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.0f} ns"
+
+
+def _rate(gigabytes: float) -> str:
+    return f"{gigabytes:.3g}" if gigabytes >= 0.01 else "< 0.01"
 
 
 def _bytes(count: int) -> str:

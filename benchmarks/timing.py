@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
 import math
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from typing import Any, Literal
 
@@ -21,13 +24,24 @@ import numpy.typing as npt
 
 from benchmarks.shapes import aligned
 
-__all__ = ["Absent", "Budget", "Case", "Contender", "Target", "Timing", "keep_freed_memory", "measure"]
+__all__ = [
+    "Absent",
+    "Budget",
+    "Case",
+    "Contender",
+    "Target",
+    "Timing",
+    "cpus_given",
+    "keep_freed_memory",
+    "measure",
+]
 
 Call = Callable[[], Any]
 
 _SHORTEST_TIMING = 3e-4  # seconds; faster calls are repeated inside one timing until it lasts this long
 _REWARM_BELOW = 2e-3  # calls this short feel which caches the contender before them left behind
 _MOST_ROUNDS = 2000
+_UNDISTURBED = 0.93  # CPUs a busy thread has, at the least, when nothing else takes its turn
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,7 @@ class Case:
         0.0  # seconds before each timing, for idle threads of the contender before to stop spinning
     )
     not_measurable: str = ""  # why this machine cannot run it
+    doubt: str = ""  # why a missed target may be the machine's doing; it is then not judged
 
 
 @dataclass(frozen=True)
@@ -85,14 +100,25 @@ class Budget:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call, over all rounds."""
+    """Seconds a call, over all rounds, and the CPU seconds the process used meanwhile."""
 
-    samples: list[float] = field(repr=False)
     repeats: int
+    samples: list[float] = field(default_factory=list, repr=False)
+    cpu_samples: list[float] = field(default_factory=list, repr=False)
 
     @property
     def best(self) -> float:
         return min(self.samples)
+
+    @property
+    def cpus_at_best(self) -> float:
+        """CPUs in use during the best sample. Below one, other work had the CPU for part of it: on a busy
+        machine a long call never runs undisturbed where a short one does, and the ratio of both is off."""
+        return self.cpu_samples[self.samples.index(self.best)] / self.best
+
+    @property
+    def was_preempted(self) -> bool:
+        return self.cpus_at_best < _UNDISTURBED
 
     @property
     def median(self) -> float:
@@ -124,6 +150,24 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(mmap_threshold, 1 << 25) and mallopt(trim_threshold, 1 << 30))
 
 
+def cpus_given(threads: int, seconds: float = 0.2) -> float:
+    """CPUs that so many busy threads get at this moment. Hashing lets go of the GIL and is none of lowbit's
+    code, so that too few mean a busy machine and not a pool that does not work."""
+    block, end = bytes(1 << 18), time.perf_counter() + seconds
+
+    def work() -> None:
+        while time.perf_counter() < end:
+            hashlib.sha256(block)
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    start, used = time.perf_counter(), time.process_time()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return (time.process_time() - used) / (time.perf_counter() - start)
+
+
 def measure(case: Case, budget: Budget, settle: float = 0.0) -> dict[Contender, Timing | Absent]:
     """Timings of all contenders of a case, and of a copy of as many bytes as each of them moves."""
     contenders = [*case.contenders, *_copies(case)]
@@ -134,13 +178,12 @@ def measure(case: Case, budget: Budget, settle: float = 0.0) -> dict[Contender, 
             with contender.around():
                 call = contender.build()
                 _check(contender, case, call())
-                call()
-                once = min(_time(call, 1) for _ in range(3))
+                once = _warm_up(call)
         except Exception as error:  # whatever is wrong with a contender, the others still run
             found[contender] = Absent(_reason(error))
             continue
         repeats = max(1, math.ceil(_SHORTEST_TIMING / max(once, 1e-8)))
-        timing = found[contender] = Timing([], repeats)
+        timing = found[contender] = Timing(repeats)
         ready.append(_Ready(contender, call, timing, rewarm=once < _REWARM_BELOW))
     _run_rounds(ready, budget, max(settle, case.settle))
     return found
@@ -166,10 +209,22 @@ def _run_rounds(ready: Sequence[_Ready], budget: Budget, settle: float) -> None:
                     _wait(settle)
                     if it.rewarm:
                         _time(it.call, it.timing.repeats)
-                    it.timing.samples.append(_time(it.call, it.timing.repeats) / it.timing.repeats)
+                    used = time.process_time()
+                    seconds = _time(it.call, it.timing.repeats)
+                    used = time.process_time() - used
+                    it.timing.samples.append(seconds / it.timing.repeats)
+                    it.timing.cpu_samples.append(used / it.timing.repeats)
             done += 1
     finally:
         gc.enable()
+
+
+def _warm_up(call: Call) -> float:
+    """Seconds a call takes once it is warm; long ones are after the first."""
+    once = _time(call, 1)
+    for _ in range(3 if once < 10 * _REWARM_BELOW else 0):
+        once = min(once, _time(call, 1))
+    return once
 
 
 def _wait(seconds: float) -> None:
@@ -204,7 +259,7 @@ def _check(contender: Contender, case: Case, returned: Any) -> None:
 def _copies(case: Case) -> Iterable[Contender]:
     """np.copyto of half the bytes a contender moves, as a copy reads and writes each."""
     for nbytes in dict.fromkeys(c.nbytes or case.nbytes for c in case.contenders):
-        yield Contender("copy", lambda nbytes=nbytes: _copy(nbytes // 2), kind="copy", nbytes=nbytes)
+        yield Contender("copy", partial(_copy, nbytes // 2), kind="copy", nbytes=nbytes)
 
 
 def _copy(nbytes: int) -> Call:

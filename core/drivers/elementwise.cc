@@ -79,15 +79,23 @@ void unpack_pieces(Code code, int64_t begin, int64_t end, const void* q, Use&& u
   }
 }
 
+// What a column's scale alone decides, for a tile of columns.
 template <class T>
-bool invert(const T* scale, int64_t n, T* inverse) {
-  bool tiny = false;
-  for (int64_t i = 0; i < n; ++i) {
-    tiny |= scale[i] < static_cast<T>(kMinQuotientScale);
-    inverse[i] = T{1} / scale[i];
+struct Tile {
+  alignas(64) T inverse[kTile], low[kTile], limit[kTile];
+
+  void prepare(QuantizeArgs& a) {
+    const T* scale = static_cast<const T*>(a.scale);
+    a.divide = false;
+    for (int64_t i = 0; i < a.n; ++i) {
+      const Reciprocal<T> r = reciprocal(scale[i]);
+      inverse[i] = r.inv, low[i] = r.low;
+      limit[i] = static_cast<T>(a.qmax - (a.zero ? a.zero[i] : 0)) * scale[i];
+      a.divide |= scale[i] > static_cast<T>(kMaxQuotientScale);
+    }
+    a.inverse = inverse, a.low = low, a.limit = limit;
   }
-  return tiny;
-}
+};
 
 // Codes of elements [begin, end) into q, which is where element `begin` goes.
 void quantize_range(const Layout& layout, const Affine& f, const QuantizeRow& row, const void* x, Element in,
@@ -103,13 +111,12 @@ void quantize_range(const Layout& layout, const Affine& f, const QuantizeRow& ro
         (count == 1 ? row.uniform : row.grouped)(a);
       },
       [&](int64_t start, int64_t rows, int64_t stride, int64_t columns, int64_t scale) {
-        alignas(64) char inverse[kTile * 8];
-        a.inverse = inverse;
+        Tile<float> narrow_tile;
+        Tile<double> wide_tile;
         for (int64_t c = 0; c < columns; c += kTile) {
           a.n = std::min(kTile, columns - c);
           a.scale = at(f.scale, (scale + c) * sb), a.zero = zero_at(f.zero, scale + c);
-          a.divide = sb == 8 ? invert(static_cast<const double*>(a.scale), a.n, reinterpret_cast<double*>(inverse))
-                             : invert(static_cast<const float*>(a.scale), a.n, reinterpret_cast<float*>(inverse));
+          sb == 8 ? wide_tile.prepare(a) : narrow_tile.prepare(a);
           for (int64_t r = 0; r < rows; ++r) {
             const int64_t i = start + r * stride + c;
             a.x = at(x, i * xb), a.q = at(q, (i - begin) * qb);

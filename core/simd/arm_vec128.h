@@ -8,6 +8,7 @@ namespace lowbit {
 
 struct Neon {
   static constexpr int width = 4;
+  static constexpr bool has_fma = true, limit_needs_lo = true;
   using F32 = float32x4_t;
   struct F64 {
     float64x2_t lo, hi;
@@ -41,6 +42,10 @@ struct Neon {
     const uint16x4_t r = vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, nan), 16);
     std::memcpy(p, &r, 8);
   }
+  template <class Out, class F>
+  LOWBIT_INLINE void store_number(Out* p, F x) {
+    store(p, x);
+  }
   LOWBIT_INLINE void store(double* p, F64 x) {
     vst1q_f64(p, x.lo);
     vst1q_f64(p + 2, x.hi);
@@ -60,11 +65,7 @@ struct Neon {
   LOWBIT_INLINE F64 mul(F64 x, F64 y) { return {vmulq_f64(x.lo, y.lo), vmulq_f64(x.hi, y.hi)}; }
   LOWBIT_INLINE F32 divide(F32 x, F32 s) { return vdivq_f32(x, s); }
   LOWBIT_INLINE F64 divide(F64 x, F64 s) { return {vdivq_f64(x.lo, s.lo), vdivq_f64(x.hi, s.hi)}; }
-  LOWBIT_INLINE F32 quotient(F32 x, F32 s, F32 inv) {
-    const F32 y = vmulq_f32(x, inv);
-    return vfmaq_f32(y, vfmsq_f32(x, y, s), inv);
-  }
-  LOWBIT_INLINE F64 quotient(F64 x, F64 s, F64) { return divide(x, s); }
+  LOWBIT_INLINE F32 fma(F32 x, F32 y, F32 z) { return vfmaq_f32(z, x, y); }
   LOWBIT_INLINE I32 round_i32(F32 y) { return vcvtnq_s32_f32(y); }
   LOWBIT_INLINE I32 round_i32(F64 y) {
     return vcombine_s32(vmovn_s64(vcvtnq_s64_f64(y.lo)), vmovn_s64(vcvtnq_s64_f64(y.hi)));
@@ -137,16 +138,26 @@ struct Neon {
   LOWBIT_INLINE F64 max_skip_nan(F64 x, F64 acc) {
     return {vbslq_f64(vcgtq_f64(x.lo, acc.lo), x.lo, acc.lo), vbslq_f64(vcgtq_f64(x.hi, acc.hi), x.hi, acc.hi)};
   }
-  LOWBIT_INLINE I32 count_nan(I32 n, F32 x) { return vsubq_s32(n, vreinterpretq_s32_u32(vmvnq_u32(vceqq_f32(x, x)))); }
-  LOWBIT_INLINE I32 count_nan(I32 n, F64 x) {
-    const uint32x2_t lo = vmovn_u64(vceqq_f64(x.lo, x.lo)), hi = vmovn_u64(vceqq_f64(x.hi, x.hi));
-    return vsubq_s32(n, vreinterpretq_s32_u32(vmvnq_u32(vcombine_u32(lo, hi))));
+  using Flag = uint32x4_t;
+  LOWBIT_INLINE Flag no_nan() { return vdupq_n_u32(0); }
+  LOWBIT_INLINE Flag note_nan(Flag f, F32 x, F32 y) {
+    return vornq_u32(f, vandq_u32(vceqq_f32(x, x), vceqq_f32(y, y)));
+  }
+  LOWBIT_INLINE Flag note_nan(Flag f, F64 x, F64 y) {
+    const uint64x2_t lo = vandq_u64(vceqq_f64(x.lo, x.lo), vceqq_f64(y.lo, y.lo));
+    const uint64x2_t hi = vandq_u64(vceqq_f64(x.hi, x.hi), vceqq_f64(y.hi, y.hi));
+    return vornq_u32(f, vreinterpretq_u32_u64(vandq_u64(lo, hi)));
+  }
+  LOWBIT_INLINE bool any(Flag f) { return vmaxvq_u32(f) != 0; }
+  LOWBIT_INLINE I32 positive(F32 x) { return vreinterpretq_s32_u32(vshrq_n_u32(vcgtzq_f32(x), 31)); }
+  LOWBIT_INLINE I32 positive(F64 x) {
+    const uint32x4_t mask = vcombine_u32(vmovn_u64(vcgtzq_f64(x.lo)), vmovn_u64(vcgtzq_f64(x.hi)));
+    return vreinterpretq_s32_u32(vshrq_n_u32(mask, 31));
   }
   LOWBIT_INLINE float reduce_min(F32 x) { return vminvq_f32(x); }
   LOWBIT_INLINE float reduce_max(F32 x) { return vmaxvq_f32(x); }
   LOWBIT_INLINE double reduce_min(F64 x) { return vminvq_f64(vminq_f64(x.lo, x.hi)); }
   LOWBIT_INLINE double reduce_max(F64 x) { return vmaxvq_f64(vmaxq_f64(x.lo, x.hi)); }
-  LOWBIT_INLINE int64_t reduce_add(I32 i) { return vaddlvq_s32(i); }
 
   struct Sum8 {
     float64x2_t lane[4] = {vdupq_n_f64(0), vdupq_n_f64(0), vdupq_n_f64(0), vdupq_n_f64(0)};
@@ -168,8 +179,9 @@ struct Neon {
   static constexpr int kPairBlock = 32;
   template <int Shift>
   LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
+    const uint8x16_t mask = vdupq_n_u8((1 << Shift) - 1);
     const uint8x16x2_t v = vld2q_u8(src);
-    vst1q_u8(dst, vorrq_u8(v.val[0], vshlq_n_u8(v.val[1], Shift)));
+    vst1q_u8(dst, vorrq_u8(vandq_u8(v.val[0], mask), vshlq_n_u8(vandq_u8(v.val[1], mask), Shift)));
   }
   template <int Shift>
   LOWBIT_INLINE void split_pairs(const uint8_t* src, uint8_t* dst) {

@@ -8,6 +8,7 @@ namespace lowbit {
 
 struct Scalar {
   static constexpr int width = 1;
+  static constexpr bool has_fma = false, limit_needs_lo = true;
   using F32 = float;
   using F64 = double;
   using I32 = int32_t;
@@ -24,6 +25,10 @@ struct Scalar {
   LOWBIT_INLINE void store(Out* p, F x) {
     narrow(p, x);
   }
+  template <class Out, class F>
+  LOWBIT_INLINE void store_number(Out* p, F x) {
+    narrow(p, x);
+  }
 
   template <class F>
   LOWBIT_INLINE F limit(F x, F lo, F hi) {
@@ -34,10 +39,6 @@ struct Scalar {
   LOWBIT_INLINE F64 mul(F64 x, F64 y) { return x * y; }
   LOWBIT_INLINE F32 divide(F32 x, F32 s) { return x / s; }
   LOWBIT_INLINE F64 divide(F64 x, F64 s) { return x / s; }
-  template <class F>
-  LOWBIT_INLINE F quotient(F x, F s, F) {
-    return x / s;
-  }
   LOWBIT_INLINE I32 round_i32(F32 y) { return static_cast<I32>(std::lrintf(y)); }
   LOWBIT_INLINE I32 round_i32(F64 y) { return static_cast<I32>(std::lrint(y)); }
   LOWBIT_INLINE F32 to_f32(I32 i) { return static_cast<F32>(i); }
@@ -77,9 +78,16 @@ struct Scalar {
   LOWBIT_INLINE F max_skip_nan(F x, F acc) {
     return x > acc ? x : acc;
   }
+  using Flag = bool;
+  LOWBIT_INLINE Flag no_nan() { return false; }
   template <class F>
-  LOWBIT_INLINE I32 count_nan(I32 n, F x) {
-    return n + (x != x);
+  LOWBIT_INLINE Flag note_nan(Flag f, F x, F y) {
+    return f | (x != x) | (y != y);
+  }
+  LOWBIT_INLINE bool any(Flag f) { return f; }
+  template <class F>
+  LOWBIT_INLINE I32 positive(F x) {
+    return x > 0;
   }
   template <class F>
   LOWBIT_INLINE F reduce_min(F x) {
@@ -89,7 +97,6 @@ struct Scalar {
   LOWBIT_INLINE F reduce_max(F x) {
     return x;
   }
-  LOWBIT_INLINE int64_t reduce_add(I32 i) { return i; }
 
   struct Sum8 {
     double lane[8] = {};
@@ -105,7 +112,9 @@ struct Scalar {
   static constexpr int kPairBlock = 16;
   template <int Shift>
   LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
-    for (int i = 0; i < kPairBlock / 2; ++i) dst[i] = static_cast<uint8_t>(src[2 * i] | (src[2 * i + 1] << Shift));
+    constexpr uint8_t mask = (1 << Shift) - 1;
+    for (int i = 0; i < kPairBlock / 2; ++i)
+      dst[i] = static_cast<uint8_t>((src[2 * i] & mask) | ((src[2 * i + 1] & mask) << Shift));
   }
   template <int Shift>
   LOWBIT_INLINE void split_pairs(const uint8_t* src, uint8_t* dst) {

@@ -4,14 +4,16 @@
 //
 //   F32 F64 I32                           lane types
 //   load(p)                               float, half, bfloat -> F32; double -> F64 (exact widening)
+//   load4(p)                              where it pays: four vectors, ordered for store_bytes4<.., Paired>
 //   load_i32(p), set(x), set_i32(i)
 //   store(p, F32)                         to float, half, bfloat, rounding to nearest even
+//   store_number(p, F)                    the same for x that is not NaN
 //   store(p, F64)                         to double
 //   limit(x, lo, hi)                      never above hi; whatever is NaN or below lo has round_i32(...) <= lo
+//   limit_needs_lo                        false: lo is not looked at (NaN and underflow convert to INT_MIN)
 //   mul(x, y)
 //   divide(x, s)                          IEEE division
-//   quotient(x, s, inv)                   rounds to the same integer as divide for |x/s| < 256 and
-//                                         s >= kMinQuotientScale, at multiply speed where FMA exists
+//   has_fma, fma(x, y, z)                 x * y + z rounded once, where the ISA has it
 //   round_i32(y), to_f32(i), to_f64(i)    nearest even; exact
 //   add(i, j), sub(i, j), max(i, j)
 //   load_codes(p)                         s8 u8 s16 u16 -> I32
@@ -20,10 +22,12 @@
 //   ByteShift(z, qmin)                    constants of the next:
 //   store_bytes4<Stream>(p, a, b, c, d, k)  max(i + z, qmin), saturating on the way: a s8 u8 shortcut for four vectors
 //   min_skip_nan(x, acc), max_skip_nan    a NaN in x leaves acc as it is
-//   count_nan(n, x)                       I32 n plus one in each lane where x is NaN
-//   reduce_min, reduce_max, reduce_add    across lanes
+//   Flag no_nan(), note_nan(f, x, y)      f, raised where x or y has a NaN;  any(f)
+//   reduce_min, reduce_max                across lanes
+//   positive(x)                           I32 1 where x > 0, else 0
 //   sum_abs(acc, p)                       adds |p[0..8)| to eight f64 lanes
-//   merge_pairs<Shift>(src, dst)          kPairBlock bytes -> half as many: src[2i] | src[2i+1] << Shift
+//   merge_pairs<Shift>(src, dst)          kPairBlock bytes -> half as many: of each the low Shift bits,
+//                                         src[2i] | src[2i+1] << Shift
 //   split_pairs<Shift>(src, dst)          the inverse: kPairBlock / 2 bytes -> kPairBlock
 #pragma once
 #include <cstdint>
@@ -35,8 +39,21 @@
 
 namespace lowbit {
 
-// Below this scale the FMA remainder of quotient() could be subnormal and inexact.
-constexpr float kMinQuotientScale = 0x1p-96f;
+// x / s at multiply speed: fma(x, inv, x * low), where inv + low is 1 / s to about 48 bits. It rounds to the same
+// integer as x / s for every f32 x with |x / s| < 256: shown for every mantissa of s, every half-integer and
+// every x near one by core/tests --proof. Above this scale `low` would be subnormal.
+constexpr float kMaxQuotientScale = 0x1p+96f;
+
+template <class T>
+struct Reciprocal {
+  T inv, low;
+};
+LOWBIT_INLINE Reciprocal<float> reciprocal(float s) {
+  const float inv = 1.0f / s;
+  // 1 - inv * s is exact in f64, and a float.
+  return {inv, static_cast<float>(1.0 - static_cast<double>(inv) * static_cast<double>(s)) / s};
+}
+LOWBIT_INLINE Reciprocal<double> reciprocal(double s) { return {1.0 / s, 0.0}; }
 
 // Scalar conversions, exact or round-to-nearest-even, shared by tails and by the scalar ISA.
 LOWBIT_INLINE float bits_to_float(uint32_t b) {

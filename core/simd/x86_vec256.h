@@ -8,6 +8,7 @@ namespace lowbit {
 
 struct Avx2 {
   static constexpr int width = 8;
+  static constexpr bool has_fma = true, limit_needs_lo = false;
   using F32 = __m256;
   struct F64 {
     __m256d lo, hi;
@@ -21,6 +22,17 @@ struct Avx2 {
   LOWBIT_INLINE F32 load(const bfloat_t* p) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  }
+  // Interleaving with zeros below widens two vectors at once, scrambled as packs_epi32 unscrambles.
+  struct F32x4 {
+    F32 a, b, c, d;
+  };
+  LOWBIT_INLINE F32x4 load4(const bfloat_t* p) {
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+                  w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+    return {_mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, v)), _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, v)),
+            _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, w)), _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, w))};
   }
   LOWBIT_INLINE F64 load(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
   LOWBIT_INLINE I32 load_i32(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -44,6 +56,18 @@ struct Avx2 {
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }
+  // Rounding to even by adding carries an infinity over unchanged; only a NaN needs the care above.
+  LOWBIT_INLINE void store_number(bfloat_t* p, F32 x) {
+    const __m256i b = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_srli_epi32(_mm256_slli_epi32(b, 15), 31);
+    const __m256i r = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(b, odd), _mm256_set1_epi32(0x7fff)), 16);
+    const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+  }
+  template <class Out, class F>
+  LOWBIT_INLINE void store_number(Out* p, F x) {
+    store(p, x);
+  }
   LOWBIT_INLINE void store(double* p, F64 x) {
     _mm256_storeu_pd(p, x.lo);
     _mm256_storeu_pd(p + 4, x.hi);
@@ -57,11 +81,7 @@ struct Avx2 {
   LOWBIT_INLINE F64 mul(F64 x, F64 y) { return {_mm256_mul_pd(x.lo, y.lo), _mm256_mul_pd(x.hi, y.hi)}; }
   LOWBIT_INLINE F32 divide(F32 x, F32 s) { return _mm256_div_ps(x, s); }
   LOWBIT_INLINE F64 divide(F64 x, F64 s) { return {_mm256_div_pd(x.lo, s.lo), _mm256_div_pd(x.hi, s.hi)}; }
-  LOWBIT_INLINE F32 quotient(F32 x, F32 s, F32 inv) {
-    const __m256 y = _mm256_mul_ps(x, inv);
-    return _mm256_fmadd_ps(_mm256_fnmadd_ps(y, s, x), inv, y);
-  }
-  LOWBIT_INLINE F64 quotient(F64 x, F64 s, F64) { return divide(x, s); }
+  LOWBIT_INLINE F32 fma(F32 x, F32 y, F32 z) { return _mm256_fmadd_ps(x, y, z); }
   LOWBIT_INLINE I32 round_i32(F32 y) { return _mm256_cvtps_epi32(y); }
   LOWBIT_INLINE I32 round_i32(F64 y) { return _mm256_set_m128i(_mm256_cvtpd_epi32(y.hi), _mm256_cvtpd_epi32(y.lo)); }
   LOWBIT_INLINE F32 to_f32(I32 i) { return _mm256_cvtepi32_ps(i); }
@@ -143,28 +163,43 @@ struct Avx2 {
   LOWBIT_INLINE __m256i shifted(I32 i, I32 j, const ByteShift& k) {
     return _mm256_adds_epi16(_mm256_packs_epi32(i, j), k.zero);
   }
-  template <bool Stream>
+  template <bool Paired>
+  LOWBIT_INLINE __m256i ordered(__m256i q) {
+    if constexpr (Paired) return _mm256_permute4x64_epi64(q, 0xd8);
+    return unscramble(q);
+  }
+  template <bool Stream, bool Paired = false>
   LOWBIT_INLINE void store_bytes4(int8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
     const __m256i q = _mm256_packs_epi16(shifted(a, b, k), shifted(c, d, k));
-    store256<Stream>(p, unscramble(_mm256_max_epi8(q, k.qmin)));
+    store256<Stream>(p, ordered<Paired>(_mm256_max_epi8(q, k.qmin)));
   }
-  template <bool Stream>
+  template <bool Stream, bool Paired = false>
   LOWBIT_INLINE void store_bytes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
     const __m256i q = _mm256_packus_epi16(shifted(a, b, k), shifted(c, d, k));
-    store256<Stream>(p, unscramble(_mm256_max_epu8(q, k.qmin)));
+    store256<Stream>(p, ordered<Paired>(_mm256_max_epu8(q, k.qmin)));
   }
 
   LOWBIT_INLINE F32 min_skip_nan(F32 x, F32 acc) { return _mm256_min_ps(x, acc); }
   LOWBIT_INLINE F32 max_skip_nan(F32 x, F32 acc) { return _mm256_max_ps(x, acc); }
   LOWBIT_INLINE F64 min_skip_nan(F64 x, F64 acc) { return {_mm256_min_pd(x.lo, acc.lo), _mm256_min_pd(x.hi, acc.hi)}; }
   LOWBIT_INLINE F64 max_skip_nan(F64 x, F64 acc) { return {_mm256_max_pd(x.lo, acc.lo), _mm256_max_pd(x.hi, acc.hi)}; }
-  LOWBIT_INLINE I32 count_nan(I32 n, F32 x) {
-    return _mm256_sub_epi32(n, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+  using Flag = __m256;
+  LOWBIT_INLINE Flag no_nan() { return _mm256_setzero_ps(); }
+  LOWBIT_INLINE Flag note_nan(Flag f, F32 x, F32 y) { return _mm256_or_ps(f, _mm256_cmp_ps(x, y, _CMP_UNORD_Q)); }
+  LOWBIT_INLINE Flag note_nan(Flag f, F64 x, F64 y) {
+    const __m256d nan = _mm256_or_pd(_mm256_cmp_pd(x.lo, y.lo, _CMP_UNORD_Q), _mm256_cmp_pd(x.hi, y.hi, _CMP_UNORD_Q));
+    return _mm256_or_ps(f, _mm256_castpd_ps(nan));
   }
-  LOWBIT_INLINE I32 count_nan(I32 n, F64 x) {
-    const __m256 lo = _mm256_castpd_ps(_mm256_cmp_pd(x.lo, x.lo, _CMP_UNORD_Q));
-    const __m256 hi = _mm256_castpd_ps(_mm256_cmp_pd(x.hi, x.hi, _CMP_UNORD_Q));
-    return _mm256_sub_epi32(n, _mm256_castps_si256(_mm256_shuffle_ps(lo, hi, 0x88)));
+  LOWBIT_INLINE bool any(Flag f) { return _mm256_movemask_ps(f) != 0; }
+  LOWBIT_INLINE I32 positive(F32 x) {
+    return _mm256_srli_epi32(_mm256_castps_si256(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ)), 31);
+  }
+  LOWBIT_INLINE I32 positive(F64 x) {
+    const __m256d zero = _mm256_setzero_pd();
+    const __m256 lo = _mm256_castpd_ps(_mm256_cmp_pd(x.lo, zero, _CMP_GT_OQ));
+    const __m256 hi = _mm256_castpd_ps(_mm256_cmp_pd(x.hi, zero, _CMP_GT_OQ));
+    const __m256d joined = _mm256_castps_pd(_mm256_shuffle_ps(lo, hi, 0x88));
+    return _mm256_srli_epi32(_mm256_permute4x64_epi64(_mm256_castpd_si256(joined), 0xd8), 31);
   }
   LOWBIT_INLINE float reduce_min(F32 x) {
     __m128 v = _mm_min_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -185,13 +220,6 @@ struct Avx2 {
     const __m256d w = _mm256_max_pd(x.lo, x.hi);
     const __m128d v = _mm_max_pd(_mm256_castpd256_pd128(w), _mm256_extractf128_pd(w, 1));
     return _mm_cvtsd_f64(_mm_max_sd(v, _mm_unpackhi_pd(v, v)));
-  }
-  LOWBIT_INLINE int64_t reduce_add(I32 i) {
-    alignas(32) int32_t lane[8];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lane), i);
-    int64_t sum = 0;
-    for (int k = 0; k < 8; ++k) sum += lane[k];
-    return sum;
   }
 
   struct Sum8 {
@@ -217,8 +245,9 @@ struct Avx2 {
   template <int Shift>
   LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
     const __m256i weights = _mm256_set1_epi16(static_cast<int16_t>(0x0001 | (1 << (8 + Shift))));
-    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
-    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + 32));
+    const __m256i mask = _mm256_set1_epi8((1 << Shift) - 1);
+    const __m256i a = _mm256_and_si256(mask, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src)));
+    const __m256i b = _mm256_and_si256(mask, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + 32)));
     const __m256i r = _mm256_packus_epi16(_mm256_maddubs_epi16(a, weights), _mm256_maddubs_epi16(b, weights));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), _mm256_permute4x64_epi64(r, 0xd8));
   }

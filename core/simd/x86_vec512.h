@@ -8,6 +8,7 @@ namespace lowbit {
 
 struct Avx512 {
   static constexpr int width = 16;
+  static constexpr bool has_fma = true, limit_needs_lo = false;
   using F32 = __m512;
   struct F64 {
     __m512d lo, hi;
@@ -21,6 +22,16 @@ struct Avx512 {
   LOWBIT_INLINE F32 load(const bfloat_t* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  }
+  // Interleaving with zeros below widens two vectors at once, scrambled as packs_epi32 unscrambles.
+  struct F32x4 {
+    F32 a, b, c, d;
+  };
+  LOWBIT_INLINE F32x4 load4(const bfloat_t* p) {
+    const __m512i zero = _mm512_setzero_si512();
+    const __m512i v = _mm512_loadu_si512(p), w = _mm512_loadu_si512(p + 32);
+    return {_mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, v)), _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, v)),
+            _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, w)), _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, w))};
   }
   LOWBIT_INLINE F64 load(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
   LOWBIT_INLINE I32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
@@ -42,6 +53,17 @@ struct Avx512 {
     const __m512i r = _mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, rounded, nan), 16);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(r));
   }
+  // Rounding to even by adding carries an infinity over unchanged; only a NaN needs the care above.
+  LOWBIT_INLINE void store_number(bfloat_t* p, F32 x) {
+    const __m512i b = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_srli_epi32(_mm512_slli_epi32(b, 15), 31);
+    const __m512i r = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(b, odd), _mm512_set1_epi32(0x7fff)), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(r));
+  }
+  template <class Out, class F>
+  LOWBIT_INLINE void store_number(Out* p, F x) {
+    store(p, x);
+  }
   LOWBIT_INLINE void store(double* p, F64 x) {
     _mm512_storeu_pd(p, x.lo);
     _mm512_storeu_pd(p + 8, x.hi);
@@ -55,11 +77,7 @@ struct Avx512 {
   LOWBIT_INLINE F64 mul(F64 x, F64 y) { return {_mm512_mul_pd(x.lo, y.lo), _mm512_mul_pd(x.hi, y.hi)}; }
   LOWBIT_INLINE F32 divide(F32 x, F32 s) { return _mm512_div_ps(x, s); }
   LOWBIT_INLINE F64 divide(F64 x, F64 s) { return {_mm512_div_pd(x.lo, s.lo), _mm512_div_pd(x.hi, s.hi)}; }
-  LOWBIT_INLINE F32 quotient(F32 x, F32 s, F32 inv) {
-    const __m512 y = _mm512_mul_ps(x, inv);
-    return _mm512_fmadd_ps(_mm512_fnmadd_ps(y, s, x), inv, y);
-  }
-  LOWBIT_INLINE F64 quotient(F64 x, F64 s, F64) { return divide(x, s); }
+  LOWBIT_INLINE F32 fma(F32 x, F32 y, F32 z) { return _mm512_fmadd_ps(x, y, z); }
   LOWBIT_INLINE I32 round_i32(F32 y) {
     return _mm512_cvt_roundps_epi32(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
@@ -135,40 +153,48 @@ struct Avx512 {
   LOWBIT_INLINE __m512i shifted(I32 i, I32 j, const ByteShift& k) {
     return _mm512_adds_epi16(_mm512_packs_epi32(i, j), k.zero);
   }
-  template <bool Stream>
+  template <bool Paired>
+  LOWBIT_INLINE __m512i ordered(__m512i q) {
+    if constexpr (Paired) return unscramble16(q);
+    return unscramble8(q);
+  }
+  template <bool Stream, bool Paired = false>
   LOWBIT_INLINE void store_bytes4(int8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
     const __m512i q = _mm512_packs_epi16(shifted(a, b, k), shifted(c, d, k));
-    store512<Stream>(p, unscramble8(_mm512_max_epi8(q, k.qmin)));
+    store512<Stream>(p, ordered<Paired>(_mm512_max_epi8(q, k.qmin)));
   }
-  template <bool Stream>
+  template <bool Stream, bool Paired = false>
   LOWBIT_INLINE void store_bytes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
     const __m512i q = _mm512_packus_epi16(shifted(a, b, k), shifted(c, d, k));
-    store512<Stream>(p, unscramble8(_mm512_max_epu8(q, k.qmin)));
+    store512<Stream>(p, ordered<Paired>(_mm512_max_epu8(q, k.qmin)));
   }
 
   LOWBIT_INLINE F32 min_skip_nan(F32 x, F32 acc) { return _mm512_min_ps(x, acc); }
   LOWBIT_INLINE F32 max_skip_nan(F32 x, F32 acc) { return _mm512_max_ps(x, acc); }
   LOWBIT_INLINE F64 min_skip_nan(F64 x, F64 acc) { return {_mm512_min_pd(x.lo, acc.lo), _mm512_min_pd(x.hi, acc.hi)}; }
   LOWBIT_INLINE F64 max_skip_nan(F64 x, F64 acc) { return {_mm512_max_pd(x.lo, acc.lo), _mm512_max_pd(x.hi, acc.hi)}; }
-  LOWBIT_INLINE I32 count_nan(I32 n, F32 x) {
-    return _mm512_mask_add_epi32(n, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), n, _mm512_set1_epi32(1));
+  using Flag = __mmask16;
+  LOWBIT_INLINE Flag no_nan() { return 0; }
+  LOWBIT_INLINE Flag note_nan(Flag f, F32 x, F32 y) {
+    return static_cast<Flag>(f | _mm512_cmp_ps_mask(x, y, _CMP_UNORD_Q));
   }
-  LOWBIT_INLINE I32 count_nan(I32 n, F64 x) {
-    const unsigned lo = _mm512_cmp_pd_mask(x.lo, x.lo, _CMP_UNORD_Q);
-    const unsigned hi = _mm512_cmp_pd_mask(x.hi, x.hi, _CMP_UNORD_Q);
-    return _mm512_mask_add_epi32(n, static_cast<__mmask16>(lo | (hi << 8)), n, _mm512_set1_epi32(1));
+  LOWBIT_INLINE Flag note_nan(Flag f, F64 x, F64 y) {
+    return static_cast<Flag>(f | _mm512_cmp_pd_mask(x.lo, y.lo, _CMP_UNORD_Q) |
+                             _mm512_cmp_pd_mask(x.hi, y.hi, _CMP_UNORD_Q));
+  }
+  LOWBIT_INLINE bool any(Flag f) { return f != 0; }
+  LOWBIT_INLINE I32 positive(F32 x) {
+    return _mm512_maskz_set1_epi32(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), 1);
+  }
+  LOWBIT_INLINE I32 positive(F64 x) {
+    const unsigned lo = _mm512_cmp_pd_mask(x.lo, _mm512_setzero_pd(), _CMP_GT_OQ);
+    const unsigned hi = _mm512_cmp_pd_mask(x.hi, _mm512_setzero_pd(), _CMP_GT_OQ);
+    return _mm512_maskz_set1_epi32(static_cast<__mmask16>(lo | (hi << 8)), 1);
   }
   LOWBIT_INLINE float reduce_min(F32 x) { return _mm512_reduce_min_ps(x); }
   LOWBIT_INLINE float reduce_max(F32 x) { return _mm512_reduce_max_ps(x); }
   LOWBIT_INLINE double reduce_min(F64 x) { return _mm512_reduce_min_pd(_mm512_min_pd(x.lo, x.hi)); }
   LOWBIT_INLINE double reduce_max(F64 x) { return _mm512_reduce_max_pd(_mm512_max_pd(x.lo, x.hi)); }
-  LOWBIT_INLINE int64_t reduce_add(I32 i) {
-    alignas(64) int32_t lane[16];
-    _mm512_store_si512(lane, i);
-    int64_t sum = 0;
-    for (int k = 0; k < 16; ++k) sum += lane[k];
-    return sum;
-  }
 
   struct Sum8 {
     __m512d all = _mm512_setzero_pd();
@@ -192,7 +218,9 @@ struct Avx512 {
   template <int Shift>
   LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
     const __m512i weights = _mm512_set1_epi16(static_cast<int16_t>(0x0001 | (1 << (8 + Shift))));
-    const __m512i a = _mm512_loadu_si512(src), b = _mm512_loadu_si512(src + 64);
+    const __m512i mask = _mm512_set1_epi8((1 << Shift) - 1);
+    const __m512i a = _mm512_and_si512(mask, _mm512_loadu_si512(src));
+    const __m512i b = _mm512_and_si512(mask, _mm512_loadu_si512(src + 64));
     const __m512i r = _mm512_packus_epi16(_mm512_maddubs_epi16(a, weights), _mm512_maddubs_epi16(b, weights));
     _mm512_storeu_si512(dst, unscramble16(r));
   }

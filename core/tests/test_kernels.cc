@@ -139,24 +139,25 @@ void test_quantize_row(const QuantizeRow& row, Isa isa) {
       }
       // Scales of their own: one a group of 5, and one an element.
       const int64_t group = 5, m = n / group * group;
-      std::vector<T> scale(n + 1), inverse(n + 1);
+      std::vector<T> scale(n + 1), inverse(n + 1), low(n + 1), limit(n + 1);
       std::vector<int32_t> zero(n + 1);
-      bool tiny = false;
+      bool huge = false;
       for (int64_t i = 0; i <= n; ++i) {
         scale[i] = s * static_cast<T>(1 + static_cast<double>(rng() % 1000) / 777);
-        inverse[i] = T{1} / scale[i];
         zero[i] = r.lo + static_cast<int>(rng() % (r.hi - r.lo + 1));
-        tiny |= scale[i] < static_cast<T>(kMinQuotientScale);
+        inverse[i] = reciprocal(scale[i]).inv, low[i] = reciprocal(scale[i]).low;
+        huge |= scale[i] > static_cast<T>(kMaxQuotientScale);
       }
       const bool no_zero = rng() % 2;
       a.stream = false, a.q = q.data(), a.scale = scale.data(), a.inverse = inverse.data();
       a.zero = no_zero && r.lo <= 0 ? nullptr : zero.data();
-      a.divide = tiny;
+      a.divide = huge, a.low = low.data(), a.limit = limit.data();
       a.n = m, a.group = group;
       row.grouped(a);
       for (int64_t i = 0; i < m; ++i)
         grouped &= code_at(row.code, q.data(), i) ==
                    expected_code<In>(x[i], scale[i / group], a.zero ? zero[i / group] : 0, r, row.code);
+      for (int64_t i = 0; i <= n; ++i) limit[i] = static_cast<T>(r.hi - (a.zero ? zero[i] : 0)) * scale[i];
       a.n = n;
       row.varying(a);
       for (int64_t i = 0; i < n; ++i)

@@ -140,7 +140,7 @@ def _normalized(shape: tuple[int, ...], index: Any) -> tuple[int | slice, ...]:
             start, stop, step = i.indices(n)
             if step < 1:
                 raise InvalidProblem(f"index: axis {axis} has a negative step")
-            out.append(slice(start, max(start, stop), step))
+            out.append(slice(start, stop, step) if stop > start else slice(0, 0, 1))
         else:
             k = _integer(i)
             if not -n <= k < n:

@@ -28,9 +28,9 @@ struct Dequantizer {
   LOWBIT_INLINE void step(const C* q, Out* y, F scale, I32 zero) {
     const I32 d = difference(q, zero);
     if constexpr (sizeof(T) == 8) {
-      V::store(y, V::mul(V::to_f64(d), scale));
+      V::store_number(y, V::mul(V::to_f64(d), scale));
     } else {
-      V::store(y, V::mul(V::to_f32(d), scale));
+      V::store_number(y, V::mul(V::to_f32(d), scale));
     }
   }
 

@@ -33,41 +33,46 @@ int64_t bucket_of(T u, int shift) {
 template <class T>
 LogTable<T>::LogTable(std::vector<T> thresholds_in, const std::vector<T>& magnitudes)
     : thresholds(std::move(thresholds_in)) {
+  thresholds.push_back(static_cast<T>(INFINITY));
   const int m = levels();
   values.assign(2 * m + 1, T{0});
   for (int k = 1; k <= m; ++k) {
     values[m + k] = magnitudes[k - 1];
     values[m - k] = -magnitudes[k - 1];
   }
-  // Enough leading mantissa bits that a bucket holds about one threshold.
+  // Thresholds are about m / octaves an octave: twice as many buckets leave each with one, or two at an edge.
   const double octaves = std::max(1.0, -std::log2(static_cast<double>(thresholds.front())));
   int bits = 1;
   while ((1 << bits) < 2 * m / octaves && bits < 14) ++bits;
   shift = Layout<T>::mantissa - bits;
-  first_bucket = bucket_of(thresholds.front(), shift);
+  first_bucket = bucket_of(thresholds.front(), shift) - 1;  // everything below shares the first
   const int64_t last = bucket_of(T{1}, shift);
   bucket.resize(last - first_bucket + 1);
   for (int64_t b = first_bucket; b <= last; ++b) {
-    const typename Layout<T>::Bits start = static_cast<typename Layout<T>::Bits>(b) << shift;
-    T u;
-    std::memcpy(&u, &start, sizeof(T));
-    bucket[b - first_bucket] =
-        static_cast<uint16_t>(std::upper_bound(thresholds.begin(), thresholds.end(), u) - thresholds.begin());
+    const auto below = [&](int64_t at) {
+      const typename Layout<T>::Bits start = static_cast<typename Layout<T>::Bits>(at) << shift;
+      T u;
+      std::memcpy(&u, &start, sizeof(T));
+      return static_cast<int>(std::upper_bound(thresholds.begin(), thresholds.end() - 1, u) - thresholds.begin());
+    };
+    bucket[b - first_bucket] = static_cast<uint16_t>(below(b));
+    steps = std::max(steps, below(b + 1) - below(b));
   }
 }
 
 template <class In, class C>
 void log_encode(const LogTable<compute_t<In>>& table, const In* x, C* q, int64_t n, compute_t<In> scale) {
   using T = compute_t<In>;
-  const int levels = table.levels();
   const T* t = table.thresholds.data();
+  const uint16_t* bucket = table.bucket.data();
+  const int64_t first = table.first_bucket;
   for (int64_t i = 0; i < n; ++i) {
     const T v = widen(x[i]);
     T u = std::fabs(v) / scale;
-    if (!(u < T{1})) u = T{1};  // NaN and Inf too: the largest magnitude
-    const int64_t b = bucket_of(u, table.shift) - table.first_bucket;
-    int m = b < 0 ? 0 : table.bucket[b];
-    while (m < levels && u >= t[m]) ++m;
+    u = u < T{1} ? u : T{1};  // NaN and Inf too: the largest magnitude
+    const int64_t b = bucket_of(u, table.shift) - first;
+    int m = bucket[b > 0 ? b : 0];
+    for (int k = 0; k < table.steps; ++k) m += u >= t[m];
     q[i] = static_cast<C>(v > 0 ? m : -m);
   }
 }

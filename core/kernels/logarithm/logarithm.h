@@ -17,14 +17,15 @@ namespace lowbit {
 
 template <class T>
 struct LogTable {
-  std::vector<T> thresholds;  // M of them, ascending, in (0, 1)
+  std::vector<T> thresholds;  // M of them, ascending, in (0, 1), and an infinity to end on
   std::vector<T> values;      // 2M + 1: values[M + code], signed, values[M] = 0
   std::vector<uint16_t> bucket;
   int64_t first_bucket = 0;
   int shift = 0;
+  int steps = 0;  // the most thresholds in one bucket
 
   LogTable(std::vector<T> thresholds_in, const std::vector<T>& magnitudes);
-  int levels() const { return static_cast<int>(thresholds.size()); }
+  int levels() const { return static_cast<int>(thresholds.size()) - 1; }
 };
 
 template <class In, class C>

@@ -7,33 +7,62 @@ namespace lowbit {
 
 struct SignBit {};  // tag: the b1 rows
 
-// Eight-bit codes can use the multiply-speed quotient; sixteen-bit ones exceed its proven range.
-template <class C>
-constexpr bool kQuotientProven = sizeof(C) == 1;
+// Division by a scale, or the quotient at multiply speed where that is proven to give the same codes.
+template <class V, class T, bool Divide>
+struct Divisor {
+  static constexpr bool fused = !Divide && V::has_fma && sizeof(T) == 4;
+  using F = decltype(V::set(T{}));
+  F first, second;  // fused: inv and low; else: scale and nothing
+
+  static __attribute__((always_inline)) Divisor of(T s, Reciprocal<T> r) {
+    if constexpr (fused) return {V::set(r.inv), V::set(r.low)};
+    return {V::set(s), V::set(s)};
+  }
+  static __attribute__((always_inline)) Divisor load(const T* s, const T* inv, const T* low) {
+    if constexpr (fused) return {V::load(inv), V::load(low)};
+    return {V::load(s), V::load(s)};
+  }
+  __attribute__((always_inline)) F operator()(F x) const {
+    if constexpr (fused) {
+      return V::fma(x, first, V::mul(x, second));
+    } else {
+      return V::divide(x, first);
+    }
+  }
+};
+
+// Whether V loads four vectors of this element at once, in the order its packing undoes.
+template <class V, class In>
+constexpr bool has_load4 = requires(const In* p) { V::load4(p); };
+
+// Sixteen-bit codes exceed what is proven.
+template <class C, class T>
+LOWBIT_INLINE bool must_divide(T s) {
+  return sizeof(C) != 1 || s > static_cast<T>(kMaxQuotientScale);
+}
 
 template <class V, class In, class C, bool Divide>
 struct UniformQuantizer {
   using T = compute_t<In>;
   using F = decltype(V::set(T{}));
 
-  F scale, inverse, lo, hi;
+  Divisor<V, T, Divide> divisor;
+  F lo, hi;
   typename V::I32 zero, least;  // least: qmin - z
   typename V::ByteShift shift;
 
-  UniformQuantizer(T s, int32_t z, int32_t qmin, int32_t qmax)
-      : scale(V::set(s)),
-        inverse(V::set(T{1} / s)),
+  // limit: (qmax - z) * s
+  __attribute__((always_inline)) UniformQuantizer(T s, Reciprocal<T> r, T limit, int32_t z, int32_t qmin)
+      : divisor(Divisor<V, T, Divide>::of(s, r)),
         lo(V::set(static_cast<T>(qmin - z) * s)),
-        hi(V::set(static_cast<T>(qmax - z) * s)),
+        hi(V::set(limit)),
         zero(V::set_i32(z)),
         least(V::set_i32(qmin - z)),
         shift(z, qmin) {}
 
   // rne(x / s), not above qmax - z, not yet clamped below.
-  __attribute__((always_inline)) typename V::I32 steps(const In* p) const {
-    const F x = V::limit(V::load(p), lo, hi);
-    return V::round_i32(Divide ? V::divide(x, scale) : V::quotient(x, scale, inverse));
-  }
+  __attribute__((always_inline)) typename V::I32 steps(F x) const { return V::round_i32(divisor(V::limit(x, lo, hi))); }
+  __attribute__((always_inline)) typename V::I32 steps(const In* p) const { return steps(V::load(p)); }
   __attribute__((always_inline)) typename V::I32 codes(const In* p) const {
     return V::add(V::max(steps(p), least), zero);
   }
@@ -41,7 +70,10 @@ struct UniformQuantizer {
   template <bool Stream>
   __attribute__((always_inline)) void block(const In* x, C* q) const {
     constexpr int w = V::width;
-    if constexpr (sizeof(C) == 1) {
+    if constexpr (sizeof(C) == 1 && has_load4<V, In>) {
+      const auto v = V::load4(x);
+      V::template store_bytes4<Stream, true>(q, steps(v.a), steps(v.b), steps(v.c), steps(v.d), shift);
+    } else if constexpr (sizeof(C) == 1) {
       V::template store_bytes4<Stream>(q, steps(x), steps(x + w), steps(x + 2 * w), steps(x + 3 * w), shift);
     } else {
       V::template store_codes4<Stream>(q, codes(x), codes(x + w), codes(x + 2 * w), codes(x + 3 * w));
@@ -79,7 +111,7 @@ struct UniformQuantizer {
 
 template <class V, class In, class C, bool Divide>
 void quantize_uniform_as(const QuantizeArgs& a, compute_t<In> s, int32_t z) {
-  const UniformQuantizer<V, In, C, Divide> k(s, z, a.qmin, a.qmax);
+  const UniformQuantizer<V, In, C, Divide> k(s, reciprocal(s), static_cast<compute_t<In>>(a.qmax - z) * s, z, a.qmin);
   const In* x = static_cast<const In*>(a.x);
   C* q = static_cast<C*>(a.q);
   if (a.stream) {
@@ -93,35 +125,61 @@ template <class V, class In, class C>
 void quantize_uniform(const QuantizeArgs& a) {
   const auto s = *static_cast<const compute_t<In>*>(a.scale);
   const int32_t z = a.zero ? *a.zero : 0;
-  if (kQuotientProven<C> && s >= kMinQuotientScale) {
-    quantize_uniform_as<V, In, C, false>(a, s, z);
-  } else {
+  if (must_divide<C>(s)) {
     quantize_uniform_as<V, In, C, true>(a, s, z);
+  } else {
+    quantize_uniform_as<V, In, C, false>(a, s, z);
+  }
+}
+
+template <class V, class In, class C, bool Divide, bool Zero>
+void quantize_grouped_as(const QuantizeArgs& a, int64_t groups) {
+  using T = compute_t<In>;
+  // What depends on the scale alone is computed for many groups at once, off the critical path of each.
+  constexpr int64_t kBatch = 64;
+  const T* scale = static_cast<const T*>(a.scale);
+  const In* x = static_cast<const In*>(a.x);
+  C* q = static_cast<C*>(a.q);
+  for (int64_t b = 0; b < groups; b += kBatch) {
+    T inv[kBatch], low[kBatch], limit[kBatch];
+    const int64_t m = groups - b < kBatch ? groups - b : kBatch;
+    for (int64_t g = 0; g < m; ++g) {
+      const Reciprocal<T> r = reciprocal(scale[b + g]);
+      inv[g] = r.inv, low[g] = r.low;
+      limit[g] = static_cast<T>(a.qmax - (Zero ? a.zero[b + g] : 0)) * scale[b + g];
+    }
+    for (int64_t g = 0; g < m; ++g, x += a.group, q += a.group) {
+      const int32_t z = Zero ? a.zero[b + g] : 0;
+      UniformQuantizer<V, In, C, Divide>(scale[b + g], {inv[g], low[g]}, limit[g], z, a.qmin).run(x, q, a.group);
+    }
   }
 }
 
 template <class V, class In, class C>
 void quantize_grouped(const QuantizeArgs& a) {
   const auto* scale = static_cast<const compute_t<In>*>(a.scale);
-  const In* x = static_cast<const In*>(a.x);
-  C* q = static_cast<C*>(a.q);
-  for (int64_t i = 0, g = 0; i < a.n; i += a.group, ++g) {
-    const auto s = scale[g];
-    const int32_t z = a.zero ? a.zero[g] : 0;
-    if (kQuotientProven<C> && s >= kMinQuotientScale) {
-      UniformQuantizer<V, In, C, false>(s, z, a.qmin, a.qmax).run(x + i, q + i, a.group);
-    } else {
-      UniformQuantizer<V, In, C, true>(s, z, a.qmin, a.qmax).run(x + i, q + i, a.group);
-    }
+  const int64_t groups = a.group ? a.n / a.group : 0;
+  bool divide = false;
+  for (int64_t g = 0; g < groups; ++g) divide |= must_divide<C>(scale[g]);
+  if (divide) {
+    a.zero ? quantize_grouped_as<V, In, C, true, true>(a, groups)
+           : quantize_grouped_as<V, In, C, true, false>(a, groups);
+  } else {
+    a.zero ? quantize_grouped_as<V, In, C, false, true>(a, groups)
+           : quantize_grouped_as<V, In, C, false, false>(a, groups);
   }
 }
 
-template <class V, class In, class C, bool Divide>
+// One scale an element. Zero: whether there are zero points to load.
+template <class V, class In, class C, bool Divide, bool Zero>
 struct VaryingQuantizer {
   using T = compute_t<In>;
   using I32 = typename V::I32;
 
-  I32 qmin, qmax;
+  const T *scale, *inverse, *low, *limit;
+  const int32_t* zero;
+  I32 qmin;
+  typename V::ByteShift shift;
 
   LOWBIT_INLINE auto to_compute(I32 i) {
     if constexpr (sizeof(T) == 8) {
@@ -130,84 +188,96 @@ struct VaryingQuantizer {
       return V::to_f32(i);
     }
   }
-  __attribute__((always_inline)) I32 codes(const In* x, const T* s, const T* inv, const int32_t* z) const {
-    const auto scale = V::load(s);
-    const I32 zero = z ? V::load_i32(z) : V::set_i32(0);
-    const auto lo = V::mul(to_compute(V::sub(qmin, zero)), scale);
-    const auto hi = V::mul(to_compute(V::sub(qmax, zero)), scale);
-    const auto y = V::limit(V::load(x), lo, hi);
-    const I32 steps = V::round_i32(Divide ? V::divide(y, scale) : V::quotient(y, scale, V::load(inv)));
-    return V::add(V::max(steps, V::sub(qmin, zero)), zero);
+  __attribute__((always_inline)) I32 steps(const In* x, int64_t i) const {
+    const auto hi = V::load(limit + i);
+    auto lo = hi;
+    if constexpr (V::limit_needs_lo) {
+      const I32 least = Zero ? V::sub(qmin, V::load_i32(zero + i)) : qmin;
+      lo = V::mul(to_compute(least), V::load(scale + i));
+    }
+    const auto divisor = Divisor<V, T, Divide>::load(scale + i, inverse + i, low + i);
+    return V::round_i32(divisor(V::limit(V::load(x + i), lo, hi)));
+  }
+  __attribute__((always_inline)) I32 codes(const In* x, int64_t i) const {
+    if constexpr (Zero) {
+      const I32 z = V::load_i32(zero + i);
+      return V::add(V::max(steps(x, i), V::sub(qmin, z)), z);
+    } else {
+      return V::max(steps(x, i), qmin);
+    }
   }
 
-  void run(const In* x, C* q, int64_t n, const T* s, const T* inv, const int32_t* z) const {
+  void run(const In* x, C* q, int64_t n) const {
     constexpr int w = V::width;
-    const auto at = [&](int64_t i)
-                        __attribute__((always_inline)) { return codes(x + i, s + i, inv + i, z ? z + i : nullptr); };
     int64_t i = 0;
-    for (; i + 4 * w <= n; i += 4 * w)
-      V::template store_codes4<false>(q + i, at(i), at(i + w), at(i + 2 * w), at(i + 3 * w));
-    for (; i + w <= n; i += w) V::store_codes(q + i, at(i));
+    for (; i + 4 * w <= n; i += 4 * w) {
+      if constexpr (!Zero && sizeof(C) == 1) {
+        V::template store_bytes4<false>(q + i, steps(x, i), steps(x, i + w), steps(x, i + 2 * w), steps(x, i + 3 * w),
+                                        shift);
+      } else {
+        V::template store_codes4<false>(q + i, codes(x, i), codes(x, i + w), codes(x, i + 2 * w), codes(x, i + 3 * w));
+      }
+    }
+    for (; i + w <= n; i += w) V::store_codes(q + i, codes(x, i));
     if (w == 1 || i >= n) return;
     if (n >= w) {
-      V::store_codes(q + n - w, at(n - w));
+      V::store_codes(q + n - w, codes(x, n - w));
     } else {
-      const int64_t rest = n - i;
-      In in[w] = {};
-      T scale[w], inverse[w];
-      int32_t zero[w] = {};
-      C out[w];
-      for (int k = 0; k < w; ++k) scale[k] = inverse[k] = 1;
-      std::memcpy(in, x + i, rest * sizeof(In));
-      std::memcpy(scale, s + i, rest * sizeof(T));
-      std::memcpy(inverse, inv + i, rest * sizeof(T));
-      if (z) std::memcpy(zero, z + i, rest * sizeof(int32_t));
-      V::store_codes(out, codes(in, scale, inverse, zero));
-      std::memcpy(q + i, out, rest * sizeof(C));
+      short_run(x, q, n);
     }
+  }
+
+  // Fewer than a vector: in padded copies.
+  void short_run(const In* x, C* q, int64_t n) const {
+    constexpr int w = V::width;
+    In in[w] = {};
+    T s[w], inv[w], lo[w], hi[w];
+    int32_t z[w] = {};
+    C out[w];
+    for (int k = 0; k < w; ++k) {
+      const int64_t at = k < n ? k : 0;
+      s[k] = scale[at], inv[k] = inverse[at], lo[k] = low[at], hi[k] = limit[at];
+      if (Zero) z[k] = zero[at];
+    }
+    std::memcpy(in, x, n * sizeof(In));
+    V::store_codes(out, VaryingQuantizer{s, inv, lo, hi, z, qmin, shift}.codes(in, 0));
+    std::memcpy(q, out, n * sizeof(C));
   }
 };
 
-template <class V, class In, class C>
-void quantize_varying(const QuantizeArgs& a) {
+template <class V, class In, class C, bool Divide, bool Zero>
+void quantize_varying_as(const QuantizeArgs& a) {
   using T = compute_t<In>;
-  const In* x = static_cast<const In*>(a.x);
-  C* q = static_cast<C*>(a.q);
-  const T* s = static_cast<const T*>(a.scale);
-  const T* inv = static_cast<const T*>(a.inverse);
-  if (kQuotientProven<C> && !a.divide) {
-    VaryingQuantizer<V, In, C, false>{V::set_i32(a.qmin), V::set_i32(a.qmax)}.run(x, q, a.n, s, inv, a.zero);
-  } else {
-    VaryingQuantizer<V, In, C, true>{V::set_i32(a.qmin), V::set_i32(a.qmax)}.run(x, q, a.n, s, inv, a.zero);
-  }
+  if (a.n == 0) return;
+  const VaryingQuantizer<V, In, C, Divide, Zero> k{static_cast<const T*>(a.scale),
+                                                   static_cast<const T*>(a.inverse),
+                                                   static_cast<const T*>(a.low),
+                                                   static_cast<const T*>(a.limit),
+                                                   a.zero,
+                                                   V::set_i32(a.qmin),
+                                                   typename V::ByteShift(0, a.qmin)};
+  k.run(static_cast<const In*>(a.x), static_cast<C*>(a.q), a.n);
 }
 
-// x > 0, as an integer comparison of the bits: positive numbers lie in (0, bits of +Inf].
-LOWBIT_INLINE int32_t signed_bits(const float* p) {
-  int32_t b;
-  std::memcpy(&b, p, 4);
-  return b;
+template <class V, class In, class C>
+void quantize_varying(const QuantizeArgs& a) {
+  if (a.divide || sizeof(C) != 1) {
+    a.zero ? quantize_varying_as<V, In, C, true, true>(a) : quantize_varying_as<V, In, C, true, false>(a);
+  } else {
+    a.zero ? quantize_varying_as<V, In, C, false, true>(a) : quantize_varying_as<V, In, C, false, false>(a);
+  }
 }
-LOWBIT_INLINE int64_t signed_bits(const double* p) {
-  int64_t b;
-  std::memcpy(&b, p, 8);
-  return b;
-}
-LOWBIT_INLINE int16_t signed_bits(const half_t* p) { return static_cast<int16_t>(p->bits); }
-LOWBIT_INLINE int16_t signed_bits(const bfloat_t* p) { return static_cast<int16_t>(p->bits); }
-LOWBIT_INLINE int32_t infinity_bits(const float*) { return 0x7f800000; }
-LOWBIT_INLINE int64_t infinity_bits(const double*) { return 0x7ff0000000000000; }
-LOWBIT_INLINE int16_t infinity_bits(const half_t*) { return 0x7c00; }
-LOWBIT_INLINE int16_t infinity_bits(const bfloat_t*) { return 0x7f80; }
 
 template <class V, class In>
 void quantize_sign(const QuantizeArgs& a) {
+  constexpr int w = V::width;
   const In* x = static_cast<const In*>(a.x);
   uint8_t* q = static_cast<uint8_t*>(a.q);
-  for (int64_t i = 0; i < a.n; ++i) {
-    const auto b = signed_bits(x + i);
-    q[i] = static_cast<uint8_t>((b > 0) & (b <= infinity_bits(x)));
-  }
+  const auto bits = [&](int64_t i) __attribute__((always_inline)) { return V::positive(V::load(x + i)); };
+  int64_t i = 0;
+  for (; i + 4 * w <= a.n; i += 4 * w)
+    V::template store_codes4<false>(q + i, bits(i), bits(i + w), bits(i + 2 * w), bits(i + 3 * w));
+  for (; i < a.n; ++i) q[i] = widen(x[i]) > 0;
 }
 
 template <class V, class In, class C>

@@ -16,11 +16,13 @@ struct QuantizeArgs {
   void* q;
   int64_t n;            // elements
   const void* scale;    // f32, or f64 for f64 data: one; a group each; or an element each
-  const void* inverse;  // 1 / scale, an element each (varying only)
+  const void* inverse;  // varying only, an element each: reciprocal(scale).inv,
+  const void* low;      //   reciprocal(scale).low,
+  const void* limit;    //   and (qmax - zero) * scale
   const int32_t* zero;  // beside scale; null: all 0
   int32_t qmin, qmax;
   int64_t group;  // grouped only: elements a group, n a multiple of it
-  bool divide;    // varying only: a scale lies below kMinQuotientScale
+  bool divide;    // varying only: a scale lies above kMaxQuotientScale
   bool stream;    // uniform only: write past the caches
 };
 

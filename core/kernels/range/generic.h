@@ -11,57 +11,71 @@ struct Ranger {
   using F = decltype(V::set(T{}));
   static constexpr T kInfinity = sizeof(T) == 8 ? static_cast<T>(__builtin_inf()) : static_cast<T>(__builtin_inff());
 
-  struct Part {
-    F lo, hi;
-    typename V::I32 nan;
-    __attribute__((always_inline)) void add(const In* p) {
-      const F x = V::load(p);
-      lo = V::min_skip_nan(x, lo);
-      hi = V::max_skip_nan(x, hi);
-      nan = V::count_nan(nan, x);
-    }
-  };
-
-  LOWBIT_INLINE void run(const In* x, int64_t n, T* lo, T* hi, int64_t* nan) {
-    constexpr int w = V::width;
-    const Part none = {V::set(kInfinity), V::set(-kInfinity), V::set_i32(0)};
-    Part a = none, b = none;
-    int64_t i = 0;
-    for (; i + 2 * w <= n; i += 2 * w) {
-      a.add(x + i);
-      b.add(x + i + w);
-    }
-    if (i + w <= n) {
-      a.add(x + i);
-      i += w;
-    }
-    T least = V::reduce_min(V::min_skip_nan(a.lo, b.lo));
-    T most = V::reduce_max(V::max_skip_nan(a.hi, b.hi));
-    int64_t nans = V::reduce_add(V::add(a.nan, b.nan));
-    for (; i < n; ++i) {
+  // The data has a NaN: how many, then, at leisure.
+  LOWBIT_INLINE int64_t count(const In* x, int64_t n) {
+    int64_t nans = 0;
+    for (int64_t i = 0; i < n; ++i) {
       const T v = widen(x[i]);
-      least = v < least ? v : least;
-      most = v > most ? v : most;
       nans += v != v;
+    }
+    return nans;
+  }
+
+  // One run; a NaN raises the flag.
+  LOWBIT_INLINE typename V::Flag run(const In* x, int64_t n, T* lo, T* hi, typename V::Flag flag, bool* tail_nan) {
+    constexpr int w = V::width;
+    T least = kInfinity, most = -kInfinity;
+    int64_t i = 0;
+    if (n >= w) {
+      F lo0 = V::set(kInfinity), hi0 = V::set(-kInfinity), lo1 = lo0, hi1 = hi0;
+      for (; i + 2 * w <= n; i += 2 * w) {
+        const F a = V::load(x + i), b = V::load(x + i + w);
+        lo0 = V::min_skip_nan(a, lo0), hi0 = V::max_skip_nan(a, hi0);
+        lo1 = V::min_skip_nan(b, lo1), hi1 = V::max_skip_nan(b, hi1);
+        flag = V::note_nan(flag, a, b);
+      }
+      if (i < n) {  // the last vector, or the last two, overlapping what is already done
+        const F a = V::load(x + n - w), b = n - i > w ? V::load(x + i) : a;
+        lo0 = V::min_skip_nan(a, lo0), hi0 = V::max_skip_nan(a, hi0);
+        lo1 = V::min_skip_nan(b, lo1), hi1 = V::max_skip_nan(b, hi1);
+        flag = V::note_nan(flag, a, b);
+      }
+      least = V::reduce_min(V::min_skip_nan(lo0, lo1));
+      most = V::reduce_max(V::max_skip_nan(hi0, hi1));
+    } else {
+      for (; i < n; ++i) {
+        const T v = widen(x[i]);
+        least = v < least ? v : least;
+        most = v > most ? v : most;
+        *tail_nan |= v != v;
+      }
     }
     *lo = least + T{0};  // -0 -> +0
     *hi = most + T{0};
-    *nan += nans;
+    return flag;
   }
 };
-
-template <class V, class In>
-void range_run(const RangeArgs& a) {
-  using T = compute_t<In>;
-  Ranger<V, In>::run(static_cast<const In*>(a.x), a.n, static_cast<T*>(a.lo), static_cast<T*>(a.hi), a.nan);
-}
 
 template <class V, class In>
 void range_grouped(const RangeArgs& a) {
   using T = compute_t<In>;
   const In* x = static_cast<const In*>(a.x);
   T *lo = static_cast<T*>(a.lo), *hi = static_cast<T*>(a.hi);
-  for (int64_t i = 0, g = 0; i < a.n; i += a.group, ++g) Ranger<V, In>::run(x + i, a.group, lo + g, hi + g, a.nan);
+  auto flag = V::no_nan();
+  bool tail_nan = false;
+  int64_t i = 0;
+  for (int64_t g = 0; i < a.n; i += a.group, ++g)
+    flag = Ranger<V, In>::run(x + i, a.group, lo + g, hi + g, flag, &tail_nan);
+  if (V::any(flag) || tail_nan) *a.nan += Ranger<V, In>::count(x, a.n);
+}
+
+template <class V, class In>
+void range_run(const RangeArgs& a) {
+  using T = compute_t<In>;
+  const In* x = static_cast<const In*>(a.x);
+  bool tail_nan = false;
+  const auto flag = Ranger<V, In>::run(x, a.n, static_cast<T*>(a.lo), static_cast<T*>(a.hi), V::no_nan(), &tail_nan);
+  if (V::any(flag) || tail_nan) *a.nan += Ranger<V, In>::count(x, a.n);
 }
 
 template <class V, class In>
@@ -69,30 +83,31 @@ void range_columns(const RangeArgs& a) {
   using T = compute_t<In>;
   constexpr int w = V::width;
   T *lo = static_cast<T*>(a.lo), *hi = static_cast<T*>(a.hi);
-  int64_t nans = 0;
+  auto flag = V::no_nan();
+  bool tail_nan = false;
   for (int64_t r = 0; r < a.rows; ++r) {
     const In* x = static_cast<const In*>(a.x) + r * a.stride;
-    auto nan = V::set_i32(0);
     int64_t j = 0;
     for (; j + w <= a.n; j += w) {
       const auto v = V::load(x + j);
       V::store(lo + j, V::min_skip_nan(v, V::load(lo + j)));
       V::store(hi + j, V::max_skip_nan(v, V::load(hi + j)));
-      nan = V::count_nan(nan, v);
+      flag = V::note_nan(flag, v, v);
     }
     for (; j < a.n; ++j) {
       const T v = widen(x[j]);
       lo[j] = v < lo[j] ? v : lo[j];
       hi[j] = v > hi[j] ? v : hi[j];
-      nans += v != v;
+      tail_nan |= v != v;
     }
-    nans += V::reduce_add(nan);
   }
   for (int64_t j = 0; j < a.n; ++j) {
     lo[j] += T{0};
     hi[j] += T{0};
   }
-  *a.nan += nans;
+  if (V::any(flag) || tail_nan)
+    for (int64_t r = 0; r < a.rows; ++r)
+      *a.nan += Ranger<V, In>::count(static_cast<const In*>(a.x) + r * a.stride, a.n);
 }
 
 template <class V, class In>

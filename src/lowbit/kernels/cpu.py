@@ -15,8 +15,8 @@ from lowbit.logarithm import log_tables
 from lowbit.params import Granularity, QuantizationParams
 
 __all__ = [
-    "FloatArray", "as_float_array", "code_id", "dequantize", "empty_float", "mean_abs", "pack", "quantize",
-    "quantize_dynamic", "unpack", "value_range",
+    "FloatArray", "as_float_array", "code_id", "dequantize", "empty_float", "mean_abs", "native_spec", "pack",
+    "quantize", "quantize_dynamic", "unpack", "value_range", "writable_float",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -109,7 +109,7 @@ def _scales(params: QuantizationParams, g: Granularity) -> tuple[Array, Array | 
     return scale, (zero if zero.any() else None)
 
 
-def _spec(params: QuantizationParams, g: Granularity) -> Any:
+def native_spec(params: QuantizationParams, g: Granularity) -> Any:
     """The native counterpart of params, made once and kept with them."""
     key = ("spec", g.scale_shape if params.scale.ndim == 0 else None)
     if params.dtype.is_mixed:
@@ -138,7 +138,7 @@ def _new_spec(params: QuantizationParams, g: Granularity) -> Any:
 def quantize(x: FloatArray, params: QuantizationParams, out: Array) -> None:
     """Writes the codes of x into `out`, stored as the dtype stores them. Params are of x's compute type."""
     g = params.granularity(x.shape)
-    spec = _spec(params, g)
+    spec = native_spec(params, g)
     if params.dtype.is_mixed:
         rows = x.array if g.outer == 1 else np.ascontiguousarray(np.moveaxis(x.array, _axis(params, x.shape), 0))
         spec.quantize(rows, x.element, out)
@@ -149,7 +149,7 @@ def quantize(x: FloatArray, params: QuantizationParams, out: Array) -> None:
 def dequantize(data: Array, params: QuantizationParams, out: FloatArray) -> None:
     """Writes the numbers of stored codes into `out`, whose compute type the params have."""
     g = params.granularity(out.shape)
-    spec = _spec(params, g)
+    spec = native_spec(params, g)
     data = np.ascontiguousarray(data)
     if not params.dtype.is_mixed:
         spec.dequantize(data, out.array, out.element, layout_of(g))

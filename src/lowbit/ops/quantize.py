@@ -59,16 +59,20 @@ def quantize(
     if params is not None:
         # The call that repeats: everything but the kernel was settled the first time.
         ready = params._cache.get("flat")
-        if ready is not None and type(x) is np.ndarray and x.dtype is _FLOAT32:
-            spec, resolved = ready
-            if type(out) is QuantizedTensor and out.params is resolved and out.shape == x.shape:
-                if x.flags.c_contiguous and out.data.flags.c_contiguous:
+        if ready is not None and type(x) is np.ndarray and x.dtype is _FLOAT32 and x.flags.c_contiguous:
+            spec, resolved, storage = ready
+            shape = x.shape
+            if out is None:
+                data = np.empty(shape, storage)
+                spec.quantize(x, 0, data)
+                return QuantizedTensor._trusted(data, resolved, shape)
+            if type(out) is QuantizedTensor and out.params is resolved and out.shape == shape:
+                if out.data.flags.carray:
                     spec.quantize(x, 0, out.data)
                     return out
-            elif type(out) is np.ndarray and out.dtype is resolved.dtype.storage_dtype and out.shape == x.shape:
-                if x.flags.c_contiguous and out.flags.c_contiguous:
-                    spec.quantize(x, 0, out)
-                    return QuantizedTensor._trusted(out, resolved, out.shape)
+            elif type(out) is np.ndarray and out.dtype is storage and out.shape == shape and out.flags.carray:
+                spec.quantize(x, 0, out)
+                return QuantizedTensor._trusted(out, resolved, shape)
         _only_params(dtype, scheme, axis, block_size, qmin, qmax, full_range, steps_per_octave, params)
         return _with_params(cpu.as_float_array(x, name), params, out)
     if on_nonfinite not in ("raise", "ignore"):
@@ -103,7 +107,8 @@ def _with_params(
     data = _output(resolved, x.shape, out)
     cpu.quantize(x, resolved, data)
     if resolved.axis is None and x.element == 0 and not resolved.dtype.is_packed and not resolved.is_logarithmic:
-        params._cache["flat"] = (cpu._spec(resolved, resolved.granularity(x.shape)), resolved)
+        spec = cpu.native_spec(resolved, resolved.granularity(x.shape))
+        params._cache["flat"] = resolved._cache["flat"] = (spec, resolved, resolved.dtype.storage_dtype)
     return _result(data, resolved, x.shape, out)
 
 
