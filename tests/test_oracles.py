@@ -588,13 +588,9 @@ def test_nonfinite_numbers_left_out_of_the_range_still_saturate(dtype, scheme):
         assert_same_codes(codes, reference.quantize(x, q.params), x)
 
 
-BF16_WITHOUT_DIMENSIONS = pytest.mark.xfail(
-    reason="a 0-d bfloat16 array becomes one of shape (1,)", strict=True
-)
-ANY_FLOAT_0D = [pytest.param(f, marks=BF16_WITHOUT_DIMENSIONS if f == "bfloat16" else ()) for f in FLOATS]
 
 
-@pytest.mark.parametrize("source", ANY_FLOAT_0D)
+@pytest.mark.parametrize("source", FLOATS)
 def test_an_array_without_dimensions_keeps_its_shape(source):
     x = np.array(1.25, FLOATS[source])
     q = lb.quantize(x, params=lb.QuantizationParams("int8", scale=0.5, zero_point=1))
@@ -660,7 +656,7 @@ def test_torch_tensors_give_the_params_of_the_numpy_arrays_they_equal(torch, dty
                 ), view
 
 
-@pytest.mark.parametrize("dtype", ANY_FLOAT_0D)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_a_torch_tensor_without_dimensions_keeps_its_shape(torch, dtype):
     params = lb.QuantizationParams("int8", scale=0.5, zero_point=1)
     q = lb.quantize(torch.tensor(1.25, dtype=getattr(torch, dtype)), params=params)

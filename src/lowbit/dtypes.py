@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from lowbit.errors import InvalidProblem, UnsupportedDType
 
-__all__ = ["MIXED_WIDTHS", "DTypeLike", "QuantizedDType"]
+__all__ = ["MIXED_WIDTHS", "DTypeLike", "QuantizedDType", "is_integer"]
 
 # Anything QuantizedDType.of accepts: a name, a NumPy or ml_dtypes dtype, or a QuantizedDType.
 DTypeLike: TypeAlias = Any
@@ -182,6 +182,11 @@ class QuantizedDType:
         if isinstance(value, dict):
             return QuantizedDType.mixed(value["mixed"])
         return QuantizedDType.of(value)
+
+
+def is_integer(dtype: np.dtype[Any]) -> bool:
+    """Whether a NumPy dtype holds integers, the 4- and 2-bit ones of ml_dtypes included."""
+    return dtype.kind in "iu" or dtype.name in ("int4", "uint4", "int2", "uint2")
 
 
 def _numpy_name(value: npt.DTypeLike) -> str:

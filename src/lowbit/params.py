@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.dtypes import DTypeLike, QuantizedDType
+from lowbit.dtypes import DTypeLike, QuantizedDType, is_integer
 from lowbit.errors import InvalidProblem
 from lowbit.ranges import MAX_SCALE, MIN_SCALE, affine_from_range, log_scale_from_range
 
@@ -84,7 +84,7 @@ class QuantizationParams:
     Invariants, enforced here: every scale is finite and in [2^-125, FLT_MAX / 65536]; every zero point
     lies in [qmin, qmax], and that range within the dtype's. `scale` and `zero_point` have the same shape:
     () per tensor, (channels,) with `axis`, the array's shape with its axis cut into blocks with
-    `block_size`. They are read-only. Python numbers keep their full precision and take the type of the
+    `block_size`. They are read-only; zero points not given are 0, or the code nearest to it. Python numbers keep their full precision and take the type of the
     data they meet; NumPy arrays keep theirs.
 
     >>> p = QuantizationParams(dtype="int8", scale=0.5, zero_point=3)
@@ -116,7 +116,7 @@ class QuantizationParams:
         dtype: DTypeLike = "int8",
         scheme: str | QuantizationScheme = "linear",
         scale: npt.ArrayLike = 1.0,
-        zero_point: npt.ArrayLike = 0,
+        zero_point: npt.ArrayLike | None = None,
         axis: int | None = None,
         block_size: int | None = None,
         qmin: int | None = None,
@@ -128,13 +128,16 @@ class QuantizationParams:
         self.scheme = QuantizationScheme.of(scheme)
         self.axis, self.block_size = _granularity_options(self.scheme, self.dtype, axis, block_size)
         self.scale, self.weak = _as_scale(scale)
+        if self.axis is None and self.scale.shape == (1,):
+            self.scale = self.scale.reshape(())
         self.steps_per_octave = _steps(self.scheme, self.dtype, steps_per_octave)
         lo, hi = self.dtype.value_range
         if self.scheme is QuantizationScheme.LOGARITHMIC:
             lo = -hi
         self.qmin = _code_bound("qmin", qmin, lo)
         self.qmax = _code_bound("qmax", qmax, hi)
-        self.zero_point = _as_zero_point(zero_point, self.scale.shape)
+        nearest_zero = min(max(0, self.qmin), self.qmax)
+        self.zero_point = _as_zero_point(nearest_zero if zero_point is None else zero_point, self.scale.shape)
         self.validate()
 
     # ---- checks -----------------------------------------------------------------------------------
@@ -547,25 +550,31 @@ def _steps(scheme: QuantizationScheme, dtype: QuantizedDType, steps: float | Non
 
 
 def _as_scale(scale: npt.ArrayLike) -> tuple[Array, bool]:
-    array = np.asarray(scale)
+    try:
+        array = np.asarray(scale)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidProblem(f"scale: not an array of numbers ({error})") from None
     if array.dtype.kind in "iub":
         array = array.astype(np.float64)
     if array.dtype.kind not in "fV" or array.dtype == object:
         raise InvalidProblem(f"scale: expected floating-point numbers, got {array.dtype}")
-    weak = not isinstance(scale, (np.ndarray, np.generic)) or isinstance(scale, float)
+    weak = isinstance(scale, (float, int, list, tuple))
     kind = np.float64 if array.dtype == np.float64 else np.float32
     array = np.array(array, dtype=kind, order="C", copy=True)
-    if array.shape == (1,) and weak:
-        array = array.reshape(())
     array.flags.writeable = False
     return array, weak
 
 
 def _as_zero_point(zero_point: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
-    array = np.asarray(zero_point)
+    try:
+        array = np.asarray(zero_point)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidProblem(f"zero_point: not an array of integers ({error})") from None
+    if array.shape == (1,) and not shape:
+        array = array.reshape(())
     if array.dtype.kind == "f" and (array == np.rint(array)).all():
         array = array.astype(np.int64)
-    if array.dtype.kind not in "iu" and array.dtype.name not in ("int4", "uint4", "int2", "uint2"):
+    if not is_integer(array.dtype):
         raise InvalidProblem(f"zero_point: expected integers, got {array.dtype}")
     array = array.astype(np.int64)
     if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
@@ -619,4 +628,4 @@ def _brief(a: Array) -> str:
         return str(a[()])
     if a.size == 0:
         return f"[] {a.shape}"
-    return f"[{a.min()} … {a.max()}] {a.shape}"
+    return f"[{a.min()!s} … {a.max()!s}] {a.shape}"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.container import read_arrays, write_arrays
-from lowbit.dtypes import QuantizedDType
+from lowbit.dtypes import QuantizedDType, is_integer
 from lowbit.errors import FormatError, InvalidProblem, Unsupported
 from lowbit.indexing import reshaped_granularity, sliced
 from lowbit.metrics import ErrorReport, error_report
@@ -115,7 +115,7 @@ class QuantizedTensor:
     ) -> QuantizedTensor:
         """A tensor from codes given one an element; they are packed where the dtype packs."""
         array = np.asarray(codes)
-        if array.dtype.kind not in "iub":
+        if not is_integer(array.dtype) and array.dtype != bool:
             raise InvalidProblem(f"codes: expected integers, got {array.dtype}")
         lo, hi = params.qmin, params.qmax
         if array.size and (array.min() < lo or array.max() > hi):

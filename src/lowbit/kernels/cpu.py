@@ -15,8 +15,8 @@ from lowbit.logarithm import log_tables
 from lowbit.params import Granularity, QuantizationParams
 
 __all__ = [
-    "FloatArray", "as_float_array", "code_id", "dequantize", "empty_float", "mean_abs", "native_spec", "pack",
-    "quantize", "quantize_dynamic", "unpack", "value_range", "writable_float",
+    "FloatArray", "as_float_array", "code_id", "dequantize", "empty_float", "float_dtype", "mean_abs", "native_spec",
+    "pack", "quantize", "quantize_dynamic", "unpack", "value_range", "writable_float",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -62,13 +62,18 @@ def as_float_array(x: Any, name: str = "x") -> FloatArray:
     element = _ELEMENTS.get(dtype)
     if element is None:
         if dtype.name == "bfloat16":
-            return FloatArray(np.ascontiguousarray(x).view(np.uint16), _BFLOAT16)
+            return FloatArray(_contiguous(x).view(np.uint16), _BFLOAT16)
         if not dtype.isnative:
             raise UnsupportedDType(
                 f"{name}: {dtype} has a foreign byte order; convert it with {name}.astype({name}.dtype.newbyteorder('='))"
             )
         raise UnsupportedDType(f"{name}: {dtype}; expected float32, float64, float16 or bfloat16")
-    return FloatArray(x if x.flags.c_contiguous else np.ascontiguousarray(x), element)
+    return FloatArray(_contiguous(x), element)
+
+
+def _contiguous(x: Array) -> Array:
+    # np.ascontiguousarray alone would turn a 0-d array into a 1-d one.
+    return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
 
 def _imported(x: Any, name: str) -> Array | FloatArray:
@@ -77,9 +82,12 @@ def _imported(x: Any, name: str) -> Array | FloatArray:
         x = x.detach()
         if x.device.type != "cpu":
             raise Unsupported(f"{name}: on {x.device}; expected CPU memory")
-        if x.dtype == torch.bfloat16:
-            return FloatArray(np.ascontiguousarray(x.view(torch.int16).numpy()).view(np.uint16), _BFLOAT16)
-        lent: Array = x.numpy()
+        try:
+            if x.dtype == torch.bfloat16:
+                return FloatArray(_contiguous(x.view(torch.int16).numpy()).view(np.uint16), _BFLOAT16)
+            lent: Array = x.numpy()
+        except (TypeError, RuntimeError) as error:
+            raise UnsupportedDType(f"{name}: a {x.dtype} tensor does not lend its memory ({error})") from None
         return lent
     if hasattr(x, "__dlpack__"):
         try:
@@ -87,10 +95,28 @@ def _imported(x: Any, name: str) -> Array | FloatArray:
         except (BufferError, TypeError, RuntimeError, ValueError):
             pass
         try:
-            return FloatArray(np.ascontiguousarray(_core.bfloat16_bits(x)), _BFLOAT16)
-        except Exception as error:
+            return FloatArray(_contiguous(_core.bfloat16_bits(x)), _BFLOAT16)
+        except (TypeError, ValueError, RuntimeError, BufferError) as error:
             raise UnsupportedDType(f"{name}: {type(x).__name__} does not lend a float array ({error})") from None
     return np.asarray(x)
+
+
+def float_dtype(dtype: Any) -> np.dtype[Any]:
+    """The NumPy dtype meant by a name, a NumPy, ml_dtypes or torch dtype; floats only."""
+    name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
+    if isinstance(name, str) and name == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise Unsupported("dtype: NumPy knows bfloat16 through ml_dtypes; pip install ml_dtypes") from None
+        name = ml_dtypes.bfloat16
+    try:
+        found = np.dtype(name)
+    except TypeError:
+        found = np.dtype(object)
+    if found not in _ELEMENTS and found.name != "bfloat16":
+        raise UnsupportedDType(f"dtype: {dtype!r}; expected float32, float64, float16 or bfloat16")
+    return found
 
 
 def code_id(params: QuantizationParams) -> int:
@@ -150,7 +176,7 @@ def dequantize(data: Array, params: QuantizationParams, out: FloatArray) -> None
     """Writes the numbers of stored codes into `out`, whose compute type the params have."""
     g = params.granularity(out.shape)
     spec = native_spec(params, g)
-    data = np.ascontiguousarray(data)
+    data = _contiguous(data)
     if not params.dtype.is_mixed:
         spec.dequantize(data, out.array, out.element, layout_of(g))
     elif g.outer == 1:
@@ -213,7 +239,7 @@ def quantize_dynamic(
 
 def pack(codes: Array, bits: int) -> npt.NDArray[np.uint8]:
     out = np.empty(-(-codes.size * bits // 8), np.uint8)
-    _core.pack(bits, np.ascontiguousarray(codes).view(np.uint8), out)
+    _core.pack(bits, _contiguous(codes).view(np.uint8), out)
     return out
 
 
@@ -223,16 +249,10 @@ def unpack(data: Array, bits: int, signed: bool, shape: tuple[int, ...]) -> Arra
     return out
 
 
-def empty_float(shape: tuple[int, ...], dtype: npt.DTypeLike | str) -> tuple[Array, FloatArray]:
+def empty_float(shape: tuple[int, ...], dtype: Any) -> tuple[Array, FloatArray]:
     """A new float array, and the same memory as kernels take it."""
-    if isinstance(dtype, str) and dtype == "bfloat16":
-        try:
-            import ml_dtypes
-        except ImportError:
-            raise Unsupported("dtype: NumPy knows bfloat16 through ml_dtypes; pip install ml_dtypes") from None
-        dtype = ml_dtypes.bfloat16
-    array = np.empty(shape, dtype)
-    return array, writable_float(array)
+    array = np.empty(shape, float_dtype(dtype))
+    return array, as_float_array(array)
 
 
 def writable_float(array: Any) -> FloatArray:
@@ -242,6 +262,8 @@ def writable_float(array: Any) -> FloatArray:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         contiguous = array.is_contiguous()
+        if array.requires_grad:
+            raise InvalidProblem("out: requires grad; autograd would not see the write (use out.detach())")
     if not contiguous or not made.array.flags.writeable:
         raise InvalidProblem("out: expected a writable, C-contiguous array")
     return made

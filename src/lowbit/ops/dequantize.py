@@ -47,7 +47,7 @@ def dequantize(
         target = cpu.writable_float(out)
         if target.shape != q.shape:
             raise InvalidProblem(f"out: shape {target.shape}; expected {q.shape}")
-        if dtype is not None and getattr(out, "dtype", None) != dtype:
+        if dtype is not None and cpu.float_dtype(dtype) != cpu.float_dtype(getattr(out, "dtype", None)):
             raise InvalidProblem(f"dtype: {dtype} contradicts out, which has {getattr(out, 'dtype', None)}")
         result = out
     else:

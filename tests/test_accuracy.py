@@ -1,0 +1,95 @@
+"""Estimates come from theory or from a stated distribution, and agree with measurements."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import lowbit as lb
+from lowbit import InvalidProblem, QuantizationParams
+
+
+def test_memory_savings_of_codes_alone() -> None:
+    for dtype, want in (("int8", 0.75), ("int16", 0.5), ("int4", 0.875), ("uint2", 0.9375), ("binary", 0.96875)):
+        assert lb.estimate_memory_savings(dtype) == want
+    assert lb.estimate_memory_savings("int8", source=np.float16) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [("int8", {}), ("int4", {"axis": 0}), ("uint4", {"block_size": 32}), ("binary", {"axis": 0}), ("int2", {})],
+)
+def test_memory_savings_with_a_shape_equal_the_bytes_of_a_real_tensor(dtype: str, options: dict[str, int]) -> None:
+    shape = (48, 100)
+    q = lb.quantize(np.random.default_rng(0).standard_normal(shape).astype(np.float32), dtype, scheme="linear", **options)
+    assert lb.estimate_memory_savings(dtype, shape, **options) == pytest.approx(1 - q.nbytes / (4 * q.size))
+
+
+def test_accuracy_falls_with_bits_and_rises_with_granularity() -> None:
+    by_bits = [lb.estimate_accuracy_impact(d) for d in ("int16", "int8", "int4", "int2")]
+    assert by_bits == sorted(by_bits, reverse=True)
+    assert by_bits[1] > 0.99
+    plain = lb.estimate_accuracy_impact("int4", "linear")
+    assert lb.estimate_accuracy_impact("int4", "channel_wise") > plain
+    assert lb.estimate_accuracy_impact("int4", "block_wise", block_size=32) > plain
+
+
+def test_uniform_data_gains_six_decibels_a_bit() -> None:
+    """SQNR of a uniform source over its full range is 20 log10(2^bits) for asymmetric codes."""
+    for dtype in ("uint8", "uint4"):
+        bits = lb.QuantizedDType.of(dtype).bits
+        got = lb.estimate_accuracy_impact(dtype, "asymmetric", distribution="uniform", axis=0).sqnr_db
+        assert got == pytest.approx(20 * math.log10(2**bits), abs=0.6)
+
+
+def test_a_stated_distribution_is_always_the_same() -> None:
+    first = lb.estimate_accuracy_impact("int4", distribution="laplace")
+    assert first == lb.estimate_accuracy_impact("int4", distribution="laplace")
+    assert "laplace" in repr(first)
+    with pytest.raises(InvalidProblem, match="distribution"):
+        lb.estimate_accuracy_impact("int4", distribution="cauchy")
+
+
+def test_measured_impact_is_that_of_the_tensor() -> None:
+    x = np.random.default_rng(1).standard_normal(999).astype(np.float32)
+    q = lb.quantize(x, "int4")
+    got = lb.measure_accuracy_impact(x, q.params)
+    assert got.report == q.error(x)
+    assert 0 < float(got) < 1
+
+
+def test_auto_quantize_never_loses_to_the_plain_way() -> None:
+    rng = np.random.default_rng(2)
+    data = {
+        "normal": rng.standard_normal(8192),
+        "outliers": np.concatenate([rng.standard_normal(8191), [60.0]]),
+        "positive": np.abs(rng.standard_normal(8192)),
+        "log": np.exp(rng.normal(0, 3, 8192)) * rng.choice([-1, 1], 8192),
+    }
+    for name, values in data.items():
+        x = values.astype(np.float32)
+        for dtype in ("int8", "uint8", "int4", "uint4"):
+            plain = lb.quantize(x, dtype, scheme="linear").error(x).sqnr_db
+            assert lb.auto_quantize_tensor(x, dtype).error(x).sqnr_db >= plain, (name, dtype)
+    x = data["outliers"].astype(np.float32)
+    assert lb.auto_quantize_tensor(x, "int4").error(x).sqnr_db > lb.quantize(x, "int4").error(x).sqnr_db + 1
+
+
+def test_auto_quantize_keeps_the_granularity() -> None:
+    x = np.random.default_rng(3).standard_normal((8, 64)).astype(np.float32)
+    assert lb.auto_quantize_tensor(x, "int4", block_size=16).params.block_size == 16
+    assert lb.auto_quantize_tensor(x, "int8", axis=0).params.scale.shape == (8,)
+    assert lb.auto_quantize_tensor(x, "binary").dtype.is_binary
+
+
+def test_optimal_params_are_templates() -> None:
+    for dtype in ("int8", "uint8", "int4", "uint4", "int16", "binary"):
+        for accurate in (True, False):
+            p = lb.create_optimal_params(dtype, accurate)
+            assert p.dtype == lb.QuantizedDType.of(dtype)
+            assert (p.axis is not None) == accurate
+    made = lb.create_optimal_params("uint8", False).from_statistics(-1.0, 1.0)
+    assert isinstance(made, QuantizationParams)
+    assert made.zero_point == 128
