@@ -26,10 +26,12 @@ deep-arm: $(VENV)/.made
 	$(CMAKE) --build build/aarch64
 	qemu-aarch64 build/aarch64/lowbit_tests
 
-# The AVX-512 rows: on this CPU where it has them, else in an emulator that does.
+# The AVX-512 rows: on this CPU where it has them, else in an emulator that does. Bochs before 3.0 rounds ties of
+# vcvtps2ph up instead of to even, so the rows that store halves are not run there; BOCHS names a newer one.
 deep-avx512: deep-x86
 	@if grep -qw avx512vl /proc/cpuinfo; then build/static/lowbit_tests avx512; \
-	else scripts/run_in_bochs.sh build/static/lowbit_tests avx512; fi
+	elif [ -n "$$BOCHS" ]; then scripts/run_in_bochs.sh build/static/lowbit_tests avx512; \
+	else scripts/run_in_bochs.sh build/static/lowbit_tests avx512 --no-half-stores; fi
 
 deep-sanitizers: $(VENV)/.test
 	$(CONFIGURE) -B build/sanitized -DLOWBIT_TESTS=ON -DLOWBIT_SANITIZE=address,undefined \

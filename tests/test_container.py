@@ -407,13 +407,15 @@ JSON_HEADERS: dict[str, bytes] = {
     "lone-surrogate": b'{"\\ud800": 1}',
     "metadata-not-text": b'{"__metadata__": {"format": 1}}',
     "metadata-a-list": b'{"__metadata__": []}',
-    "only-metadata": b'{"__metadata__": {"format": "lowbit", "version": "1"}}',
 }
 
 
 @pytest.mark.parametrize("name", JSON_HEADERS)
 def test_headers_that_are_no_sound_json_are_refused(name, tmp_path):
-    refused(write(tmp_path / "q", JSON_HEADERS[name]))
+    path = write(tmp_path / "q", JSON_HEADERS[name])
+    with pytest.raises(lb.FormatError):
+        read_arrays(path)
+    refused(path)
 
 
 @pytest.mark.parametrize("depth", [10, 100, 300, 500, 700, 900, 940, 960, 980, 990, 1000, 3000])
@@ -558,6 +560,17 @@ def test_other_formats_and_versions_are_refused(changes, tmp_path):
     metadata = {**header["__metadata__"], **changes}
     header["__metadata__"] = {k: v for k, v in metadata.items() if v is not ...}
     refused(write(tmp_path / "q", header, body))
+
+
+def test_a_file_without_arrays_is_refused(tmp_path):
+    header, _ = parts(SPECIAL["0-d"], tmp_path / "q")
+    refused(write(tmp_path / "q", {"__metadata__": header["__metadata__"]}))
+
+
+def test_true_is_no_size(tmp_path):
+    header, body = parts(lb.quantize(numbers((1, 4)), "int4"), tmp_path / "q")
+    assert load_or_refuse(write(tmp_path / "q", described(header, shape=[1, 4]), body)) is not None
+    refused(write(tmp_path / "q", described(header, shape=[True, 4]), body))
 
 
 def test_files_of_other_writers_are_refused(tmp_path):

@@ -667,9 +667,14 @@ def test_error_against_zeros_and_of_nothing():
 
 def test_error_is_the_same_over_the_pieces_it_is_summed_in():
     n = (1 << 20) + 1
-    report = T(np.ones(n, np.int8), INT8).error(np.full(n, 1.5, np.float32))
-    assert (report.max_error, report.mean_error) == (0.5, 0.5)
-    assert report.sqnr_db == pytest.approx(10 * math.log10(9), rel=1e-12)
+    for worst in (0, n - 1):
+        x = np.full(n, 1.5, np.float32)
+        x[worst] = 3.0
+        report = T(np.ones(n, np.int8), INT8).error(x)
+        assert (report.max_error, report.mean_error) == (2.0, 0.5 + 1.5 / n)
+        signal, noise = 2.25 * (n - 1) + 9, 0.25 * (n - 1) + 4
+        assert report.sqnr_db == pytest.approx(10 * math.log10(signal / noise), rel=1e-12)
+        assert report.cosine == pytest.approx((1.5 * (n - 1) + 3) / math.sqrt(signal * n), rel=1e-12)
 
 
 def test_error_refuses_another_shape():

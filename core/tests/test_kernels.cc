@@ -21,6 +21,7 @@ namespace lowbit {
 namespace {
 
 int passed = 0, failed = 0;
+bool half_stores = true;  // --no-half-stores: the emulator at hand rounds vcvtps2ph wrongly at ties
 
 void report(bool good, const std::string& what) {
   good ? ++passed : ++failed;
@@ -305,7 +306,7 @@ void test_rows(Isa isa) {
     const DequantizeRow& row = dequantize_rows(isa)[k];
     if (row.out == Element::f32) test_dequantize_row<float>(row, isa);
     if (row.out == Element::f64) test_dequantize_row<double>(row, isa);
-    if (row.out == Element::f16) test_dequantize_row<half_t>(row, isa);
+    if (row.out == Element::f16 && half_stores) test_dequantize_row<half_t>(row, isa);
     if (row.out == Element::bf16) test_dequantize_row<bfloat_t>(row, isa);
   }
   for (int k = 0; k < kRangeRows; ++k) {
@@ -449,6 +450,9 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--proof") == 0) {
       proof = true;
+    } else if (std::strcmp(argv[i], "--no-half-stores") == 0) {
+      half_stores = false;
+      std::printf("dequantize to f16: not run\n");
     } else {
       only = argv[i];
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import secrets
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,7 +45,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array], meta
         at += a.nbytes
     text = json.dumps(header, ensure_ascii=True).encode()
     text += b" " * (-len(text) % 8)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "xb") as file:
             file.write(struct.pack("<Q", len(text)))
