@@ -63,7 +63,7 @@ constexpr int kSpins = 20000;  // about 50-300 us of polling before a worker par
 
 class Pool {
  public:
-  Pool() : wanted_(default_threads()) {}
+  Pool() { set_threads(default_threads()); }
 
   int threads() const { return wanted_.load(std::memory_order_relaxed); }
   void set_threads(int n) { wanted_ = n < 1 ? 1 : (n > kMaxThreads ? kMaxThreads : n); }
@@ -138,7 +138,7 @@ class Pool {
     }
   }
 
-  std::atomic<int> wanted_;
+  std::atomic<int> wanted_{1};
   std::mutex busy_;
   int started_ = 0;
   void (*body_)(void*, int64_t) = nullptr;

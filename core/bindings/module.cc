@@ -314,6 +314,7 @@ std::vector<std::string> available_isas() {
 
 NB_MODULE(_core, m) {
   using namespace lowbit;
+  nb::set_leak_warnings(false);  // params kept alive by a module are no leak, and no user's business
   m.doc() = "Native kernels of lowbit. Use the functions of the lowbit package instead.";
 
   nb::class_<Layout>(m, "Layout", "Which elements of a contiguous [outer, axis, inner] array share a scale.")

@@ -15,7 +15,8 @@ namespace {
 
 constexpr int64_t kChunk = 32768;   // elements a task: 128 KiB of f32, a multiple of every packing
 constexpr int64_t kScratch = 4096;  // codes held in L1 before packing
-constexpr int64_t kTile = 1024;     // columns whose inverse scales are held in L1
+constexpr int64_t kTile = 4096;     // columns prepared at once: their constants stay in L2
+constexpr int64_t kRows = 64;       // rows a task shares that preparation over
 // Outputs larger than this are written past the caches: they would not survive there anyway.
 constexpr int64_t kStreamBytes = 16 << 20;
 
@@ -41,12 +42,19 @@ char* at(void* p, int64_t bytes) { return static_cast<char*>(p) + bytes; }
 int64_t scale_bytes(Element e) { return e == Element::f64 ? 8 : 4; }
 const int32_t* zero_at(const int32_t* zero, int64_t i) { return zero ? zero + i : nullptr; }
 
+// Elements a task: kChunk, or more where columns have scales of their own.
+int64_t chunk_of(const Layout& layout) {
+  if (!layout.varying()) return kChunk;
+  const int64_t columns = layout.kind == Granularity::channel ? layout.axis : layout.inner;
+  return std::max(kChunk, kRows * columns);
+}
+
 template <class Body>
-void for_each_chunk(int64_t n, Body&& body) {
-  const int64_t chunks = (n + kChunk - 1) / kChunk;
+void for_each_chunk(int64_t n, int64_t chunk, Body&& body) {
+  const int64_t chunks = (n + chunk - 1) / chunk;
   const auto task = [&](int64_t i) {
     const FpEnvironment environment;
-    body(i * kChunk, std::min(n, (i + 1) * kChunk));
+    body(i * chunk, std::min(n, (i + 1) * chunk));
   };
   if (chunks == 1) {
     task(0);
@@ -55,13 +63,13 @@ void for_each_chunk(int64_t n, Body&& body) {
   }
 }
 
-// Calls codes(begin, end, buffer) for pieces of [begin, end) and packs what it wrote.
+// Calls codes(begin, end, buffer) for pieces (at most kChunk) of [begin, end) and packs what it wrote.
 template <class Codes>
-void pack_pieces(Code code, int64_t begin, int64_t end, void* q, Codes&& codes) {
+void pack_pieces(Code code, int64_t begin, int64_t end, int64_t piece, void* q, Codes&& codes) {
   const PackRow& row = pack_row(active_isa(), code_bits(code));
-  alignas(64) uint8_t buffer[kScratch];
-  for (int64_t b = begin; b < end; b += kScratch) {
-    const int64_t e = std::min(end, b + kScratch);
+  alignas(64) uint8_t buffer[kChunk];
+  for (int64_t b = begin; b < end; b += piece) {
+    const int64_t e = std::min(end, b + piece);
     codes(b, e, buffer);
     row.pack(buffer, e - b, reinterpret_cast<uint8_t*>(at(q, b * code_bits(code) / 8)));
   }
@@ -79,24 +87,6 @@ void unpack_pieces(Code code, int64_t begin, int64_t end, const void* q, Use&& u
   }
 }
 
-// What a column's scale alone decides, for a tile of columns.
-template <class T>
-struct Tile {
-  alignas(64) T inverse[kTile], low[kTile], limit[kTile];
-
-  void prepare(QuantizeArgs& a) {
-    const T* scale = static_cast<const T*>(a.scale);
-    a.divide = false;
-    for (int64_t i = 0; i < a.n; ++i) {
-      const Reciprocal<T> r = reciprocal(scale[i]);
-      inverse[i] = r.inv, low[i] = r.low;
-      limit[i] = static_cast<T>(a.qmax - (a.zero ? a.zero[i] : 0)) * scale[i];
-      a.divide |= scale[i] > static_cast<T>(kMaxQuotientScale);
-    }
-    a.inverse = inverse, a.low = low, a.limit = limit;
-  }
-};
-
 // Codes of elements [begin, end) into q, which is where element `begin` goes.
 void quantize_range(const Layout& layout, const Affine& f, const QuantizeRow& row, const void* x, Element in,
                     int64_t begin, int64_t end, void* q, bool stream) {
@@ -111,12 +101,12 @@ void quantize_range(const Layout& layout, const Affine& f, const QuantizeRow& ro
         (count == 1 ? row.uniform : row.grouped)(a);
       },
       [&](int64_t start, int64_t rows, int64_t stride, int64_t columns, int64_t scale) {
-        Tile<float> narrow_tile;
-        Tile<double> wide_tile;
+        alignas(64) char inverse[kTile * 8], low[kTile * 8], limit[kTile * 8];
+        a.inverse = inverse, a.low = low, a.limit = limit;
         for (int64_t c = 0; c < columns; c += kTile) {
           a.n = std::min(kTile, columns - c);
           a.scale = at(f.scale, (scale + c) * sb), a.zero = zero_at(f.zero, scale + c);
-          sb == 8 ? wide_tile.prepare(a) : narrow_tile.prepare(a);
+          a.divide = row.prepare(a, inverse, low, limit);
           for (int64_t r = 0; r < rows; ++r) {
             const int64_t i = start + r * stride + c;
             a.x = at(x, i * xb), a.q = at(q, (i - begin) * qb);
@@ -157,7 +147,9 @@ void quantize_chunk(const Layout& layout, const Affine& f, const void* x, Elemen
   if (code_bits(f.code) >= 8) {
     quantize_range(layout, f, row, x, in, begin, end, at(q, begin * wide_bytes(f.code)), stream);
   } else {
-    pack_pieces(f.code, begin, end, q, [&](int64_t b, int64_t e, uint8_t* buffer) {
+    // Columns with scales of their own are prepared once a piece: longer ones pay for it.
+    const int64_t piece = layout.varying() ? kChunk : kScratch;
+    pack_pieces(f.code, begin, end, piece, q, [&](int64_t b, int64_t e, uint8_t* buffer) {
       quantize_range(layout, f, row, x, in, b, e, buffer, false);
     });
   }
@@ -180,11 +172,13 @@ void dequantize_chunk(const Layout& layout, const Affine& f, const void* q, int6
 void quantize(const Layout& layout, const Affine& affine, const void* x, Element in, void* q) {
   const int64_t n = layout.elements();
   const bool stream = packed_bytes(affine.code, n) >= kStreamBytes;
-  for_each_chunk(n, [&](int64_t b, int64_t e) { quantize_chunk(layout, affine, x, in, b, e, q, stream); });
+  for_each_chunk(n, chunk_of(layout),
+                 [&](int64_t b, int64_t e) { quantize_chunk(layout, affine, x, in, b, e, q, stream); });
 }
 
 void dequantize(const Layout& layout, const Affine& affine, const void* q, void* y, Element out) {
-  for_each_chunk(layout.elements(), [&](int64_t b, int64_t e) { dequantize_chunk(layout, affine, q, b, e, y, out); });
+  for_each_chunk(layout.elements(), kChunk,
+                 [&](int64_t b, int64_t e) { dequantize_chunk(layout, affine, q, b, e, y, out); });
 }
 
 void quantize_mixed(const MixedArgs& m, const void* x, Element in, void* q) {
@@ -213,15 +207,15 @@ void dequantize_mixed(const MixedArgs& m, const void* q, void* y, Element out) {
 
 void pack(int bits, const uint8_t* codes, int64_t n, uint8_t* bytes) {
   const Code code = bits == 4 ? Code::u4 : (bits == 2 ? Code::u2 : Code::b1);
-  for_each_chunk(n, [&](int64_t b, int64_t e) {
-    pack_pieces(code, b, e, bytes, [&](int64_t first, int64_t last, uint8_t* buffer) {
+  for_each_chunk(n, kChunk, [&](int64_t b, int64_t e) {
+    pack_pieces(code, b, e, kScratch, bytes, [&](int64_t first, int64_t last, uint8_t* buffer) {
       std::memcpy(buffer, codes + first, last - first);
     });
   });
 }
 
 void unpack(int bits, bool is_signed, const uint8_t* bytes, int64_t n, uint8_t* codes) {
-  for_each_chunk(n, [&](int64_t b, int64_t e) {
+  for_each_chunk(n, kChunk, [&](int64_t b, int64_t e) {
     pack_row(active_isa(), bits).unpack(bytes + b * bits / 8, e - b, codes + b, is_signed);
   });
 }
@@ -272,13 +266,13 @@ void log_quantize(const Layout& layout, const LogTable<T>& table, Code code, con
       });
     });
   };
-  for_each_chunk(layout.elements(), [&](int64_t b, int64_t e) {
+  for_each_chunk(layout.elements(), kChunk, [&](int64_t b, int64_t e) {
     if (code == Code::s16) {
       encode(b, e, static_cast<int16_t*>(q) + b);
     } else if (code == Code::s8) {
       encode(b, e, static_cast<int8_t*>(q) + b);
     } else {
-      pack_pieces(code, b, e, q, [&](int64_t first, int64_t last, uint8_t* buffer) {
+      pack_pieces(code, b, e, kScratch, q, [&](int64_t first, int64_t last, uint8_t* buffer) {
         encode(first, last, reinterpret_cast<int8_t*>(buffer));
       });
     }
@@ -297,7 +291,7 @@ void log_dequantize(const Layout& layout, const LogTable<T>& table, Code code, c
       });
     });
   };
-  for_each_chunk(layout.elements(), [&](int64_t b, int64_t e) {
+  for_each_chunk(layout.elements(), kChunk, [&](int64_t b, int64_t e) {
     if (code == Code::s16) {
       decode(b, e, static_cast<const int16_t*>(q) + b);
     } else if (code == Code::s8) {

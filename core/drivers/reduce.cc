@@ -14,7 +14,8 @@ namespace lowbit {
 namespace {
 
 constexpr int64_t kTask = 65536;             // elements a task reads, about
-constexpr int64_t kScratch = 4096;           // elements of groups worked on at once: they stay in L1
+constexpr int64_t kScratch = 8192;           // codes held in L1 before packing
+constexpr int64_t kLongestGroup = 1 << 16;   // a longer one would not stay in L2 between its two reads
 constexpr int64_t kColumns = 2048;           // columns of a rectangle reduced at once
 constexpr int64_t kPrivateScales = 1 << 21;  // bound on the memory of private ranges
 
@@ -136,51 +137,46 @@ bool fused_groups_fit(const Layout& layout, Code code) {
   const int64_t line = layout.kind == Granularity::channel ? layout.axis * layout.inner : layout.axis;
   if (layout.kind == Granularity::channel && layout.outer != 1) return false;  // a channel in several pieces
   const int64_t bits = code_bits(code);
-  return code != Code::b1 && length <= 1 << 16 && length * bits % 8 == 0 && line * bits % 8 == 0;
+  return code != Code::b1 && length <= kLongestGroup && length * bits % 8 == 0 && line * bits % 8 == 0;
 }
 
 DynamicResult quantize_dynamic(const Layout& layout, const DynamicArgs& d, const void* x, Element in, void* q) {
   const Isa isa = active_isa();
-  const RangeRow& ranges = range_row(isa, in);
   const int bits = code_bits(d.code);
   const Code wide = bits >= 8 ? d.code : (d.code == Code::s4 || d.code == Code::s2 ? Code::s8 : Code::u8);
-  const QuantizeRow& codes = quantize_row(isa, in, wide);
+  const QuantizeRow& row = quantize_row(isa, in, wide);
   const PackRow* packer = bits < 8 ? &pack_row(isa, bits) : nullptr;
   const int64_t xb = element_bytes(in), sb = in == Element::f64 ? 8 : 4;
   std::atomic<int64_t> nan{0}, bad{0};
-
-  // `count` groups of `length`: all four steps while the data is in L1.
-  const auto block = [&](int64_t start, int64_t length, int64_t count, int64_t scale, int64_t* nans) {
-    alignas(64) char lo[kScratch * 8], hi[kScratch * 8];
-    alignas(64) uint8_t buffer[1 << 16];
-    RangeArgs r{};
-    r.x = at(x, start * xb), r.n = length * count, r.group = length, r.lo = lo, r.hi = hi, r.nan = nans;
-    ranges.grouped(r);
-    AffineArgs a{lo, hi, at(d.scale, scale * sb), d.zero ? d.zero + scale : nullptr, count, d.qmin, d.qmax, d.divisor};
-    const int64_t wrong = ranges.affine(a);
-    if (wrong) bad += wrong;
-    QuantizeArgs k{};
-    k.x = r.x, k.n = r.n, k.group = length, k.scale = a.scale, k.zero = a.zero, k.qmin = d.qmin, k.qmax = d.qmax;
-    k.q = packer ? static_cast<void*>(buffer) : at(q, start * bits / 8);
-    codes.grouped(k);
-    if (packer) packer->pack(buffer, r.n, reinterpret_cast<uint8_t*>(at(q, start * bits / 8)));
-  };
 
   const int64_t line = layout.kind == Granularity::channel ? layout.inner : layout.axis;
   const int64_t lines = layout.elements() / line;
   const int64_t lines_a_task = std::max<int64_t>(1, kTask / line);
   parallel_for((lines + lines_a_task - 1) / lines_a_task, [&](int64_t t) {
     const FpEnvironment environment;
-    int64_t nans = 0;
+    alignas(64) uint8_t buffer[kLongestGroup];
+    int64_t nans = 0, bads = 0;
+    DynamicGroupsArgs a{};
+    a.qmin = d.qmin, a.qmax = d.qmax, a.divisor = d.divisor, a.nan = &nans, a.bad_scale = &bads;
     for_each_segment(
         layout, t * lines_a_task * line, std::min(lines, (t + 1) * lines_a_task) * line,
         [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
-          const int64_t step = std::max<int64_t>(1, kScratch / length);
-          for (int64_t g = 0; g < count; g += step)
-            block(start + g * length, length, std::min(step, count - g), scale + g, &nans);
+          // As many groups at once as L1 holds codes of before they are packed.
+          const int64_t step = packer ? std::max<int64_t>(1, kScratch / length) : count;
+          a.group = length;
+          for (int64_t g = 0; g < count; g += step) {
+            const int64_t first = start + g * length;
+            char* out = at(q, first * bits / 8);
+            a.n = length * std::min(step, count - g);
+            a.x = at(x, first * xb), a.q = packer ? static_cast<void*>(buffer) : out;
+            a.scale = at(d.scale, (scale + g) * sb), a.zero = d.zero ? d.zero + scale + g : nullptr;
+            row.dynamic(a);
+            if (packer) packer->pack(buffer, a.n, reinterpret_cast<uint8_t*>(out));
+          }
         },
         [](int64_t, int64_t, int64_t, int64_t, int64_t) {});
     nan += nans;
+    bad += bads;
   });
   return {nan, bad};
 }

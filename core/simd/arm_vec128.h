@@ -61,6 +61,8 @@ struct Neon {
     return vbslq_f64(vcltq_f64(y, hi), y, hi);
   }
   LOWBIT_INLINE F64 limit(F64 x, F64 lo, F64 hi) { return {limit(x.lo, lo.lo, hi.lo), limit(x.hi, lo.hi, hi.hi)}; }
+  LOWBIT_INLINE F32 abs(F32 x) { return vabsq_f32(x); }
+  LOWBIT_INLINE F64 abs(F64 x) { return {vabsq_f64(x.lo), vabsq_f64(x.hi)}; }
   LOWBIT_INLINE F32 mul(F32 x, F32 y) { return vmulq_f32(x, y); }
   LOWBIT_INLINE F64 mul(F64 x, F64 y) { return {vmulq_f64(x.lo, y.lo), vmulq_f64(x.hi, y.hi)}; }
   LOWBIT_INLINE F32 divide(F32 x, F32 s) { return vdivq_f32(x, s); }

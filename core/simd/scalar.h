@@ -35,6 +35,8 @@ struct Scalar {
     const F y = x > lo ? x : lo;
     return y < hi ? y : hi;
   }
+  LOWBIT_INLINE F32 abs(F32 x) { return std::fabs(x); }
+  LOWBIT_INLINE F64 abs(F64 x) { return std::fabs(x); }
   LOWBIT_INLINE F32 mul(F32 x, F32 y) { return x * y; }
   LOWBIT_INLINE F64 mul(F64 x, F64 y) { return x * y; }
   LOWBIT_INLINE F32 divide(F32 x, F32 s) { return x / s; }

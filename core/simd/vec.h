@@ -11,7 +11,7 @@
 //   store(p, F64)                         to double
 //   limit(x, lo, hi)                      never above hi; whatever is NaN or below lo has round_i32(...) <= lo
 //   limit_needs_lo                        false: lo is not looked at (NaN and underflow convert to INT_MIN)
-//   mul(x, y)
+//   mul(x, y), abs(x)
 //   divide(x, s)                          IEEE division
 //   has_fma, fma(x, y, z)                 x * y + z rounded once, where the ISA has it
 //   round_i32(y), to_f32(i), to_f64(i)    nearest even; exact
@@ -50,8 +50,12 @@ struct Reciprocal {
 };
 LOWBIT_INLINE Reciprocal<float> reciprocal(float s) {
   const float inv = 1.0f / s;
-  // 1 - inv * s is exact in f64, and a float.
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  return {inv, __builtin_fmaf(-inv, s, 1.0f) / s};
+#else
+  // The same number: 1 - inv * s is exact in f64, and a float.
   return {inv, static_cast<float>(1.0 - static_cast<double>(inv) * static_cast<double>(s)) / s};
+#endif
 }
 LOWBIT_INLINE Reciprocal<double> reciprocal(double s) { return {1.0 / s, 0.0}; }
 

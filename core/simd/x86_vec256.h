@@ -77,6 +77,11 @@ struct Avx2 {
   // the lower bound is left to the cheaper integer side.
   LOWBIT_INLINE F32 limit(F32 x, F32, F32 hi) { return _mm256_min_ps(hi, x); }
   LOWBIT_INLINE F64 limit(F64 x, F64, F64 hi) { return {_mm256_min_pd(hi.lo, x.lo), _mm256_min_pd(hi.hi, x.hi)}; }
+  LOWBIT_INLINE F32 abs(F32 x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+  LOWBIT_INLINE F64 abs(F64 x) {
+    const __m256d sign = _mm256_set1_pd(-0.0);
+    return {_mm256_andnot_pd(sign, x.lo), _mm256_andnot_pd(sign, x.hi)};
+  }
   LOWBIT_INLINE F32 mul(F32 x, F32 y) { return _mm256_mul_ps(x, y); }
   LOWBIT_INLINE F64 mul(F64 x, F64 y) { return {_mm256_mul_pd(x.lo, y.lo), _mm256_mul_pd(x.hi, y.hi)}; }
   LOWBIT_INLINE F32 divide(F32 x, F32 s) { return _mm256_div_ps(x, s); }

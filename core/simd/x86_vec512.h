@@ -73,6 +73,8 @@ struct Avx512 {
   // the lower bound is left to the cheaper integer side.
   LOWBIT_INLINE F32 limit(F32 x, F32, F32 hi) { return _mm512_min_ps(hi, x); }
   LOWBIT_INLINE F64 limit(F64 x, F64, F64 hi) { return {_mm512_min_pd(hi.lo, x.lo), _mm512_min_pd(hi.hi, x.hi)}; }
+  LOWBIT_INLINE F32 abs(F32 x) { return _mm512_abs_ps(x); }
+  LOWBIT_INLINE F64 abs(F64 x) { return {_mm512_abs_pd(x.lo), _mm512_abs_pd(x.hi)}; }
   LOWBIT_INLINE F32 mul(F32 x, F32 y) { return _mm512_mul_ps(x, y); }
   LOWBIT_INLINE F64 mul(F64 x, F64 y) { return {_mm512_mul_pd(x.lo, y.lo), _mm512_mul_pd(x.hi, y.hi)}; }
   LOWBIT_INLINE F32 divide(F32 x, F32 s) { return _mm512_div_ps(x, s); }

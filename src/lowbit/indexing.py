@@ -52,10 +52,10 @@ def sliced(params: QuantizationParams, shape: tuple[int, ...], index: Any) -> Cu
     dropped = sum(isinstance(s, int) for s in full[:axis])
     if params.block_size is None:
         return Cut(full, _channel_params(params, at, axis - dropped, shape[axis]), new_shape)
-    block, size = params.block_size, shape[axis]
-    if isinstance(at, int) or at.step != 1 or at.start % block or (at.stop % block and at.stop != size):
+    block = params.block_size
+    if isinstance(at, int) or at.step != 1 or (at.start % block and at.start != at.stop):
         raise InvalidProblem(
-            f"index: axis {axis} is quantized in blocks of {block}; take whole blocks of it, got {_text(at)}"
+            f"index: axis {axis} is quantized in blocks of {block}; begin at a multiple of it, got {_text(at)}"
         )
     if params.scale.ndim == 0:
         return Cut(full, params.replace(axis=axis - dropped), new_shape)

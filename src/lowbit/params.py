@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -152,6 +153,12 @@ class QuantizationParams:
                 f"qmin, qmax: [{self.qmin}, {self.qmax}] reaches beyond {self.dtype}'s [{lo}, {hi}]"
             )
         _check_scale(self.scale)
+        if self.dtype.is_binary and self.scheme is QuantizationScheme.ASYMMETRIC:
+            raise InvalidProblem("scheme: binary codes are symmetric")
+        if self.dtype.is_mixed and (self.zero_point.any() or self.qmax != hi or self.qmin not in (lo, -hi)):
+            raise InvalidProblem(
+                f"zero_point, qmin, qmax: mixed codes have no zero point, and [{lo}, {hi}] or [{-hi}, {hi}] as range"
+            )
         special = self.dtype.is_binary or self.scheme is QuantizationScheme.LOGARITHMIC
         if special and (self.zero_point.any() or (self.qmin, self.qmax) != (-hi if lo else 0, hi)):
             kind = "binary" if self.dtype.is_binary else "logarithmic"
@@ -222,6 +229,13 @@ class QuantizationParams:
         """How many scales there are."""
         return self.scale.size
 
+    def channel_range(self, channel: int) -> tuple[int, int]:
+        """The codes one channel may take: the params' own, or of a mixed dtype those of its width."""
+        if not self.dtype.is_mixed:
+            return self.qmin, self.qmax
+        lo, hi = self.dtype.channel(channel).value_range
+        return (-hi if lo and self.qmin == -self.qmax else lo), hi
+
     @property
     def magnitude_levels(self) -> int:
         """M: the greatest magnitude code of a logarithmic dtype."""
@@ -277,6 +291,15 @@ class QuantizationParams:
             self._cache[key] = self.replace(scale=self.scale.astype(wanted))
         found: QuantizationParams = self._cache[key]
         return found
+
+    def _with_arrays(self, scale: Array, zero_point: Array, qmin: int) -> QuantizationParams:
+        """These params with arrays a kernel made and checked; they are kept, not copied."""
+        made = QuantizationParams.__new__(QuantizationParams)
+        for name in ("dtype", "scheme", "axis", "block_size", "qmax", "steps_per_octave"):
+            setattr(made, name, getattr(self, name))
+        scale.flags.writeable = zero_point.flags.writeable = False
+        made.scale, made.zero_point, made.qmin, made.weak, made._cache = scale, zero_point, qmin, False, {}
+        return made
 
     def replace(self, **changes: Any) -> QuantizationParams:
         """A copy with some fields changed."""
@@ -466,7 +489,8 @@ def _derive(
     if p.is_logarithmic:
         scale = log_scale_from_range(lo, hi)
     elif p.dtype.is_mixed or p.dtype.is_binary:
-        scale = _mixed_scale(p.dtype, lo, hi, mean)
+        scale = _mixed_scale(p.dtype, lo, hi, mean, full_range)
+        qmin = -qmax if p.dtype.is_mixed and not full_range else qmin
     else:
         narrow = p.is_symmetric and p.dtype.is_signed and codes == (None, None) and not full_range
         qmin = -qmax if narrow else qmin
@@ -478,7 +502,9 @@ def _derive(
     return made
 
 
-def _mixed_scale(dtype: QuantizedDType, lo: Array, hi: Array, mean_abs: Array | None) -> Array:
+def _mixed_scale(
+    dtype: QuantizedDType, lo: Array, hi: Array, mean_abs: Array | None, full_range: bool
+) -> Array:
     """One scale per channel: mean|x| where the channel is binary, else the symmetric formula."""
     widths = np.asarray(dtype.widths or (1,) * max(1, lo.size)).reshape(lo.shape)
     if (widths == 1).any() and mean_abs is None:
@@ -492,7 +518,8 @@ def _mixed_scale(dtype: QuantizedDType, lo: Array, hi: Array, mean_abs: Array | 
             out[at] = np.where(mean > 0, np.maximum(mean, lo.dtype.type(MIN_SCALE)), 1)
         else:
             top = (1 << (width - 1)) - 1
-            out[at] = affine_from_range(lo[at], hi[at], -top, top, symmetric=True)[0]
+            least = -top - 1 if full_range else -top
+            out[at] = affine_from_range(lo[at], hi[at], least, top, symmetric=True, full_range=full_range)[0]
     return out
 
 
@@ -526,10 +553,10 @@ def _granularity_options(
         raise InvalidProblem("scheme: mixed widths are symmetric")
     if block_size is not None:
         axis = -1 if axis is None else axis
-        if int(block_size) < 1:
+        block_size = _whole("block_size", block_size)
+        if not 1 <= block_size < 1 << 62:
             raise InvalidProblem(f"block_size: {block_size}; expected at least 1")
-        block_size = int(block_size)
-    return (None if axis is None else int(axis)), block_size
+    return (None if axis is None else _whole("axis", axis)), block_size
 
 
 def _steps(scheme: QuantizationScheme, dtype: QuantizedDType, steps: float | None) -> float | None:
@@ -558,7 +585,7 @@ def _as_scale(scale: npt.ArrayLike) -> tuple[Array, bool]:
         array = array.astype(np.float64)
     if array.dtype.kind not in "fV" or array.dtype == object:
         raise InvalidProblem(f"scale: expected floating-point numbers, got {array.dtype}")
-    weak = isinstance(scale, (float, int, list, tuple))
+    weak = isinstance(scale, (float, int, list, tuple)) and not isinstance(scale, np.generic)
     kind = np.float64 if array.dtype == np.float64 else np.float32
     array = np.array(array, dtype=kind, order="C", copy=True)
     array.flags.writeable = False
@@ -572,8 +599,8 @@ def _as_zero_point(zero_point: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
         raise InvalidProblem(f"zero_point: not an array of integers ({error})") from None
     if array.shape == (1,) and not shape:
         array = array.reshape(())
-    if array.dtype.kind == "f" and (array == np.rint(array)).all():
-        array = array.astype(np.int64)
+    if array.dtype.kind == "f" and (np.isfinite(array) & (array == np.rint(array))).all():
+        array = np.clip(array, -(2.0**40), 2.0**40).astype(np.int64)
     if not is_integer(array.dtype):
         raise InvalidProblem(f"zero_point: expected integers, got {array.dtype}")
     array = array.astype(np.int64)
@@ -599,11 +626,14 @@ def _check_scale(scale: Array) -> None:
 
 
 def _code_bound(name: str, given: int | None, default: int) -> int:
-    if given is None:
-        return default
-    if int(given) != given:
-        raise InvalidProblem(f"{name}: {given!r}; expected an integer")
-    return int(given)
+    return default if given is None else _whole(name, given)
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidProblem(f"{name}: {value!r}; expected an integer") from None
 
 
 def _default_codes(dtype: QuantizedDType, scheme: QuantizationScheme) -> tuple[int, int]:

@@ -123,8 +123,11 @@ def dequantize(codes: Array, params: QuantizationParams, dtype: npt.DTypeLike = 
 
 
 def params_of_channel(params: QuantizationParams, channel: int, scale: Any) -> QuantizationParams:
-    """The params one channel of a mixed tensor has by itself: full signed range, symmetric."""
-    return QuantizationParams(params.dtype.channel(channel), "symmetric", np.asarray(scale))
+    """The params one channel of a mixed tensor has by itself."""
+    qmin, qmax = params.channel_range(channel)
+    return QuantizationParams(
+        params.dtype.channel(channel), "symmetric", np.asarray(scale), qmin=qmin, qmax=qmax
+    )
 
 
 def value_range(rows: Array) -> tuple[Array, Array]:

@@ -1,6 +1,7 @@
 // The algorithm once, for every vector width and element type.
 #pragma once
 #include "kernels/quantize/quantize.h"
+#include "kernels/range/generic.h"
 #include "simd/vec.h"
 
 namespace lowbit {
@@ -269,6 +270,25 @@ void quantize_varying(const QuantizeArgs& a) {
 }
 
 template <class V, class In>
+bool prepare_varying(const QuantizeArgs& a, void* inverse, void* low, void* limit) {
+  using T = compute_t<In>;
+  const T* scale = static_cast<const T*>(a.scale);
+  T *inv = static_cast<T*>(inverse), *lo = static_cast<T*>(low), *hi = static_cast<T*>(limit);
+  bool divide = false;
+  for (int64_t i = 0; i < a.n; ++i) {
+    const Reciprocal<T> r = reciprocal(scale[i]);
+    inv[i] = r.inv, lo[i] = r.low;
+    divide |= scale[i] > static_cast<T>(kMaxQuotientScale);
+  }
+  if (a.zero) {
+    for (int64_t i = 0; i < a.n; ++i) hi[i] = static_cast<T>(a.qmax - a.zero[i]) * scale[i];
+  } else {
+    for (int64_t i = 0; i < a.n; ++i) hi[i] = static_cast<T>(a.qmax) * scale[i];
+  }
+  return divide;
+}
+
+template <class V, class In>
 void quantize_sign(const QuantizeArgs& a) {
   constexpr int w = V::width;
   const In* x = static_cast<const In*>(a.x);
@@ -280,25 +300,146 @@ void quantize_sign(const QuantizeArgs& a) {
   for (; i < a.n; ++i) q[i] = widen(x[i]) > 0;
 }
 
+// Parameters of a batch of groups, computed side by side. The loops are left whole for the vectorizer, which an
+// early unrolling would hide them from.
+template <class V, class T>
+struct GroupParams {
+  static constexpr int kBatch = 16;
+  static constexpr T kLeast = static_cast<T>(0x1p-125), kMost = static_cast<T>(0x1.fffffep+127f / 65536.0f);
+
+  T lo[kBatch] = {}, hi[kBatch] = {};  // in; symmetric: hi is max|x|
+  T scale[kBatch], inv[kBatch], low[kBatch], limit[kBatch];
+  int32_t zero[kBatch] = {};
+
+  __attribute__((always_inline)) void symmetric(T divisor, T qmax) {
+#pragma GCC unroll 1
+    for (int g = 0; g < kBatch; ++g) {
+      T s = hi[g] / divisor;
+      s = s > kLeast ? s : kLeast;
+      scale[g] = hi[g] > 0 ? s : T{1};
+      limit[g] = qmax * scale[g];
+    }
+  }
+  __attribute__((always_inline)) void asymmetric(T qmin, T qmax) {
+#pragma GCC unroll 1
+    for (int g = 0; g < kBatch; ++g) {
+      const T l = lo[g] < 0 ? lo[g] : T{0}, h = hi[g] > 0 ? hi[g] : T{0};
+      T s = (h - l) / (qmax - qmin);
+      s = s > kLeast ? s : kLeast;
+      s = h > l ? s : T{1};
+      T z = h > l ? qmin - l / s : T{0};
+      z = z > qmin ? z : qmin;
+      z = z < qmax ? z : qmax;
+      z = sizeof(T) == 8 ? __builtin_rint(z) : __builtin_rintf(static_cast<float>(z));
+      scale[g] = s;
+      zero[g] = static_cast<int32_t>(z);
+      limit[g] = (qmax - z) * s;
+    }
+  }
+  __attribute__((always_inline)) T greatest() const {
+    auto most = V::load(scale);
+    for (int g = V::width; g < kBatch; g += V::width) most = V::max_skip_nan(V::load(scale + g), most);
+    return V::reduce_max(most);
+  }
+  __attribute__((always_inline)) void invert() {
+#pragma GCC unroll 1
+    for (int g = 0; g < kBatch; ++g) {
+      const Reciprocal<T> r = reciprocal(scale[g]);
+      inv[g] = r.inv, low[g] = r.low;
+    }
+  }
+};
+
+// A batch of groups is quantized while the next one's ranges are found, group by group: reading new data and
+// computing on old data take turns, so that neither memory nor arithmetic waits for the other.
+// Size: elements a group where that is known to the compiler, else 0.
+template <class V, class In, class C, bool Symmetric, int Size>
+void quantize_dynamic_as(const DynamicGroupsArgs& a) {
+  using T = compute_t<In>;
+  const In* x = static_cast<const In*>(a.x);
+  C* q = static_cast<C*>(a.q);
+  T* scale = static_cast<T*>(a.scale);
+  const int64_t size = Size != 0 ? Size : a.group, groups = a.n / size;
+  constexpr int64_t kAhead = 8192;
+  // Enough groups to fill the vectors of their parameters, few enough that a batch is soon done.
+  int64_t batch = 1024 / size;
+  batch = batch < 1 ? 1 : (batch > GroupParams<V, T>::kBatch ? GroupParams<V, T>::kBatch : batch);
+  auto flag = V::no_nan();
+  bool tail_nan = false;
+  GroupParams<V, T> batches[2];
+  const auto find_range = [&](int64_t group, GroupParams<V, T>& p, int64_t g) __attribute__((always_inline)) {
+    if constexpr (Symmetric) {
+      flag = Ranger<V, In>::template run_abs<kAhead>(x + group * size, size, p.hi + g, flag, &tail_nan);
+    } else {
+      flag = Ranger<V, In>::template run<kAhead>(x + group * size, size, p.lo + g, p.hi + g, flag, &tail_nan);
+    }
+  };
+  for (int64_t g = 0; g < groups && g < batch; ++g) find_range(g, batches[0], g);
+  int turn = 0;
+  for (int64_t b = 0; b < groups; b += batch, turn ^= 1) {
+    GroupParams<V, T>&p = batches[turn], &next = batches[turn ^ 1];
+    const int64_t count = groups - b < batch ? groups - b : batch;
+    if constexpr (Symmetric) {
+      p.symmetric(static_cast<T>(a.divisor), static_cast<T>(a.qmax));
+    } else {
+      p.asymmetric(static_cast<T>(a.qmin), static_cast<T>(a.qmax));
+    }
+    p.invert();
+    const bool divide = must_divide<C>(p.greatest());
+    if (!(p.greatest() <= GroupParams<V, T>::kMost))
+      for (int64_t g = 0; g < count; ++g) *a.bad_scale += !(p.scale[g] <= GroupParams<V, T>::kMost);
+    std::memcpy(scale + b, p.scale, count * sizeof(T));
+    if constexpr (!Symmetric) std::memcpy(a.zero + b, p.zero, count * sizeof(int32_t));
+    for (int64_t g = 0; g < count; ++g) {
+      if (b + batch + g < groups) find_range(b + batch + g, next, g);
+      const Reciprocal<T> r = {p.inv[g], p.low[g]};
+      const int32_t z = Symmetric ? 0 : p.zero[g];
+      const int64_t at = (b + g) * size;
+      if (divide) {
+        UniformQuantizer<V, In, C, true>(p.scale[g], r, p.limit[g], z, a.qmin).run(x + at, q + at, size);
+      } else {
+        UniformQuantizer<V, In, C, false>(p.scale[g], r, p.limit[g], z, a.qmin).run(x + at, q + at, size);
+      }
+    }
+  }
+  if (V::any(flag) || tail_nan) *a.nan += Ranger<V, In>::count(x, a.n);
+}
+
+template <class V, class In, class C>
+void quantize_dynamic_groups(const DynamicGroupsArgs& a) {
+  if (a.group == 32) {
+    a.zero ? quantize_dynamic_as<V, In, C, false, 32>(a) : quantize_dynamic_as<V, In, C, true, 32>(a);
+  } else {
+    a.zero ? quantize_dynamic_as<V, In, C, false, 0>(a) : quantize_dynamic_as<V, In, C, true, 0>(a);
+  }
+}
+
 template <class V, class In, class C>
 struct QuantizeEntry {
   static constexpr QuantizeFn uniform = quantize_uniform<V, In, C>;
   static constexpr QuantizeFn grouped = quantize_grouped<V, In, C>;
   static constexpr QuantizeFn varying = quantize_varying<V, In, C>;
+  static constexpr DynamicGroupsFn dynamic = quantize_dynamic_groups<V, In, C>;
 };
 template <class V, class In>
 struct QuantizeEntry<V, In, SignBit> {
   static constexpr QuantizeFn uniform = quantize_sign<V, In>;
   static constexpr QuantizeFn grouped = quantize_sign<V, In>;
   static constexpr QuantizeFn varying = quantize_sign<V, In>;
+  static constexpr DynamicGroupsFn dynamic = nullptr;
 };
 
 template <class V>
 struct QuantizeRows {
   static constexpr QuantizeRow rows[kQuantizeRows] = {
-#define ROW(e, c, In, C)                                                                    \
-  {Element::e, Code::c, QuantizeEntry<V, In, C>::uniform, QuantizeEntry<V, In, C>::grouped, \
-   QuantizeEntry<V, In, C>::varying},
+#define ROW(e, c, In, C)             \
+  {Element::e,                       \
+   Code::c,                          \
+   QuantizeEntry<V, In, C>::uniform, \
+   QuantizeEntry<V, In, C>::grouped, \
+   QuantizeEntry<V, In, C>::varying, \
+   QuantizeEntry<V, In, C>::dynamic, \
+   prepare_varying<V, In>},
 #include "kernels/quantize/kernels.inc"
 #undef ROW
   };

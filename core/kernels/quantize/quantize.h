@@ -28,12 +28,33 @@ struct QuantizeArgs {
 
 using QuantizeFn = void (*)(const QuantizeArgs&);
 
+// Scale and zero point from each group's own range, then its codes, while the group is at hand:
+//   symmetric   s = max|x| / divisor, z = 0
+//   asymmetric  [lo, hi] widened to contain 0, s = (hi - lo) / (qmax - qmin), z = clamp(rne(qmin - lo / s), qmin, qmax)
+//   all zero    s = 1, z = 0;  s is at least 2^-125
+struct DynamicGroupsArgs {
+  const void* x;
+  void* q;
+  int64_t n, group;  // elements, and elements a group (n is a multiple of it)
+  void* scale;       // out: one a group, compute type
+  int32_t* zero;     // out; null: symmetric
+  int32_t qmin, qmax;
+  int32_t divisor;     // symmetric only
+  int64_t* nan;        // incremented by the NaN seen
+  int64_t* bad_scale;  // incremented by the scales above the contract's bound
+};
+
+using DynamicGroupsFn = void (*)(const DynamicGroupsArgs&);
+
 struct QuantizeRow {
   Element in;
   Code code;
-  QuantizeFn uniform;  // one scale for all n
-  QuantizeFn grouped;  // one scale a group of consecutive elements
-  QuantizeFn varying;  // one scale an element
+  QuantizeFn uniform;       // one scale for all n
+  QuantizeFn grouped;       // one scale a group of consecutive elements
+  QuantizeFn varying;       // one scale an element
+  DynamicGroupsFn dynamic;  // null for b1
+  // For varying: writes inverse, low and limit of a.n scales; returns what `divide` must be.
+  bool (*prepare)(const QuantizeArgs& a, void* inverse, void* low, void* limit);
 };
 
 constexpr int kQuantizeRows = 20;

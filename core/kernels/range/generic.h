@@ -21,7 +21,47 @@ struct Ranger {
     return nans;
   }
 
+  // Ahead: bytes from what is read to what is asked for, where the reader is too busy for the hardware to guess.
+  template <int64_t Ahead>
+  LOWBIT_INLINE void prefetch(const In* x) {
+    constexpr int64_t bytes = 2 * V::width * static_cast<int64_t>(sizeof(In));
+    if constexpr (Ahead != 0)
+      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(reinterpret_cast<const char*>(x) + Ahead + b);
+  }
+
+  // max|x| of a run; a NaN raises the flag.
+  template <int64_t Ahead = 0>
+  LOWBIT_INLINE typename V::Flag run_abs(const In* x, int64_t n, T* most, typename V::Flag flag, bool* tail_nan) {
+    constexpr int w = V::width;
+    T found = 0;
+    if (n >= w) {
+      F m0 = V::set(T{0}), m1 = m0;
+      int64_t i = 0;
+      for (; i + 2 * w <= n; i += 2 * w) {
+        prefetch<Ahead>(x + i);
+        const F a = V::load(x + i), b = V::load(x + i + w);
+        m0 = V::max_skip_nan(V::abs(a), m0), m1 = V::max_skip_nan(V::abs(b), m1);
+        flag = V::note_nan(flag, a, b);
+      }
+      if (i < n) {  // the last vector, or the last two, overlapping what is already done
+        const F a = V::load(x + n - w), b = n - i > w ? V::load(x + i) : a;
+        m0 = V::max_skip_nan(V::abs(a), m0), m1 = V::max_skip_nan(V::abs(b), m1);
+        flag = V::note_nan(flag, a, b);
+      }
+      found = V::reduce_max(V::max_skip_nan(m0, m1));
+    } else {
+      for (int64_t i = 0; i < n; ++i) {
+        const T v = widen(x[i]), u = v < 0 ? -v : v;
+        found = u > found ? u : found;
+        *tail_nan |= v != v;
+      }
+    }
+    *most = found;
+    return flag;
+  }
+
   // One run; a NaN raises the flag.
+  template <int64_t Ahead = 0>
   LOWBIT_INLINE typename V::Flag run(const In* x, int64_t n, T* lo, T* hi, typename V::Flag flag, bool* tail_nan) {
     constexpr int w = V::width;
     T least = kInfinity, most = -kInfinity;
@@ -29,6 +69,7 @@ struct Ranger {
     if (n >= w) {
       F lo0 = V::set(kInfinity), hi0 = V::set(-kInfinity), lo1 = lo0, hi1 = hi0;
       for (; i + 2 * w <= n; i += 2 * w) {
+        prefetch<Ahead>(x + i);
         const F a = V::load(x + i), b = V::load(x + i + w);
         lo0 = V::min_skip_nan(a, lo0), hi0 = V::max_skip_nan(a, hi0);
         lo1 = V::min_skip_nan(b, lo1), hi1 = V::max_skip_nan(b, hi1);
@@ -122,47 +163,10 @@ double sum_abs(const void* data, int64_t n) {
   return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
 
-template <class V, class In>
-int64_t affine(const AffineArgs& a) {
-  using T = compute_t<In>;
-  constexpr T least = static_cast<T>(0x1p-125), most = static_cast<T>(0x1.fffffep+127f / 65536.0f);
-  const T *lo = static_cast<const T*>(a.lo), *hi = static_cast<const T*>(a.hi);
-  T* scale = static_cast<T*>(a.scale);
-  int64_t bad = 0;
-  if (a.zero == nullptr) {
-    const T divisor = static_cast<T>(a.divisor);
-    for (int64_t i = 0; i < a.n; ++i) {
-      const T m = -lo[i] > hi[i] ? -lo[i] : hi[i];
-      T s = m / divisor;
-      s = s > least ? s : least;
-      s = m > 0 ? s : T{1};
-      bad += !(s <= most);
-      scale[i] = s;
-    }
-    return bad;
-  }
-  const T steps = static_cast<T>(a.qmax - a.qmin), qmin = static_cast<T>(a.qmin), qmax = static_cast<T>(a.qmax);
-  for (int64_t i = 0; i < a.n; ++i) {
-    const T l = lo[i] < 0 ? lo[i] : T{0}, h = hi[i] > 0 ? hi[i] : T{0};
-    T s = (h - l) / steps;
-    s = s > least ? s : least;
-    s = h > l ? s : T{1};
-    bad += !(s <= most);
-    T z = qmin - l / s;
-    z = h > l ? z : T{0};
-    z = z > qmin ? z : qmin;
-    z = z < qmax ? z : qmax;
-    scale[i] = s;
-    a.zero[i] = static_cast<int32_t>(sizeof(T) == 8 ? __builtin_rint(z) : __builtin_rintf(static_cast<float>(z)));
-  }
-  return bad;
-}
-
 template <class V>
 struct RangeRows {
   static constexpr RangeRow rows[kRangeRows] = {
-#define ROW(e, In) \
-  {Element::e, range_run<V, In>, range_grouped<V, In>, range_columns<V, In>, sum_abs<V, In>, affine<V, In>},
+#define ROW(e, In) {Element::e, range_run<V, In>, range_grouped<V, In>, range_columns<V, In>, sum_abs<V, In>},
 #include "kernels/range/kernels.inc"
 #undef ROW
   };

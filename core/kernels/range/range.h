@@ -3,8 +3,6 @@
 //
 // sum|x| in f64: blocks of kSumBlock elements; element i of a block goes to lane i mod 8, lanes are
 // added in order of i, then ((0+4)+(2+6)) + ((1+5)+(3+7)); blocks are added in order. The same bits on every ISA.
-//
-// affine: (lo, hi) -> (s, z), the contract's formulas (kernels take [lo, hi] as found in the data).
 #pragma once
 #include "base/arch.h"
 #include "base/types.h"
@@ -23,24 +21,12 @@ struct RangeArgs {
   int64_t* nan;  // incremented
 };
 
-struct AffineArgs {
-  const void* lo;
-  const void* hi;
-  void* scale;
-  int32_t* zero;  // null: symmetric
-  int64_t n;
-  int32_t qmin, qmax;
-  int32_t divisor;  // symmetric: max|x| / divisor
-};
-
 struct RangeRow {
   Element in;
   void (*run)(const RangeArgs&);                // all n into one lo, hi
   void (*grouped)(const RangeArgs&);            // each group
   void (*columns)(const RangeArgs&);            // each column of a strided block of rows
   double (*sum_abs)(const void* x, int64_t n);  // n <= kSumBlock
-  // Returns how many scales are out of the contract's bounds.
-  int64_t (*affine)(const AffineArgs&);
 };
 
 constexpr int kRangeRows = 4;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from typing import Any
 
@@ -25,6 +26,13 @@ _CODES = {"int8": 0, "uint8": 1, "int16": 2, "uint16": 3, "int4": 4, "uint4": 5,
 _ELEMENTS = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2}
 _BFLOAT16 = 3
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+# A misspelt cap must not quietly run, or test, other kernels than were meant.
+if _cap := os.environ.get("LOWBIT_MAX_ISA"):
+    try:
+        _core.set_max_isa(_cap)
+    except ValueError as _error:
+        raise InvalidProblem(f"LOWBIT_MAX_ISA: {_error}") from None
 
 
 class FloatArray:
@@ -151,7 +159,7 @@ def _new_spec(params: QuantizationParams, g: Granularity) -> Any:
     wide = params.scale.dtype == np.float64
     if params.dtype.is_mixed:
         channels = [params.dtype.channel(i) for i in range(g.axis)]
-        bounds = np.array([c.value_range for c in channels], np.int32).reshape(-1, 2)
+        bounds = np.array([params.channel_range(i) for i in range(g.axis)], np.int32).reshape(-1, 2)
         lo, hi = (np.ascontiguousarray(bounds[:, i]) for i in (0, 1))
         zeros = np.zeros(g.axis, np.int32)
         return _core.Mixed([_CODES[c.name] for c in channels], g.outer * g.inner, scale, wide, zeros, lo, hi)

@@ -47,7 +47,7 @@ def quantize(
     `on_nonfinite="ignore"` leaves them out of the range.
 
     x: NumPy, torch (CPU), or any DLPack array of float32, float64, float16 or bfloat16. Contiguous input is
-    not copied. out: a QuantizedTensor or an array of stored codes to write into.
+    not copied. out: a QuantizedTensor or an array of stored codes to write into; undefined after an error.
 
     >>> import lowbit as lb
     >>> q = lb.quantize(np.array([-1.0, 0.0, 0.5, 1.0], np.float32))
@@ -141,7 +141,7 @@ def _from_data(
                 raise InvalidProblem(f"{name}: values too large: a scale would exceed {MAX_SCALE:.6g}")
             if divisor and not dtype.is_signed:
                 _warn_unsigned(x, name)
-            params = shape_of.replace(scale=scale, zero_point=0 if zero is None else zero, qmin=lo_code)
+            params = shape_of._with_arrays(scale, np.zeros(scale.shape, np.int32) if zero is None else zero, lo_code)
             return _result(data, params, x.shape, out)
     lo, hi = _finite_range(x, g, on_nonfinite, name)
     mean = cpu.mean_abs(_finite_only(x, on_nonfinite), g) if dtype.is_binary or 1 in dtype.widths else None
@@ -165,7 +165,8 @@ def _finite_range(x: cpu.FloatArray, g: Granularity, on_nonfinite: str, name: st
     if nan or not (np.isfinite(lo).all() and np.isfinite(hi).all()):
         if on_nonfinite == "raise":
             _refuse_nonfinite(x, name)
-        lo, hi, _ = cpu.value_range(_finite_only(x, on_nonfinite, as_nan=True), g)
+        lo, hi, left_out = cpu.value_range(_finite_only(x, on_nonfinite, as_nan=True), g)
+        warnings.warn(f"{name}: {left_out} values that are NaN or Inf were left out of the range", stacklevel=4)
         none = ~np.isfinite(lo)  # a scope without one finite number counts as all zero
         lo, hi = np.where(none, x.compute.type(0), lo), np.where(none, x.compute.type(0), hi)
     return lo, hi
@@ -190,7 +191,7 @@ def _refuse_nonfinite(x: cpu.FloatArray, name: str) -> None:
             index = tuple(int(i) for i in np.unravel_index(start + first, x.shape)) if x.shape else ()
             raise InvalidProblem(
                 f"{name}: {piece[first]} at index {index}; a range needs finite numbers "
-                "(on_nonfinite='ignore' leaves the others out)"
+                "(on_nonfinite='ignore' leaves such values out of it)"
             )
 
 
