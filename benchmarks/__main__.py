@@ -65,11 +65,7 @@ def _run(family: str, options: argparse.Namespace) -> list[Row]:
     try:
         for case in FAMILIES[family].cases(Peers(options.threads)):
             _say(f"measuring {family}: {case.name} …")
-            found = (
-                {}
-                if case.not_measurable
-                else measure(case, budget, settle=SETTLE if options.threads > 1 else 0.0)
-            )
+            found = {} if case.not_measurable else measure(case, budget, settle=SETTLE if options.threads > 1 else 0.0)
             rows += rows_of(family, case, found, options.threads)
     except Exception as error:  # one family that cannot be set up does not keep the others from running
         traceback.print_exc()
@@ -104,9 +100,7 @@ def _print_heading(console: Console, facts: dict[str, Any]) -> None:
     cpus = f"{machine['usable_cpus']} usable CPUs"
     console.print(f"[bold]{machine['cpu']}[/], {facts['isa']}, {facts['threads']} thread{plural}, {cpus}")
     if facts["load_average"] > machine["usable_cpus"] / 2:
-        console.print(
-            f"[yellow]The machine is busy (load {facts['load_average']:.1f}): read with caution.[/]"
-        )
+        console.print(f"[yellow]The machine is busy (load {facts['load_average']:.1f}): read with caution.[/]")
     named = [f"{name} {found or '[yellow]missing[/]'}" for name, found in versions.items()]
     console.print(", ".join(named[:6]) + ",\n" + ", ".join(named[6:]), highlight=False)
     console.print()

@@ -61,6 +61,4 @@ def _dequantize(peers: Peers) -> Case:
         peers.ort_dequantize(q.data, SCALE, ZERO_POINT),
         peers.numpy_dequantize(q.data, SCALE, ZERO_POINT),
     ]
-    return Case(
-        "dequantize 64 elements", CALL, 5 * CALL, contenders, (), q.dequantize(), tolerance=1.01 * SCALE
-    )
+    return Case("dequantize 64 elements", CALL, 5 * CALL, contenders, (), q.dequantize(), tolerance=1.01 * SCALE)

@@ -62,6 +62,4 @@ def _int4_groups(peers: Peers, block: int) -> Case:
     ]
     nbytes = 4 * w.size + w.size // 2 + q.params.scale.nbytes
     largest_step = float(np.abs(w).max()) / 7
-    return Case(
-        f"int4 groups of {block}, 4096×4096", w.size, nbytes, contenders, (), w, tolerance=largest_step
-    )
+    return Case(f"int4 groups of {block}, 4096×4096", w.size, nbytes, contenders, (), w, tolerance=largest_step)

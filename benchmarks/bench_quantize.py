@@ -31,9 +31,7 @@ def cases(peers: Peers) -> Iterator[Case]:
     yield _under_avx2()
 
 
-def lowbit_quantize(
-    x: Array, params: lb.QuantizationParams, name: str = "lowbit", **fields: Any
-) -> Contender:
+def lowbit_quantize(x: Array, params: lb.QuantizationParams, name: str = "lowbit", **fields: Any) -> Contender:
     """lb.quantize into a tensor that is there already."""
     out = lb.quantize(x, params=params, out=aligned(x.shape, np.int8))
     return Contender(

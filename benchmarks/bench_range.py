@@ -24,9 +24,7 @@ def _case(peers: Peers, name: str, n: int) -> Case:
     x = normal(n)
     lent, whole = cpu.as_float_array(x), Granularity(0, 1, 1, n, 1, ())
     contenders = [
-        Contender(
-            "lowbit", lambda: lambda: cpu.value_range(lent, whole), kind="lowbit", answer=lambda r: r[:2]
-        ),
+        Contender("lowbit", lambda: lambda: cpu.value_range(lent, whole), kind="lowbit", answer=lambda r: r[:2]),
         peers.numpy_min_max(x),
         peers.torch_aminmax(x),
     ]

@@ -88,9 +88,7 @@ class Peers:
         inputs = {"x": codes, "scale": np.array(scale, np.float32), "zero": np.array(zero_point, np.int8)}
         return Contender(ORT, lambda: self._bound("DequantizeLinear", inputs, out), answer=lambda _: out)
 
-    def ort_dequantize_int4(
-        self, packed: Array, shape: tuple[int, ...], scale: Array, block: int
-    ) -> Contender:
+    def ort_dequantize_int4(self, packed: Array, shape: tuple[int, ...], scale: Array, block: int) -> Contender:
         """`packed` holds two codes a byte, the first in the low bits, as ONNX and lowbit both have them."""
         out = aligned(shape, np.float32)
         inputs = {"x": packed, "scale": scale}
@@ -123,9 +121,7 @@ class Peers:
         settings.intra_op_num_threads = self.threads
         settings.inter_op_num_threads = 1
         settings.log_severity_level = 3
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), settings, providers=["CPUExecutionProvider"]
-        )
+        session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
         binding = session.io_binding()
         for name, array in inputs.items():
             binding.bind_input(name, "cpu", 0, *typed[name], array.ctypes.data)

@@ -204,13 +204,9 @@ def print_summary(console: Console, rows: Sequence[Row], threads: int) -> None:
     for (contender, absence), cases in _absences(rows).items():
         color = "bold red" if absence.startswith("failed") else "yellow"
         where = f"in {len(cases)} cases" if len(cases) > 1 else f"in {cases[0]}"
-        console.print(
-            f"  [{color}]{escape(contender)}[/] {escape(where)}: {escape(absence)}", highlight=False
-        )
+        console.print(f"  [{color}]{escape(contender)}[/] {escape(where)}: {escape(absence)}", highlight=False)
     if threads != 1:
-        console.print(
-            "  Targets are for one thread: most were not judged. The copy has one thread throughout."
-        )
+        console.print("  Targets are for one thread: most were not judged. The copy has one thread throughout.")
     console.print(
         "[dim]best: of interleaved rounds. spread: interquartile range over median. "
         "GB/s: bytes read and written.\nof copy: speed beside np.copyto of as many bytes, the roofline.\n"

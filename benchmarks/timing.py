@@ -83,9 +83,7 @@ class Case:
     targets: Sequence[Target] = ()
     expected: npt.NDArray[Any] | None = None
     tolerance: float = 0.0
-    settle: float = (
-        0.0  # seconds before each timing, for idle threads of the contender before to stop spinning
-    )
+    settle: float = 0.0  # seconds before each timing, for idle threads of the contender before to stop spinning
     not_measurable: str = ""  # why this machine cannot run it
     doubt: str = ""  # why a missed target may be the machine's doing; it is then not judged
 

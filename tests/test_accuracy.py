@@ -23,7 +23,9 @@ def test_memory_savings_of_codes_alone() -> None:
 )
 def test_memory_savings_with_a_shape_equal_the_bytes_of_a_real_tensor(dtype: str, options: dict[str, int]) -> None:
     shape = (48, 100)
-    q = lb.quantize(np.random.default_rng(0).standard_normal(shape).astype(np.float32), dtype, scheme="linear", **options)
+    q = lb.quantize(
+        np.random.default_rng(0).standard_normal(shape).astype(np.float32), dtype, scheme="linear", **options
+    )
     assert lb.estimate_memory_savings(dtype, shape, **options) == pytest.approx(1 - q.nbytes / (4 * q.size))
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import ISAS, THREADS
 from hypothesis import HealthCheck, given, settings
-from strategies import FLOATS, LINEAR, Case, cases, hard_values
 
 import lowbit as lb
+from conftest import ISAS, THREADS
 from lowbit import QuantizationParams, _core, packing, reference
+from strategies import FLOATS, LINEAR, Case, cases, hard_values
 
 Array = np.ndarray[Any, Any]
 

@@ -534,9 +534,7 @@ def test_descriptions_that_do_not_fit_are_refused(name, tmp_path):
     refused(write(tmp_path / "q", described(header, **FIELD_CHANGES[name]), body))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "1", "null", '"shape"', "[]", '["shape"]', "{}", "{", "[" * 100_000, "9" * 5000]
-)
+@pytest.mark.parametrize("text", ["", "1", "null", '"shape"', "[]", '["shape"]', "{}", "{", "[" * 100_000, "9" * 5000])
 def test_descriptions_that_are_no_objects_are_refused(text, tmp_path):
     header, body = parts(SPECIAL["0-d"], tmp_path / "q")
     header["__metadata__"]["tensor"] = text
@@ -581,9 +579,7 @@ def test_files_of_other_writers_are_refused(tmp_path):
 def array_changes() -> dict[str, dict[str, np.ndarray | None]]:
     """Changes to the arrays of "packed-zero-points": codes u1[8], scale f4[2, 2], zero_point u1[2]."""
     scale = np.float32([[0.5, 0.25], [2.0, 1.0]])
-    bad = {
-        f"scale-{v}": {"scale": np.where(scale == 2, np.float32(v), scale)} for v in (0, -1, np.nan, np.inf)
-    }
+    bad = {f"scale-{v}": {"scale": np.where(scale == 2, np.float32(v), scale)} for v in (0, -1, np.nan, np.inf)}
     return {
         **bad,
         "no-codes": {"codes": None},

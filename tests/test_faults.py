@@ -293,9 +293,7 @@ def test_full_disk_raises_and_keeps_the_old_file(tiny_disk):
     assert lb.QuantizedTensor.load(tiny_disk / "q").shape == (2000,)
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "bad"), KeyboardInterrupt()]
-)
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "bad"), KeyboardInterrupt()])
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_save_that_fails_late_or_is_interrupted_keeps_the_old_file(step, error, tmp_path, monkeypatch):
     old = old_file(tmp_path)

@@ -33,9 +33,7 @@ def linux_flags() -> set[str]:
     return set()
 
 
-@pytest.mark.skipif(
-    platform.machine() != "x86_64" or not CPUINFO.exists(), reason="needs the flags of x86 Linux"
-)
+@pytest.mark.skipif(platform.machine() != "x86_64" or not CPUINFO.exists(), reason="needs the flags of x86 Linux")
 def test_features_agree_with_the_kernel():
     flags = linux_flags()
     features = hardware().features
@@ -146,9 +144,7 @@ def test_isa_cap_from_the_environment_is_reported():
     code = "from lowbit.hardware import hardware; h = hardware(); print(h.isa, *h.available_isas)"
     root = str(Path(hardware_module.__file__).parents[1])
     environment = {**os.environ, "LOWBIT_MAX_ISA": "scalar", "PYTHONPATH": root}
-    out = subprocess.run(
-        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
-    )
+    out = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     isa, *available = out.stdout.split()
     assert isa == "scalar"
     assert available == list(hardware().available_isas)

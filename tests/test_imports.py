@@ -97,9 +97,7 @@ def test_import_needs_numpy_and_nothing_else() -> None:
 
 
 def test_import_is_under_100_ms_beyond_numpy() -> None:
-    code = (
-        "import time, numpy; t = time.process_time(); import lowbit; print(time.process_time() - t)"
-    )
+    code = "import time, numpy; t = time.process_time(); import lowbit; print(time.process_time() - t)"
     assert min(float(run(code)) for _ in range(5)) < 0.1
 
 

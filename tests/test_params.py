@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from strategies import Case, cases
 
 import lowbit as lb
 from lowbit import InvalidProblem, QuantizationParams, QuantizationScheme
 from lowbit.ranges import MAX_SCALE, MIN_SCALE
+from strategies import Case, cases
 
 F32 = np.float32
 

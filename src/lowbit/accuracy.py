@@ -13,7 +13,7 @@ from lowbit.dtypes import DTypeLike, QuantizedDType
 from lowbit.errors import InvalidProblem
 from lowbit.kernels import cpu
 from lowbit.metrics import ErrorReport, error_report
-from lowbit.ops import quantize
+from lowbit.ops.quantize import quantize
 from lowbit.params import QuantizationParams, QuantizationScheme
 from lowbit.tensor import QuantizedTensor
 
@@ -200,12 +200,13 @@ def _sample(distribution: str) -> npt.NDArray[np.float32]:
         raise InvalidProblem(f"distribution: {distribution!r}; expected one of {', '.join(_DISTRIBUTIONS)}")
     rng = np.random.default_rng(20260101)
     shape = (_CHANNELS, _LENGTH)
-    x = {
-        "normal": lambda: rng.standard_normal(shape),
-        "uniform": lambda: rng.uniform(-1, 1, shape),
-        "laplace": lambda: rng.laplace(size=shape),
-        "relu": lambda: np.maximum(rng.standard_normal(shape), 0),
-    }[distribution]()
+    if distribution == "uniform":
+        x = rng.uniform(-1, 1, shape)
+    elif distribution == "laplace":
+        x = rng.laplace(size=shape)
+    else:
+        x = rng.standard_normal(shape)
+        x = np.maximum(x, 0) if distribution == "relu" else x
     spread = 2.0 ** np.linspace(-1, 1, _CHANNELS)[:, None]
     return np.asarray(x * spread, np.float32)
 

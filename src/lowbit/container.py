@@ -52,7 +52,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array], meta
             file.write(text)
             for name in order:
                 a = np.ascontiguousarray(arrays[name], arrays[name].dtype.newbyteorder("<"))
-                file.write(memoryview(a).cast("B") if a.size else b"")
+                file.write(a.data.cast("B") if a.size else b"")
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
@@ -79,7 +79,7 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[st
             raise FormatError(f"{name}: __metadata__ is not a mapping of strings")
         entries = _checked_entries(name, header, size - 8 - length)
         body = np.empty(size - 8 - length, np.uint8)
-        if file.readinto(memoryview(body)) != body.size:
+        if file.readinto(body.data) != body.size:
             raise FormatError(f"{name}: the file ends early")
     arrays = {}
     for key, (dtype, shape, begin, end) in entries.items():
@@ -131,8 +131,7 @@ def _checked_entries(
             raise FormatError(f"{name}: {key!r} has a bad shape")
         if end > available or end - begin != math.prod(shape) * kind.itemsize:
             raise FormatError(
-                f"{name}: {key!r} claims bytes {begin} to {end} for shape {shape} of {dtype}; "
-                f"the file has {available}"
+                f"{name}: {key!r} claims bytes {begin} to {end} for shape {shape} of {dtype}; the file has {available}"
             )
         entries[key] = (kind, tuple(shape), begin, end)
     at = 0

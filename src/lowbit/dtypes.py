@@ -50,9 +50,7 @@ class QuantizedDType:
         key = name.strip().lower()
         key = _ALIASES.get(key, key)
         if key == "mixed":
-            raise InvalidProblem(
-                "dtype: 'mixed' needs a bit width per channel; use QuantizedDType.mixed(widths)"
-            )
+            raise InvalidProblem("dtype: 'mixed' needs a bit width per channel; use QuantizedDType.mixed(widths)")
         try:
             return _BY_NAME[key]
         except KeyError:
@@ -158,15 +156,15 @@ class QuantizedDType:
         >>> QuantizedDType.of("int8").is_compatible("binary")
         False
         """
-        other = QuantizedDType.of(other)
-        if self.is_mixed or other.is_mixed:
-            return self.widths == other.widths
-        return self.is_binary == other.is_binary
+        theirs = QuantizedDType.of(other)
+        if self.is_mixed or theirs.is_mixed:
+            return self.widths == theirs.widths
+        return self.is_binary == theirs.is_binary
 
     def can_hold(self, other: DTypeLike) -> bool:
         """Whether every code of the other dtype is a code of this one."""
-        other = QuantizedDType.of(other)
-        return self.qmin <= other.qmin and other.qmax <= self.qmax
+        theirs = QuantizedDType.of(other)
+        return self.qmin <= theirs.qmin and theirs.qmax <= self.qmax
 
     def __str__(self) -> str:
         return self.name if not self.is_mixed else f"mixed({_runs(self.widths)})"
@@ -191,7 +189,7 @@ def is_integer(dtype: np.dtype[Any]) -> bool:
 
 def _numpy_name(value: npt.DTypeLike) -> str:
     try:
-        return np.dtype(value).name
+        return str(np.dtype(value).name)
     except TypeError:
         raise UnsupportedDType(f"dtype: {value!r} is neither a name nor a NumPy dtype") from None
 

@@ -65,9 +65,7 @@ def sliced(params: QuantizationParams, shape: tuple[int, ...], index: Any) -> Cu
     return Cut(full, changed, new_shape)
 
 
-def _channel_params(
-    params: QuantizationParams, at: int | slice, axis: int, channels: int
-) -> QuantizationParams:
+def _channel_params(params: QuantizationParams, at: int | slice, axis: int, channels: int) -> QuantizationParams:
     changes: dict[str, Any] = {"axis": axis}
     if params.dtype.is_mixed:
         if at == slice(0, channels, 1):

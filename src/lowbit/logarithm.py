@@ -31,7 +31,7 @@ def log_tables(levels: int, steps_per_octave: float, dtype: np.dtype[Any]) -> tu
     >>> magnitudes.tolist()
     [0.25, 0.5, 1.0]
     >>> thresholds
-    array([0.1767767 , 0.35355338, 0.7071068 ], dtype=float32)
+    array([0.1767767, 0.3535534, 0.7071068], dtype=float32)
     """
     r = Fraction(steps_per_octave)
     thresholds, magnitudes = np.empty(levels, dtype), np.empty(levels, dtype)

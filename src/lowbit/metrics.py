@@ -33,7 +33,7 @@ class ErrorReport:
     @property
     def retention(self) -> float:
         """The share of the signal's energy that is not noise: 1 - noise / signal, at least 0."""
-        return max(0.0, 1.0 - 10.0 ** (-self.sqnr_db / 10.0))
+        return max(0.0, 1.0 - math.pow(10.0, -self.sqnr_db / 10.0))
 
     def __str__(self) -> str:
         return (

@@ -27,7 +27,8 @@ def pack_bits(codes: Array, bits: int) -> npt.NDArray[np.uint8]:
     padded = np.zeros(-(-flat.size // per_byte) * per_byte, np.uint8)
     padded[: flat.size] = flat
     shifted = padded.reshape(-1, per_byte) << (np.arange(per_byte, dtype=np.uint8) * np.uint8(bits))
-    return np.bitwise_or.reduce(shifted, axis=1, dtype=np.uint8)
+    packed: npt.NDArray[np.uint8] = np.bitwise_or.reduce(shifted, axis=1, dtype=np.uint8)
+    return packed
 
 
 def unpack_bits(data: Array, bits: int, count: int, signed: bool) -> Array:
@@ -37,11 +38,12 @@ def unpack_bits(data: Array, bits: int, count: int, signed: bool) -> Array:
     [1, -1, 7]
     """
     shifts = np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits)
-    codes = (data.reshape(-1, 1) >> shifts).reshape(-1)[:count] & np.uint8((1 << bits) - 1)
+    codes: Array = (data.reshape(-1, 1) >> shifts).reshape(-1)[:count] & np.uint8((1 << bits) - 1)
     if not signed:
         return codes
     sign = np.uint8(1 << (bits - 1))
-    return ((codes ^ sign) - sign).view(np.int8)
+    extended: Array = ((codes ^ sign) - sign).view(np.int8)
+    return extended
 
 
 def pack(codes: Array, dtype: QuantizedDType, axis: int | None = None) -> Array:

@@ -96,9 +96,18 @@ class QuantizationParams:
     """
 
     __slots__ = (
-        "_cache", "axis", "block_size", "dtype", "qmax", "qmin", "scale", "scheme", "steps_per_octave",
-        "weak", "zero_point",
-    )  # fmt: skip
+        "_cache",
+        "axis",
+        "block_size",
+        "dtype",
+        "qmax",
+        "qmin",
+        "scale",
+        "scheme",
+        "steps_per_octave",
+        "weak",
+        "zero_point",
+    )
 
     dtype: QuantizedDType
     scheme: QuantizationScheme
@@ -149,9 +158,7 @@ class QuantizationParams:
         if self.qmin > self.qmax:
             raise InvalidProblem(f"qmin: {self.qmin} is above qmax {self.qmax}")
         if self.qmin < lo or self.qmax > hi:
-            raise InvalidProblem(
-                f"qmin, qmax: [{self.qmin}, {self.qmax}] reaches beyond {self.dtype}'s [{lo}, {hi}]"
-            )
+            raise InvalidProblem(f"qmin, qmax: [{self.qmin}, {self.qmax}] reaches beyond {self.dtype}'s [{lo}, {hi}]")
         _check_scale(self.scale)
         if self.dtype.is_binary and self.scheme is QuantizationScheme.ASYMMETRIC:
             raise InvalidProblem("scheme: binary codes are symmetric")
@@ -165,9 +172,7 @@ class QuantizationParams:
             raise InvalidProblem(f"zero_point, qmin, qmax: {kind} codes have none of their own to set")
         least, most = (int(self.zero_point.min()), int(self.zero_point.max())) if self.zero_point.size else (0, 0)
         if not special and self.zero_point.size and (least < self.qmin or most > self.qmax):
-            raise InvalidProblem(
-                f"zero_point: [{least}, {most}] reaches beyond the codes' [{self.qmin}, {self.qmax}]"
-            )
+            raise InvalidProblem(f"zero_point: [{least}, {most}] reaches beyond the codes' [{self.qmin}, {self.qmax}]")
         if self.axis is None and self.scale.ndim > 0:
             raise InvalidProblem(
                 f"scale: shape {self.scale.shape} needs an axis (and block_size); without one it is a scalar"
@@ -190,18 +195,13 @@ class QuantizationParams:
         if self.block_size is None:
             found = Granularity(1, outer, size, inner, 1, (size,))
             if self.dtype.is_mixed and size != len(self.dtype.widths):
-                raise InvalidProblem(
-                    f"axis: {size} channels in shape {shape}, but {len(self.dtype.widths)} bit widths"
-                )
+                raise InvalidProblem(f"axis: {size} channels in shape {shape}, but {len(self.dtype.widths)} bit widths")
         else:
             blocks = -(-size // self.block_size)
-            found = Granularity(
-                2, outer, size, inner, self.block_size, (*shape[:axis], blocks, *shape[axis + 1 :])
-            )
+            found = Granularity(2, outer, size, inner, self.block_size, (*shape[:axis], blocks, *shape[axis + 1 :]))
         if self.scale.ndim and self.scale.shape != found.scale_shape:
             raise InvalidProblem(
-                f"scale: shape {self.scale.shape} does not fit an array of shape {shape}; "
-                f"expected {found.scale_shape}"
+                f"scale: shape {self.scale.shape} does not fit an array of shape {shape}; expected {found.scale_shape}"
             )
         return found
 
@@ -495,16 +495,12 @@ def _derive(
         narrow = p.is_symmetric and p.dtype.is_signed and codes == (None, None) and not full_range
         qmin = -qmax if narrow else qmin
         scale, zero = affine_from_range(lo, hi, qmin, qmax, symmetric=p.is_symmetric, full_range=full_range)
-    made = QuantizationParams(
-        p.dtype, p.scheme, scale, zero, p.axis, p.block_size, qmin, qmax, p.steps_per_octave
-    )
+    made = QuantizationParams(p.dtype, p.scheme, scale, zero, p.axis, p.block_size, qmin, qmax, p.steps_per_octave)
     made.weak = weak
     return made
 
 
-def _mixed_scale(
-    dtype: QuantizedDType, lo: Array, hi: Array, mean_abs: Array | None, full_range: bool
-) -> Array:
+def _mixed_scale(dtype: QuantizedDType, lo: Array, hi: Array, mean_abs: Array | None, full_range: bool) -> Array:
     """One scale per channel: mean|x| where the channel is binary, else the symmetric formula."""
     widths = np.asarray(dtype.widths or (1,) * max(1, lo.size)).reshape(lo.shape)
     if (widths == 1).any() and mean_abs is None:
@@ -609,9 +605,7 @@ def _as_zero_point(zero_point: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
     try:
         array = np.array(np.broadcast_to(array, shape), np.int32, order="C")
     except ValueError:
-        raise InvalidProblem(
-            f"zero_point: shape {array.shape} does not match the scale's {shape}"
-        ) from None
+        raise InvalidProblem(f"zero_point: shape {array.shape} does not match the scale's {shape}") from None
     array.flags.writeable = False
     return array
 

@@ -40,7 +40,8 @@ def quantize_affine(x: Array, s: Array, z: Array, qmin: int, qmax: int) -> Array
         steps = np.rint(x / s)
     low = (qmin - z).astype(x.dtype)
     clamped = np.minimum(np.where(np.isnan(steps), low, np.maximum(steps, low)), (qmax - z).astype(x.dtype))
-    return clamped.astype(np.int32) + z
+    codes: Array = clamped.astype(np.int32) + z
+    return codes
 
 
 def dequantize_affine(q: Array, s: Array, z: Array) -> Array:
@@ -65,7 +66,8 @@ def dequantize_log(q: Array, s: Array, levels: int, steps_per_octave: float) -> 
     """sign(q) * 2^(-(levels - |q|) / r) * s; 0 for code 0."""
     _, magnitudes = log_tables(levels, steps_per_octave, s.dtype)
     table = np.concatenate([-magnitudes[::-1], np.zeros(1, s.dtype), magnitudes])
-    return table[np.maximum(q.astype(np.int32), -levels) + levels] * s
+    y: Array = table[np.maximum(q.astype(np.int32), -levels) + levels] * s
+    return y
 
 
 def expand(values: Array, params: QuantizationParams, shape: tuple[int, ...]) -> Array:
@@ -125,9 +127,7 @@ def dequantize(codes: Array, params: QuantizationParams, dtype: npt.DTypeLike = 
 def params_of_channel(params: QuantizationParams, channel: int, scale: Any) -> QuantizationParams:
     """The params one channel of a mixed tensor has by itself."""
     qmin, qmax = params.channel_range(channel)
-    return QuantizationParams(
-        params.dtype.channel(channel), "symmetric", np.asarray(scale), qmin=qmin, qmax=qmax
-    )
+    return QuantizationParams(params.dtype.channel(channel), "symmetric", np.asarray(scale), qmin=qmin, qmax=qmax)
 
 
 def value_range(rows: Array) -> tuple[Array, Array]:

@@ -88,7 +88,7 @@ class QuantizedTensor:
             raise InvalidProblem(f"data: {codes.dtype}; {dtype} is stored as {dtype.storage_dtype}")
         params.validate(shape)
         if dtype.is_packed:
-            expected = (params.codes_nbytes(shape),)
+            expected: tuple[int, ...] = (params.codes_nbytes(shape),)
             if codes.ndim != 1:
                 codes = codes.reshape(-1)
             codes = np.ascontiguousarray(codes)
@@ -110,9 +110,7 @@ class QuantizedTensor:
         return self
 
     @classmethod
-    def from_codes(
-        cls, codes: npt.ArrayLike, params: QuantizationParams, device: str = "cpu"
-    ) -> QuantizedTensor:
+    def from_codes(cls, codes: npt.ArrayLike, params: QuantizationParams, device: str = "cpu") -> QuantizedTensor:
         """A tensor from codes given one an element; they are packed where the dtype packs."""
         array = np.asarray(codes)
         if not is_integer(array.dtype) and array.dtype != bool:
@@ -295,9 +293,7 @@ class QuantizedTensor:
         """Whether shape, params and all codes are the same."""
         if not isinstance(other, QuantizedTensor):
             return NotImplemented
-        return (
-            self.shape == other.shape and self.params == other.params and bool(np.array_equal(self.data, other.data))
-        )
+        return self.shape == other.shape and self.params == other.params and bool(np.array_equal(self.data, other.data))
 
     __hash__ = None  # type: ignore[assignment]
 

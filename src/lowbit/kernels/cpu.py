@@ -72,9 +72,8 @@ def as_float_array(x: Any, name: str = "x") -> FloatArray:
         if dtype.name == "bfloat16":
             return FloatArray(_contiguous(x).view(np.uint16), _BFLOAT16)
         if not dtype.isnative:
-            raise UnsupportedDType(
-                f"{name}: {dtype} has a foreign byte order; convert it with {name}.astype({name}.dtype.newbyteorder('='))"
-            )
+            native = f"{name}.astype({name}.dtype.newbyteorder('='))"
+            raise UnsupportedDType(f"{name}: {dtype} has a foreign byte order; convert it with {native}")
         raise UnsupportedDType(f"{name}: {dtype}; expected float32, float64, float16 or bfloat16")
     return FloatArray(_contiguous(x), element)
 
@@ -145,7 +144,7 @@ def _scales(params: QuantizationParams, g: Granularity) -> tuple[Array, Array | 
 
 def native_spec(params: QuantizationParams, g: Granularity) -> Any:
     """The native counterpart of params, made once and kept with them."""
-    key = ("spec", g.scale_shape if params.scale.ndim == 0 else None)
+    key: tuple[Any, ...] = ("spec", g.scale_shape if params.scale.ndim == 0 else None)
     if params.dtype.is_mixed:
         key = ("mixed", g.outer * g.inner)
     found = params._cache.get(key)

@@ -18,9 +18,7 @@ Array = npt.NDArray[Any]
 _FLOAT32 = np.dtype(np.float32)
 
 
-def dequantize(
-    q: QuantizedTensor, out: Array | None = None, dtype: npt.DTypeLike | str | None = None
-) -> Array:
+def dequantize(q: QuantizedTensor, out: Array | None = None, dtype: npt.DTypeLike | str | None = None) -> Array:
     """The numbers a quantized tensor stands for.
 
     dtype: float32, float64, float16 or "bfloat16"; by default float32, or float64 for a tensor made from

@@ -102,9 +102,7 @@ def quantize_to_int8(x: Any, scale: float, zero_point: int = 0) -> npt.NDArray[n
     return quantize(x, params=QuantizationParams("int8", scale=scale, zero_point=zero_point)).data
 
 
-def _with_params(
-    x: cpu.FloatArray, params: QuantizationParams, out: QuantizedTensor | Array | None
-) -> QuantizedTensor:
+def _with_params(x: cpu.FloatArray, params: QuantizationParams, out: QuantizedTensor | Array | None) -> QuantizedTensor:
     resolved = params.for_compute(x.compute)
     data = _output(resolved, x.shape, out)
     cpu.quantize(x, resolved, data)
@@ -199,8 +197,7 @@ def _warn_unsigned(x: cpu.FloatArray, name: str) -> None:
     lo, _, _ = cpu.value_range(x, Granularity(0, 1, 1, math.prod(x.shape), 1, ()))
     if lo < 0:
         warnings.warn(
-            f"{name}: has negative values, which a symmetric unsigned dtype clips to 0; "
-            "scheme='asymmetric' keeps them",
+            f"{name}: has negative values, which a symmetric unsigned dtype clips to 0; scheme='asymmetric' keeps them",
             stacklevel=4,
         )
 
