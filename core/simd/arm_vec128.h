@@ -161,6 +161,9 @@ struct Neon {
   LOWBIT_INLINE double reduce_min(F64 x) { return vminvq_f64(vminq_f64(x.lo, x.hi)); }
   LOWBIT_INLINE double reduce_max(F64 x) { return vmaxvq_f64(vmaxq_f64(x.lo, x.hi)); }
 
+  LOWBIT_INLINE I32 magnitude(F32 x) { return vandq_s32(vreinterpretq_s32_f32(x), vdupq_n_s32(0x7fffffff)); }
+  LOWBIT_INLINE int32_t reduce_max_i32(I32 i) { return vmaxvq_s32(i); }
+
   struct Sum8 {
     float64x2_t lane[4] = {vdupq_n_f64(0), vdupq_n_f64(0), vdupq_n_f64(0), vdupq_n_f64(0)};
   };

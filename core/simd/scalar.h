@@ -100,6 +100,9 @@ struct Scalar {
     return x;
   }
 
+  LOWBIT_INLINE I32 magnitude(F32 x) { return static_cast<I32>(float_to_bits(x) & 0x7fffffffu); }
+  LOWBIT_INLINE int32_t reduce_max_i32(I32 i) { return i; }
+
   struct Sum8 {
     double lane[8] = {};
   };

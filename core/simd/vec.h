@@ -24,6 +24,8 @@
 //   min_skip_nan(x, acc), max_skip_nan    a NaN in x leaves acc as it is
 //   Flag no_nan(), note_nan(f, x, y)      f, raised where x or y has a NaN;  any(f)
 //   reduce_min, reduce_max                across lanes
+//   magnitude(F32)                        |x| as its bits: ordered like integers, NaN above Inf above all else
+//   reduce_max_i32(i)                     across lanes
 //   positive(x)                           I32 1 where x > 0, else 0
 //   sum_abs(acc, p)                       adds |p[0..8)| to eight f64 lanes
 //   merge_pairs<Shift>(src, dst)          kPairBlock bytes -> half as many: of each the low Shift bits,

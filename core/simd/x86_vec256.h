@@ -227,6 +227,13 @@ struct Avx2 {
     return _mm_cvtsd_f64(_mm_max_sd(v, _mm_unpackhi_pd(v, v)));
   }
 
+  LOWBIT_INLINE I32 magnitude(F32 x) { return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff)); }
+  LOWBIT_INLINE int32_t reduce_max_i32(I32 i) {
+    __m128i v = _mm_max_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+    v = _mm_max_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
+  }
+
   struct Sum8 {
     __m256d lo = _mm256_setzero_pd(), hi = _mm256_setzero_pd();
   };

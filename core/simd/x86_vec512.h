@@ -198,6 +198,9 @@ struct Avx512 {
   LOWBIT_INLINE double reduce_min(F64 x) { return _mm512_reduce_min_pd(_mm512_min_pd(x.lo, x.hi)); }
   LOWBIT_INLINE double reduce_max(F64 x) { return _mm512_reduce_max_pd(_mm512_max_pd(x.lo, x.hi)); }
 
+  LOWBIT_INLINE I32 magnitude(F32 x) { return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)); }
+  LOWBIT_INLINE int32_t reduce_max_i32(I32 i) { return _mm512_reduce_max_epi32(i); }
+
   struct Sum8 {
     __m512d all = _mm512_setzero_pd();
   };

@@ -114,6 +114,79 @@ int64_t expected_code(In x, compute_t<In> s, int z, CodeRange r, Code c) {
   return y > hi ? r.hi : static_cast<int64_t>(y) + z;
 }
 
+template <class Out>
+bool same_bits(Out a, Out b) {
+  return std::memcmp(&a, &b, sizeof(Out)) == 0;
+}
+
+// Parameters from each group's range, by the formulas of the contract, then the codes under them.
+template <class In>
+void test_dynamic_row(const QuantizeRow& row, Isa isa) {
+  using T = compute_t<In>;
+  if (row.dynamic == nullptr) return;
+  const CodeRange full = range_of(row.code);
+  bool symmetric_good = true, asymmetric_good = true, counts_good = true;
+  for (const int64_t group : {1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 64, 100, 128, 1000, 3000}) {
+    for (const int64_t groups : {1, 2, 7, 16, 17, 40}) {
+      for (const bool symmetric : {true, false}) {
+        const int64_t n = group * groups;
+        std::vector<In> x(n);
+        for (auto& v : x) {
+          const double d = (static_cast<double>(rng() % 2000001) / 1e6 - 1) * 3;
+          if constexpr (sizeof(In) == 8) {
+            v = d;
+          } else {
+            narrow(&v, static_cast<float>(d));
+          }
+        }
+        for (int64_t i = 0; i < group; ++i) std::memset(&x[i], 0, sizeof(In));  // one group of zeros
+        const bool spoiled = rng() % 4 == 0;
+        if (spoiled) narrow(&x[rng() % n], static_cast<T>(NAN));
+        const CodeRange r = symmetric ? CodeRange{full.lo < 0 ? -full.hi : 0, full.hi} : full;
+        std::vector<T> scale(groups);
+        std::vector<int32_t> zero(groups);
+        std::vector<uint16_t> q(n + 64);
+        int64_t nan = 0, bad = 0;
+        DynamicGroupsArgs a{};
+        a.x = x.data(), a.q = q.data(), a.n = n, a.group = group, a.scale = scale.data();
+        a.zero = symmetric ? nullptr : zero.data();
+        a.qmin = r.lo, a.qmax = r.hi, a.divisor = r.hi, a.nan = &nan, a.bad_scale = &bad;
+        row.dynamic(a);
+        counts_good &= nan == (spoiled ? 1 : 0) && bad == 0;
+        if (spoiled) continue;
+        bool& good = symmetric ? symmetric_good : asymmetric_good;
+        for (int64_t g = 0; g < groups; ++g) {
+          T lo = INFINITY, hi = -INFINITY;
+          for (int64_t i = g * group; i < (g + 1) * group; ++i) {
+            lo = std::min<T>(lo, widen(x[i])), hi = std::max<T>(hi, widen(x[i]));
+          }
+          T s = 1;
+          int32_t z = 0;
+          if (symmetric) {
+            const T most = std::max(-lo, hi);
+            if (most > 0) s = most / static_cast<T>(r.hi);
+          } else {
+            lo = std::min<T>(lo, 0), hi = std::max<T>(hi, 0);
+            if (hi > lo) {
+              s = (hi - lo) / static_cast<T>(r.hi - r.lo);
+              z = static_cast<int32_t>(std::nearbyint(static_cast<T>(r.lo) - lo / s));
+            }
+            z = std::min(std::max(z, r.lo), r.hi);
+            good &= zero[g] == z;
+          }
+          good &= same_bits(scale[g], s);
+          for (int64_t i = g * group; i < (g + 1) * group; ++i)
+            good &= code_at(row.code, q.data(), i) == expected_code<In>(x[i], s, z, r, row.code);
+        }
+      }
+    }
+  }
+  const char *e = kElement[static_cast<int>(row.in)], *c = kCode[static_cast<int>(row.code)];
+  report(symmetric_good, label("quantize", isa, e, c, "dynamic symmetric"));
+  report(asymmetric_good, label("quantize", isa, e, c, "dynamic asymmetric"));
+  report(counts_good, label("quantize", isa, e, c, "dynamic counts"));
+}
+
 template <class In>
 void test_quantize_row(const QuantizeRow& row, Isa isa) {
   using T = compute_t<In>;
@@ -147,7 +220,7 @@ void test_quantize_row(const QuantizeRow& row, Isa isa) {
         scale[i] = s * static_cast<T>(1 + static_cast<double>(rng() % 1000) / 777);
         zero[i] = r.lo + static_cast<int>(rng() % (r.hi - r.lo + 1));
         inverse[i] = reciprocal(scale[i]).inv, low[i] = reciprocal(scale[i]).low;
-        huge |= scale[i] > static_cast<T>(kMaxQuotientScale);
+        huge |= i < n && scale[i] > static_cast<T>(kMaxQuotientScale);
       }
       const bool no_zero = rng() % 2;
       a.stream = false, a.q = q.data(), a.scale = scale.data(), a.inverse = inverse.data();
@@ -158,7 +231,13 @@ void test_quantize_row(const QuantizeRow& row, Isa isa) {
       for (int64_t i = 0; i < m; ++i)
         grouped &= code_at(row.code, q.data(), i) ==
                    expected_code<In>(x[i], scale[i / group], a.zero ? zero[i / group] : 0, r, row.code);
-      for (int64_t i = 0; i <= n; ++i) limit[i] = static_cast<T>(r.hi - (a.zero ? zero[i] : 0)) * scale[i];
+      a.n = n;
+      std::vector<T> inverse2(n + 1), low2(n + 1);
+      varying &= row.prepare(a, inverse2.data(), low2.data(), limit.data()) == huge || n == 0;
+      for (int64_t i = 0; i < n; ++i) {
+        varying &= same_bits(inverse2[i], inverse[i]) && same_bits(low2[i], low[i]);
+        varying &= same_bits(limit[i], static_cast<T>(static_cast<T>(r.hi - (a.zero ? zero[i] : 0)) * scale[i]));
+      }
       a.n = n;
       row.varying(a);
       for (int64_t i = 0; i < n; ++i)
@@ -171,11 +250,6 @@ void test_quantize_row(const QuantizeRow& row, Isa isa) {
   report(stream, label("quantize", isa, e, c, "streaming"));
   report(grouped, label("quantize", isa, e, c, "grouped"));
   report(varying, label("quantize", isa, e, c, "varying"));
-}
-
-template <class Out>
-bool same_bits(Out a, Out b) {
-  return std::memcmp(&a, &b, sizeof(Out)) == 0;
 }
 
 template <class Out>
@@ -297,10 +371,10 @@ void test_pack_row(const PackRow& row, Isa isa) {
 void test_rows(Isa isa) {
   for (int k = 0; k < kQuantizeRows; ++k) {
     const QuantizeRow& row = quantize_rows(isa)[k];
-    if (row.in == Element::f32) test_quantize_row<float>(row, isa);
-    if (row.in == Element::f64) test_quantize_row<double>(row, isa);
-    if (row.in == Element::f16) test_quantize_row<half_t>(row, isa);
-    if (row.in == Element::bf16) test_quantize_row<bfloat_t>(row, isa);
+    if (row.in == Element::f32) test_quantize_row<float>(row, isa), test_dynamic_row<float>(row, isa);
+    if (row.in == Element::f64) test_quantize_row<double>(row, isa), test_dynamic_row<double>(row, isa);
+    if (row.in == Element::f16) test_quantize_row<half_t>(row, isa), test_dynamic_row<half_t>(row, isa);
+    if (row.in == Element::bf16) test_quantize_row<bfloat_t>(row, isa), test_dynamic_row<bfloat_t>(row, isa);
   }
   for (int k = 0; k < kDequantizeRows; ++k) {
     const DequantizeRow& row = dequantize_rows(isa)[k];

@@ -7,51 +7,51 @@ from collections.abc import Sequence
 import numpy
 from numpy.typing import NDArray
 
+
 class Layout:
     """
     Which elements of a contiguous [outer, axis, inner] array share a scale.
     """
 
     def __init__(self, kind: int, outer: int, axis: int, inner: int, block: int) -> None: ...
+
     @property
     def elements(self) -> int: ...
+
     @property
     def scales(self) -> int: ...
 
 class Affine:
     """Linear codes: scales and zero points, lent by their arrays."""
 
-    def __init__(
-        self, code: int, scale: object, is_f64: bool, zero_point: object | None, qmin: int, qmax: int
-    ) -> None: ...
+    def __init__(self, code: int, scale: object, is_f64: bool, zero_point: object | None, qmin: int, qmax: int) -> None: ...
+
     def quantize(self, x: object, element: int, out: object, layout: Layout | None = None) -> None: ...
+
     def dequantize(self, q: object, out: object, element: int, layout: Layout | None = None) -> None: ...
 
 class Logarithmic:
     """Logarithmic codes: scales, thresholds and magnitudes."""
 
     def __init__(self, code: int, scale: object, is_f64: bool, thresholds: object, magnitudes: object) -> None: ...
+
     def quantize(self, x: object, element: int, out: object, layout: Layout) -> None: ...
+
     def dequantize(self, q: object, out: object, element: int, layout: Layout) -> None: ...
 
 class Mixed:
     """A code width a channel; channels are the rows of a contiguous array."""
 
-    def __init__(
-        self,
-        codes: Sequence[int],
-        length: int,
-        scale: object,
-        is_f64: bool,
-        zero_point: object,
-        qmin: object,
-        qmax: object,
-    ) -> None: ...
+    def __init__(self, codes: Sequence[int], length: int, scale: object, is_f64: bool, zero_point: object, qmin: object, qmax: object) -> None: ...
+
     @property
     def nbytes(self) -> int: ...
+
     @property
     def offsets(self) -> list[int]: ...
+
     def quantize(self, x: object, element: int, out: object) -> None: ...
+
     def dequantize(self, q: object, out: object, element: int) -> None: ...
 
 def range(x: object, element: int, layout: Layout, lo: object, hi: object) -> int:
@@ -60,18 +60,7 @@ def range(x: object, element: int, layout: Layout, lo: object, hi: object) -> in
 def mean_abs(x: object, element: int, length: int, out: object) -> None:
     """Writes the mean of |x| of each run of `length` elements, in f64."""
 
-def quantize_dynamic(
-    x: object,
-    element: int,
-    out: object,
-    code: int,
-    layout: Layout,
-    qmin: int,
-    qmax: int,
-    divisor: int,
-    scale: object,
-    zero_point: object | None,
-) -> tuple[int, int]:
+def quantize_dynamic(x: object, element: int, out: object, code: int, layout: Layout, qmin: int, qmax: int, divisor: int, scale: object, zero_point: object | None) -> tuple[int, int]:
     """
     Range, parameters, codes and packing in one read; returns (NaN seen, scales out of bounds).
     """
@@ -80,12 +69,16 @@ def fused_groups_fit(layout: Layout, code: int) -> bool:
     """Whether quantize_dynamic serves this layout."""
 
 def pack(bits: int, codes: object, out: object) -> None: ...
+
 def unpack(bits: int, is_signed: bool, data: object, out: object) -> None: ...
+
 def bfloat16_bits(array: object) -> NDArray[numpy.uint16]:
     """The bits of a DLPack bfloat16 array, without a copy."""
 
 def num_threads() -> int: ...
+
 def set_num_threads(n: int) -> None: ...
+
 def usable_cpus() -> int:
     """CPUs this process may use: affinity and cgroup quota."""
 
@@ -93,11 +86,14 @@ def cpu_features() -> list[tuple[str, bool]]:
     """Instruction sets by name, and whether this machine offers them."""
 
 def cpu_brand() -> str: ...
+
 def active_isa() -> str:
     """The ISA kernels are dispatched to."""
 
 def available_isas() -> list[str]: ...
+
 def max_isa() -> str: ...
+
 def set_max_isa(name: str) -> None:
     """Caps dispatch, as LOWBIT_MAX_ISA does; an empty name lifts the cap."""
 

@@ -85,8 +85,8 @@ class QuantizationParams:
     Invariants, enforced here: every scale is finite and in [2^-125, FLT_MAX / 65536]; every zero point
     lies in [qmin, qmax], and that range within the dtype's. `scale` and `zero_point` have the same shape:
     () per tensor, (channels,) with `axis`, the array's shape with its axis cut into blocks with
-    `block_size`. They are read-only; zero points not given are 0, or the code nearest to it. Python numbers keep their full precision and take the type of the
-    data they meet; NumPy arrays keep theirs.
+    `block_size`. They are read-only; zero points not given are 0, or the code nearest to it. Python numbers keep
+    their full precision and take the type of the data they meet; NumPy arrays keep theirs.
 
     >>> p = QuantizationParams(dtype="int8", scale=0.5, zero_point=3)
     >>> p

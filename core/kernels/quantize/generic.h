@@ -369,7 +369,7 @@ void quantize_dynamic_as(const DynamicGroupsArgs& a) {
   GroupParams<V, T> batches[2];
   const auto find_range = [&](int64_t group, GroupParams<V, T>& p, int64_t g) __attribute__((always_inline)) {
     if constexpr (Symmetric) {
-      flag = Ranger<V, In>::template run_abs<kAhead>(x + group * size, size, p.hi + g, flag, &tail_nan);
+      p.hi[g] = Ranger<V, In>::template run_abs<kAhead>(x + group * size, size, &tail_nan);
     } else {
       flag = Ranger<V, In>::template run<kAhead>(x + group * size, size, p.lo + g, p.hi + g, flag, &tail_nan);
     }

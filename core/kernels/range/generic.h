@@ -29,35 +29,50 @@ struct Ranger {
       for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(reinterpret_cast<const char*>(x) + Ahead + b);
   }
 
-  // max|x| of a run; a NaN raises the flag.
+  // max|x| of a run; *nan is raised by a NaN. In f32 the bits of |x| are compared as integers: a NaN comes out on
+  // top, so that nothing more needs checking.
   template <int64_t Ahead = 0>
-  LOWBIT_INLINE typename V::Flag run_abs(const In* x, int64_t n, T* most, typename V::Flag flag, bool* tail_nan) {
+  LOWBIT_INLINE T run_abs(const In* x, int64_t n, bool* nan) {
     constexpr int w = V::width;
-    T found = 0;
-    if (n >= w) {
-      F m0 = V::set(T{0}), m1 = m0;
+    const auto fold = [&](auto zero, auto measure, auto greater) __attribute__((always_inline)) {
+      auto m0 = zero, m1 = zero;
       int64_t i = 0;
       for (; i + 2 * w <= n; i += 2 * w) {
         prefetch<Ahead>(x + i);
-        const F a = V::load(x + i), b = V::load(x + i + w);
-        m0 = V::max_skip_nan(V::abs(a), m0), m1 = V::max_skip_nan(V::abs(b), m1);
-        flag = V::note_nan(flag, a, b);
+        m0 = greater(measure(x + i), m0), m1 = greater(measure(x + i + w), m1);
       }
-      if (i < n) {  // the last vector, or the last two, overlapping what is already done
-        const F a = V::load(x + n - w), b = n - i > w ? V::load(x + i) : a;
-        m0 = V::max_skip_nan(V::abs(a), m0), m1 = V::max_skip_nan(V::abs(b), m1);
-        flag = V::note_nan(flag, a, b);
-      }
-      found = V::reduce_max(V::max_skip_nan(m0, m1));
-    } else {
+      if (i < n) m0 = greater(measure(x + n - w), m0);  // the last vector, or the last two, overlapping
+      if (n - i > w) m1 = greater(measure(x + i), m1);  // what is already done
+      return greater(m0, m1);
+    };
+    if (n < w) {
+      T found = 0;
       for (int64_t i = 0; i < n; ++i) {
         const T v = widen(x[i]), u = v < 0 ? -v : v;
         found = u > found ? u : found;
-        *tail_nan |= v != v;
+        *nan |= v != v;
       }
+      return found;
     }
-    *most = found;
-    return flag;
+    if constexpr (sizeof(T) == 4) {
+      const int32_t bits = V::reduce_max_i32(fold(
+          V::set_i32(0), [](const In* p) __attribute__((always_inline)) { return V::magnitude(V::load(p)); },
+          [](auto a, auto b) __attribute__((always_inline)) { return V::max(a, b); }));
+      *nan |= bits > 0x7f800000;
+      return bits_to_float(static_cast<uint32_t>(bits));
+    } else {
+      auto flag = V::no_nan();
+      const T found = V::reduce_max(fold(
+          V::set(T{0}),
+          [&](const In* p) __attribute__((always_inline)) {
+            const F v = V::load(p);
+            flag = V::note_nan(flag, v, v);
+            return V::abs(v);
+          },
+          [](F a, F b) __attribute__((always_inline)) { return V::max_skip_nan(a, b); }));
+      *nan |= V::any(flag);
+      return found;
+    }
   }
 
   // One run; a NaN raises the flag.

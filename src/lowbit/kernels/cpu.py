@@ -16,15 +16,15 @@ from lowbit.logarithm import log_tables
 from lowbit.params import Granularity, QuantizationParams
 
 __all__ = [
-    "FloatArray", "as_float_array", "code_id", "dequantize", "empty_float", "float_dtype", "mean_abs", "native_spec",
-    "pack", "quantize", "quantize_dynamic", "unpack", "value_range", "writable_float",
+    "BFLOAT16", "FloatArray", "as_float_array", "code_id", "dequantize", "empty_float", "float_dtype", "mean_abs",
+    "native_spec", "pack", "quantize", "quantize_dynamic", "unpack", "value_range", "writable_float",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
 
 _CODES = {"int8": 0, "uint8": 1, "int16": 2, "uint16": 3, "int4": 4, "uint4": 5, "int2": 6, "uint2": 7, "binary": 8}
 _ELEMENTS = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2}
-_BFLOAT16 = 3
+BFLOAT16 = 3
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 # A misspelt cap must not quietly run, or test, other kernels than were meant.
@@ -38,11 +38,12 @@ if _cap := os.environ.get("LOWBIT_MAX_ISA"):
 class FloatArray:
     """A contiguous float array and its element kind; bfloat16 is held as the uint16 of its bits."""
 
-    __slots__ = ("array", "element")
+    __slots__ = ("array", "dtype", "element")
 
-    def __init__(self, array: Array, element: int) -> None:
+    def __init__(self, array: Array, element: int, dtype: np.dtype[Any] | None = None) -> None:
         self.array = array
         self.element = element
+        self.dtype = array.dtype if dtype is None else dtype  # as the caller knows it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,7 +55,7 @@ class FloatArray:
 
     def widened(self) -> Array:
         """The same numbers in their compute type."""
-        if self.element == _BFLOAT16:
+        if self.element == BFLOAT16:
             return (self.array.astype(np.uint32) << 16).view(np.float32)
         return self.array.astype(self.compute, copy=False)
 
@@ -70,7 +71,7 @@ def as_float_array(x: Any, name: str = "x") -> FloatArray:
     element = _ELEMENTS.get(dtype)
     if element is None:
         if dtype.name == "bfloat16":
-            return FloatArray(_contiguous(x).view(np.uint16), _BFLOAT16)
+            return FloatArray(_contiguous(x).view(np.uint16), BFLOAT16, dtype)
         if not dtype.isnative:
             native = f"{name}.astype({name}.dtype.newbyteorder('='))"
             raise UnsupportedDType(f"{name}: {dtype} has a foreign byte order; convert it with {native}")
@@ -91,7 +92,7 @@ def _imported(x: Any, name: str) -> Array | FloatArray:
             raise Unsupported(f"{name}: on {x.device}; expected CPU memory")
         try:
             if x.dtype == torch.bfloat16:
-                return FloatArray(_contiguous(x.view(torch.int16).numpy()).view(np.uint16), _BFLOAT16)
+                return FloatArray(_contiguous(x.view(torch.int16).numpy()).view(np.uint16), BFLOAT16)
             lent: Array = x.numpy()
         except (TypeError, RuntimeError) as error:
             raise UnsupportedDType(f"{name}: a {x.dtype} tensor does not lend its memory ({error})") from None
@@ -102,7 +103,7 @@ def _imported(x: Any, name: str) -> Array | FloatArray:
         except (BufferError, TypeError, RuntimeError, ValueError):
             pass
         try:
-            return FloatArray(_contiguous(_core.bfloat16_bits(x)), _BFLOAT16)
+            return FloatArray(_contiguous(_core.bfloat16_bits(x)), BFLOAT16)
         except (TypeError, ValueError, RuntimeError, BufferError) as error:
             raise UnsupportedDType(f"{name}: {type(x).__name__} does not lend a float array ({error})") from None
     return np.asarray(x)

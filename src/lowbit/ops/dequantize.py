@@ -30,7 +30,7 @@ def dequantize(q: QuantizedTensor, out: Array | None = None, dtype: npt.DTypeLik
     """
     if not isinstance(q, QuantizedTensor):
         raise InvalidProblem(f"q: {type(q).__name__}; expected a QuantizedTensor")
-    ready = q.params._cache.get("flat")
+    ready = q.params._cache.get(_FLOAT32)
     if ready is not None and dtype is None and q.data.flags.c_contiguous:
         # The call that repeats, as in quantize: one scale, float32 out.
         spec = ready[0]

@@ -19,7 +19,6 @@ from lowbit.tensor import QuantizedTensor
 __all__ = ["quantize", "quantize_to_int8"]
 
 Array = npt.NDArray[Any]
-_FLOAT32 = np.dtype(np.float32)
 _DEFAULT_BLOCK = 32
 
 
@@ -60,20 +59,21 @@ def quantize(
         # The call that repeats: everything but the kernel was settled the first time.
         plain = axis is None and block_size is None and qmin is None and qmax is None and not full_range
         plain = plain and steps_per_octave is None and dtype == "int8" and scheme == "symmetric"
-        ready = params._cache.get("flat") if plain else None
-        if ready is not None and type(x) is np.ndarray and x.dtype is _FLOAT32 and x.flags.c_contiguous:
-            spec, resolved, storage = ready
+        ready = params._cache.get(x.dtype) if plain and type(x) is np.ndarray else None
+        if ready is not None and x.flags.c_contiguous:
+            spec, resolved, storage, element = ready
             shape = x.shape
+            source = x.view(np.uint16) if element == cpu.BFLOAT16 else x
             if out is None:
                 data = np.empty(shape, storage)
-                spec.quantize(x, 0, data)
+                spec.quantize(source, element, data)
                 return QuantizedTensor._trusted(data, resolved, shape)
             if type(out) is QuantizedTensor and out.params is resolved and out.shape == shape:
                 if out.data.flags.carray:
-                    spec.quantize(x, 0, out.data)
+                    spec.quantize(source, element, out.data)
                     return out
             elif type(out) is np.ndarray and out.dtype is storage and out.shape == shape and out.flags.carray:
-                spec.quantize(x, 0, out)
+                spec.quantize(source, element, out)
                 return QuantizedTensor._trusted(out, resolved, shape)
         _only_params(dtype, scheme, axis, block_size, qmin, qmax, full_range, steps_per_octave, params)
         return _with_params(cpu.as_float_array(x, name), params, out)
@@ -106,9 +106,9 @@ def _with_params(x: cpu.FloatArray, params: QuantizationParams, out: QuantizedTe
     resolved = params.for_compute(x.compute)
     data = _output(resolved, x.shape, out)
     cpu.quantize(x, resolved, data)
-    if resolved.axis is None and x.element == 0 and not resolved.dtype.is_packed and not resolved.is_logarithmic:
+    if resolved.axis is None and not resolved.dtype.is_packed and not resolved.is_logarithmic:
         spec = cpu.native_spec(resolved, resolved.granularity(x.shape))
-        params._cache["flat"] = resolved._cache["flat"] = (spec, resolved, resolved.dtype.storage_dtype)
+        params._cache[x.dtype] = resolved._cache[x.dtype] = (spec, resolved, resolved.dtype.storage_dtype, x.element)
     return _result(data, resolved, x.shape, out)
 
 
