@@ -137,7 +137,7 @@ class HardwareFeatures:
             ("CPU", f"{self.cpu} ({self.architecture})"),
             ("CPUs", f"{self.cores} logical{physical}, {self.usable_cpus} usable by this process"),
             ("Features", " ".join(present) or "none detected"),
-            ("Kernels", f"{self.isa} (of {', '.join(self.available_isas)}) on {self.threads} thread{'s' if self.threads != 1 else ''}"),
+            ("Kernels", f"{self.isa} (of {', '.join(self.available_isas)}) with {self.threads} thread(s)"),
             ("Caches", ", ".join(_cache_text(c) for c in self.caches) or "not reported"),
             ("Memory", _memory_text(self.memory_bytes, self.memory_limit_bytes)),
             ("GPUs", "; ".join(_gpu_text(g) for g in self.gpus) or "no CUDA device"),
