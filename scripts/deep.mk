@@ -2,10 +2,13 @@
 STATIC := -DLOWBIT_PYTHON=OFF -DLOWBIT_TESTS=ON -DLOWBIT_WERROR=ON -DCMAKE_EXE_LINKER_FLAGS=-static
 CONFIGURE = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
+.PHONY: deep-proof deep-x86 deep-arm deep-avx512 deep-sanitizers deep-python
+
 deep-tools:
-	@command -v aarch64-linux-gnu-g++ qemu-aarch64 qemu-x86_64 bochs xorriso cpio > /dev/null \
-	  && test -f /usr/lib/ISOLINUX/isolinux.bin || { apt-get update -q && apt-get install -y -q --no-install-recommends \
-	  g++-aarch64-linux-gnu qemu-user bochs bochs-term bochsbios vgabios isolinux syslinux-common xorriso cpio; }
+	@for tool in aarch64-linux-gnu-g++ qemu-aarch64 qemu-x86_64 bochs-bin xorriso cpio /usr/lib/ISOLINUX/isolinux.bin; do \
+	  command -v $$tool > /dev/null || test -f $$tool || missing=1; done; \
+	if [ -n "$$missing" ]; then apt-get update -q && apt-get install -y -q --no-install-recommends g++-aarch64-linux-gnu \
+	  qemu-user bochs bochs-term bochsbios vgabios isolinux syslinux-common xorriso cpio; fi
 
 test-deep: test deep-tools deep-proof deep-x86 deep-arm deep-avx512 deep-sanitizers deep-python
 
