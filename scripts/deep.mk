@@ -44,6 +44,9 @@ deep-sanitizers: $(VENV)/.test
 	rm -rf build/sanitized/site && mkdir -p build/sanitized/site
 	cp -r src/lowbit build/sanitized/site/ && rm -f build/sanitized/site/lowbit/_core*.so
 	cp build/sanitized/_core*.so build/sanitized/site/lowbit/
+	@# the editable install would put its own module first
+	printf 'import sys\nsys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]\n' \
+	  > build/sanitized/site/sitecustomize.py
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  PYTHONPATH=build/sanitized/site LOWBIT_SANITIZED=1 $(BIN)/python -m pytest -m "not deep" tests
 

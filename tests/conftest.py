@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 import lowbit as lb
 from lowbit import _core
+
+if "LOWBIT_SANITIZED" in os.environ:
+    assert "sanitized" in _core.__file__, "the instrumented module was asked for, and another one was loaded"
 
 ISAS = _core.available_isas()
 THREADS = (1, 2, 3, 7)

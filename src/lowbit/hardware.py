@@ -132,12 +132,13 @@ class HardwareFeatures:
     def summary(self) -> list[tuple[str, str]]:
         """(label, text) pairs for people; `str()` prints them a line each."""
         physical = f", {self.physical_cores} physical cores" if self.physical_cores else ""
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         present = [name for name, found in self.features.items() if found]
         return [
             ("CPU", f"{self.cpu} ({self.architecture})"),
             ("CPUs", f"{self.cores} logical{physical}, {self.usable_cpus} usable by this process"),
             ("Features", " ".join(present) or "none detected"),
-            ("Kernels", f"{self.isa} (of {', '.join(self.available_isas)}) with {self.threads} thread(s)"),
+            ("Kernels", f"{self.isa} (of {', '.join(self.available_isas)}) with {threads}"),
             ("Caches", ", ".join(_cache_text(c) for c in self.caches) or "not reported"),
             ("Memory", _memory_text(self.memory_bytes, self.memory_limit_bytes)),
             ("GPUs", "; ".join(_gpu_text(g) for g in self.gpus) or "no CUDA device"),
