@@ -17,8 +17,6 @@ constexpr int64_t kChunk = 32768;   // elements a task: 128 KiB of f32, a multip
 constexpr int64_t kScratch = 4096;  // codes held in L1 before packing
 constexpr int64_t kTile = 4096;     // columns prepared at once: their constants stay in L2
 constexpr int64_t kRows = 64;       // rows a task shares that preparation over
-// Outputs larger than this are written past the caches: they would not survive there anyway.
-constexpr int64_t kStreamBytes = 16 << 20;
 
 // The row that makes codes of this kind, one a byte where they are narrower than a byte.
 Code wide_code(Code code) {
@@ -65,13 +63,13 @@ void for_each_chunk(int64_t n, int64_t chunk, Body&& body) {
 
 // Calls codes(begin, end, buffer) for pieces (at most kChunk) of [begin, end) and packs what it wrote.
 template <class Codes>
-void pack_pieces(Code code, int64_t begin, int64_t end, int64_t piece, void* q, Codes&& codes) {
+void pack_pieces(Code code, int64_t begin, int64_t end, int64_t piece, void* q, bool stream, Codes&& codes) {
   const PackRow& row = pack_row(active_isa(), code_bits(code));
   alignas(64) uint8_t buffer[kChunk];
   for (int64_t b = begin; b < end; b += piece) {
     const int64_t e = std::min(end, b + piece);
     codes(b, e, buffer);
-    row.pack(buffer, e - b, reinterpret_cast<uint8_t*>(at(q, b * code_bits(code) / 8)));
+    row.pack(buffer, e - b, reinterpret_cast<uint8_t*>(at(q, b * code_bits(code) / 8)), stream);
   }
 }
 
@@ -149,7 +147,7 @@ void quantize_chunk(const Layout& layout, const Affine& f, const void* x, Elemen
   } else {
     // Columns with scales of their own are prepared once a piece: longer ones pay for it.
     const int64_t piece = layout.varying() ? kChunk : kScratch;
-    pack_pieces(f.code, begin, end, piece, q, [&](int64_t b, int64_t e, uint8_t* buffer) {
+    pack_pieces(f.code, begin, end, piece, q, stream, [&](int64_t b, int64_t e, uint8_t* buffer) {
       quantize_range(layout, f, row, x, in, b, e, buffer, false);
     });
   }
@@ -171,7 +169,7 @@ void dequantize_chunk(const Layout& layout, const Affine& f, const void* q, int6
 
 void quantize(const Layout& layout, const Affine& affine, const void* x, Element in, void* q) {
   const int64_t n = layout.elements();
-  const bool stream = packed_bytes(affine.code, n) >= kStreamBytes;
+  const bool stream = exceeds_caches(packed_bytes(affine.code, n) + n * element_bytes(in));
   for_each_chunk(n, chunk_of(layout),
                  [&](int64_t b, int64_t e) { quantize_chunk(layout, affine, x, in, b, e, q, stream); });
 }
@@ -208,7 +206,7 @@ void dequantize_mixed(const MixedArgs& m, const void* q, void* y, Element out) {
 void pack(int bits, const uint8_t* codes, int64_t n, uint8_t* bytes) {
   const Code code = bits == 4 ? Code::u4 : (bits == 2 ? Code::u2 : Code::b1);
   for_each_chunk(n, kChunk, [&](int64_t b, int64_t e) {
-    pack_pieces(code, b, e, kScratch, bytes, [&](int64_t first, int64_t last, uint8_t* buffer) {
+    pack_pieces(code, b, e, kScratch, bytes, false, [&](int64_t first, int64_t last, uint8_t* buffer) {
       std::memcpy(buffer, codes + first, last - first);
     });
   });
@@ -272,7 +270,7 @@ void log_quantize(const Layout& layout, const LogTable<T>& table, Code code, con
     } else if (code == Code::s8) {
       encode(b, e, static_cast<int8_t*>(q) + b);
     } else {
-      pack_pieces(code, b, e, kScratch, q, [&](int64_t first, int64_t last, uint8_t* buffer) {
+      pack_pieces(code, b, e, kScratch, q, false, [&](int64_t first, int64_t last, uint8_t* buffer) {
         encode(first, last, reinterpret_cast<int8_t*>(buffer));
       });
     }

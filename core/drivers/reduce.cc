@@ -147,6 +147,7 @@ DynamicResult quantize_dynamic(const Layout& layout, const DynamicArgs& d, const
   const QuantizeRow& row = quantize_row(isa, in, wide);
   const PackRow* packer = bits < 8 ? &pack_row(isa, bits) : nullptr;
   const int64_t xb = element_bytes(in), sb = in == Element::f64 ? 8 : 4;
+  const bool stream = exceeds_caches(layout.elements() * xb + packed_bytes(d.code, layout.elements()));
   std::atomic<int64_t> nan{0}, bad{0};
 
   const int64_t line = layout.kind == Granularity::channel ? layout.inner : layout.axis;
@@ -171,7 +172,7 @@ DynamicResult quantize_dynamic(const Layout& layout, const DynamicArgs& d, const
             a.x = at(x, first * xb), a.q = packer ? static_cast<void*>(buffer) : out;
             a.scale = at(d.scale, (scale + g) * sb), a.zero = d.zero ? d.zero + scale + g : nullptr;
             row.dynamic(a);
-            if (packer) packer->pack(buffer, a.n, reinterpret_cast<uint8_t*>(out));
+            if (packer) packer->pack(buffer, a.n, reinterpret_cast<uint8_t*>(out), stream);
           }
         },
         [](int64_t, int64_t, int64_t, int64_t, int64_t) {});

@@ -182,7 +182,7 @@ struct Neon {
   }
 
   static constexpr int kPairBlock = 32;
-  template <int Shift>
+  template <int Shift, bool Stream>
   LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
     const uint8x16_t mask = vdupq_n_u8((1 << Shift) - 1);
     const uint8x16x2_t v = vld2q_u8(src);

@@ -115,7 +115,7 @@ struct Scalar {
   }
 
   static constexpr int kPairBlock = 16;
-  template <int Shift>
+  template <int Shift, bool Stream>
   LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
     constexpr uint8_t mask = (1 << Shift) - 1;
     for (int i = 0; i < kPairBlock / 2; ++i)

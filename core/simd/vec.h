@@ -28,7 +28,7 @@
 //   reduce_max_i32(i)                     across lanes
 //   positive(x)                           I32 1 where x > 0, else 0
 //   sum_abs(acc, p)                       adds |p[0..8)| to eight f64 lanes
-//   merge_pairs<Shift>(src, dst)          kPairBlock bytes -> half as many: of each the low Shift bits,
+//   merge_pairs<Shift, Stream>(src, dst)          kPairBlock bytes -> half as many: of each the low Shift bits,
 //                                         src[2i] | src[2i+1] << Shift
 //   split_pairs<Shift>(src, dst)          the inverse: kPairBlock / 2 bytes -> kPairBlock
 #pragma once

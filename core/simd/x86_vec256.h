@@ -254,14 +254,24 @@ struct Avx2 {
   }
 
   static constexpr int kPairBlock = 64;
-  template <int Shift>
+  // Past the caches in halves: memory from malloc is aligned to 16 bytes, not to 32.
+  template <bool Stream>
+  LOWBIT_INLINE void store_packed(uint8_t* p, __m256i v) {
+    if constexpr (Stream) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(v));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(p + 16), _mm256_extracti128_si256(v, 1));
+    } else {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
+    }
+  }
+  template <int Shift, bool Stream>
   LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
     const __m256i weights = _mm256_set1_epi16(static_cast<int16_t>(0x0001 | (1 << (8 + Shift))));
     const __m256i mask = _mm256_set1_epi8((1 << Shift) - 1);
     const __m256i a = _mm256_and_si256(mask, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src)));
     const __m256i b = _mm256_and_si256(mask, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + 32)));
     const __m256i r = _mm256_packus_epi16(_mm256_maddubs_epi16(a, weights), _mm256_maddubs_epi16(b, weights));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), _mm256_permute4x64_epi64(r, 0xd8));
+    store_packed<Stream>(dst, _mm256_permute4x64_epi64(r, 0xd8));
   }
   template <int Shift>
   LOWBIT_INLINE void split_pairs(const uint8_t* src, uint8_t* dst) {

@@ -220,14 +220,26 @@ struct Avx512 {
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) { _mm512_storeu_pd(out, acc.all); }
 
   static constexpr int kPairBlock = 128;
-  template <int Shift>
+  // Past the caches in quarters: memory from malloc is aligned to 16 bytes, not to 64.
+  template <bool Stream>
+  LOWBIT_INLINE void store_packed(uint8_t* p, __m512i v) {
+    if constexpr (Stream) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm512_castsi512_si128(v));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(p + 16), _mm512_extracti32x4_epi32(v, 1));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(p + 32), _mm512_extracti32x4_epi32(v, 2));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(p + 48), _mm512_extracti32x4_epi32(v, 3));
+    } else {
+      _mm512_storeu_si512(p, v);
+    }
+  }
+  template <int Shift, bool Stream>
   LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
     const __m512i weights = _mm512_set1_epi16(static_cast<int16_t>(0x0001 | (1 << (8 + Shift))));
     const __m512i mask = _mm512_set1_epi8((1 << Shift) - 1);
     const __m512i a = _mm512_and_si512(mask, _mm512_loadu_si512(src));
     const __m512i b = _mm512_and_si512(mask, _mm512_loadu_si512(src + 64));
     const __m512i r = _mm512_packus_epi16(_mm512_maddubs_epi16(a, weights), _mm512_maddubs_epi16(b, weights));
-    _mm512_storeu_si512(dst, unscramble16(r));
+    store_packed<Stream>(dst, unscramble16(r));
   }
   template <int Shift>
   LOWBIT_INLINE void split_pairs(const uint8_t* src, uint8_t* dst) {

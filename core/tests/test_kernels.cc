@@ -351,7 +351,7 @@ void test_pack_row(const PackRow& row, Isa isa) {
       std::vector<uint8_t> codes(n), scratch, bytes((n + per_byte - 1) / per_byte), back(n + 1, 0x5a);
       for (auto& c : codes) c = static_cast<uint8_t>(rng());
       scratch = codes;
-      row.pack(scratch.data(), n, bytes.data());
+      row.pack(scratch.data(), n, bytes.data(), is_signed);  // both ways of storing
       row.unpack(bytes.data(), n, back.data(), is_signed);
       const int mask = (1 << row.bits) - 1;
       std::vector<uint8_t> want(bytes.size());

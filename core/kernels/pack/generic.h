@@ -6,11 +6,11 @@
 namespace lowbit {
 
 // The low Shift bits of src[0..n), two a byte; dst gets ceil(n / 2). dst may be src.
-template <class V, int Shift>
+template <class V, int Shift, bool Stream = false>
 LOWBIT_INLINE int64_t merge(const uint8_t* src, int64_t n, uint8_t* dst) {
   constexpr uint8_t mask = (1 << Shift) - 1;
   int64_t i = 0;
-  for (; i + V::kPairBlock <= n; i += V::kPairBlock) V::template merge_pairs<Shift>(src + i, dst + i / 2);
+  for (; i + V::kPairBlock <= n; i += V::kPairBlock) V::template merge_pairs<Shift, Stream>(src + i, dst + i / 2);
   for (; i + 2 <= n; i += 2) dst[i / 2] = static_cast<uint8_t>((src[i] & mask) | ((src[i + 1] & mask) << Shift));
   if (i < n) dst[i / 2] = src[i] & mask;
   return (n + 1) / 2;
@@ -26,14 +26,18 @@ LOWBIT_INLINE void split(const uint8_t* src, int64_t n, uint8_t* dst) {
 }
 
 template <class V, int Bits>
-void pack(uint8_t* codes, int64_t n, uint8_t* bytes) {
+void pack(uint8_t* codes, int64_t n, uint8_t* bytes, bool stream) {
   if constexpr (Bits == 1) {
     n = merge<V, 1>(codes, n, codes);
     n = merge<V, 2>(codes, n, codes);
   } else if constexpr (Bits == 2) {
     n = merge<V, 2>(codes, n, codes);
   }
-  merge<V, 4>(codes, n, bytes);
+  if (stream && reinterpret_cast<uintptr_t>(bytes) % 16 == 0) {
+    merge<V, 4, true>(codes, n, bytes);
+  } else {
+    merge<V, 4>(codes, n, bytes);
+  }
 }
 
 template <class V, int Bits>

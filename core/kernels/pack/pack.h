@@ -8,8 +8,8 @@ namespace lowbit {
 
 struct PackRow {
   int bits;  // 4, 2 or 1
-  // codes[n] is used as scratch; bytes may be codes itself.
-  void (*pack)(uint8_t* codes, int64_t n, uint8_t* bytes);
+  // codes[n] is used as scratch. stream: write past the caches where the ISA and the alignment allow.
+  void (*pack)(uint8_t* codes, int64_t n, uint8_t* bytes, bool stream);
   void (*unpack)(const uint8_t* bytes, int64_t n, uint8_t* codes, bool is_signed);
 };
 
