@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 import lowbit as lb
 from conftest import ISAS, THREADS
 from lowbit import QuantizationParams, _core, packing, reference
+from lowbit.ranges import MAX_SCALE
 from strategies import FLOATS, LINEAR, Case, cases, hard_values
 
 Array = np.ndarray[Any, Any]
@@ -36,7 +37,7 @@ def settings_of(dtype: str, count: int, seed: int) -> list[QuantizationParams]:
     """Scales over the whole legal range and between, zero points at the edges and inside."""
     rng = np.random.default_rng(seed)
     probe = QuantizationParams(dtype)
-    edge = [2.0**-125, 2.0**-24, 2.0**-14, 0.5, 1.0, 3.0, 65504 / 127, 1e30, lb.params.MAX_SCALE]
+    edge = [2.0**-125, 2.0**-24, 2.0**-14, 0.5, 1.0, 3.0, 65504 / 127, 1e30, MAX_SCALE]
     scales = [*edge, *(2.0 ** rng.uniform(-30, 20, count - len(edge)))]
     zeros = [probe.qmin, probe.qmax, 0, *rng.integers(probe.qmin, probe.qmax + 1, count - 3).tolist()]
     return [QuantizationParams(dtype, "linear", float(s), int(z)) for s, z in zip(scales, zeros, strict=True)]

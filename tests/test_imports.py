@@ -19,6 +19,8 @@ LAYERS = [
     ["errors", "_version"],
     ["dtypes"],
     ["ranges", "logarithm"],
+    ["fields"],
+    ["schemes"],
     ["params"],
     ["packing", "container", "metrics"],
     ["indexing"],
@@ -32,8 +34,10 @@ LAYERS = [
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-FACTS = {"errors", "_version", "dtypes", "ranges", "logarithm", "params", "packing", "container", "metrics",
-         "indexing", "tensor", "reference"}  # fmt: skip
+FACTS = {
+    "errors", "_version", "dtypes", "ranges", "logarithm", "fields", "schemes", "params", "packing", "container",
+    "metrics", "indexing", "tensor", "reference",
+}  # fmt: skip
 
 PUBLIC = {
     "AccuracyImpact", "ErrorReport", "FormatError", "HardwareFeatures", "InvalidProblem", "QuantizationParams",

@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import math
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.dtypes import DTypeLike, QuantizedDType, is_integer
+from lowbit.dtypes import DTypeLike, QuantizedDType
 from lowbit.errors import InvalidProblem
-from lowbit.ranges import MAX_SCALE, MIN_SCALE, affine_from_range, log_scale_from_range
+from lowbit.fields import as_scale, as_statistics, as_zero_point, check_scale, code_bound
+from lowbit.ranges import MIN_SCALE, affine_from_range, log_scale_from_range
+from lowbit.schemes import (
+    QuantizationScheme,
+    checked_steps,
+    default_codes,
+    default_steps_per_octave,
+    granularity_options,
+)
 
 __all__ = ["Granularity", "QuantizationParams", "QuantizationScheme", "default_steps_per_octave"]
 
 Array = npt.NDArray[Any]
-
-
-class QuantizationScheme(str, enum.Enum):
-    """How a range of numbers is mapped to codes."""
-
-    LINEAR = "linear"  # affine: asymmetric for unsigned, symmetric for signed dtypes
-    SYMMETRIC = "symmetric"
-    ASYMMETRIC = "asymmetric"
-    CHANNEL_WISE = "channel_wise"  # linear, one scale per index of an axis
-    BLOCK_WISE = "block_wise"  # linear, one scale per block of consecutive elements
-    LOGARITHMIC = "logarithmic"
-
-    @staticmethod
-    def of(value: str | QuantizationScheme) -> QuantizationScheme:
-        if isinstance(value, QuantizationScheme):
-            return value
-        key = str(value).strip().lower().replace("-", "_").replace(" ", "_")
-        for scheme in QuantizationScheme:
-            if key in (scheme.value, scheme.value.replace("_", "")):
-                return scheme
-        names = ", ".join(s.value for s in QuantizationScheme)
-        raise InvalidProblem(f"scheme: {value!r} is not known; expected one of {names}")
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class Granularity(NamedTuple):
@@ -55,11 +36,6 @@ class Granularity(NamedTuple):
     inner: int
     block: int
     scale_shape: tuple[int, ...]
-
-
-def default_steps_per_octave(bits: int) -> float:
-    """Steps that spread the magnitudes of a logarithmic code over about 16 octaves (6 for four bits)."""
-    return float(max(1, 1 << max(0, bits - 5)))
 
 
 class _ClassOrTemplate:
@@ -136,18 +112,18 @@ class QuantizationParams:
         self._cache = {}
         self.dtype = QuantizedDType.of(dtype)
         self.scheme = QuantizationScheme.of(scheme)
-        self.axis, self.block_size = _granularity_options(self.scheme, self.dtype, axis, block_size)
-        self.scale, self.weak = _as_scale(scale)
+        self.axis, self.block_size = granularity_options(self.scheme, self.dtype, axis, block_size)
+        self.scale, self.weak = as_scale(scale)
         if self.axis is None and self.scale.shape == (1,):
             self.scale = self.scale.reshape(())
-        self.steps_per_octave = _steps(self.scheme, self.dtype, steps_per_octave)
+        self.steps_per_octave = checked_steps(self.scheme, self.dtype, steps_per_octave)
         lo, hi = self.dtype.value_range
         if self.scheme is QuantizationScheme.LOGARITHMIC:
             lo = -hi
-        self.qmin = _code_bound("qmin", qmin, lo)
-        self.qmax = _code_bound("qmax", qmax, hi)
+        self.qmin = code_bound("qmin", qmin, lo)
+        self.qmax = code_bound("qmax", qmax, hi)
         nearest_zero = min(max(0, self.qmin), self.qmax)
-        self.zero_point = _as_zero_point(nearest_zero if zero_point is None else zero_point, self.scale.shape)
+        self.zero_point = as_zero_point(nearest_zero if zero_point is None else zero_point, self.scale.shape)
         self.validate()
 
     # ---- checks -----------------------------------------------------------------------------------
@@ -159,7 +135,7 @@ class QuantizationParams:
             raise InvalidProblem(f"qmin: {self.qmin} is above qmax {self.qmax}")
         if self.qmin < lo or self.qmax > hi:
             raise InvalidProblem(f"qmin, qmax: [{self.qmin}, {self.qmax}] reaches beyond {self.dtype}'s [{lo}, {hi}]")
-        _check_scale(self.scale)
+        check_scale(self.scale)
         if self.dtype.is_binary and self.scheme is QuantizationScheme.ASYMMETRIC:
             raise InvalidProblem("scheme: binary codes are symmetric")
         if self.dtype.is_mixed and (self.zero_point.any() or self.qmax != hi or self.qmin not in (lo, -hi)):
@@ -342,7 +318,7 @@ class QuantizationParams:
             axis = template.axis if axis is None else axis
             block_size = template.block_size if block_size is None else block_size
             steps_per_octave = template.steps_per_octave if steps_per_octave is None else steps_per_octave
-            if (template.qmin, template.qmax) != _default_codes(template.dtype, template.scheme):
+            if (template.qmin, template.qmax) != default_codes(template.dtype, template.scheme):
                 qmin, qmax = template.qmin if qmin is None else qmin, template.qmax if qmax is None else qmax
         shape_of = cls(
             "int8" if dtype is None else dtype,
@@ -350,7 +326,7 @@ class QuantizationParams:
             axis=axis, block_size=block_size, qmin=qmin, qmax=qmax, steps_per_octave=steps_per_octave,
         )  # fmt: skip
         weak = not any(isinstance(v, (np.ndarray, np.floating)) and not isinstance(v, float) for v in (lo, hi))
-        low, high = _statistics(lo, hi)
+        low, high = as_statistics(lo, hi)
         return _derive(shape_of, low, high, mean_abs, (qmin, qmax), full_range, weak)
 
     @classmethod
@@ -461,7 +437,7 @@ class QuantizationParams:
         parts.append(f"scale={_brief(self.scale.astype(np.float32) if narrow else self.scale)}")
         if self.stores_zero_point:
             parts.append(f"zero_point={_brief(self.zero_point)}")
-        if (self.qmin, self.qmax) != _default_codes(self.dtype, self.scheme):
+        if (self.qmin, self.qmax) != default_codes(self.dtype, self.scheme):
             parts.append(f"codes=[{self.qmin}, {self.qmax}]")
         for name in ("axis", "block_size", "steps_per_octave"):
             if getattr(self, name) is not None:
@@ -517,122 +493,6 @@ def _mixed_scale(dtype: QuantizedDType, lo: Array, hi: Array, mean_abs: Array | 
             least = -top - 1 if full_range else -top
             out[at] = affine_from_range(lo[at], hi[at], least, top, symmetric=True, full_range=full_range)[0]
     return out
-
-
-def _statistics(lo: npt.ArrayLike, hi: npt.ArrayLike) -> tuple[Array, Array]:
-    low, high = np.asarray(lo), np.asarray(hi)
-    single = all(a.dtype.kind == "f" and a.dtype.itemsize < 8 for a in (low, high))
-    kind = np.float32 if single else np.float64
-    low, high = low.astype(kind), high.astype(kind)
-    if low.shape != high.shape:
-        raise InvalidProblem(f"lo, hi: shapes {low.shape} and {high.shape} differ")
-    for name, value in (("lo", low), ("hi", high)):
-        if not np.isfinite(value).all():
-            raise InvalidProblem(f"{name}: expected finite numbers, got {value[~np.isfinite(value)].flat[0]}")
-    if (low > high).any():
-        raise InvalidProblem("lo: above hi")
-    return low, high
-
-
-def _granularity_options(
-    scheme: QuantizationScheme, dtype: QuantizedDType, axis: int | None, block_size: int | None
-) -> tuple[int | None, int | None]:
-    if scheme is QuantizationScheme.CHANNEL_WISE or dtype.is_mixed:
-        axis = 0 if axis is None else axis
-    if scheme is QuantizationScheme.CHANNEL_WISE and block_size is not None:
-        raise InvalidProblem("block_size: channel_wise has one scale a channel; use block_wise")
-    if scheme is QuantizationScheme.BLOCK_WISE and block_size is None:
-        raise InvalidProblem("block_size: block_wise needs one")
-    if dtype.is_mixed and (block_size is not None or scheme is QuantizationScheme.LOGARITHMIC):
-        raise InvalidProblem("scheme: mixed widths go with linear codes, one scale a channel")
-    if dtype.is_mixed and scheme is QuantizationScheme.ASYMMETRIC:
-        raise InvalidProblem("scheme: mixed widths are symmetric")
-    if block_size is not None:
-        axis = -1 if axis is None else axis
-        block_size = _whole("block_size", block_size)
-        if not 1 <= block_size < 1 << 62:
-            raise InvalidProblem(f"block_size: {block_size}; expected at least 1")
-    return (None if axis is None else _whole("axis", axis)), block_size
-
-
-def _steps(scheme: QuantizationScheme, dtype: QuantizedDType, steps: float | None) -> float | None:
-    if scheme is not QuantizationScheme.LOGARITHMIC:
-        if steps is not None:
-            raise InvalidProblem(f"steps_per_octave: only the logarithmic scheme has it, not {scheme}")
-        return None
-    if not dtype.is_signed:
-        raise InvalidProblem(f"scheme: logarithmic codes carry a sign; {dtype} has none")
-    steps = default_steps_per_octave(dtype.bits) if steps is None else float(steps)
-    if not (math.isfinite(steps) and steps > 0):
-        raise InvalidProblem(f"steps_per_octave: {steps}; expected a positive number")
-    if (dtype.qmax - 0.5) / steps > 126.5:
-        raise InvalidProblem(
-            f"steps_per_octave: {steps:g} spreads {dtype.qmax} magnitudes over more octaves than a float has"
-        )
-    return steps
-
-
-def _as_scale(scale: npt.ArrayLike) -> tuple[Array, bool]:
-    try:
-        array = np.asarray(scale)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidProblem(f"scale: not an array of numbers ({error})") from None
-    if array.dtype.kind in "iub":
-        array = array.astype(np.float64)
-    if array.dtype.kind not in "fV" or array.dtype == object:
-        raise InvalidProblem(f"scale: expected floating-point numbers, got {array.dtype}")
-    weak = isinstance(scale, (float, int, list, tuple)) and not isinstance(scale, np.generic)
-    kind = np.float64 if array.dtype == np.float64 else np.float32
-    array = np.array(array, dtype=kind, order="C", copy=True)
-    array.flags.writeable = False
-    return array, weak
-
-
-def _as_zero_point(zero_point: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
-    try:
-        array = np.asarray(zero_point)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidProblem(f"zero_point: not an array of integers ({error})") from None
-    if array.shape == (1,) and not shape:
-        array = array.reshape(())
-    if array.dtype.kind == "f" and (np.isfinite(array) & (array == np.rint(array))).all():
-        array = np.clip(array, -(2.0**40), 2.0**40).astype(np.int64)
-    if not is_integer(array.dtype):
-        raise InvalidProblem(f"zero_point: expected integers, got {array.dtype}")
-    array = array.astype(np.int64)
-    if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
-        raise InvalidProblem("zero_point: beyond 32 bits")
-    try:
-        array = np.array(np.broadcast_to(array, shape), np.int32, order="C")
-    except ValueError:
-        raise InvalidProblem(f"zero_point: shape {array.shape} does not match the scale's {shape}") from None
-    array.flags.writeable = False
-    return array
-
-
-def _check_scale(scale: Array) -> None:
-    if not scale.size:
-        return
-    good = np.isfinite(scale) & (scale >= MIN_SCALE) & (scale <= MAX_SCALE)
-    if not good.all():
-        bad = scale[~good].flat[0]
-        raise InvalidProblem(f"scale: {bad!r}; expected finite and in [2^-125, FLT_MAX / 65536]")
-
-
-def _code_bound(name: str, given: int | None, default: int) -> int:
-    return default if given is None else _whole(name, given)
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise InvalidProblem(f"{name}: {value!r}; expected an integer") from None
-
-
-def _default_codes(dtype: QuantizedDType, scheme: QuantizationScheme) -> tuple[int, int]:
-    lo, hi = dtype.value_range
-    return (-hi if scheme is QuantizationScheme.LOGARITHMIC else lo), hi
 
 
 def _resolve_axis(axis: int, ndim: int) -> int:

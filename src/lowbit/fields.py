@@ -1,0 +1,90 @@
+"""What callers give, made into checked arrays and integers; an error names the field."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.dtypes import is_integer
+from lowbit.errors import InvalidProblem
+from lowbit.ranges import MAX_SCALE, MIN_SCALE
+
+__all__ = ["as_scale", "as_statistics", "as_zero_point", "check_scale", "code_bound", "whole"]
+
+Array = npt.NDArray[Any]
+
+
+def as_scale(scale: npt.ArrayLike) -> tuple[Array, bool]:
+    try:
+        array = np.asarray(scale)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidProblem(f"scale: not an array of numbers ({error})") from None
+    if array.dtype.kind in "iub":
+        array = array.astype(np.float64)
+    if array.dtype.kind not in "fV" or array.dtype == object:
+        raise InvalidProblem(f"scale: expected floating-point numbers, got {array.dtype}")
+    weak = isinstance(scale, (float, int, list, tuple)) and not isinstance(scale, np.generic)
+    kind = np.float64 if array.dtype == np.float64 else np.float32
+    array = np.array(array, dtype=kind, order="C", copy=True)
+    array.flags.writeable = False
+    return array, weak
+
+
+def as_zero_point(zero_point: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
+    try:
+        array = np.asarray(zero_point)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidProblem(f"zero_point: not an array of integers ({error})") from None
+    if array.shape == (1,) and not shape:
+        array = array.reshape(())
+    if array.dtype.kind == "f" and (np.isfinite(array) & (array == np.rint(array))).all():
+        array = np.clip(array, -(2.0**40), 2.0**40).astype(np.int64)
+    if not is_integer(array.dtype):
+        raise InvalidProblem(f"zero_point: expected integers, got {array.dtype}")
+    array = array.astype(np.int64)
+    if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
+        raise InvalidProblem("zero_point: beyond 32 bits")
+    try:
+        array = np.array(np.broadcast_to(array, shape), np.int32, order="C")
+    except ValueError:
+        raise InvalidProblem(f"zero_point: shape {array.shape} does not match the scale's {shape}") from None
+    array.flags.writeable = False
+    return array
+
+
+def as_statistics(lo: npt.ArrayLike, hi: npt.ArrayLike) -> tuple[Array, Array]:
+    low, high = np.asarray(lo), np.asarray(hi)
+    single = all(a.dtype.kind == "f" and a.dtype.itemsize < 8 for a in (low, high))
+    kind = np.float32 if single else np.float64
+    low, high = low.astype(kind), high.astype(kind)
+    if low.shape != high.shape:
+        raise InvalidProblem(f"lo, hi: shapes {low.shape} and {high.shape} differ")
+    for name, value in (("lo", low), ("hi", high)):
+        if not np.isfinite(value).all():
+            raise InvalidProblem(f"{name}: expected finite numbers, got {value[~np.isfinite(value)].flat[0]}")
+    if (low > high).any():
+        raise InvalidProblem("lo: above hi")
+    return low, high
+
+
+def check_scale(scale: Array) -> None:
+    if not scale.size:
+        return
+    good = np.isfinite(scale) & (scale >= MIN_SCALE) & (scale <= MAX_SCALE)
+    if not good.all():
+        bad = scale[~good].flat[0]
+        raise InvalidProblem(f"scale: {bad!r}; expected finite and in [2^-125, FLT_MAX / 65536]")
+
+
+def code_bound(name: str, given: int | None, default: int) -> int:
+    return default if given is None else whole(name, given)
+
+
+def whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidProblem(f"{name}: {value!r}; expected an integer") from None
