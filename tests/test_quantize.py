@@ -33,6 +33,20 @@ def test_strided_input(view: Any) -> None:
     assert np.array_equal(q.unpack(), lb.quantize(np.array(x, order="C"), "int4", axis=0).unpack())
 
 
+def test_unaligned_input_and_output() -> None:
+    raw = np.zeros(X.nbytes + 1, np.uint8)
+    x = raw[1:].view(F32).reshape(X.shape)
+    x[:] = X
+    params = QuantizationParams("int16", scale=0.001)
+    for _ in range(2):
+        assert lb.quantize(x, params=params) == lb.quantize(X, params=params)
+    out = raw[1 : 1 + 2 * X.size].view(np.int16).reshape(X.shape)
+    with pytest.raises(InvalidProblem, match="aligned"):
+        lb.quantize(X, params=params, out=out)
+    with pytest.raises(InvalidProblem, match="aligned"):
+        lb.dequantize(lb.quantize(X), out=x)
+
+
 def test_read_only_input() -> None:
     x = X.copy()
     x.flags.writeable = False

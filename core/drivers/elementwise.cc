@@ -179,27 +179,59 @@ void dequantize(const Layout& layout, const Affine& affine, const void* q, void*
                  [&](int64_t b, int64_t e) { dequantize_chunk(layout, affine, q, b, e, y, out); });
 }
 
-void quantize_mixed(const MixedArgs& m, const void* x, Element in, void* q) {
-  const Layout whole{Granularity::tensor, 1, 1, m.length, 1};
+namespace {
+
+// Calls piece(channel, begin, length) for every piece of every channel.
+template <class Piece>
+void for_each_mixed_piece(const MixedArgs& m, Piece&& piece) {
   const int64_t pieces = (m.length + kChunk - 1) / kChunk;
   parallel_for(m.channels * pieces, [&](int64_t i) {
     const FpEnvironment environment;
-    const int64_t c = i / pieces, begin = i % pieces * kChunk;
-    const Affine f{m.code[c], at(m.scale, c * scale_bytes(in)), zero_at(m.zero, c), m.qmin[c], m.qmax[c]};
-    quantize_chunk(whole, f, at(x, c * m.length * element_bytes(in)), in, begin, std::min(m.length, begin + kChunk),
-                   at(q, m.offset[c]), false);
+    const int64_t begin = i % pieces * kChunk;
+    piece(i / pieces, begin, std::min(kChunk, m.length - begin));
+  });
+}
+
+Affine channel_affine(const MixedArgs& m, int64_t c, Element e) {
+  return {m.code[c], at(m.scale, c * scale_bytes(e)), zero_at(m.zero, c), m.qmin[c], m.qmax[c]};
+}
+
+// Channels begin at any byte, and two-byte codes must not be touched at an odd one.
+bool is_misaligned(Code code, const void* q) {
+  return code_bits(code) == 16 && reinterpret_cast<uintptr_t>(q) % 2 != 0;
+}
+
+}  // namespace
+
+void quantize_mixed(const MixedArgs& m, const void* x, Element in, void* q) {
+  for_each_mixed_piece(m, [&](int64_t c, int64_t begin, int64_t length) {
+    const Affine f = channel_affine(m, c, in);
+    const Layout whole{Granularity::tensor, 1, 1, length, 1};
+    const void* from = at(x, (c * m.length + begin) * element_bytes(in));
+    char* to = at(q, m.offset[c] + begin * code_bits(f.code) / 8);
+    if (is_misaligned(f.code, to)) {
+      alignas(64) char buffer[kChunk * 2];
+      quantize_chunk(whole, f, from, in, 0, length, buffer, false);
+      std::memcpy(to, buffer, length * 2);
+    } else {
+      quantize_chunk(whole, f, from, in, 0, length, to, false);
+    }
   });
 }
 
 void dequantize_mixed(const MixedArgs& m, const void* q, void* y, Element out) {
-  const Layout whole{Granularity::tensor, 1, 1, m.length, 1};
-  const int64_t pieces = (m.length + kChunk - 1) / kChunk;
-  parallel_for(m.channels * pieces, [&](int64_t i) {
-    const FpEnvironment environment;
-    const int64_t c = i / pieces, begin = i % pieces * kChunk;
-    const Affine f{m.code[c], at(m.scale, c * scale_bytes(out)), zero_at(m.zero, c), m.qmin[c], m.qmax[c]};
-    dequantize_chunk(whole, f, at(q, m.offset[c]), begin, std::min(m.length, begin + kChunk),
-                     at(y, c * m.length * element_bytes(out)), out);
+  for_each_mixed_piece(m, [&](int64_t c, int64_t begin, int64_t length) {
+    const Affine f = channel_affine(m, c, out);
+    const Layout whole{Granularity::tensor, 1, 1, length, 1};
+    const char* from = at(q, m.offset[c] + begin * code_bits(f.code) / 8);
+    char* to = at(y, (c * m.length + begin) * element_bytes(out));
+    if (is_misaligned(f.code, from)) {
+      alignas(64) char buffer[kChunk * 2];
+      std::memcpy(buffer, from, length * 2);
+      dequantize_chunk(whole, f, buffer, 0, length, to, out);
+    } else {
+      dequantize_chunk(whole, f, from, 0, length, to, out);
+    }
   });
 }
 

@@ -80,8 +80,8 @@ def as_float_array(x: Any, name: str = "x") -> FloatArray:
 
 
 def _contiguous(x: Array) -> Array:
-    # np.ascontiguousarray alone would turn a 0-d array into a 1-d one.
-    return x if x.flags.c_contiguous else np.ascontiguousarray(x)
+    # np.ascontiguousarray would turn a 0-d array into a 1-d one, and leave an unaligned one as it is.
+    return x if x.flags.c_contiguous and x.flags.aligned else np.array(x, order="C")
 
 
 def _imported(x: Any, name: str) -> Array | FloatArray:
@@ -272,8 +272,10 @@ def writable_float(array: Any) -> FloatArray:
         contiguous = array.is_contiguous()
         if array.requires_grad:
             raise InvalidProblem("out: requires grad; autograd would not see the write (use out.detach())")
+    if isinstance(array, np.ndarray) and not array.flags.aligned:
+        contiguous = False
     if not contiguous or not made.array.flags.writeable:
-        raise InvalidProblem("out: expected a writable, C-contiguous array")
+        raise InvalidProblem("out: expected a writable, aligned, C-contiguous array")
     return made
 
 

@@ -60,7 +60,7 @@ def quantize(
         plain = axis is None and block_size is None and qmin is None and qmax is None and not full_range
         plain = plain and steps_per_octave is None and dtype == "int8" and scheme == "symmetric"
         ready = params._cache.get(x.dtype) if plain and type(x) is np.ndarray else None
-        if ready is not None and x.flags.c_contiguous:
+        if ready is not None and x.flags.c_contiguous and x.flags.aligned:
             spec, resolved, storage, element = ready
             shape = x.shape
             source = x.view(np.uint16) if element == cpu.BFLOAT16 else x
@@ -214,8 +214,8 @@ def _output(params: QuantizationParams, shape: tuple[int, ...], out: QuantizedTe
     if not isinstance(data, np.ndarray) or data.dtype != dtype.storage_dtype or data.shape != expected:
         found = f"{data.dtype} of shape {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
         raise InvalidProblem(f"out: {found}; expected {dtype.storage_dtype} of shape {expected}")
-    if not data.flags.c_contiguous or not data.flags.writeable:
-        raise InvalidProblem("out: expected a writable, C-contiguous array")
+    if not data.flags.carray:
+        raise InvalidProblem("out: expected a writable, aligned, C-contiguous array")
     return data
 
 
