@@ -48,7 +48,7 @@ deep-sanitizers: $(VENV)/.test
 	printf 'import sys\nsys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]\n' \
 	  > build/sanitized/site/sitecustomize.py
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  PYTHONPATH=build/sanitized/site LOWBIT_SANITIZED=1 $(BIN)/python -m pytest -m "not deep" tests
+	  PYTHONPATH=build/sanitized/site LOWBIT_SANITIZED=1 $(BIN)/python -m pytest --capture=sys -m "not deep" tests
 
 deep-python: $(VENV)/.test
 	$(BIN)/python -m pytest -m deep tests
