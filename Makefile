@@ -50,12 +50,12 @@ demo: $(VENV)/.cli
 test: test-cpp test-python
 
 build/cpp/lowbit_tests: $(VENV)/.made $(NATIVE)
+	@mkdir -p build
 	$(CMAKE) -S . -B build/cpp -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  -DLOWBIT_PYTHON=OFF -DLOWBIT_TESTS=ON -DLOWBIT_WERROR=ON > build/cpp.log 2>&1 || (cat build/cpp.log; false)
 	$(CMAKE) --build build/cpp
 	@touch $@
 
-test-cpp: | build
 test-cpp: build/cpp/lowbit_tests
 	build/cpp/lowbit_tests
 
