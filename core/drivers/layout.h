@@ -74,7 +74,8 @@ void for_each_segment(const Layout& l, int64_t begin, int64_t end, Groups&& on_g
   // (channel: at 0; group: where the last line ended) and may end with a short run.
   const bool channel = l.kind == Granularity::channel;
   const int64_t length = channel ? l.inner : l.block;
-  const int64_t line = channel ? l.axis * l.inner : l.axis;
+  const bool unbroken = !channel && l.axis % l.block == 0;  // no short runs: all is one line
+  const int64_t line = channel ? l.axis * l.inner : (unbroken ? l.elements() : l.axis);
   const int64_t scales_a_line = channel ? l.axis : l.groups();
   while (begin < end) {
     const int64_t at = begin % line, run = at / length, offset = at % length;

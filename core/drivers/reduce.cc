@@ -145,7 +145,6 @@ DynamicResult quantize_dynamic(const Layout& layout, const DynamicArgs& d, const
   const int bits = code_bits(d.code);
   const Code wide = bits >= 8 ? d.code : (d.code == Code::s4 || d.code == Code::s2 ? Code::s8 : Code::u8);
   const QuantizeRow& row = quantize_row(isa, in, wide);
-  const PackRow* packer = bits < 8 ? &pack_row(isa, bits) : nullptr;
   const int64_t xb = element_bytes(in), sb = in == Element::f64 ? 8 : 4;
   const bool stream = exceeds_caches(layout.elements() * xb + packed_bytes(d.code, layout.elements()));
   std::atomic<int64_t> nan{0}, bad{0};
@@ -162,17 +161,20 @@ DynamicResult quantize_dynamic(const Layout& layout, const DynamicArgs& d, const
     for_each_segment(
         layout, t * lines_a_task * line, std::min(lines, (t + 1) * lines_a_task) * line,
         [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
+          a.nibbles = bits == 4 && row.nibble_block != 0 && length % row.nibble_block == 0;
+          const bool pack = bits < 8 && !a.nibbles;
           // As many groups at once as L1 holds codes of before they are packed.
-          const int64_t step = packer ? std::max<int64_t>(1, kScratch / length) : count;
+          const int64_t step = pack ? std::max<int64_t>(1, kScratch / length) : count;
           a.group = length;
           for (int64_t g = 0; g < count; g += step) {
             const int64_t first = start + g * length;
             char* out = at(q, first * bits / 8);
             a.n = length * std::min(step, count - g);
-            a.x = at(x, first * xb), a.q = packer ? static_cast<void*>(buffer) : out;
+            a.stream = stream && reinterpret_cast<uintptr_t>(out) % 16 == 0;
+            a.x = at(x, first * xb), a.q = pack ? static_cast<void*>(buffer) : out;
             a.scale = at(d.scale, (scale + g) * sb), a.zero = d.zero ? d.zero + scale + g : nullptr;
             row.dynamic(a);
-            if (packer) packer->pack(buffer, a.n, reinterpret_cast<uint8_t*>(out), stream);
+            if (pack) pack_row(isa, bits).pack(buffer, a.n, reinterpret_cast<uint8_t*>(out), stream);
           }
         },
         [](int64_t, int64_t, int64_t, int64_t, int64_t) {});

@@ -21,6 +21,15 @@
 //   store_codes4<Stream>(p, a, b, c, d)   the same for four vectors, optionally past the caches
 //   ByteShift(z, qmin)                    constants of the next:
 //   store_bytes4<Stream>(p, a, b, c, d, k)  max(i + z, qmin), saturating on the way: a s8 u8 shortcut for four vectors
+//   Bounds(z, qmin, qmax)                 on x86 only, up to reduce_rows: constants of the next two, for steps
+//                                         that fit 16 bits
+//   store_bounded4<Clamp>(p, a, b, c, d, k)  s8 u8 of steps known to be in range, or with Clamp
+//                                         clamp(i + z, qmin, qmax)
+//   store_nibbles4<Clamp, Stream>(Code, p, a, b, c, d, k)  the same, their low halves two a byte
+//   kept(F32)                             in a register: compilers would rather load twice than once for two uses,
+//                                         and a load across cache lines costs as much as two
+//   bits(F32), max_u32(i, j)              the bits of a number; the maximum as unsigned integers
+//   reduce_rows_max_i32(rows, n, out), reduce_rows_max_u32  of each of n (a multiple of 8) vectors
 //   min_skip_nan(x, acc), max_skip_nan    a NaN in x leaves acc as it is
 //   Flag no_nan(), note_nan(f, x, y)      f, raised where x or y has a NaN;  any(f)
 //   reduce_min, reduce_max                across lanes

@@ -184,6 +184,45 @@ struct Avx2 {
     store256<Stream>(p, ordered<Paired>(_mm256_max_epu8(q, k.qmin)));
   }
 
+  struct Bounds {
+    __m256i zero, qmin, qmax;
+    Bounds(int32_t z, int32_t lo, int32_t hi)
+        : zero(_mm256_set1_epi16(static_cast<int16_t>(z))),
+          qmin(_mm256_set1_epi8(static_cast<char>(lo))),
+          qmax(_mm256_set1_epi8(static_cast<char>(hi))) {}
+  };
+  template <bool Clamp>
+  LOWBIT_INLINE __m256i bounded(int8_t, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
+    const __m256i l = _mm256_packs_epi32(a, b), h = _mm256_packs_epi32(c, d);
+    if constexpr (!Clamp) return _mm256_packs_epi16(l, h);
+    const __m256i q = _mm256_packs_epi16(_mm256_add_epi16(l, k.zero), _mm256_add_epi16(h, k.zero));
+    return _mm256_max_epi8(_mm256_min_epi8(q, k.qmax), k.qmin);
+  }
+  template <bool Clamp>
+  LOWBIT_INLINE __m256i bounded(uint8_t, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
+    const __m256i l = _mm256_packs_epi32(a, b), h = _mm256_packs_epi32(c, d);
+    if constexpr (!Clamp) return _mm256_packus_epi16(l, h);
+    const __m256i q = _mm256_packus_epi16(_mm256_add_epi16(l, k.zero), _mm256_add_epi16(h, k.zero));
+    return _mm256_max_epu8(_mm256_min_epu8(q, k.qmax), k.qmin);
+  }
+  template <bool Clamp, class Code>
+  LOWBIT_INLINE void store_bounded4(Code* p, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
+    store256<false>(p, unscramble(bounded<Clamp>(Code{}, a, b, c, d, k)));
+  }
+  template <bool Clamp, bool Stream, class Code>
+  LOWBIT_INLINE void store_nibbles4(Code, uint8_t* p, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
+    __m256i q = bounded<Clamp>(Code{}, a, b, c, d, k);
+    if constexpr (static_cast<Code>(-1) < 0) q = _mm256_and_si256(q, _mm256_set1_epi8(0x0f));
+    const __m256i pairs = _mm256_maddubs_epi16(q, _mm256_set1_epi16(0x1001));
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    const __m128i r = _mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+    if constexpr (Stream) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(p), r);
+    } else {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(p), r);
+    }
+  }
+
   LOWBIT_INLINE F32 min_skip_nan(F32 x, F32 acc) { return _mm256_min_ps(x, acc); }
   LOWBIT_INLINE F32 max_skip_nan(F32 x, F32 acc) { return _mm256_max_ps(x, acc); }
   LOWBIT_INLINE F64 min_skip_nan(F64 x, F64 acc) { return {_mm256_min_pd(x.lo, acc.lo), _mm256_min_pd(x.hi, acc.hi)}; }
@@ -227,6 +266,34 @@ struct Avx2 {
     return _mm_cvtsd_f64(_mm_max_sd(v, _mm_unpackhi_pd(v, v)));
   }
 
+  LOWBIT_INLINE F32 kept(F32 x) {
+    asm("" : "+x"(x));
+    return x;
+  }
+  LOWBIT_INLINE I32 bits(F32 x) { return _mm256_castps_si256(x); }
+  LOWBIT_INLINE I32 max_u32(I32 i, I32 j) { return _mm256_max_epu32(i, j); }
+  // Eight rows fold into one vector: of two rows each time the halves that belong together.
+  template <class Max>
+  LOWBIT_INLINE I32 fold_rows(const I32* r, Max max) {
+    const auto two = [&](I32 a, I32 b) __attribute__((always_inline)) {
+      return max(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    };
+    const auto four = [&](I32 a, I32 b) __attribute__((always_inline)) {
+      return max(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    };
+    const I32 a = four(two(r[0], r[1]), two(r[2], r[3])), b = four(two(r[4], r[5]), two(r[6], r[7]));
+    return max(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+  }
+  LOWBIT_INLINE void reduce_rows_max_i32(const I32* rows, int count, int32_t* out) {
+    for (int r = 0; r < count; r += 8)
+      _mm256_storeu_si256(reinterpret_cast<I32*>(out + r),
+                          fold_rows(rows + r, [](I32 i, I32 j) { return _mm256_max_epi32(i, j); }));
+  }
+  LOWBIT_INLINE void reduce_rows_max_u32(const I32* rows, int count, uint32_t* out) {
+    for (int r = 0; r < count; r += 8)
+      _mm256_storeu_si256(reinterpret_cast<I32*>(out + r),
+                          fold_rows(rows + r, [](I32 i, I32 j) { return _mm256_max_epu32(i, j); }));
+  }
   LOWBIT_INLINE I32 magnitude(F32 x) { return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff)); }
   LOWBIT_INLINE int32_t reduce_max_i32(I32 i) {
     __m128i v = _mm_max_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));

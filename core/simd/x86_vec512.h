@@ -171,6 +171,45 @@ struct Avx512 {
     store512<Stream>(p, ordered<Paired>(_mm512_max_epu8(q, k.qmin)));
   }
 
+  struct Bounds {
+    __m512i zero, qmin, qmax;
+    Bounds(int32_t z, int32_t lo, int32_t hi)
+        : zero(_mm512_set1_epi16(static_cast<int16_t>(z))),
+          qmin(_mm512_set1_epi8(static_cast<char>(lo))),
+          qmax(_mm512_set1_epi8(static_cast<char>(hi))) {}
+  };
+  template <bool Clamp>
+  LOWBIT_INLINE __m512i bounded(int8_t, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
+    const __m512i l = _mm512_packs_epi32(a, b), h = _mm512_packs_epi32(c, d);
+    if constexpr (!Clamp) return _mm512_packs_epi16(l, h);
+    const __m512i q = _mm512_packs_epi16(_mm512_add_epi16(l, k.zero), _mm512_add_epi16(h, k.zero));
+    return _mm512_max_epi8(_mm512_min_epi8(q, k.qmax), k.qmin);
+  }
+  template <bool Clamp>
+  LOWBIT_INLINE __m512i bounded(uint8_t, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
+    const __m512i l = _mm512_packs_epi32(a, b), h = _mm512_packs_epi32(c, d);
+    if constexpr (!Clamp) return _mm512_packus_epi16(l, h);
+    const __m512i q = _mm512_packus_epi16(_mm512_add_epi16(l, k.zero), _mm512_add_epi16(h, k.zero));
+    return _mm512_max_epu8(_mm512_min_epu8(q, k.qmax), k.qmin);
+  }
+  template <bool Clamp, class Code>
+  LOWBIT_INLINE void store_bounded4(Code* p, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
+    store512<false>(p, unscramble8(bounded<Clamp>(Code{}, a, b, c, d, k)));
+  }
+  template <bool Clamp, bool Stream, class Code>
+  LOWBIT_INLINE void store_nibbles4(Code, uint8_t* p, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
+    const __m512i q = _mm512_and_si512(bounded<Clamp>(Code{}, a, b, c, d, k), _mm512_set1_epi8(0x0f));
+    const __m256i bytes = _mm512_cvtepi16_epi8(_mm512_maddubs_epi16(q, _mm512_set1_epi16(0x1001)));
+    const __m256i order = _mm256_setr_epi16(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m256i r = _mm256_permutexvar_epi16(order, bytes);
+    if constexpr (Stream) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(r));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(p + 16), _mm256_extracti128_si256(r, 1));
+    } else {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), r);
+    }
+  }
+
   LOWBIT_INLINE F32 min_skip_nan(F32 x, F32 acc) { return _mm512_min_ps(x, acc); }
   LOWBIT_INLINE F32 max_skip_nan(F32 x, F32 acc) { return _mm512_max_ps(x, acc); }
   LOWBIT_INLINE F64 min_skip_nan(F64 x, F64 acc) { return {_mm512_min_pd(x.lo, acc.lo), _mm512_min_pd(x.hi, acc.hi)}; }
@@ -198,6 +237,18 @@ struct Avx512 {
   LOWBIT_INLINE double reduce_min(F64 x) { return _mm512_reduce_min_pd(_mm512_min_pd(x.lo, x.hi)); }
   LOWBIT_INLINE double reduce_max(F64 x) { return _mm512_reduce_max_pd(_mm512_max_pd(x.lo, x.hi)); }
 
+  LOWBIT_INLINE F32 kept(F32 x) {
+    asm("" : "+v"(x));
+    return x;
+  }
+  LOWBIT_INLINE I32 bits(F32 x) { return _mm512_castps_si512(x); }
+  LOWBIT_INLINE I32 max_u32(I32 i, I32 j) { return _mm512_max_epu32(i, j); }
+  LOWBIT_INLINE void reduce_rows_max_i32(const I32* rows, int count, int32_t* out) {
+    for (int r = 0; r < count; ++r) out[r] = _mm512_reduce_max_epi32(rows[r]);
+  }
+  LOWBIT_INLINE void reduce_rows_max_u32(const I32* rows, int count, uint32_t* out) {
+    for (int r = 0; r < count; ++r) out[r] = _mm512_reduce_max_epu32(rows[r]);
+  }
   LOWBIT_INLINE I32 magnitude(F32 x) { return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)); }
   LOWBIT_INLINE int32_t reduce_max_i32(I32 i) { return _mm512_reduce_max_epi32(i); }
 

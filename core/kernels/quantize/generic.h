@@ -1,5 +1,7 @@
 // The algorithm once, for every vector width and element type.
 #pragma once
+#include <type_traits>
+
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/generic.h"
 #include "simd/vec.h"
@@ -8,23 +10,31 @@ namespace lowbit {
 
 struct SignBit {};  // tag: the b1 rows
 
-// Division by a scale, or the quotient at multiply speed where that is proven to give the same codes.
-template <class V, class T, bool Divide>
+// How x / s is found, from always right to fastest. All give the same codes wherever they are used.
+enum class Quotient {
+  division,
+  fused,    // fma(x, inv, x * low): proven for the codes of a byte and scales up to kMaxQuotientScale
+  product,  // x * inv: right for some scales and half-width x, which `product_inverse` finds out
+};
+
+template <class V, class T, Quotient Wanted>
 struct Divisor {
-  static constexpr bool fused = !Divide && V::has_fma && sizeof(T) == 4;
+  static constexpr Quotient kind = V::has_fma && sizeof(T) == 4 ? Wanted : Quotient::division;
   using F = decltype(V::set(T{}));
-  F first, second;  // fused: inv and low; else: scale and nothing
+  F first, second;  // inv and low; or scale and nothing
 
   static __attribute__((always_inline)) Divisor of(T s, Reciprocal<T> r) {
-    if constexpr (fused) return {V::set(r.inv), V::set(r.low)};
+    if constexpr (kind != Quotient::division) return {V::set(r.inv), V::set(r.low)};
     return {V::set(s), V::set(s)};
   }
   static __attribute__((always_inline)) Divisor load(const T* s, const T* inv, const T* low) {
-    if constexpr (fused) return {V::load(inv), V::load(low)};
+    if constexpr (kind != Quotient::division) return {V::load(inv), V::load(low)};
     return {V::load(s), V::load(s)};
   }
   __attribute__((always_inline)) F operator()(F x) const {
-    if constexpr (fused) {
+    if constexpr (kind == Quotient::product) {
+      return V::mul(x, first);
+    } else if constexpr (kind == Quotient::fused) {
       return V::fma(x, first, V::mul(x, second));
     } else {
       return V::divide(x, first);
@@ -42,19 +52,66 @@ LOWBIT_INLINE bool must_divide(T s) {
   return sizeof(C) != 1 || s > static_cast<T>(kMaxQuotientScale);
 }
 
-template <class V, class In, class C, bool Divide>
+// Widened halves are sparse: between two neighbours that lie on either side of a half-integer number of steps there
+// is room for error. Both x * inv and x / s, rounded, grow with x, so if they agree on the neighbours around each of
+// the half-integers between codes they agree on every x. `kDropped`: bits of an f32 that are 0 in a widened In.
+template <class In>
+constexpr int kDropped = 0;
+template <>
+inline constexpr int kDropped<half_t> = 13;
+template <>
+inline constexpr int kDropped<bfloat_t> = 16;
+
+template <class In>
+LOWBIT_INLINE bool product_suffices(float s, float inv, int reach) {
+  constexpr uint32_t step = 1u << kDropped<In>;
+  constexpr int kBlock = 32;  // half-integers between two looks at the outcome
+  for (int first = 0; first < reach; first += kBlock) {
+    int32_t different = 0;
+    for (int k = first; k < first + kBlock; ++k) {
+      const uint32_t near = float_to_bits((static_cast<float>(k) + 0.5f) * s) & ~(step - 1);
+      for (uint32_t bits : {near - step, near, near + step}) {
+        const float x = bits_to_float(bits);
+        different |= __builtin_rintf(x / s) != __builtin_rintf(x * inv);
+      }
+    }
+    if (different) return false;
+  }
+  return true;
+}
+
+// The f32 to multiply by in place of a division by s, or 0 where none will do for codes up to `reach` steps from the
+// zero point. A thread remembers its last answer: it asks again for each piece of a tensor.
+template <class In>
+float product_inverse(float s, int reach, int64_t n) {
+  constexpr int64_t kWorthwhile = 1 << 15;
+  static thread_local float known_scale = 0, known = 0;
+  static thread_local int known_reach = 0;
+  if (s == known_scale && reach == known_reach) return known;
+  if (n < kWorthwhile) return 0;
+  const uint32_t nearest = float_to_bits(1.0f / s);
+  known_scale = s, known_reach = reach, known = 0;
+  for (uint32_t bits : {nearest, nearest - 1, nearest + 1}) {
+    if (!product_suffices<In>(s, bits_to_float(bits), reach)) continue;
+    known = bits_to_float(bits);
+    break;
+  }
+  return known;
+}
+
+template <class V, class In, class C, Quotient Kind>
 struct UniformQuantizer {
   using T = compute_t<In>;
   using F = decltype(V::set(T{}));
 
-  Divisor<V, T, Divide> divisor;
+  Divisor<V, T, Kind> divisor;
   F lo, hi;
   typename V::I32 zero, least;  // least: qmin - z
   typename V::ByteShift shift;
 
   // limit: (qmax - z) * s
   __attribute__((always_inline)) UniformQuantizer(T s, Reciprocal<T> r, T limit, int32_t z, int32_t qmin)
-      : divisor(Divisor<V, T, Divide>::of(s, r)),
+      : divisor(Divisor<V, T, Kind>::of(s, r)),
         lo(V::set(static_cast<T>(qmin - z) * s)),
         hi(V::set(limit)),
         zero(V::set_i32(z)),
@@ -110,9 +167,9 @@ struct UniformQuantizer {
   }
 };
 
-template <class V, class In, class C, bool Divide>
-void quantize_uniform_as(const QuantizeArgs& a, compute_t<In> s, int32_t z) {
-  const UniformQuantizer<V, In, C, Divide> k(s, reciprocal(s), static_cast<compute_t<In>>(a.qmax - z) * s, z, a.qmin);
+template <class V, class In, class C, Quotient Kind>
+void quantize_uniform_as(const QuantizeArgs& a, compute_t<In> s, Reciprocal<compute_t<In>> r, int32_t z) {
+  const UniformQuantizer<V, In, C, Kind> k(s, r, static_cast<compute_t<In>>(a.qmax - z) * s, z, a.qmin);
   const In* x = static_cast<const In*>(a.x);
   C* q = static_cast<C*>(a.q);
   if (a.stream) {
@@ -126,14 +183,16 @@ template <class V, class In, class C>
 void quantize_uniform(const QuantizeArgs& a) {
   const auto s = *static_cast<const compute_t<In>*>(a.scale);
   const int32_t z = a.zero ? *a.zero : 0;
-  if (must_divide<C>(s)) {
-    quantize_uniform_as<V, In, C, true>(a, s, z);
-  } else {
-    quantize_uniform_as<V, In, C, false>(a, s, z);
+  if (must_divide<C>(s)) return quantize_uniform_as<V, In, C, Quotient::division>(a, s, reciprocal(s), z);
+  if constexpr (sizeof(C) == 1 && kDropped<In> != 0 && V::has_fma) {
+    const int reach = a.qmax - z > z - a.qmin ? a.qmax - z : z - a.qmin;
+    const float inv = product_inverse<In>(s, reach, a.n);
+    if (inv != 0) return quantize_uniform_as<V, In, C, Quotient::product>(a, s, {inv, 0}, z);
   }
+  quantize_uniform_as<V, In, C, Quotient::fused>(a, s, reciprocal(s), z);
 }
 
-template <class V, class In, class C, bool Divide, bool Zero>
+template <class V, class In, class C, Quotient Kind, bool Zero>
 void quantize_grouped_as(const QuantizeArgs& a, int64_t groups) {
   using T = compute_t<In>;
   // What depends on the scale alone is computed for many groups at once, off the critical path of each.
@@ -151,7 +210,7 @@ void quantize_grouped_as(const QuantizeArgs& a, int64_t groups) {
     }
     for (int64_t g = 0; g < m; ++g, x += a.group, q += a.group) {
       const int32_t z = Zero ? a.zero[b + g] : 0;
-      UniformQuantizer<V, In, C, Divide>(scale[b + g], {inv[g], low[g]}, limit[g], z, a.qmin).run(x, q, a.group);
+      UniformQuantizer<V, In, C, Kind>(scale[b + g], {inv[g], low[g]}, limit[g], z, a.qmin).run(x, q, a.group);
     }
   }
 }
@@ -163,16 +222,16 @@ void quantize_grouped(const QuantizeArgs& a) {
   bool divide = false;
   for (int64_t g = 0; g < groups; ++g) divide |= must_divide<C>(scale[g]);
   if (divide) {
-    a.zero ? quantize_grouped_as<V, In, C, true, true>(a, groups)
-           : quantize_grouped_as<V, In, C, true, false>(a, groups);
+    a.zero ? quantize_grouped_as<V, In, C, Quotient::division, true>(a, groups)
+           : quantize_grouped_as<V, In, C, Quotient::division, false>(a, groups);
   } else {
-    a.zero ? quantize_grouped_as<V, In, C, false, true>(a, groups)
-           : quantize_grouped_as<V, In, C, false, false>(a, groups);
+    a.zero ? quantize_grouped_as<V, In, C, Quotient::fused, true>(a, groups)
+           : quantize_grouped_as<V, In, C, Quotient::fused, false>(a, groups);
   }
 }
 
 // One scale an element. Zero: whether there are zero points to load.
-template <class V, class In, class C, bool Divide, bool Zero>
+template <class V, class In, class C, Quotient Kind, bool Zero>
 struct VaryingQuantizer {
   using T = compute_t<In>;
   using I32 = typename V::I32;
@@ -196,7 +255,7 @@ struct VaryingQuantizer {
       const I32 least = Zero ? V::sub(qmin, V::load_i32(zero + i)) : qmin;
       lo = V::mul(to_compute(least), V::load(scale + i));
     }
-    const auto divisor = Divisor<V, T, Divide>::load(scale + i, inverse + i, low + i);
+    const auto divisor = Divisor<V, T, Kind>::load(scale + i, inverse + i, low + i);
     return V::round_i32(divisor(V::limit(V::load(x + i), lo, hi)));
   }
   __attribute__((always_inline)) I32 codes(const In* x, int64_t i) const {
@@ -246,26 +305,28 @@ struct VaryingQuantizer {
   }
 };
 
-template <class V, class In, class C, bool Divide, bool Zero>
+template <class V, class In, class C, Quotient Kind, bool Zero>
 void quantize_varying_as(const QuantizeArgs& a) {
   using T = compute_t<In>;
   if (a.n == 0) return;
-  const VaryingQuantizer<V, In, C, Divide, Zero> k{static_cast<const T*>(a.scale),
-                                                   static_cast<const T*>(a.inverse),
-                                                   static_cast<const T*>(a.low),
-                                                   static_cast<const T*>(a.limit),
-                                                   a.zero,
-                                                   V::set_i32(a.qmin),
-                                                   typename V::ByteShift(0, a.qmin)};
+  const VaryingQuantizer<V, In, C, Kind, Zero> k{static_cast<const T*>(a.scale),
+                                                 static_cast<const T*>(a.inverse),
+                                                 static_cast<const T*>(a.low),
+                                                 static_cast<const T*>(a.limit),
+                                                 a.zero,
+                                                 V::set_i32(a.qmin),
+                                                 typename V::ByteShift(0, a.qmin)};
   k.run(static_cast<const In*>(a.x), static_cast<C*>(a.q), a.n);
 }
 
 template <class V, class In, class C>
 void quantize_varying(const QuantizeArgs& a) {
   if (a.divide || sizeof(C) != 1) {
-    a.zero ? quantize_varying_as<V, In, C, true, true>(a) : quantize_varying_as<V, In, C, true, false>(a);
+    a.zero ? quantize_varying_as<V, In, C, Quotient::division, true>(a)
+           : quantize_varying_as<V, In, C, Quotient::division, false>(a);
   } else {
-    a.zero ? quantize_varying_as<V, In, C, false, true>(a) : quantize_varying_as<V, In, C, false, false>(a);
+    a.zero ? quantize_varying_as<V, In, C, Quotient::fused, true>(a)
+           : quantize_varying_as<V, In, C, Quotient::fused, false>(a);
   }
 }
 
@@ -300,6 +361,13 @@ void quantize_sign(const QuantizeArgs& a) {
   for (; i < a.n; ++i) q[i] = widen(x[i]) > 0;
 }
 
+// Whether groups of whole blocks have a path of their own.
+template <class V, class In, class C>
+constexpr bool has_blocks = sizeof(C) == 1 && sizeof(In) <= 4 && requires { typename V::Bounds; };
+
+// How it writes codes.
+enum class Form { codes, nibbles, streamed_nibbles };
+
 // Parameters of a batch of groups, computed side by side. The loops are left whole for the vectorizer, which an
 // early unrolling would hide them from.
 template <class V, class T>
@@ -310,6 +378,26 @@ struct GroupParams {
   T lo[kBatch] = {}, hi[kBatch] = {};  // in; symmetric: hi is max|x|
   T scale[kBatch], inv[kBatch], low[kBatch], limit[kBatch];
   int32_t zero[kBatch] = {};
+
+  // lo and hi from the BitRange of each group; whether there was a NaN.
+  template <bool Symmetric>
+  __attribute__((always_inline)) bool from_bits(const typename V::I32* most, const typename V::I32* least) {
+    int32_t m[kBatch];
+    uint32_t l[kBatch];
+    V::reduce_rows_max_i32(most, kBatch, m);
+    if constexpr (!Symmetric) V::reduce_rows_max_u32(least, kBatch, l);
+    uint32_t nan = 0;
+#pragma GCC unroll 1
+    for (int g = 0; g < kBatch; ++g) {
+      hi[g] = bits_to_float(static_cast<uint32_t>(m[g]));
+      nan |= m[g] > 0x7f800000;
+      if constexpr (!Symmetric) {
+        lo[g] = l[g] > 0x80000000u ? bits_to_float(l[g]) : 0.0f;
+        nan |= l[g] > 0xff800000u;
+      }
+    }
+    return nan != 0;
+  }
 
   __attribute__((always_inline)) void symmetric(T divisor, T qmax) {
 #pragma GCC unroll 1
@@ -352,14 +440,13 @@ struct GroupParams {
 
 // A batch of groups is quantized while the next one's ranges are found, group by group: reading new data and
 // computing on old data take turns, so that neither memory nor arithmetic waits for the other.
-// Size: elements a group where that is known to the compiler, else 0.
-template <class V, class In, class C, bool Symmetric, int Size>
+template <class V, class In, class C, bool Symmetric>
 void quantize_dynamic_as(const DynamicGroupsArgs& a) {
   using T = compute_t<In>;
   const In* x = static_cast<const In*>(a.x);
   C* q = static_cast<C*>(a.q);
   T* scale = static_cast<T*>(a.scale);
-  const int64_t size = Size != 0 ? Size : a.group, groups = a.n / size;
+  const int64_t size = a.group, groups = a.n / size;
   constexpr int64_t kAhead = 8192;
   // Enough groups to fill the vectors of their parameters, few enough that a batch is soon done.
   int64_t batch = 1024 / size;
@@ -396,22 +483,183 @@ void quantize_dynamic_as(const DynamicGroupsArgs& a) {
       const int32_t z = Symmetric ? 0 : p.zero[g];
       const int64_t at = (b + g) * size;
       if (divide) {
-        UniformQuantizer<V, In, C, true>(p.scale[g], r, p.limit[g], z, a.qmin).run(x + at, q + at, size);
+        UniformQuantizer<V, In, C, Quotient::division>(p.scale[g], r, p.limit[g], z, a.qmin).run(x + at, q + at, size);
       } else {
-        UniformQuantizer<V, In, C, false>(p.scale[g], r, p.limit[g], z, a.qmin).run(x + at, q + at, size);
+        UniformQuantizer<V, In, C, Quotient::fused>(p.scale[g], r, p.limit[g], z, a.qmin).run(x + at, q + at, size);
       }
     }
   }
   if (V::any(flag) || tail_nan) *a.nan += Ranger<V, In>::count(x, a.n);
 }
 
+// What memcpy does, which of an unknown few bytes makes a slow string instruction.
+template <class T>
+LOWBIT_INLINE void copy_few(T* to, const T* from, int64_t count) {
+  if (count == 16) {
+    std::memcpy(to, from, 16 * sizeof(T));
+  } else if (count == 8) {
+    std::memcpy(to, from, 8 * sizeof(T));
+  } else {
+    for (int64_t i = 0; i < count; ++i) {
+      to[i] = from[i];
+      asm volatile("" ::: "memory");  // still a loop, whatever the compiler recognises
+    }
+  }
+}
+
+// The same for groups of whole blocks, with reading and computing taking turns block by block: while one batch is
+// quantized, the parameters of the second are derived and the ranges of the third are found. The parameters come
+// from a group's own range: nothing is far outside, so that no float needs clamping.
+template <class V, class In, class C, Quotient Kind, bool Symmetric>
+struct BlockQuantizer {
+  using T = compute_t<In>;
+  static constexpr int w = V::width;
+  static constexpr int64_t kBlock = 4 * w;
+
+  Divisor<V, T, Kind> divisor;
+  typename V::Bounds bounds;
+
+  __attribute__((always_inline)) BlockQuantizer(T s, Reciprocal<T> r, int32_t z, int32_t qmin, int32_t qmax)
+      : divisor(Divisor<V, T, Kind>::of(s, r)), bounds(z, qmin, qmax) {}
+
+  __attribute__((always_inline)) typename V::I32 steps(const In* p) const {
+    return V::round_i32(divisor(V::kept(V::load(p))));
+  }
+
+  // q: where the codes of the group begin; i: the block's first element.
+  template <Form Written>
+  __attribute__((always_inline)) void block(const In* x, void* q, int64_t i) const {
+    x += i;
+    const auto a = steps(x), b = steps(x + w), c = steps(x + 2 * w), d = steps(x + 3 * w);
+    if constexpr (Written == Form::codes) {
+      V::template store_bounded4<!Symmetric>(static_cast<C*>(q) + i, a, b, c, d, bounds);
+    } else {
+      uint8_t* to = static_cast<uint8_t*>(q) + i / 2;
+      V::template store_nibbles4<!Symmetric, Written == Form::streamed_nibbles>(C{}, to, a, b, c, d, bounds);
+    }
+  }
+};
+
+// The ends of a run of numbers as integers, where a NaN lies beyond the infinities. symmetric: the largest |x|.
+// Else, as signed integers positive numbers are ordered and above all others; as unsigned ones negative numbers
+// are, the least on top. 0 is always within.
+template <class V, class In, bool Symmetric>
+struct BitRange {
+  using I32 = typename V::I32;
+  I32 most[2] = {V::set_i32(0), V::set_i32(0)}, least[2] = {V::set_i32(0), V::set_i32(0)};
+
+  __attribute__((always_inline)) void note(const In* p, int k) {
+    if constexpr (Symmetric) {
+      most[k] = V::max(V::magnitude(V::load(p)), most[k]);
+    } else {
+      const I32 v = V::bits(V::kept(V::load(p)));
+      most[k] = V::max(v, most[k]), least[k] = V::max_u32(v, least[k]);
+    }
+  }
+  __attribute__((always_inline)) void note_block(const In* p) {
+    constexpr int w = V::width;
+    note(p, 0), note(p + w, 1), note(p + 2 * w, 0), note(p + 3 * w, 1);
+  }
+};
+
+template <class V, class In, class C, bool Symmetric, int Size, Form Written>
+void quantize_dynamic_blocks(const DynamicGroupsArgs& a) {
+  using I32 = typename V::I32;
+  using Params = GroupParams<V, float>;
+  constexpr int64_t kBlock = 4 * V::width, kAhead = 8192;
+  const In* x = static_cast<const In*>(a.x);
+  float* scale = static_cast<float*>(a.scale);
+  const int64_t size = Size != 0 ? Size : a.group, groups = a.n / size;
+  // Enough groups to fill the vectors of their parameters, few enough that a batch is soon done.
+  int64_t batch = 1024 / size;
+  batch = batch < 1 ? 1 : (batch > Params::kBatch ? Params::kBatch : batch);
+  I32 most[Params::kBatch], least[Params::kBatch];
+  for (int g = 0; g < Params::kBatch; ++g) most[g] = least[g] = V::set_i32(0);
+  const int32_t qmin = a.qmin, qmax = a.qmax;
+  Params params[2];
+  bool divide[2] = {}, nan = false;
+  const auto note = [&](const BitRange<V, In, Symmetric>& range, int64_t g) __attribute__((always_inline)) {
+    most[g] = V::max(range.most[0], range.most[1]);
+    if constexpr (!Symmetric) least[g] = V::max_u32(range.least[0], range.least[1]);
+  };
+  const auto find_ranges = [&](int64_t b) __attribute__((always_inline)) {
+    for (int64_t g = 0; g < batch && b + g < groups; ++g) {
+      BitRange<V, In, Symmetric> range;
+      for (int64_t i = 0; i < size; i += kBlock) range.note_block(x + (b + g) * size + i);
+      note(range, g);
+    }
+  };
+  const auto derive = [&](int64_t b, int turn) __attribute__((always_inline)) {
+    const int64_t count = groups - b < batch ? groups - b : batch;
+    if (count <= 0) return;
+    Params& p = params[turn];
+    nan |= p.template from_bits<Symmetric>(most, least);
+    if constexpr (Symmetric) {
+      p.symmetric(static_cast<float>(a.divisor), static_cast<float>(a.qmax));
+    } else {
+      p.asymmetric(static_cast<float>(a.qmin), static_cast<float>(a.qmax));
+    }
+    p.invert();
+    divide[turn] = must_divide<C>(p.greatest());
+    if (!(p.greatest() <= Params::kMost))
+      for (int64_t g = 0; g < count; ++g) *a.bad_scale += !(p.scale[g] <= Params::kMost);
+    copy_few(scale + b, p.scale, count);
+    if constexpr (!Symmetric) copy_few(a.zero + b, p.zero, count);
+  };
+  find_ranges(0);
+  derive(0, 0);
+  find_ranges(batch);
+  int turn = 0;
+  for (int64_t b = 0; b < groups; b += batch, turn ^= 1) {
+    derive(b + batch, turn ^ 1);
+    const Params& p = params[turn];
+    const int64_t count = groups - b < batch ? groups - b : batch;
+    const auto quantize = [&](auto kind) __attribute__((always_inline)) {
+      for (int64_t g = 0; g < count; ++g) {
+        const int64_t at = (b + g) * size;
+        const In* here = x + at;
+        const In* next = b + 2 * batch + g < groups ? here + 2 * batch * size : here;  // the last: looked at twice
+        void* to = static_cast<char*>(a.q) + (Written == Form::codes ? at : at / 2);
+        const BlockQuantizer<V, In, C, decltype(kind)::value, Symmetric> k(p.scale[g], {p.inv[g], p.low[g]},
+                                                                           Symmetric ? 0 : p.zero[g], qmin, qmax);
+        BitRange<V, In, Symmetric> range;
+        for (int64_t i = 0; i < size; i += kBlock) {
+          for (int64_t line = 0; line < kBlock * static_cast<int64_t>(sizeof(In)); line += 64)
+            __builtin_prefetch(reinterpret_cast<const char*>(next + i) + kAhead + line);
+          range.note_block(next + i);
+          k.template block<Written>(here, to, i);
+        }
+        note(range, g);
+      }
+    };
+    if (divide[turn]) {
+      quantize(std::integral_constant<Quotient, Quotient::division>{});
+    } else {
+      quantize(std::integral_constant<Quotient, Quotient::fused>{});
+    }
+  }
+  if (nan) *a.nan += Ranger<V, In>::count(x, a.n);
+}
+
+template <class V, class In, class C, Form Written>
+void quantize_dynamic_written(const DynamicGroupsArgs& a) {
+  if (a.group == 4 * V::width) {
+    a.zero ? quantize_dynamic_blocks<V, In, C, false, 4 * V::width, Written>(a)
+           : quantize_dynamic_blocks<V, In, C, true, 4 * V::width, Written>(a);
+  } else {
+    a.zero ? quantize_dynamic_blocks<V, In, C, false, 0, Written>(a)
+           : quantize_dynamic_blocks<V, In, C, true, 0, Written>(a);
+  }
+}
+
 template <class V, class In, class C>
 void quantize_dynamic_groups(const DynamicGroupsArgs& a) {
-  if (a.group == 32) {
-    a.zero ? quantize_dynamic_as<V, In, C, false, 32>(a) : quantize_dynamic_as<V, In, C, true, 32>(a);
-  } else {
-    a.zero ? quantize_dynamic_as<V, In, C, false, 0>(a) : quantize_dynamic_as<V, In, C, true, 0>(a);
+  if constexpr (has_blocks<V, In, C>) {
+    if (a.nibbles && a.stream) return quantize_dynamic_written<V, In, C, Form::streamed_nibbles>(a);
+    if (a.nibbles) return quantize_dynamic_written<V, In, C, Form::nibbles>(a);
+    if (a.group % (4 * V::width) == 0) return quantize_dynamic_written<V, In, C, Form::codes>(a);
   }
+  a.zero ? quantize_dynamic_as<V, In, C, false>(a) : quantize_dynamic_as<V, In, C, true>(a);
 }
 
 template <class V, class In, class C>
@@ -420,6 +668,7 @@ struct QuantizeEntry {
   static constexpr QuantizeFn grouped = quantize_grouped<V, In, C>;
   static constexpr QuantizeFn varying = quantize_varying<V, In, C>;
   static constexpr DynamicGroupsFn dynamic = quantize_dynamic_groups<V, In, C>;
+  static constexpr int64_t nibble_block = has_blocks<V, In, C> ? 4 * V::width : 0;
 };
 template <class V, class In>
 struct QuantizeEntry<V, In, SignBit> {
@@ -427,18 +676,20 @@ struct QuantizeEntry<V, In, SignBit> {
   static constexpr QuantizeFn grouped = quantize_sign<V, In>;
   static constexpr QuantizeFn varying = quantize_sign<V, In>;
   static constexpr DynamicGroupsFn dynamic = nullptr;
+  static constexpr int64_t nibble_block = 0;
 };
 
 template <class V>
 struct QuantizeRows {
   static constexpr QuantizeRow rows[kQuantizeRows] = {
-#define ROW(e, c, In, C)             \
-  {Element::e,                       \
-   Code::c,                          \
-   QuantizeEntry<V, In, C>::uniform, \
-   QuantizeEntry<V, In, C>::grouped, \
-   QuantizeEntry<V, In, C>::varying, \
-   QuantizeEntry<V, In, C>::dynamic, \
+#define ROW(e, c, In, C)                  \
+  {Element::e,                            \
+   Code::c,                               \
+   QuantizeEntry<V, In, C>::uniform,      \
+   QuantizeEntry<V, In, C>::grouped,      \
+   QuantizeEntry<V, In, C>::varying,      \
+   QuantizeEntry<V, In, C>::dynamic,      \
+   QuantizeEntry<V, In, C>::nibble_block, \
    prepare_varying<V, In>},
 #include "kernels/quantize/kernels.inc"
 #undef ROW

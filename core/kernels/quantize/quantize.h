@@ -32,6 +32,8 @@ using QuantizeFn = void (*)(const QuantizeArgs&);
 //   symmetric   s = max|x| / divisor, z = 0
 //   asymmetric  [lo, hi] widened to contain 0, s = (hi - lo) / (qmax - qmin), z = clamp(rne(qmin - lo / s), qmin, qmax)
 //   all zero    s = 1, z = 0;  s is at least 2^-125
+// Symmetric codes lie in [-divisor, divisor] by themselves, which must be no more than [qmin, qmax]; of unsigned
+// codes qmin is 0.
 struct DynamicGroupsArgs {
   const void* x;
   void* q;
@@ -42,6 +44,8 @@ struct DynamicGroupsArgs {
   int32_t divisor;     // symmetric only
   int64_t* nan;        // incremented by the NaN seen
   int64_t* bad_scale;  // incremented by the scales above the contract's bound
+  bool nibbles;        // two 4-bit codes a byte; group a multiple of the row's nibble_block
+  bool stream;         // nibbles only: write past the caches, to a multiple of 16 bytes
 };
 
 using DynamicGroupsFn = void (*)(const DynamicGroupsArgs&);
@@ -53,6 +57,7 @@ struct QuantizeRow {
   QuantizeFn grouped;       // one scale a group of consecutive elements
   QuantizeFn varying;       // one scale an element
   DynamicGroupsFn dynamic;  // null for b1
+  int64_t nibble_block;     // codes `dynamic` packs at once, or 0: it cannot
   // For varying: writes inverse, low and limit of a.n scales; returns what `divide` must be.
   bool (*prepare)(const QuantizeArgs& a, void* inverse, void* low, void* limit);
 };
