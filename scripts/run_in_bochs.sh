@@ -68,11 +68,11 @@ info: action=report
 debug: action=ignore
 C
 TERM=linux timeout "${BOCHS_TIMEOUT:-1800}" "${emulator[@]}" -q -f "$work/bochsrc" < /dev/null > "$work/out" 2> "$work/err" || true
-code=$(grep -a -o '@@CODE=[0-9]*@@' "$work/out" | tail -1 | tr -dc 0-9 || true)
+code=$(grep -a -o '@@CODE=[0-9]*@@' "$work/out" | tail -n 1 | tr -dc 0-9 || true)
 sed -e '1,/@@BEGIN@@/d' -e '/@@CODE=/,$d' "$work/out"
 if [ -z "$code" ]; then
   echo "the emulated machine did not finish; its last words:" >&2
-  tail -20 "$work/serial.txt" "$work/bochs.log" >&2 || true
+  tail -n 20 "$work/serial.txt" "$work/bochs.log" >&2 || true
   exit 254
 fi
 exit "$code"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import ml_dtypes
@@ -210,3 +211,20 @@ def test_more_elements_than_32_bits_count() -> None:
     assert same(q.data[tail // 2 :], packing.pack(reference.quantize(x[tail:], params), params.dtype))
     y = q.dequantize(dtype=np.float16)
     assert same(y[tail:], reference.dequantize(reference.quantize(x[tail:], params), params, np.float16))
+
+
+@pytest.mark.parametrize("block", [8, 32, 64, 128, 96])
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("int4", {"full_range": True}), ("int8", {"full_range": True}), ("int4", {"qmin": -4, "qmax": 7}),
+        ("int4", {"qmin": -7, "qmax": 3}), ("int8", {"qmin": -20, "qmax": 100}), ("uint4", {"qmin": 2, "qmax": 15}),
+        ("uint4", {"scheme": "asymmetric", "qmin": 1, "qmax": 9}),
+    ],
+)  # fmt: skip
+def test_blocks_whose_codes_must_be_clamped(isa: str, dtype: str, options: dict[str, Any], block: int) -> None:
+    x = np.random.default_rng(block).standard_normal((9, 384)).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        q = lb.quantize(x, dtype, block_size=block, **options)
+    np.testing.assert_array_equal(q.unpack(), reference.quantize(x, q.params))

@@ -20,6 +20,7 @@ LAYERS = [
     ["dtypes"],
     ["ranges", "logarithm"],
     ["fields"],
+    ["granularity"],
     ["schemes"],
     ["params"],
     ["packing", "container", "metrics"],
@@ -27,24 +28,27 @@ LAYERS = [
     ["tensor"],
     ["reference"],
     ["hardware", "threads", "kernels"],
+    ["plans"],
     ["ops"],
     ["accuracy"],
     ["data"],
     ["demo"],
+    ["torch"],
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FACTS = {
-    "errors", "_version", "dtypes", "ranges", "logarithm", "fields", "schemes", "params", "packing", "container",
+    "errors", "_version", "dtypes", "ranges", "logarithm", "fields", "granularity", "schemes", "params", "packing", "container",
     "metrics", "indexing", "tensor", "reference",
 }  # fmt: skip
 
 PUBLIC = {
     "AccuracyImpact", "ErrorReport", "FormatError", "HardwareFeatures", "InvalidProblem", "QuantizationParams",
     "QuantizationScheme", "QuantizedDType", "QuantizedTensor", "Unsupported", "UnsupportedDType", "__version__",
-    "auto_quantize_tensor", "create_optimal_params", "dequantize", "dequantize_from_int8",
-    "estimate_accuracy_impact", "estimate_memory_savings", "get_num_threads", "hardware",
-    "measure_accuracy_impact", "quantize", "quantize_to_int8", "set_num_threads",
+    "auto_quantize_tensor", "create_optimal_params", "dequantize", "dequantize_backward", "dequantize_from_int8",
+    "estimate_accuracy_impact", "estimate_memory_savings", "fake_quantize", "fake_quantize_backward",
+    "fake_quantize_learned_backward", "get_num_threads", "hardware", "measure_accuracy_impact", "quantize",
+    "quantize_backward", "quantize_to_int8", "set_num_threads",
 }  # fmt: skip
 
 

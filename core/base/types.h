@@ -35,4 +35,7 @@ struct compute_type<double> {
 template <class In>
 using compute_t = typename compute_type<In>::type;
 
+// Elements of a run that are summed at once, element i to lane i mod 8; blocks are then added in order.
+constexpr int64_t kSumBlock = 4096;
+
 }  // namespace lowbit

@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <variant>
@@ -15,7 +16,9 @@
 #include "base/threads.h"
 #include "bindings/buffer.h"
 #include "drivers/elementwise.h"
+#include "drivers/gradients.h"
 #include "kernels/dequantize/dequantize.h"
+#include "kernels/fake_quant/fake_quant.h"
 #include "kernels/pack/pack.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/range.h"
@@ -282,6 +285,102 @@ const char* name_of(Element e) { return kElementNames[static_cast<int>(e)]; }
 const char* name_of(Code c) { return kCodeNames[static_cast<int>(c)]; }
 
 // (family, isa, from, to) for every row of every kernels.inc this CPU can run.
+// -1: done. i >= 0: scale i is out of bounds; -2 - i: zero point i is. Nothing was done then.
+int64_t bad_parameter(const Affine& f, Element e, int64_t scales) {
+  const int64_t scale = first_bad_scale(f.scale, e == Element::f64, scales);
+  if (scale >= 0) return scale;
+  const int64_t zero = first_bad_zero(f.zero, f.qmin, f.qmax, scales);
+  return zero >= 0 ? -2 - zero : -1;
+}
+
+// Codes of x, or numbers of codes, under parameters given for this one call. As for fake_quant: -1, or which is bad.
+int64_t convert_of(bool to_codes, int code_id, nb::handle from_array, nb::handle to_array, int element,
+                   nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax, const Layout& layout) {
+  const Code code = code_of(code_id);
+  const Element e = element_of(element);
+  const int64_t n = layout.elements(), scales = layout.scales();
+  const int64_t floats = n * element_bytes(e), codes = packed_bytes(code, n);
+  const Buffer from(from_array, "input"), to(to_array, "output", true), scale(scale_array, "scale"),
+      zero(zero_array, "zero_point");
+  from.require(to_codes ? floats : codes, "input"), to.require(to_codes ? codes : floats, "output");
+  scale.require(scales * compute_bytes(e), "scale"), zero.require(scales * 4, "zero_point");
+  const Affine f{code, scale.as(), zero.as<int32_t>(), qmin, qmax};
+  const int64_t bad = bad_parameter(f, e, scales);
+  if (bad == -1 && n > 0)
+    without_gil(n, [&] {
+      to_codes ? quantize(layout, f, from.as(), e, to.as()) : dequantize(layout, f, from.as(), to.as(), e);
+    });
+  return bad;
+}
+
+std::pair<int64_t, int64_t> quantize_from_data_of(nb::handle x_array, int element, nb::handle out_array, int code_id,
+                                                  const Layout& layout, int32_t qmin, int32_t qmax, int32_t divisor,
+                                                  nb::handle scale_array, nb::handle zero_array,
+                                                  nb::handle workspace_array) {
+  const Element e = element_of(element);
+  const Code code = code_of(code_id);
+  const int64_t n = layout.elements(), scales = layout.scales();
+  const Buffer x(x_array, "input"), out(out_array, "output", true), scale(scale_array, "scale", true),
+      workspace(workspace_array, "workspace", true);
+  Buffer zero;
+  if (!zero_array.is_none()) zero = Buffer(zero_array, "zero_point", true), zero.require(scales * 4, "zero_point");
+  if (divisor == 0 && !zero) throw nb::value_error("zero_point: none, and the codes are not symmetric");
+  x.require(n * element_bytes(e), "input"), out.require(packed_bytes(code, n), "output");
+  scale.require(scales * compute_bytes(e), "scale");
+  if (workspace.bytes() < dynamic_workspace(layout, e)) throw nb::value_error("workspace: too small");
+  DynamicResult found;
+  // A symmetric fused kernel writes no zero points.
+  const bool symmetric = divisor > 0;
+  without_gil(n, [&] {
+    const DynamicArgs d{code, qmin, qmax, divisor, scale.as(), symmetric ? nullptr : zero.as<int32_t>()};
+    found = quantize_from_data(layout, d, x.as(), e, out.as(), workspace.as());
+    if (symmetric && zero)
+      for (int64_t i = 0; i < scales; ++i) zero.as<int32_t>()[i] = std::min(std::max(0, qmin), qmax);
+  });
+  return {found.nan, found.bad_scale};
+}
+
+int64_t fake_quant_of(int op_id, nb::handle x_array, nb::handle dy_array, nb::handle out_array, int element,
+                      nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax, const Layout& layout) {
+  if (op_id < 0 || op_id >= kFakeOps) throw nb::value_error("op: unknown id");
+  const FakeOp op = static_cast<FakeOp>(op_id);
+  const Element e = element_of(element);
+  const int64_t n = layout.elements(), bytes = n * element_bytes(e), scales = layout.scales();
+  Buffer x, dy;
+  if (op != FakeOp::scaled) x = Buffer(x_array, "x"), x.require(bytes, "x");
+  if (op != FakeOp::fake) dy = Buffer(dy_array, "dy"), dy.require(bytes, "dy");
+  const Buffer out(out_array, "out", true), scale(scale_array, "scale"), zero(zero_array, "zero_point");
+  out.require(bytes, "out");
+  scale.require(scales * compute_bytes(e), "scale");
+  zero.require(scales * 4, "zero_point");
+  const Affine f{Code::s16, scale.as(), zero.as<int32_t>(), qmin, qmax};
+  const int64_t bad = bad_parameter(f, e, scales);
+  if (bad == -1 && n > 0) without_gil(n, [&] { fake_quant(op, layout, f, x.as(), dy.as(), out.as(), e); });
+  return bad;
+}
+
+int64_t fake_quant_learned_of(nb::handle x_array, nb::handle dy_array, nb::handle out_array, int element,
+                              nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax,
+                              const Layout& layout, nb::handle workspace_array, nb::handle ds_array,
+                              nb::handle dz_array) {
+  const Element e = element_of(element);
+  const int64_t n = layout.elements(), bytes = n * element_bytes(e), scales = layout.scales();
+  const Buffer x(x_array, "x"), dy(dy_array, "dy"), out(out_array, "out", true), scale(scale_array, "scale"),
+      zero(zero_array, "zero_point"), workspace(workspace_array, "workspace", true), ds(ds_array, "d_scale", true),
+      dz(dz_array, "d_zero_point", true);
+  x.require(bytes, "x"), dy.require(bytes, "dy"), out.require(bytes, "out");
+  scale.require(scales * compute_bytes(e), "scale"), zero.require(scales * 4, "zero_point");
+  ds.require(scales * compute_bytes(e), "d_scale"), dz.require(scales * compute_bytes(e), "d_zero_point");
+  if (workspace.bytes() < learned_workspace(layout) * 8) throw nb::value_error("workspace: too small");
+  const Affine f{Code::s16, scale.as(), zero.as<int32_t>(), qmin, qmax};
+  const int64_t bad = bad_parameter(f, e, scales);
+  if (bad == -1)
+    without_gil(n, [&] {
+      fake_quant_learned(layout, f, x.as(), dy.as(), out.as(), e, workspace.as<double>(), ds.as(), dz.as());
+    });
+  return bad;
+}
+
 std::vector<std::tuple<std::string, std::string, std::string, std::string>> kernel_rows() {
   std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
   for (int i = 0; i < kIsaCount; ++i) {
@@ -295,6 +394,8 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> kern
       const DequantizeRow& r = dequantize_rows(isa)[k];
       rows.emplace_back("dequantize", isa_name(isa), name_of(r.code), name_of(r.out));
     }
+    for (int k = 0; k < kFakeQuantRows; ++k)
+      rows.emplace_back("fake_quant", isa_name(isa), name_of(fake_quant_rows(isa)[k].in), "");
     for (int k = 0; k < kRangeRows; ++k) rows.emplace_back("range", isa_name(isa), name_of(range_rows(isa)[k].in), "");
     for (int k = 0; k < kPackRows; ++k)
       rows.emplace_back("pack", isa_name(isa), std::to_string(pack_rows(isa)[k].bits), "");
@@ -360,6 +461,27 @@ NB_MODULE(_core, m) {
   m.def(
       "fused_groups_fit", [](const Layout& layout, int code) { return fused_groups_fit(layout, code_of(code)); },
       "layout"_a, "code"_a, "Whether quantize_dynamic serves this layout.");
+  m.def("convert", &convert_of, "to_codes"_a, "code"_a, "input"_a, "output"_a, "element"_a, "scale"_a, "zero_point"_a,
+        "qmin"_a, "qmax"_a, "layout"_a,
+        "quantize or dequantize under parameters of this one call. Returns as fake_quant.");
+  m.def("quantize_from_data", &quantize_from_data_of, "input"_a, "element"_a, "output"_a, "code"_a, "layout"_a,
+        "qmin"_a, "qmax"_a, "divisor"_a, "scale"_a, "zero_point"_a.none(), "workspace"_a,
+        "Parameters from the data, and its codes; returns (NaN seen, scales out of bounds).");
+  m.def(
+      "dynamic_workspace",
+      [](const Layout& layout, int element) { return dynamic_workspace(layout, element_of(element)); }, "layout"_a,
+      "element"_a, "Bytes quantize_from_data works in.");
+  m.def(
+      "fake_quant", &fake_quant_of, "op"_a, "x"_a.none(), "dy"_a.none(), "out"_a, "element"_a, "scale"_a,
+      "zero_point"_a, "qmin"_a, "qmax"_a, "layout"_a,
+      "op 0 fake_quantize, 1 its gradient, 2 quantize's, 3 dequantize's. Returns -1, or which scale (i) or zero point "
+      "(-2 - i) is out of bounds; then nothing was done.");
+  m.def("fake_quant_learned", &fake_quant_learned_of, "x"_a, "dy"_a, "out"_a, "element"_a, "scale"_a, "zero_point"_a,
+        "qmin"_a, "qmax"_a, "layout"_a, "workspace"_a, "d_scale"_a, "d_zero_point"_a,
+        "Gradients by x, scale and zero point. Returns as fake_quant.");
+  m.def(
+      "learned_workspace", [](const Layout& layout) { return learned_workspace(layout) * 8; }, "layout"_a,
+      "Bytes fake_quant_learned works in.");
   m.def("pack", &pack_codes, "bits"_a, "codes"_a, "out"_a);
   m.def("unpack", &unpack_codes, "bits"_a, "is_signed"_a, "data"_a, "out"_a);
   m.def("bfloat16_bits", &bfloat16_bits, "array"_a, "The bits of a DLPack bfloat16 array, without a copy.");

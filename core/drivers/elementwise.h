@@ -52,6 +52,12 @@ struct DynamicResult {
 bool fused_groups_fit(const Layout& layout, Code code);
 DynamicResult quantize_dynamic(const Layout& layout, const DynamicArgs& args, const void* x, Element in, void* q);
 
+// The same for any layout: in two reads where quantize_dynamic does not serve it. Stops after the first on NaN, Inf or
+// a range too wide. workspace: dynamic_workspace bytes. A zero point of symmetric codes is 0, or the nearest code.
+int64_t dynamic_workspace(const Layout& layout, Element in);
+DynamicResult quantize_from_data(const Layout& layout, const DynamicArgs& args, const void* x, Element in, void* q,
+                                 void* workspace);
+
 // A code width a channel: channel c is x[c * length, (c + 1) * length), stored at q + offset[c].
 struct MixedArgs {
   int64_t channels, length;

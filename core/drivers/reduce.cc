@@ -1,5 +1,7 @@
 // Ranges and sums over whole arrays, and the fused range + quantize + pack of groups.
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -182,6 +184,57 @@ DynamicResult quantize_dynamic(const Layout& layout, const DynamicArgs& d, const
     bad += bads;
   });
   return {nan, bad};
+}
+
+namespace {
+
+// lowbit/ranges.py in C++.
+template <class T>
+int64_t parameters(const T* lo, const T* hi, int64_t n, const DynamicArgs& d, T* scale, int32_t* zero) {
+  constexpr T least = static_cast<T>(0x1p-125), most_allowed = static_cast<T>(0x1.fffffep+127f / 65536.0f);
+  const T qmin = static_cast<T>(d.qmin), qmax = static_cast<T>(d.qmax);
+  int64_t bad = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (d.divisor > 0) {
+      const T most = std::max(-lo[i], hi[i]);
+      scale[i] = most > 0 ? std::max(most / static_cast<T>(d.divisor), least) : T{1};
+      zero[i] = std::min(std::max(0, d.qmin), d.qmax);
+    } else {
+      const T l = std::min(lo[i], T{0}), h = std::max(hi[i], T{0});
+      scale[i] = h > l ? std::max((h - l) / (qmax > qmin ? qmax - qmin : T{1}), least) : T{1};
+      const T z = std::rint(h > l ? qmin - l / scale[i] : T{0});
+      zero[i] = static_cast<int32_t>(std::min(std::max(z, qmin), qmax));
+    }
+    bad += !(scale[i] <= most_allowed);
+  }
+  return bad;
+}
+
+}  // namespace
+
+int64_t dynamic_workspace(const Layout& layout, Element in) {
+  return layout.scales() * (2 * (in == Element::f64 ? 8 : 4) + 4);
+}
+
+DynamicResult quantize_from_data(const Layout& layout, const DynamicArgs& d, const void* x, Element in, void* q,
+                                 void* workspace) {
+  if (fused_groups_fit(layout, d.code) && d.qmin <= 0 && d.qmax > 0) return quantize_dynamic(layout, d, x, in, q);
+  const int64_t n = layout.scales(), width = in == Element::f64 ? 8 : 4;
+  char *lo = static_cast<char*>(workspace), *hi = lo + n * width;
+  int32_t* zero = d.zero ? d.zero : reinterpret_cast<int32_t*>(hi + n * width);
+  DynamicResult result;
+  result.nan = range(layout, x, in, lo, hi);
+  if (result.nan != 0) return result;
+  const FpEnvironment environment;
+  if (in == Element::f64) {
+    result.bad_scale = parameters(reinterpret_cast<double*>(lo), reinterpret_cast<double*>(hi), n, d,
+                                  static_cast<double*>(d.scale), zero);
+  } else {
+    result.bad_scale = parameters(reinterpret_cast<float*>(lo), reinterpret_cast<float*>(hi), n, d,
+                                  static_cast<float*>(d.scale), zero);
+  }
+  if (result.bad_scale == 0) quantize(layout, {d.code, d.scale, zero, d.qmin, d.qmax}, x, in, q);
+  return result;
 }
 
 }  // namespace lowbit

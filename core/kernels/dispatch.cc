@@ -2,6 +2,7 @@
 #include <cassert>
 
 #include "kernels/dequantize/dequantize.h"
+#include "kernels/fake_quant/fake_quant.h"
 #include "kernels/pack/pack.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/range.h"
@@ -37,6 +38,10 @@ LOWBIT_FAMILY(quantize, QuantizeRow)
 #define LOWBIT_CASE_DequantizeRow(isa) LOWBIT_CASE(dequantize, isa)
 LOWBIT_FAMILY(dequantize, DequantizeRow)
 
+#define LOWBIT_DECLARE_FakeQuantRow(isa) extern const FakeQuantRow* const fake_quant_rows_##isa;
+#define LOWBIT_CASE_FakeQuantRow(isa) LOWBIT_CASE(fake_quant, isa)
+LOWBIT_FAMILY(fake_quant, FakeQuantRow)
+
 #define LOWBIT_DECLARE_RangeRow(isa) extern const RangeRow* const range_rows_##isa;
 #define LOWBIT_CASE_RangeRow(isa) LOWBIT_CASE(range, isa)
 LOWBIT_FAMILY(range, RangeRow)
@@ -61,6 +66,9 @@ const QuantizeRow& quantize_row(Isa isa, Element in, Code code) {
 const DequantizeRow& dequantize_row(Isa isa, Code code, Element out) {
   return find(dequantize_rows(isa), kDequantizeRows,
               [=](const DequantizeRow& r) { return r.code == code && r.out == out; });
+}
+const FakeQuantRow& fake_quant_row(Isa isa, Element in) {
+  return find(fake_quant_rows(isa), kFakeQuantRows, [=](const FakeQuantRow& r) { return r.in == in; });
 }
 const RangeRow& range_row(Isa isa, Element in) {
   return find(range_rows(isa), kRangeRows, [=](const RangeRow& r) { return r.in == in; });

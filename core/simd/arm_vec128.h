@@ -68,6 +68,41 @@ struct Neon {
   LOWBIT_INLINE F32 divide(F32 x, F32 s) { return vdivq_f32(x, s); }
   LOWBIT_INLINE F64 divide(F64 x, F64 s) { return {vdivq_f64(x.lo, s.lo), vdivq_f64(x.hi, s.hi)}; }
   LOWBIT_INLINE F32 fma(F32 x, F32 y, F32 z) { return vfmaq_f32(z, x, y); }
+  LOWBIT_INLINE F32 clamp(F32 x, F32 lo, F32 hi) { return vmaxq_f32(lo, vminq_f32(hi, x)); }
+  LOWBIT_INLINE F64 clamp(F64 x, F64 lo, F64 hi) {
+    return {vmaxq_f64(lo.lo, vminq_f64(hi.lo, x.lo)), vmaxq_f64(lo.hi, vminq_f64(hi.hi, x.hi))};
+  }
+  LOWBIT_INLINE F32 round(F32 x) { return vrndnq_f32(x); }
+  LOWBIT_INLINE F64 round(F64 x) { return {vrndnq_f64(x.lo), vrndnq_f64(x.hi)}; }
+  LOWBIT_INLINE F32 add(F32 x, F32 y) { return vaddq_f32(x, y); }
+  LOWBIT_INLINE F64 add(F64 x, F64 y) { return {vaddq_f64(x.lo, y.lo), vaddq_f64(x.hi, y.hi)}; }
+  LOWBIT_INLINE F32 sub(F32 x, F32 y) { return vsubq_f32(x, y); }
+  LOWBIT_INLINE F64 sub(F64 x, F64 y) { return {vsubq_f64(x.lo, y.lo), vsubq_f64(x.hi, y.hi)}; }
+  template <class Out, class F>
+  LOWBIT_INLINE void stream(Out* p, F x) {
+    store(p, x);
+  }
+  LOWBIT_INLINE F32 masked(uint32x4_t mask, F32 v) {
+    return vreinterpretq_f32_u32(vandq_u32(mask, vreinterpretq_u32_f32(v)));
+  }
+  LOWBIT_INLINE float64x2_t masked(uint64x2_t mask, float64x2_t v) {
+    return vreinterpretq_f64_u64(vandq_u64(mask, vreinterpretq_u64_f64(v)));
+  }
+  LOWBIT_INLINE F32 only_in(F32 r, F32 lo, F32 hi, F32 v) {
+    return masked(vandq_u32(vcgeq_f32(r, lo), vcleq_f32(r, hi)), v);
+  }
+  LOWBIT_INLINE F32 only_below(F32 r, F32 lo, F32 v) { return masked(vcltq_f32(r, lo), v); }
+  LOWBIT_INLINE F32 only_above(F32 r, F32 hi, F32 v) { return masked(vcgtq_f32(r, hi), v); }
+  LOWBIT_INLINE F64 only_in(F64 r, F64 lo, F64 hi, F64 v) {
+    return {masked(vandq_u64(vcgeq_f64(r.lo, lo.lo), vcleq_f64(r.lo, hi.lo)), v.lo),
+            masked(vandq_u64(vcgeq_f64(r.hi, lo.hi), vcleq_f64(r.hi, hi.hi)), v.hi)};
+  }
+  LOWBIT_INLINE F64 only_below(F64 r, F64 lo, F64 v) {
+    return {masked(vcltq_f64(r.lo, lo.lo), v.lo), masked(vcltq_f64(r.hi, lo.hi), v.hi)};
+  }
+  LOWBIT_INLINE F64 only_above(F64 r, F64 hi, F64 v) {
+    return {masked(vcgtq_f64(r.lo, hi.lo), v.lo), masked(vcgtq_f64(r.hi, hi.hi), v.hi)};
+  }
   LOWBIT_INLINE I32 round_i32(F32 y) { return vcvtnq_s32_f32(y); }
   LOWBIT_INLINE I32 round_i32(F64 y) {
     return vcombine_s32(vmovn_s64(vcvtnq_s64_f64(y.lo)), vmovn_s64(vcvtnq_s64_f64(y.hi)));
@@ -176,6 +211,14 @@ struct Neon {
     acc.lane[1] = vaddq_f64(acc.lane[1], vabsq_f64(a.hi));
     acc.lane[2] = vaddq_f64(acc.lane[2], vabsq_f64(b.lo));
     acc.lane[3] = vaddq_f64(acc.lane[3], vabsq_f64(b.hi));
+  }
+  template <class T>
+  LOWBIT_INLINE void sum_products(Sum8& acc, const T* p, const T* q) {
+    for (int k = 0; k < 2; ++k) {
+      const F64 x = to_f64(load(p + 4 * k)), y = to_f64(load(q + 4 * k));
+      acc.lane[2 * k] = vaddq_f64(acc.lane[2 * k], vmulq_f64(x.lo, y.lo));
+      acc.lane[2 * k + 1] = vaddq_f64(acc.lane[2 * k + 1], vmulq_f64(x.hi, y.hi));
+    }
   }
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) {
     for (int i = 0; i < 4; ++i) vst1q_f64(out + 2 * i, acc.lane[i]);

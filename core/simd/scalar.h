@@ -41,12 +41,41 @@ struct Scalar {
   LOWBIT_INLINE F64 mul(F64 x, F64 y) { return x * y; }
   LOWBIT_INLINE F32 divide(F32 x, F32 s) { return x / s; }
   LOWBIT_INLINE F64 divide(F64 x, F64 s) { return x / s; }
+  template <class F>
+  LOWBIT_INLINE F clamp(F x, F lo, F hi) {
+    const F y = x > hi ? hi : x;
+    return y < lo ? lo : y;
+  }
+  LOWBIT_INLINE F32 round(F32 x) { return std::rint(x); }
+  LOWBIT_INLINE F64 round(F64 x) { return std::rint(x); }
+  template <class F>
+  LOWBIT_INLINE F add(F x, F y) {
+    return x + y;
+  }
+  template <class F>
+  LOWBIT_INLINE F sub(F x, F y) {
+    return x - y;
+  }
+  template <class Out, class F>
+  LOWBIT_INLINE void stream(Out* p, F x) {
+    narrow(p, x);
+  }
+  template <class F>
+  LOWBIT_INLINE F only_in(F r, F lo, F hi, F v) {
+    return r >= lo && r <= hi ? v : F{0};
+  }
+  template <class F>
+  LOWBIT_INLINE F only_below(F r, F lo, F v) {
+    return r < lo ? v : F{0};
+  }
+  template <class F>
+  LOWBIT_INLINE F only_above(F r, F hi, F v) {
+    return r > hi ? v : F{0};
+  }
   LOWBIT_INLINE I32 round_i32(F32 y) { return static_cast<I32>(std::lrintf(y)); }
   LOWBIT_INLINE I32 round_i32(F64 y) { return static_cast<I32>(std::lrint(y)); }
   LOWBIT_INLINE F32 to_f32(I32 i) { return static_cast<F32>(i); }
   LOWBIT_INLINE F64 to_f64(I32 i) { return static_cast<F64>(i); }
-  LOWBIT_INLINE I32 add(I32 i, I32 j) { return i + j; }
-  LOWBIT_INLINE I32 sub(I32 i, I32 j) { return i - j; }
   LOWBIT_INLINE I32 max(I32 i, I32 j) { return i > j ? i : j; }
 
   template <class Code>
@@ -109,6 +138,10 @@ struct Scalar {
   template <class In>
   LOWBIT_INLINE void sum_abs(Sum8& acc, const In* p) {
     for (int i = 0; i < 8; ++i) acc.lane[i] += std::fabs(static_cast<double>(widen(p[i])));
+  }
+  template <class T>
+  LOWBIT_INLINE void sum_products(Sum8& acc, const T* p, const T* q) {
+    for (int i = 0; i < 8; ++i) acc.lane[i] += static_cast<double>(p[i]) * static_cast<double>(q[i]);
   }
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) {
     for (int i = 0; i < 8; ++i) out[i] = acc.lane[i];

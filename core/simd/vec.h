@@ -14,6 +14,10 @@
 //   mul(x, y), abs(x)
 //   divide(x, s)                          IEEE division
 //   has_fma, fma(x, y, z)                 x * y + z rounded once, where the ISA has it
+//   clamp(x, lo, hi), round(x)            a NaN stays a NaN; to the nearest integer, half to even, still a float
+//   add(x, y), sub(x, y)                  of floats too
+//   only_in(r, lo, hi, v)                 v where lo <= r <= hi, else +0; only_below(r, lo, v), only_above(r, hi, v)
+//   stream(p, x)                          store past the caches, p aligned to a vector
 //   round_i32(y), to_f32(i), to_f64(i)    nearest even; exact
 //   add(i, j), sub(i, j), max(i, j)
 //   load_codes(p)                         s8 u8 s16 u16 -> I32
@@ -37,6 +41,7 @@
 //   reduce_max_i32(i)                     across lanes
 //   positive(x)                           I32 1 where x > 0, else 0
 //   sum_abs(acc, p)                       adds |p[0..8)| to eight f64 lanes
+//   sum_products(acc, p, q)               adds p[i] * q[i], i < 8, in f64, to eight f64 lanes
 //   merge_pairs<Shift, Stream>(src, dst)          kPairBlock bytes -> half as many: of each the low Shift bits,
 //                                         src[2i] | src[2i+1] << Shift
 //   split_pairs<Shift>(src, dst)          the inverse: kPairBlock / 2 bytes -> kPairBlock

@@ -87,6 +87,43 @@ struct Avx2 {
   LOWBIT_INLINE F32 divide(F32 x, F32 s) { return _mm256_div_ps(x, s); }
   LOWBIT_INLINE F64 divide(F64 x, F64 s) { return {_mm256_div_pd(x.lo, s.lo), _mm256_div_pd(x.hi, s.hi)}; }
   LOWBIT_INLINE F32 fma(F32 x, F32 y, F32 z) { return _mm256_fmadd_ps(x, y, z); }
+  LOWBIT_INLINE F32 clamp(F32 x, F32 lo, F32 hi) { return _mm256_max_ps(lo, _mm256_min_ps(hi, x)); }
+  LOWBIT_INLINE F64 clamp(F64 x, F64 lo, F64 hi) {
+    return {_mm256_max_pd(lo.lo, _mm256_min_pd(hi.lo, x.lo)), _mm256_max_pd(lo.hi, _mm256_min_pd(hi.hi, x.hi))};
+  }
+  static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  LOWBIT_INLINE F32 round(F32 x) { return _mm256_round_ps(x, kNearest); }
+  LOWBIT_INLINE F64 round(F64 x) { return {_mm256_round_pd(x.lo, kNearest), _mm256_round_pd(x.hi, kNearest)}; }
+  LOWBIT_INLINE F32 add(F32 x, F32 y) { return _mm256_add_ps(x, y); }
+  LOWBIT_INLINE F64 add(F64 x, F64 y) { return {_mm256_add_pd(x.lo, y.lo), _mm256_add_pd(x.hi, y.hi)}; }
+  LOWBIT_INLINE F32 sub(F32 x, F32 y) { return _mm256_sub_ps(x, y); }
+  LOWBIT_INLINE F64 sub(F64 x, F64 y) { return {_mm256_sub_pd(x.lo, y.lo), _mm256_sub_pd(x.hi, y.hi)}; }
+  LOWBIT_INLINE void stream(float* p, F32 x) { _mm256_stream_ps(p, x); }
+  LOWBIT_INLINE void stream(double* p, F64 x) {
+    _mm256_stream_pd(p, x.lo);
+    _mm256_stream_pd(p + 4, x.hi);
+  }
+  LOWBIT_INLINE F32 only_in(F32 r, F32 lo, F32 hi, F32 v) {
+    const F32 inside = _mm256_and_ps(_mm256_cmp_ps(r, lo, _CMP_GE_OQ), _mm256_cmp_ps(r, hi, _CMP_LE_OQ));
+    return _mm256_and_ps(inside, v);
+  }
+  LOWBIT_INLINE F32 only_below(F32 r, F32 lo, F32 v) { return _mm256_and_ps(_mm256_cmp_ps(r, lo, _CMP_LT_OQ), v); }
+  LOWBIT_INLINE F32 only_above(F32 r, F32 hi, F32 v) { return _mm256_and_ps(_mm256_cmp_ps(r, hi, _CMP_GT_OQ), v); }
+  LOWBIT_INLINE __m256d only_in(__m256d r, __m256d lo, __m256d hi, __m256d v) {
+    const __m256d inside = _mm256_and_pd(_mm256_cmp_pd(r, lo, _CMP_GE_OQ), _mm256_cmp_pd(r, hi, _CMP_LE_OQ));
+    return _mm256_and_pd(inside, v);
+  }
+  LOWBIT_INLINE F64 only_in(F64 r, F64 lo, F64 hi, F64 v) {
+    return {only_in(r.lo, lo.lo, hi.lo, v.lo), only_in(r.hi, lo.hi, hi.hi, v.hi)};
+  }
+  LOWBIT_INLINE F64 only_below(F64 r, F64 lo, F64 v) {
+    return {_mm256_and_pd(_mm256_cmp_pd(r.lo, lo.lo, _CMP_LT_OQ), v.lo),
+            _mm256_and_pd(_mm256_cmp_pd(r.hi, lo.hi, _CMP_LT_OQ), v.hi)};
+  }
+  LOWBIT_INLINE F64 only_above(F64 r, F64 hi, F64 v) {
+    return {_mm256_and_pd(_mm256_cmp_pd(r.lo, hi.lo, _CMP_GT_OQ), v.lo),
+            _mm256_and_pd(_mm256_cmp_pd(r.hi, hi.hi, _CMP_GT_OQ), v.hi)};
+  }
   LOWBIT_INLINE I32 round_i32(F32 y) { return _mm256_cvtps_epi32(y); }
   LOWBIT_INLINE I32 round_i32(F64 y) { return _mm256_set_m128i(_mm256_cvtpd_epi32(y.hi), _mm256_cvtpd_epi32(y.lo)); }
   LOWBIT_INLINE F32 to_f32(I32 i) { return _mm256_cvtepi32_ps(i); }
@@ -314,6 +351,12 @@ struct Avx2 {
     const __m256d sign = _mm256_set1_pd(-0.0);
     acc.lo = _mm256_add_pd(acc.lo, _mm256_andnot_pd(sign, x.lo));
     acc.hi = _mm256_add_pd(acc.hi, _mm256_andnot_pd(sign, x.hi));
+  }
+  template <class T>
+  LOWBIT_INLINE void sum_products(Sum8& acc, const T* p, const T* q) {
+    const F64 x = to_f64(load(p)), y = to_f64(load(q));
+    acc.lo = _mm256_add_pd(acc.lo, _mm256_mul_pd(x.lo, y.lo));
+    acc.hi = _mm256_add_pd(acc.hi, _mm256_mul_pd(x.hi, y.hi));
   }
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) {
     _mm256_storeu_pd(out, acc.lo);

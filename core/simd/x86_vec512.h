@@ -80,6 +80,49 @@ struct Avx512 {
   LOWBIT_INLINE F32 divide(F32 x, F32 s) { return _mm512_div_ps(x, s); }
   LOWBIT_INLINE F64 divide(F64 x, F64 s) { return {_mm512_div_pd(x.lo, s.lo), _mm512_div_pd(x.hi, s.hi)}; }
   LOWBIT_INLINE F32 fma(F32 x, F32 y, F32 z) { return _mm512_fmadd_ps(x, y, z); }
+  LOWBIT_INLINE F32 clamp(F32 x, F32 lo, F32 hi) { return _mm512_max_ps(lo, _mm512_min_ps(hi, x)); }
+  LOWBIT_INLINE F64 clamp(F64 x, F64 lo, F64 hi) {
+    return {_mm512_max_pd(lo.lo, _mm512_min_pd(hi.lo, x.lo)), _mm512_max_pd(lo.hi, _mm512_min_pd(hi.hi, x.hi))};
+  }
+  static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  LOWBIT_INLINE F32 round(F32 x) { return _mm512_roundscale_ps(x, kNearest); }
+  LOWBIT_INLINE F64 round(F64 x) {
+    return {_mm512_roundscale_pd(x.lo, kNearest), _mm512_roundscale_pd(x.hi, kNearest)};
+  }
+  LOWBIT_INLINE F32 add(F32 x, F32 y) { return _mm512_add_ps(x, y); }
+  LOWBIT_INLINE F64 add(F64 x, F64 y) { return {_mm512_add_pd(x.lo, y.lo), _mm512_add_pd(x.hi, y.hi)}; }
+  LOWBIT_INLINE F32 sub(F32 x, F32 y) { return _mm512_sub_ps(x, y); }
+  LOWBIT_INLINE F64 sub(F64 x, F64 y) { return {_mm512_sub_pd(x.lo, y.lo), _mm512_sub_pd(x.hi, y.hi)}; }
+  LOWBIT_INLINE void stream(float* p, F32 x) { _mm512_stream_ps(p, x); }
+  LOWBIT_INLINE void stream(double* p, F64 x) {
+    _mm512_stream_pd(p, x.lo);
+    _mm512_stream_pd(p + 8, x.hi);
+  }
+  LOWBIT_INLINE F32 only_in(F32 r, F32 lo, F32 hi, F32 v) {
+    const __mmask16 above = _mm512_cmp_ps_mask(r, lo, _CMP_GE_OQ);
+    return _mm512_maskz_mov_ps(_mm512_mask_cmp_ps_mask(above, r, hi, _CMP_LE_OQ), v);
+  }
+  LOWBIT_INLINE F32 only_below(F32 r, F32 lo, F32 v) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(r, lo, _CMP_LT_OQ), v);
+  }
+  LOWBIT_INLINE F32 only_above(F32 r, F32 hi, F32 v) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(r, hi, _CMP_GT_OQ), v);
+  }
+  LOWBIT_INLINE __m512d only_in(__m512d r, __m512d lo, __m512d hi, __m512d v) {
+    const __mmask8 above = _mm512_cmp_pd_mask(r, lo, _CMP_GE_OQ);
+    return _mm512_maskz_mov_pd(_mm512_mask_cmp_pd_mask(above, r, hi, _CMP_LE_OQ), v);
+  }
+  LOWBIT_INLINE F64 only_in(F64 r, F64 lo, F64 hi, F64 v) {
+    return {only_in(r.lo, lo.lo, hi.lo, v.lo), only_in(r.hi, lo.hi, hi.hi, v.hi)};
+  }
+  LOWBIT_INLINE F64 only_below(F64 r, F64 lo, F64 v) {
+    return {_mm512_maskz_mov_pd(_mm512_cmp_pd_mask(r.lo, lo.lo, _CMP_LT_OQ), v.lo),
+            _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(r.hi, lo.hi, _CMP_LT_OQ), v.hi)};
+  }
+  LOWBIT_INLINE F64 only_above(F64 r, F64 hi, F64 v) {
+    return {_mm512_maskz_mov_pd(_mm512_cmp_pd_mask(r.lo, hi.lo, _CMP_GT_OQ), v.lo),
+            _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(r.hi, hi.hi, _CMP_GT_OQ), v.hi)};
+  }
   LOWBIT_INLINE I32 round_i32(F32 y) {
     return _mm512_cvt_roundps_epi32(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
@@ -267,6 +310,10 @@ struct Avx512 {
   template <class In>
   LOWBIT_INLINE void sum_abs(Sum8& acc, const In* p) {
     acc.all = _mm512_add_pd(acc.all, _mm512_abs_pd(load8(p)));
+  }
+  template <class T>
+  LOWBIT_INLINE void sum_products(Sum8& acc, const T* p, const T* q) {
+    acc.all = _mm512_add_pd(acc.all, _mm512_mul_pd(load8(p), load8(q)));
   }
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) { _mm512_storeu_pd(out, acc.all); }
 

@@ -142,7 +142,9 @@ void test_dynamic_row(const QuantizeRow& row, Isa isa) {
         for (int64_t i = 0; i < group; ++i) std::memset(&x[i], 0, sizeof(In));  // one group of zeros
         const bool spoiled = rng() % 4 == 0;
         if (spoiled) narrow(&x[rng() % n], static_cast<T>(NAN));
-        const CodeRange r = symmetric ? CodeRange{full.lo < 0 ? -full.hi : 0, full.hi} : full;
+        CodeRange r = symmetric ? CodeRange{full.lo < 0 ? -full.hi : 0, full.hi} : full;
+        if (rng() % 3 == 0) r.lo += static_cast<int>(rng() % 9);  // codes that must be clamped
+        const int divisor = rng() % 3 == 0 ? r.hi + 1 : r.hi;
         std::vector<T> scale(groups);
         std::vector<int32_t> zero(groups);
         std::vector<uint16_t> q(n + 64);
@@ -150,7 +152,7 @@ void test_dynamic_row(const QuantizeRow& row, Isa isa) {
         DynamicGroupsArgs a{};
         a.x = x.data(), a.q = q.data(), a.n = n, a.group = group, a.scale = scale.data();
         a.zero = symmetric ? nullptr : zero.data();
-        a.qmin = r.lo, a.qmax = r.hi, a.divisor = r.hi, a.nan = &nan, a.bad_scale = &bad;
+        a.qmin = r.lo, a.qmax = r.hi, a.divisor = divisor, a.nan = &nan, a.bad_scale = &bad;
         row.dynamic(a);
         counts_good &= nan == (spoiled ? 1 : 0) && bad == 0;
         if (spoiled) continue;
@@ -164,7 +166,7 @@ void test_dynamic_row(const QuantizeRow& row, Isa isa) {
           int32_t z = 0;
           if (symmetric) {
             const T most = std::max(-lo, hi);
-            if (most > 0) s = most / static_cast<T>(r.hi);
+            if (most > 0) s = most / static_cast<T>(divisor);
           } else {
             lo = std::min<T>(lo, 0), hi = std::max<T>(hi, 0);
             if (hi > lo) {
@@ -209,7 +211,8 @@ void test_dynamic_nibbles(const QuantizeRow& row, Isa isa) {
           DynamicGroupsArgs a{};
           a.x = x.data(), a.q = codes.data(), a.n = n, a.group = group, a.scale = scale.data();
           a.zero = symmetric ? nullptr : zero.data(), a.nan = &nan, a.bad_scale = &bad;
-          a.qmin = is_signed ? (symmetric ? -7 : -8) : 0, a.qmax = is_signed ? 7 : 15, a.divisor = a.qmax;
+          a.qmin = is_signed ? (symmetric ? -7 : -8) : 0, a.qmax = is_signed ? 7 : 15;
+          a.divisor = a.qmax + static_cast<int>(rng() % 2);  // 8 steps to the greatest: one code too many
           row.dynamic(a);
           const size_t shift = stream ? (16 - reinterpret_cast<uintptr_t>(packed.data()) % 16) % 16 : rng() % 16;
           a.q = packed.data() + shift, a.nibbles = true, a.stream = stream, a.scale = packed_scale.data();

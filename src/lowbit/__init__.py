@@ -13,7 +13,17 @@ from lowbit.dtypes import QuantizedDType
 from lowbit.errors import FormatError, InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.hardware import HardwareFeatures, hardware
 from lowbit.metrics import ErrorReport
-from lowbit.ops import dequantize, dequantize_from_int8, quantize, quantize_to_int8
+from lowbit.ops import (
+    dequantize,
+    dequantize_backward,
+    dequantize_from_int8,
+    fake_quantize,
+    fake_quantize_backward,
+    fake_quantize_learned_backward,
+    quantize,
+    quantize_backward,
+    quantize_to_int8,
+)
 from lowbit.params import QuantizationParams, QuantizationScheme
 from lowbit.tensor import QuantizedTensor
 from lowbit.threads import get_num_threads, set_num_threads
@@ -34,13 +44,18 @@ __all__ = [
     "auto_quantize_tensor",
     "create_optimal_params",
     "dequantize",
+    "dequantize_backward",
     "dequantize_from_int8",
     "estimate_accuracy_impact",
     "estimate_memory_savings",
+    "fake_quantize",
+    "fake_quantize_backward",
+    "fake_quantize_learned_backward",
     "get_num_threads",
     "hardware",
     "measure_accuracy_impact",
     "quantize",
+    "quantize_backward",
     "quantize_to_int8",
     "set_num_threads",
 ]

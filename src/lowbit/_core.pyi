@@ -68,6 +68,30 @@ def quantize_dynamic(x: object, element: int, out: object, code: int, layout: La
 def fused_groups_fit(layout: Layout, code: int) -> bool:
     """Whether quantize_dynamic serves this layout."""
 
+def convert(to_codes: bool, code: int, input: object, output: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Layout) -> int:
+    """
+    quantize or dequantize under parameters of this one call. Returns as fake_quant.
+    """
+
+def quantize_from_data(input: object, element: int, output: object, code: int, layout: Layout, qmin: int, qmax: int, divisor: int, scale: object, zero_point: object | None, workspace: object) -> tuple[int, int]:
+    """
+    Parameters from the data, and its codes; returns (NaN seen, scales out of bounds).
+    """
+
+def dynamic_workspace(layout: Layout, element: int) -> int:
+    """Bytes quantize_from_data works in."""
+
+def fake_quant(op: int, x: object | None, dy: object | None, out: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Layout) -> int:
+    """
+    op 0 fake_quantize, 1 its gradient, 2 quantize's, 3 dequantize's. Returns -1, or which scale (i) or zero point (-2 - i) is out of bounds; then nothing was done.
+    """
+
+def fake_quant_learned(x: object, dy: object, out: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Layout, workspace: object, d_scale: object, d_zero_point: object) -> int:
+    """Gradients by x, scale and zero point. Returns as fake_quant."""
+
+def learned_workspace(layout: Layout) -> int:
+    """Bytes fake_quant_learned works in."""
+
 def pack(bits: int, codes: object, out: object) -> None: ...
 
 def unpack(bits: int, is_signed: bool, data: object, out: object) -> None: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lowbit.dtypes import DTypeLike, QuantizedDType
 from lowbit.errors import InvalidProblem
 from lowbit.fields import as_scale, as_statistics, as_zero_point, check_scale, code_bound
+from lowbit.granularity import Granularity, granularity_of
 from lowbit.ranges import MIN_SCALE, affine_from_range, log_scale_from_range
 from lowbit.schemes import (
     QuantizationScheme,
@@ -22,20 +23,9 @@ from lowbit.schemes import (
     granularity_options,
 )
 
-__all__ = ["Granularity", "QuantizationParams", "QuantizationScheme", "default_steps_per_octave"]
+__all__ = ["QuantizationParams", "QuantizationScheme", "default_steps_per_octave"]
 
 Array = npt.NDArray[Any]
-
-
-class Granularity(NamedTuple):
-    """Which elements of an array, seen as [outer, axis, inner], share a scale."""
-
-    kind: int  # 0 tensor, 1 channel, 2 group
-    outer: int
-    axis: int
-    inner: int
-    block: int
-    scale_shape: tuple[int, ...]
 
 
 class _ClassOrTemplate:
@@ -164,17 +154,10 @@ class QuantizationParams:
 
     def granularity(self, shape: tuple[int, ...]) -> Granularity:
         """How these params lie over an array of this shape; raises InvalidProblem if they do not fit."""
-        if self.axis is None:
-            return Granularity(0, 1, 1, math.prod(shape), 1, ())
-        axis = _resolve_axis(self.axis, len(shape))
-        outer, size, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-        if self.block_size is None:
-            found = Granularity(1, outer, size, inner, 1, (size,))
-            if self.dtype.is_mixed and size != len(self.dtype.widths):
-                raise InvalidProblem(f"axis: {size} channels in shape {shape}, but {len(self.dtype.widths)} bit widths")
-        else:
-            blocks = -(-size // self.block_size)
-            found = Granularity(2, outer, size, inner, self.block_size, (*shape[:axis], blocks, *shape[axis + 1 :]))
+        found = granularity_of(shape, self.axis, self.block_size)
+        if self.dtype.is_mixed and self.axis is not None and found.axis != len(self.dtype.widths):
+            widths = len(self.dtype.widths)
+            raise InvalidProblem(f"axis: {found.axis} channels in shape {shape}, but {widths} bit widths")
         if self.scale.ndim and self.scale.shape != found.scale_shape:
             raise InvalidProblem(
                 f"scale: shape {self.scale.shape} does not fit an array of shape {shape}; expected {found.scale_shape}"
@@ -493,12 +476,6 @@ def _mixed_scale(dtype: QuantizedDType, lo: Array, hi: Array, mean_abs: Array | 
             least = -top - 1 if full_range else -top
             out[at] = affine_from_range(lo[at], hi[at], least, top, symmetric=True, full_range=full_range)[0]
     return out
-
-
-def _resolve_axis(axis: int, ndim: int) -> int:
-    if not -ndim <= axis < ndim:
-        raise InvalidProblem(f"axis: {axis} is out of bounds for an array of {ndim} dimensions")
-    return axis % ndim
 
 
 def _same(a: Any, b: Any) -> bool:

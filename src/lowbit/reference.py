@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.granularity import Granularity
 from lowbit.logarithm import log_tables
 from lowbit.packing import mixed_channels
 from lowbit.params import QuantizationParams
 
 __all__ = [
-    "compute_dtype", "dequantize", "dequantize_affine", "dequantize_log", "expand", "mean_abs", "quantize",
-    "quantize_affine", "quantize_binary", "quantize_log", "value_range", "widen",
+    "compute_dtype", "dequantize", "dequantize_affine", "dequantize_backward", "dequantize_log", "expand",
+    "fake_quantize", "fake_quantize_backward", "fake_quantize_learned_backward", "mean_abs", "quantize",
+    "quantize_affine", "quantize_backward", "quantize_binary", "quantize_log", "spread", "ste_mask", "sum_by_scale",
+    "value_range", "widen",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -49,6 +52,14 @@ def dequantize_affine(q: Array, s: Array, z: Array) -> Array:
     return (q.astype(np.int32) - z).astype(s.dtype) * s
 
 
+def ste_mask(x: Array, s: Array, z: Array, qmin: int, qmax: int) -> npt.NDArray[np.bool_]:
+    """qmin <= rne(x / s) + z <= qmax, on the unclamped value; False for NaN and ±Inf."""
+    with np.errstate(all="ignore"):
+        steps = np.rint(x / s)
+    inside: npt.NDArray[np.bool_] = (steps >= (qmin - z).astype(x.dtype)) & (steps <= (qmax - z).astype(x.dtype))
+    return inside
+
+
 def quantize_binary(x: Array) -> Array:
     """1 where x > 0, else 0; NaN gives 0."""
     return (x > 0).astype(np.int32)
@@ -70,15 +81,18 @@ def dequantize_log(q: Array, s: Array, levels: int, steps_per_octave: float) -> 
     return y
 
 
-def expand(values: Array, params: QuantizationParams, shape: tuple[int, ...]) -> Array:
-    """One value per scale, spread over an array of this shape by the granularity's rule."""
-    g = params.granularity(shape)
+def spread(values: Array, g: Granularity, shape: tuple[int, ...]) -> Array:
+    """One value per scale, as an array of this shape."""
     if g.kind == 0 or values.ndim == 0:
-        return values.reshape(())
-    axis = (params.axis or 0) % len(shape)
+        return np.broadcast_to(values.reshape(()), shape)
     if g.kind == 1:
-        return values.reshape((-1,) + (1,) * (len(shape) - axis - 1))
-    return np.repeat(values, g.block, axis=axis)[(slice(None),) * axis + (slice(shape[axis]),)]
+        return np.broadcast_to(values.reshape(1, g.axis, 1), (g.outer, g.axis, g.inner)).reshape(shape)
+    blocks = values.reshape(g.outer, -1, g.inner)
+    return np.repeat(blocks, g.block, axis=1)[:, : g.axis].reshape(shape)
+
+
+def expand(values: Array, params: QuantizationParams, shape: tuple[int, ...]) -> Array:
+    return spread(values, params.granularity(shape), shape)
 
 
 def quantize(x: Array, params: QuantizationParams) -> Array:
@@ -124,6 +138,65 @@ def dequantize(codes: Array, params: QuantizationParams, dtype: npt.DTypeLike = 
         return np.asarray(y).astype(dtype)
 
 
+def fake_quantize(x: Array, s: Array, z: Array, qmin: int, qmax: int, g: Granularity) -> Array:
+    """dequantize(quantize(x)), except that NaN stays NaN; narrowed to x's type.
+
+    >>> from lowbit.granularity import granularity_of
+    >>> fake_quantize(np.float32([0.3, 9.0]), np.float32(0.5), np.int32(0), -2, 2, granularity_of((2,), None, None))
+    array([0.5, 1. ], dtype=float32)
+    """
+    wide = widen(x)
+    s, z = (spread(v, g, x.shape) for v in (s.astype(wide.dtype), z))
+    y = dequantize_affine(quantize_affine(wide, s, z, qmin, qmax), s, z)
+    with np.errstate(over="ignore"):
+        return np.asarray(np.where(np.isnan(wide), wide, y)).astype(x.dtype)
+
+
+def fake_quantize_backward(dy: Array, x: Array, s: Array, z: Array, qmin: int, qmax: int, g: Granularity) -> Array:
+    """dx = m ? dy : 0, a select."""
+    wide = widen(x)
+    s, z = (spread(v, g, x.shape) for v in (s.astype(wide.dtype), z))
+    return np.where(ste_mask(wide, s, z, qmin, qmax), dy, np.zeros((), dy.dtype))
+
+
+def quantize_backward(dy: Array, x: Array, s: Array, z: Array, qmin: int, qmax: int, g: Granularity) -> Array:
+    """dx = m ? dy / s : 0, a select; narrowed to dy's type."""
+    wide = widen(x)
+    s, z = (spread(v, g, x.shape) for v in (s.astype(wide.dtype), z))
+    with np.errstate(all="ignore"):
+        return np.where(ste_mask(wide, s, z, qmin, qmax), widen(dy) / s, 0).astype(dy.dtype)
+
+
+def dequantize_backward(dy: Array, s: Array, g: Granularity) -> Array:
+    """dq = dy * s; narrowed to dy's type."""
+    wide = widen(dy)
+    with np.errstate(all="ignore"):
+        return np.asarray(wide * spread(s.astype(wide.dtype), g, dy.shape)).astype(dy.dtype)
+
+
+def fake_quantize_learned_backward(
+    dy: Array, x: Array, s: Array, z: Array, qmin: int, qmax: int, g: Granularity
+) -> tuple[Array, Array, Array]:
+    """(dx, ds, dz) of fake_quantize with a learned scale and zero point.
+
+    ds = sum(dy * t), t = rne(x/s) - x/s inside, qmin - z below, qmax - z above, 0 for NaN. dz = sum(dy * -s) over
+    what is below or above. t in the compute type; products and sums in f64; sums narrowed to the compute type.
+    """
+    wide = widen(x)
+    scale, zero = (spread(v, g, x.shape) for v in (s.astype(wide.dtype), z))
+    low, high = (qmin - zero).astype(wide.dtype), (qmax - zero).astype(wide.dtype)
+    with np.errstate(all="ignore"):
+        y = wide / scale
+        steps = np.rint(y)
+        inside, below, above = (steps >= low) & (steps <= high), steps < low, steps > high
+        t = np.where(inside, steps - y, np.where(below, low, np.where(above, high, 0)))
+        d = widen(dy).astype(np.float64)
+        ds = sum_by_scale(np.where(np.isnan(steps), 0, d * t.astype(np.float64)), g)
+        dz = sum_by_scale(np.where(below | above, d * -scale.astype(np.float64), 0), g)
+        dx = np.where(inside, dy, np.zeros((), dy.dtype))
+        return dx, ds.astype(wide.dtype), dz.astype(wide.dtype)
+
+
 def params_of_channel(params: QuantizationParams, channel: int, scale: Any) -> QuantizationParams:
     """The params one channel of a mixed tensor has by itself."""
     qmin, qmax = params.channel_range(channel)
@@ -136,23 +209,59 @@ def value_range(rows: Array) -> tuple[Array, Array]:
     return np.fmin.reduce(rows, axis=-1) + 0, np.fmax.reduce(rows, axis=-1) + 0
 
 
-def mean_abs(rows: Array) -> npt.NDArray[np.float64]:
-    """mean|x| of each row in f64, in the one order every kernel adds in: blocks of 4096 elements, eight
-    lanes a block (element i to lane i mod 8), lanes folded pairwise, blocks added in order."""
-    a = np.abs(rows.astype(np.float64))
-    n = a.shape[-1]
-    padded = np.zeros((*a.shape[:-1], math.ceil(n / 4096) * 4096))
-    padded[..., :n] = a
-    blocks = padded.reshape(*a.shape[:-1], -1, 512, 8)
+def sum_rows(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The sum of each row in the one order every kernel adds in: blocks of 4096 elements, eight lanes a block
+    (element i to lane i mod 8), lanes folded pairwise, blocks added in order."""
+    n = rows.shape[-1]
+    padded = np.zeros((*rows.shape[:-1], math.ceil(n / 4096), 4096))
+    padded.reshape(*rows.shape[:-1], padded.shape[-2] * 4096)[..., :n] = rows
+    blocks = padded.reshape(*padded.shape[:-1], 512, 8)
     lanes = np.zeros((*blocks.shape[:-2], 8))
     for k in range(512):
         lanes += blocks[..., k, :]
     l0, l1, l2, l3, l4, l5, l6, l7 = np.moveaxis(lanes, -1, 0)
     sums = ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))
-    total = np.zeros(a.shape[:-1])
+    total = np.zeros(rows.shape[:-1])
     for b in range(sums.shape[-1]):
         total = total + sums[..., b]
-    return np.asarray(total / n)
+    return total
+
+
+def sum_columns(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The sum of each column of [..., rows, columns]: bands of 64 rows from the top, row after row in a band, bands
+    added in order."""
+    total = np.zeros((*table.shape[:-2], table.shape[-1]))
+    for first in range(0, table.shape[-2], 64):
+        band = np.zeros_like(total)
+        for row in range(first, min(first + 64, table.shape[-2])):
+            band = band + table[..., row, :]
+        total = total + band
+    return total
+
+
+def sum_by_scale(terms: npt.NDArray[np.float64], g: Granularity) -> npt.NDArray[np.float64]:
+    """Sums of the terms that share a scale. What lies side by side is one row, and rows are added in order; where
+    neighbours have different scales, columns are added."""
+    table = terms.reshape(g.outer, g.axis, g.inner)
+    if g.kind == 0:
+        sums = sum_rows(terms.reshape(-1))
+    elif g.kind == 1 and g.varies:
+        sums = sum_columns(table[:, :, 0])
+    elif g.kind == 1:
+        sums = np.zeros(g.axis)
+        for o in range(g.outer):
+            sums = sums + sum_rows(table[o])
+    else:
+        starts = range(0, g.axis, g.block)
+        parts = [table[:, first : first + g.block] for first in starts]
+        found = [sum_columns(part) if g.varies else sum_rows(part[:, :, 0])[:, None] for part in parts]
+        sums = np.stack(found, axis=1) if found else np.zeros((g.outer, 0, g.inner))
+    return np.asarray(sums).reshape(g.scale_shape)
+
+
+def mean_abs(rows: Array) -> npt.NDArray[np.float64]:
+    """mean|x| of each row in f64, summed as in `sum_rows`."""
+    return np.asarray(sum_rows(np.abs(rows.astype(np.float64))) / rows.shape[-1])
 
 
 def _channels_back(rows: Array, shape: tuple[int, ...], axis: int | None) -> Array:

@@ -4,43 +4,12 @@
 
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/generic.h"
+#include "simd/quotient.h"
 #include "simd/vec.h"
 
 namespace lowbit {
 
 struct SignBit {};  // tag: the b1 rows
-
-// How x / s is found, from always right to fastest. All give the same codes wherever they are used.
-enum class Quotient {
-  division,
-  fused,    // fma(x, inv, x * low): proven for the codes of a byte and scales up to kMaxQuotientScale
-  product,  // x * inv: right for some scales and half-width x, which `product_inverse` finds out
-};
-
-template <class V, class T, Quotient Wanted>
-struct Divisor {
-  static constexpr Quotient kind = V::has_fma && sizeof(T) == 4 ? Wanted : Quotient::division;
-  using F = decltype(V::set(T{}));
-  F first, second;  // inv and low; or scale and nothing
-
-  static __attribute__((always_inline)) Divisor of(T s, Reciprocal<T> r) {
-    if constexpr (kind != Quotient::division) return {V::set(r.inv), V::set(r.low)};
-    return {V::set(s), V::set(s)};
-  }
-  static __attribute__((always_inline)) Divisor load(const T* s, const T* inv, const T* low) {
-    if constexpr (kind != Quotient::division) return {V::load(inv), V::load(low)};
-    return {V::load(s), V::load(s)};
-  }
-  __attribute__((always_inline)) F operator()(F x) const {
-    if constexpr (kind == Quotient::product) {
-      return V::mul(x, first);
-    } else if constexpr (kind == Quotient::fused) {
-      return V::fma(x, first, V::mul(x, second));
-    } else {
-      return V::divide(x, first);
-    }
-  }
-};
 
 // Whether V loads four vectors of this element at once, in the order its packing undoes.
 template <class V, class In>
@@ -510,7 +479,7 @@ LOWBIT_INLINE void copy_few(T* to, const T* from, int64_t count) {
 // The same for groups of whole blocks, with reading and computing taking turns block by block: while one batch is
 // quantized, the parameters of the second are derived and the ranges of the third are found. The parameters come
 // from a group's own range: nothing is far outside, so that no float needs clamping.
-template <class V, class In, class C, Quotient Kind, bool Symmetric>
+template <class V, class In, class C, Quotient Kind, bool Clamp>
 struct BlockQuantizer {
   using T = compute_t<In>;
   static constexpr int w = V::width;
@@ -532,10 +501,10 @@ struct BlockQuantizer {
     x += i;
     const auto a = steps(x), b = steps(x + w), c = steps(x + 2 * w), d = steps(x + 3 * w);
     if constexpr (Written == Form::codes) {
-      V::template store_bounded4<!Symmetric>(static_cast<C*>(q) + i, a, b, c, d, bounds);
+      V::template store_bounded4<Clamp>(static_cast<C*>(q) + i, a, b, c, d, bounds);
     } else {
       uint8_t* to = static_cast<uint8_t*>(q) + i / 2;
-      V::template store_nibbles4<!Symmetric, Written == Form::streamed_nibbles>(C{}, to, a, b, c, d, bounds);
+      V::template store_nibbles4<Clamp, Written == Form::streamed_nibbles>(C{}, to, a, b, c, d, bounds);
     }
   }
 };
@@ -562,7 +531,7 @@ struct BitRange {
   }
 };
 
-template <class V, class In, class C, bool Symmetric, int Size, Form Written>
+template <class V, class In, class C, bool Symmetric, bool Clamp, int Size, Form Written>
 void quantize_dynamic_blocks(const DynamicGroupsArgs& a) {
   using I32 = typename V::I32;
   using Params = GroupParams<V, float>;
@@ -620,8 +589,8 @@ void quantize_dynamic_blocks(const DynamicGroupsArgs& a) {
         const In* here = x + at;
         const In* next = b + 2 * batch + g < groups ? here + 2 * batch * size : here;  // the last: looked at twice
         void* to = static_cast<char*>(a.q) + (Written == Form::codes ? at : at / 2);
-        const BlockQuantizer<V, In, C, decltype(kind)::value, Symmetric> k(p.scale[g], {p.inv[g], p.low[g]},
-                                                                           Symmetric ? 0 : p.zero[g], qmin, qmax);
+        const BlockQuantizer<V, In, C, decltype(kind)::value, Clamp> k(p.scale[g], {p.inv[g], p.low[g]},
+                                                                       Symmetric ? 0 : p.zero[g], qmin, qmax);
         BitRange<V, In, Symmetric> range;
         for (int64_t i = 0; i < size; i += kBlock) {
           for (int64_t line = 0; line < kBlock * static_cast<int64_t>(sizeof(In)); line += 64)
@@ -641,15 +610,22 @@ void quantize_dynamic_blocks(const DynamicGroupsArgs& a) {
   if (nan) *a.nan += Ranger<V, In>::count(x, a.n);
 }
 
+template <class V, class In, class C, int Size, Form Written>
+void quantize_dynamic_sized(const DynamicGroupsArgs& a) {
+  if (a.zero != nullptr) {
+    quantize_dynamic_blocks<V, In, C, false, true, Size, Written>(a);
+  } else if (needs_no_clamp(a, static_cast<C>(-1) < 0)) {
+    quantize_dynamic_blocks<V, In, C, true, false, Size, Written>(a);
+  } else {
+    quantize_dynamic_blocks<V, In, C, true, true, Size, Written>(a);
+  }
+}
+
 template <class V, class In, class C, Form Written>
 void quantize_dynamic_written(const DynamicGroupsArgs& a) {
-  if (a.group == 4 * V::width) {
-    a.zero ? quantize_dynamic_blocks<V, In, C, false, 4 * V::width, Written>(a)
-           : quantize_dynamic_blocks<V, In, C, true, 4 * V::width, Written>(a);
-  } else {
-    a.zero ? quantize_dynamic_blocks<V, In, C, false, 0, Written>(a)
-           : quantize_dynamic_blocks<V, In, C, true, 0, Written>(a);
-  }
+  constexpr int kBlock = 4 * V::width;
+  a.group == kBlock ? quantize_dynamic_sized<V, In, C, kBlock, Written>(a)
+                    : quantize_dynamic_sized<V, In, C, 0, Written>(a);
 }
 
 template <class V, class In, class C>

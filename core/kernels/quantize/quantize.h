@@ -32,8 +32,6 @@ using QuantizeFn = void (*)(const QuantizeArgs&);
 //   symmetric   s = max|x| / divisor, z = 0
 //   asymmetric  [lo, hi] widened to contain 0, s = (hi - lo) / (qmax - qmin), z = clamp(rne(qmin - lo / s), qmin, qmax)
 //   all zero    s = 1, z = 0;  s is at least 2^-125
-// Symmetric codes lie in [-divisor, divisor] by themselves, which must be no more than [qmin, qmax]; of unsigned
-// codes qmin is 0.
 struct DynamicGroupsArgs {
   const void* x;
   void* q;
@@ -49,6 +47,11 @@ struct DynamicGroupsArgs {
 };
 
 using DynamicGroupsFn = void (*)(const DynamicGroupsArgs&);
+
+// Whether symmetric codes lie in [qmin, qmax] by themselves: they reach from -divisor, or 0 where unsigned, to divisor.
+constexpr bool needs_no_clamp(const DynamicGroupsArgs& a, bool is_signed) {
+  return a.zero == nullptr && a.divisor <= a.qmax && (is_signed ? -a.divisor >= a.qmin : a.qmin == 0);
+}
 
 struct QuantizeRow {
   Element in;

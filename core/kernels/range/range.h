@@ -9,8 +9,6 @@
 
 namespace lowbit {
 
-constexpr int64_t kSumBlock = 4096;
-
 struct RangeArgs {
   const void* x;
   int64_t n;             // elements; for columns: the number of columns

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import os
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit import _core
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.granularity import Granularity
 from lowbit.logarithm import log_tables
-from lowbit.params import Granularity, QuantizationParams
+from lowbit.params import QuantizationParams
 
 __all__ = [
-    "BFLOAT16", "FloatArray", "as_float_array", "code_id", "dequantize", "empty_float", "float_dtype", "mean_abs",
+    "BFLOAT16", "HIGHEST_CODE", "LOWEST_CODE", "Affine", "FloatArray", "as_float_array", "code_id", "dequantize", "empty_float", "float_dtype", "mean_abs",
     "native_spec", "pack", "quantize", "quantize_dynamic", "unpack", "value_range", "writable_float",
 ]  # fmt: skip
 
@@ -58,6 +59,18 @@ class FloatArray:
         if self.element == BFLOAT16:
             return (self.array.astype(np.uint32) << 16).view(np.float32)
         return self.array.astype(self.compute, copy=False)
+
+
+LOWEST_CODE, HIGHEST_CODE = -(2**15), 2**16 - 1  # of any dtype
+
+
+class Affine(NamedTuple):
+    """Scales (of the compute type) and zero points, one each a parameter set, and the codes there are."""
+
+    scale: Array
+    zero: Array
+    qmin: int
+    qmax: int
 
 
 def as_float_array(x: Any, name: str = "x") -> FloatArray:
@@ -263,6 +276,13 @@ def empty_float(shape: tuple[int, ...], dtype: Any) -> tuple[Array, FloatArray]:
     return array, as_float_array(array)
 
 
+def empty_like(x: FloatArray, given: Any) -> tuple[Array, FloatArray]:
+    """A new array of x's shape and type, as the caller will see it, and the same memory as kernels take it."""
+    raw = np.empty(x.shape, x.array.dtype)
+    seen = raw.view(float_dtype("bfloat16")) if x.element == BFLOAT16 else raw
+    return seen, FloatArray(raw, x.element, x.dtype)
+
+
 def writable_float(array: Any) -> FloatArray:
     """An array given as `out=`, as kernels take it."""
     made = as_float_array(array, "out")
@@ -281,3 +301,45 @@ def writable_float(array: Any) -> FloatArray:
 
 def _axis(params: QuantizationParams, shape: tuple[int, ...]) -> int:
     return (params.axis or 0) % len(shape)
+
+
+def fake_quantize(x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
+    _check(_core.fake_quant(0, x.array, None, out.array, x.element, *f, layout_of(g)), f)
+
+
+def fake_quantize_backward(dy: FloatArray, x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
+    _check(_core.fake_quant(1, x.array, dy.array, out.array, x.element, *f, layout_of(g)), f)
+
+
+def quantize_backward(dy: FloatArray, x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
+    _check(_core.fake_quant(2, x.array, dy.array, out.array, x.element, *f, layout_of(g)), f)
+
+
+def dequantize_backward(dy: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
+    _check(_core.fake_quant(3, None, dy.array, out.array, dy.element, *f, layout_of(g)), f)
+
+
+def fake_quantize_learned_backward(
+    dy: FloatArray, x: FloatArray, f: Affine, g: Granularity, out: FloatArray
+) -> tuple[Array, Array]:
+    layout = layout_of(g)
+    ds, dz = np.empty_like(f.scale), np.empty_like(f.scale)
+    room = np.empty(_core.learned_workspace(layout) // 8)
+    status = _core.fake_quant_learned(x.array, dy.array, out.array, x.element, *f, layout, room, ds, dz)
+    _check(status, f)
+    return ds, dz
+
+
+def _check(status: int, f: Affine) -> None:
+    if status != -1:
+        raise bad_parameter(status, f.scale, f.zero, f.qmin, f.qmax)
+
+
+def bad_parameter(status: int, scale: Array, zero: Array, qmin: int, qmax: int) -> InvalidProblem:
+    """The error a kernel's status means: the index of a bad scale, or -2 minus that of a bad zero point."""
+    index = status if status >= 0 else -2 - status
+    where = f" (at {tuple(int(i) for i in np.unravel_index(index, scale.shape))})" if scale.ndim else ""
+    if status >= 0:
+        bad = scale.reshape(-1)[index]
+        return InvalidProblem(f"scale: {bad!r}{where}; expected finite and in [2^-125, FLT_MAX / 65536]")
+    return InvalidProblem(f"zero_point: {int(zero.reshape(-1)[index])}{where}; expected in [{qmin}, {qmax}]")

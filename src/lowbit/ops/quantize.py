@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from lowbit.dtypes import DTypeLike, QuantizedDType
 from lowbit.errors import InvalidProblem
+from lowbit.granularity import Granularity
 from lowbit.kernels import cpu
-from lowbit.params import Granularity, QuantizationParams, QuantizationScheme
+from lowbit.params import QuantizationParams, QuantizationScheme
 from lowbit.ranges import MAX_SCALE
 from lowbit.tensor import QuantizedTensor
 

@@ -1,0 +1,23 @@
+// Fake quantization and straight-through gradients over whole arrays.
+#pragma once
+#include "drivers/elementwise.h"
+#include "kernels/fake_quant/fake_quant.h"
+
+namespace lowbit {
+
+// x and dy as the operation wants them, else null; y may be either. zero must not be null.
+void fake_quant(FakeOp op, const Layout& layout, const Affine& affine, const void* x, const void* dy, void* y,
+                Element element);
+
+// dx, and the gradients of each scale and zero point in the compute type. partial: learned_workspace(layout) doubles.
+// Runs are cut into blocks of kSumBlock elements, columns into bands of kBand rows; blocks and bands are added in
+// order, then runs. No thread changes that.
+int64_t learned_workspace(const Layout& layout);
+void fake_quant_learned(const Layout& layout, const Affine& affine, const void* x, const void* dy, void* dx,
+                        Element element, double* partial, void* ds, void* dz);
+
+// The first scale outside the contract's bounds, or -1; the first zero point outside [qmin, qmax], or -1.
+int64_t first_bad_scale(const void* scale, bool is_f64, int64_t n);
+int64_t first_bad_zero(const int32_t* zero, int32_t qmin, int32_t qmax, int64_t n);
+
+}  // namespace lowbit

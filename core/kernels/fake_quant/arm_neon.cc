@@ -1,0 +1,7 @@
+#include "kernels/fake_quant/generic.h"
+#include "simd/arm_vec128.h"
+
+namespace lowbit {
+extern const FakeQuantRow* const fake_quant_rows_neon;
+const FakeQuantRow* const fake_quant_rows_neon = FakeQuantRows<Neon>::rows;
+}  // namespace lowbit

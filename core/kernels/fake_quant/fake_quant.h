@@ -1,0 +1,57 @@
+// m = qmin - z <= rne(x / s) <= qmax - z; false for NaN and infinities
+//
+//   fake                y = float(clamp(rne(x / s), qmin - z, qmax - z)) * s;  NaN stays NaN
+//   fake_backward       y = m ? dy : 0
+//   quantize_backward   y = m ? dy / s : 0
+//   scaled              y = dy * s                        (dequantize's gradient)
+//   learned             y = m ? dy : 0, and
+//                       ds = sum(dy * t), t = rne(x / s) - x / s inside, qmin - z below, qmax - z above
+//                       dz = sum(dy * -s) over what is below or above
+//
+// A select, never a product: a clipped place with dy = Inf gives 0. In `learned`, products and sums are in f64 and a
+// NaN in x adds nothing. y may be x or dy.
+#pragma once
+#include "base/arch.h"
+#include "base/types.h"
+
+namespace lowbit {
+
+enum class FakeOp { fake, fake_backward, quantize_backward, scaled };
+constexpr int kFakeOps = 4;
+
+struct FakeQuantArgs {
+  const void* x;   // not for `scaled`
+  const void* dy;  // not for `fake`
+  void* y;
+  int64_t n;
+  const void* scale;    // f32, or f64 for f64 data: a group each, or an element each
+  const int32_t* zero;  // beside scale
+  int32_t qmin, qmax;
+  int64_t group;  // grouped only: elements a group, n a multiple of it
+  bool stream;    // grouped only: write past the caches
+};
+
+struct LearnedArgs {
+  FakeQuantArgs step;
+  double *ds, *dz;       // run: one sum each; columns: one a column, added to
+  int64_t rows, stride;  // columns only: rows of n elements, so many elements apart
+};
+
+using FakeQuantFn = void (*)(const FakeQuantArgs&);
+using LearnedFn = void (*)(const LearnedArgs&);
+
+constexpr int64_t kBand = 64;  // rows of a column summed at once, one after the other
+
+struct FakeQuantRow {
+  Element in;
+  FakeQuantFn grouped[kFakeOps];  // one scale a group of consecutive elements
+  FakeQuantFn varying[kFakeOps];  // one scale an element
+  LearnedFn run;                  // at most kSumBlock elements under one scale
+  LearnedFn columns;              // one scale a column
+};
+
+constexpr int kFakeQuantRows = 4;
+const FakeQuantRow* fake_quant_rows(Isa isa);
+const FakeQuantRow& fake_quant_row(Isa isa, Element in);
+
+}  // namespace lowbit

@@ -1,0 +1,264 @@
+// The algorithm once, for every vector width and element type.
+#pragma once
+#include <utility>
+
+#include "kernels/fake_quant/fake_quant.h"
+#include "simd/quotient.h"
+#include "simd/vec.h"
+
+namespace lowbit {
+
+// One operation under given scales: constants for all lanes, or one a lane.
+template <class V, class T, FakeOp Op, Quotient Kind>
+struct FakeStep {
+  using F = decltype(V::set(T{}));
+  static constexpr bool kClampsFirst = Divisor<V, T, Kind>::kind != Quotient::division;
+
+  Divisor<V, T, Kind> divisor;
+  F scale, lo, hi;          // lo, hi: qmin - z, qmax - z
+  F least = lo, most = hi;  // what x is clamped to where no division would saturate: lo * scale, hi * scale
+
+  static __attribute__((always_inline)) FakeStep of(T s, int32_t z, int32_t qmin, int32_t qmax) {
+    const T l = static_cast<T>(qmin - z), h = static_cast<T>(qmax - z);
+    return {Divisor<V, T, Kind>::of(s, reciprocal(s)), V::set(s), V::set(l), V::set(h), V::set(l * s), V::set(h * s)};
+  }
+  static __attribute__((always_inline)) FakeStep load(const T* s, const int32_t* z, typename V::I32 qmin,
+                                                      typename V::I32 qmax) {
+    const auto zero = V::load_i32(z);
+    return {Divisor<V, T, Quotient::division>::load(s, s, s), V::load(s), number(V::sub(qmin, zero)),
+            number(V::sub(qmax, zero))};
+  }
+  static __attribute__((always_inline)) F number(typename V::I32 i) {
+    if constexpr (sizeof(T) == 8) {
+      return V::to_f64(i);
+    } else {
+      return V::to_f32(i);
+    }
+  }
+
+  __attribute__((always_inline)) F operator()(F x, F dy) const {
+    if constexpr (Op == FakeOp::scaled) return V::mul(dy, scale);
+    if constexpr (Op == FakeOp::fake) {
+      // Adding 0 makes +0 of -0, as the integer between quantize and dequantize does.
+      const F r = V::round(divisor(kClampsFirst ? V::clamp(x, least, most) : x));
+      return V::mul(V::add(kClampsFirst ? r : V::clamp(r, lo, hi), V::set(T{0})), scale);
+    }
+    const F r = V::round(divisor(x));
+    if constexpr (Op == FakeOp::fake_backward) return V::only_in(r, lo, hi, dy);
+    return V::only_in(r, lo, hi, V::divide(dy, scale));
+  }
+};
+
+template <class V, class In, FakeOp Op>
+struct Operands {
+  using F = decltype(V::set(compute_t<In>{}));
+  const In *x, *dy;
+  In* y;
+
+  template <bool Stream, class Step>
+  __attribute__((always_inline)) void at(int64_t i, const Step& step) const {
+    const F nothing = V::set(compute_t<In>{0});
+    const F a = Op == FakeOp::scaled ? nothing : V::load(x + i), b = Op == FakeOp::fake ? nothing : V::load(dy + i);
+    if constexpr (Stream) {
+      V::stream(y + i, step(a, b));
+    } else {
+      V::store_number(y + i, step(a, b));  // a NaN here is one of In, which the shorter rounding leaves one
+    }
+  }
+  // Fewer than a vector, in padded copies. An overlapping vector would read what was written where y is dy.
+  template <class Step>
+  void tail(int64_t i, int64_t n, const Step& step) const {
+    In a[V::width] = {}, b[V::width] = {}, out[V::width];
+    if (Op != FakeOp::scaled) std::memcpy(a, x + i, n * sizeof(In));
+    if (Op != FakeOp::fake) std::memcpy(b, dy + i, n * sizeof(In));
+    Operands{a, b, out}.template at<false>(0, step);
+    std::memcpy(y + i, out, n * sizeof(In));
+  }
+  template <class Step>
+  __attribute__((always_inline)) void run(int64_t i, int64_t n, const Step& step) const {
+    constexpr int w = V::width;
+    for (; i + 2 * w <= n; i += 2 * w) at<false>(i, step), at<false>(i + w, step);
+    if (i + w <= n) at<false>(i, step), i += w;
+    if (i < n) tail(i, n - i, step);
+  }
+  template <class Step>
+  void run_streaming(int64_t n, const Step& step) const {
+    constexpr int w = V::width;
+    int64_t i = 0;
+    if constexpr (sizeof(In) >= 4) {
+      const auto past = reinterpret_cast<uintptr_t>(y) % (w * sizeof(In));
+      const int64_t head = past == 0 ? 0 : static_cast<int64_t>((w * sizeof(In) - past) / sizeof(In));
+      if (head >= n) return run(0, n, step);
+      if (head > 0) tail(0, head, step);
+      for (i = head; i + w <= n; i += w) at<true>(i, step);
+    }
+    run(i, n, step);
+  }
+};
+
+template <class V, class In, FakeOp Op, Quotient Kind>
+void fake_grouped_as(const FakeQuantArgs& a) {
+  const auto* scale = static_cast<const compute_t<In>*>(a.scale);
+  Operands<V, In, Op> o{static_cast<const In*>(a.x), static_cast<const In*>(a.dy), static_cast<In*>(a.y)};
+  for (int64_t g = 0; g * a.group < a.n; ++g) {
+    const auto step = FakeStep<V, compute_t<In>, Op, Kind>::of(scale[g], a.zero[g], a.qmin, a.qmax);
+    if (a.stream) {
+      o.run_streaming(a.group, step);
+    } else {
+      o.run(0, a.group, step);
+    }
+    if (Op != FakeOp::scaled) o.x += a.group;
+    if (Op != FakeOp::fake) o.dy += a.group;
+    o.y += a.group;
+  }
+}
+
+template <class V, class In, FakeOp Op>
+void fake_grouped(const FakeQuantArgs& a) {
+  const auto* scale = static_cast<const compute_t<In>*>(a.scale);
+  bool divide = a.qmax - a.qmin > 255;  // beyond what is proven of the fused quotient
+  for (int64_t g = 0; g * a.group < a.n; ++g) divide |= scale[g] > static_cast<compute_t<In>>(kMaxQuotientScale);
+  divide ? fake_grouped_as<V, In, Op, Quotient::division>(a) : fake_grouped_as<V, In, Op, Quotient::fused>(a);
+}
+
+template <class V, class In, FakeOp Op>
+void fake_varying(const FakeQuantArgs& a) {
+  using T = compute_t<In>;
+  using Step = FakeStep<V, T, Op, Quotient::division>;
+  constexpr int w = V::width;
+  const Operands<V, In, Op> o{static_cast<const In*>(a.x), static_cast<const In*>(a.dy), static_cast<In*>(a.y)};
+  const T* scale = static_cast<const T*>(a.scale);
+  const auto qmin = V::set_i32(a.qmin), qmax = V::set_i32(a.qmax);
+  int64_t i = 0;
+  for (; i + w <= a.n; i += w) o.template at<false>(i, Step::load(scale + i, a.zero + i, qmin, qmax));
+  if (i < a.n) {
+    T s[w];
+    int32_t z[w];
+    for (int k = 0; k < w; ++k) s[k] = i + k < a.n ? scale[i + k] : T{1}, z[k] = i + k < a.n ? a.zero[i + k] : 0;
+    o.tail(i, a.n - i, Step::load(s, z, qmin, qmax));
+  }
+}
+
+// ---- learned scale and zero point ------------------------------------------------------------------
+
+constexpr int kLearnedPiece = 512;  // elements whose terms are held before they are added
+
+// Terms of a piece: d * t to add to ds, c * -s to dz.
+template <class T>
+struct Terms {
+  T d[kLearnedPiece], t[kLearnedPiece], c[kLearnedPiece];
+};
+
+// y and the terms of one vector.
+template <class V, class In, class Step>
+LOWBIT_INLINE void learned_vector(const In* x, const In* dy, In* y, const Step& k, Terms<compute_t<In>>& terms, int i) {
+  const auto g = V::load(dy), q = V::divide(V::load(x), k.scale), r = V::round(q);
+  const auto inside = V::only_in(r, k.lo, k.hi, g);
+  const auto clipped = V::add(V::only_below(r, k.lo, g), V::only_above(r, k.hi, g));
+  const auto edges = V::add(V::only_below(r, k.lo, k.lo), V::only_above(r, k.hi, k.hi));
+  V::store(terms.t + i, V::add(V::only_in(r, k.lo, k.hi, V::sub(r, q)), edges));
+  V::store(terms.c + i, clipped);
+  V::store(terms.d + i, V::add(inside, clipped));  // 0 where x is NaN
+  V::store_number(y, inside);
+}
+
+template <class V, class In, class Step>
+LOWBIT_INLINE void learned_tail(const In* x, const In* dy, In* y, int64_t n, const Step& k, Terms<compute_t<In>>& terms,
+                                int i) {
+  In a[V::width] = {}, b[V::width] = {}, out[V::width];
+  std::memcpy(a, x, n * sizeof(In));
+  std::memcpy(b, dy, n * sizeof(In));
+  learned_vector<V>(a, b, out, k, terms, i);
+  std::memcpy(y, out, n * sizeof(In));
+}
+
+template <class V>
+double folded(const typename V::Sum8& sum) {
+  double l[8];
+  V::lanes(sum, l);
+  return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
+}
+
+template <class V, class In>
+void learned_run(const LearnedArgs& a) {
+  using T = compute_t<In>;
+  constexpr int w = V::width;
+  const In *x = static_cast<const In*>(a.step.x), *dy = static_cast<const In*>(a.step.dy);
+  In* y = static_cast<In*>(a.step.y);
+  const T s = *static_cast<const T*>(a.step.scale);
+  const auto k =
+      FakeStep<V, T, FakeOp::fake_backward, Quotient::division>::of(s, *a.step.zero, a.step.qmin, a.step.qmax);
+  alignas(64) Terms<T> terms;
+  T minus[8];
+  for (T& m : minus) m = -s;
+  typename V::Sum8 ds, dz;
+  for (int64_t begin = 0; begin < a.step.n; begin += kLearnedPiece) {
+    const int n = static_cast<int>(a.step.n - begin < kLearnedPiece ? a.step.n - begin : kLearnedPiece);
+    int i = 0;
+    for (; i + w <= n; i += w) learned_vector<V>(x + begin + i, dy + begin + i, y + begin + i, k, terms, i);
+    if (i < n) learned_tail<V>(x + begin + i, dy + begin + i, y + begin + i, n - i, k, terms, i), i += w;
+    for (; i % 8 != 0; ++i) terms.d[i] = terms.t[i] = terms.c[i] = 0;
+    for (int j = 0; j < n; j += 8) {
+      V::sum_products(ds, terms.d + j, terms.t + j);
+      V::sum_products(dz, terms.c + j, minus);
+    }
+  }
+  *a.ds = folded<V>(ds), *a.dz = folded<V>(dz);
+}
+
+template <class V, class In>
+void learned_columns(const LearnedArgs& a) {
+  using T = compute_t<In>;
+  using Step = FakeStep<V, T, FakeOp::fake_backward, Quotient::division>;
+  constexpr int w = V::width;
+  const T* scale = static_cast<const T*>(a.step.scale);
+  const auto qmin = V::set_i32(a.step.qmin), qmax = V::set_i32(a.step.qmax);
+  alignas(64) Terms<T> terms;
+  for (int64_t begin = 0; begin < a.step.n; begin += kLearnedPiece) {
+    const int n = static_cast<int>(a.step.n - begin < kLearnedPiece ? a.step.n - begin : kLearnedPiece);
+    const T* s = scale + begin;
+    const int32_t* z = a.step.zero + begin;
+    for (int64_t r = 0; r < a.rows; ++r) {
+      const In* x = static_cast<const In*>(a.step.x) + r * a.stride + begin;
+      const In* dy = static_cast<const In*>(a.step.dy) + r * a.stride + begin;
+      In* y = static_cast<In*>(a.step.y) + r * a.stride + begin;
+      int i = 0;
+      for (; i + w <= n; i += w)
+        learned_vector<V>(x + i, dy + i, y + i, Step::load(s + i, z + i, qmin, qmax), terms, i);
+      if (i < n) {
+        T last[w];
+        int32_t zero[w];
+        for (int k = 0; k < w; ++k) last[k] = i + k < n ? s[i + k] : T{1}, zero[k] = i + k < n ? z[i + k] : 0;
+        learned_tail<V>(x + i, dy + i, y + i, n - i, Step::load(last, zero, qmin, qmax), terms, i);
+      }
+      for (int j = 0; j < n; ++j) {
+        a.ds[begin + j] += static_cast<double>(terms.d[j]) * static_cast<double>(terms.t[j]);
+        a.dz[begin + j] += static_cast<double>(terms.c[j]) * -static_cast<double>(s[j]);
+      }
+    }
+  }
+}
+
+template <class V, class In, class Ops>
+struct FakeQuantEntry;
+template <class V, class In, int... Op>
+struct FakeQuantEntry<V, In, std::integer_sequence<int, Op...>> {
+  static constexpr FakeQuantRow row(Element e) {
+    return {e,
+            {fake_grouped<V, In, static_cast<FakeOp>(Op)>...},
+            {fake_varying<V, In, static_cast<FakeOp>(Op)>...},
+            learned_run<V, In>,
+            learned_columns<V, In>};
+  }
+};
+
+template <class V>
+struct FakeQuantRows {
+  static constexpr FakeQuantRow rows[kFakeQuantRows] = {
+#define ROW(e, In) FakeQuantEntry<V, In, std::make_integer_sequence<int, kFakeOps>>::row(Element::e),
+#include "kernels/fake_quant/kernels.inc"
+#undef ROW
+  };
+};
+
+}  // namespace lowbit

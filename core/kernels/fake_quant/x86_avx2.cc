@@ -1,0 +1,7 @@
+#include "kernels/fake_quant/generic.h"
+#include "simd/x86_vec256.h"
+
+namespace lowbit {
+extern const FakeQuantRow* const fake_quant_rows_avx2;
+const FakeQuantRow* const fake_quant_rows_avx2 = FakeQuantRows<Avx2>::rows;
+}  // namespace lowbit

@@ -1,0 +1,7 @@
+#include "kernels/fake_quant/generic.h"
+#include "simd/x86_vec512.h"
+
+namespace lowbit {
+extern const FakeQuantRow* const fake_quant_rows_avx512;
+const FakeQuantRow* const fake_quant_rows_avx512 = FakeQuantRows<Avx512>::rows;
+}  // namespace lowbit

@@ -1,0 +1,200 @@
+"""fake_quantize and the gradients of quantize, dequantize and fake_quantize (straight-through estimator)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.errors import InvalidProblem
+from lowbit.fields import as_scale, as_zero_point, whole
+from lowbit.granularity import Granularity, granularity_of
+from lowbit.kernels import cpu
+
+__all__ = [
+    "dequantize_backward", "fake_quantize", "fake_quantize_backward", "fake_quantize_learned_backward",
+    "quantize_backward",
+]  # fmt: skip
+
+Array = npt.NDArray[Any]
+
+
+def fake_quantize(
+    x: Any,
+    scale: npt.ArrayLike,
+    zero_point: npt.ArrayLike = 0,
+    *,
+    qmin: int = -128,
+    qmax: int = 127,
+    axis: int | None = None,
+    block_size: int | None = None,
+    out: Any = None,
+) -> Array:
+    """What is left of x after quantization and back, in x's own type: dequantize(quantize(x)). NaN stays NaN.
+
+    scale, zero_point: one for all; with `axis` one for each of its indices; with `block_size` one for each block along
+    `axis` (default the last). out: an array of x's shape and type to write into; it may be x.
+
+    >>> fake_quantize(np.float32([0.3, 1.0, 9.0]), 0.5, qmin=-2, qmax=2)
+    array([0.5, 1. , 1. ], dtype=float32)
+    """
+    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, block_size)
+    result, target = a.output(out, x)
+    cpu.fake_quantize(a.x, a.affine, a.g, target)
+    return result
+
+
+def fake_quantize_backward(
+    dy: Any,
+    x: Any,
+    scale: npt.ArrayLike,
+    zero_point: npt.ArrayLike = 0,
+    *,
+    qmin: int = -128,
+    qmax: int = 127,
+    axis: int | None = None,
+    block_size: int | None = None,
+    out: Any = None,
+) -> Array:
+    """The gradient by x: dy where the code of x was not clipped, else 0. NaN and ±Inf in x count as clipped.
+
+    out: an array of x's shape and type to write into; it may be dy.
+
+    >>> fake_quantize_backward(np.float32([1.0, 2.0]), np.float32([0.9, 9.0]), 0.5, qmin=-2, qmax=2)
+    array([1., 0.], dtype=float32)
+    """
+    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, block_size)
+    result, target = a.output(out, x)
+    cpu.fake_quantize_backward(a.gradient(dy), a.x, a.affine, a.g, target)
+    return result
+
+
+def quantize_backward(
+    dy: Any,
+    x: Any,
+    scale: npt.ArrayLike,
+    zero_point: npt.ArrayLike = 0,
+    *,
+    qmin: int = -128,
+    qmax: int = 127,
+    axis: int | None = None,
+    block_size: int | None = None,
+    out: Any = None,
+) -> Array:
+    """The gradient of quantize by x, its codes taken as numbers: dy / s where not clipped, else 0.
+
+    >>> quantize_backward(np.float32([1.0, 2.0]), np.float32([0.9, 9.0]), 0.5, qmin=-2, qmax=2)
+    array([2., 0.], dtype=float32)
+    """
+    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, block_size)
+    result, target = a.output(out, x)
+    cpu.quantize_backward(a.gradient(dy), a.x, a.affine, a.g, target)
+    return result
+
+
+def dequantize_backward(
+    dy: Any,
+    scale: npt.ArrayLike,
+    *,
+    axis: int | None = None,
+    block_size: int | None = None,
+    out: Any = None,
+) -> Array:
+    """The gradient of dequantize by its codes, taken as numbers: dy * s.
+
+    >>> dequantize_backward(np.float32([1.0, 2.0]), 0.5)
+    array([0.5, 1. ], dtype=float32)
+    """
+    a = _Arguments(dy, scale, 0, 0, 0, axis, block_size, name="dy")
+    result, target = a.output(out, dy)
+    cpu.dequantize_backward(a.x, a.affine, a.g, target)
+    return result
+
+
+def fake_quantize_learned_backward(
+    dy: Any,
+    x: Any,
+    scale: npt.ArrayLike,
+    zero_point: npt.ArrayLike = 0,
+    *,
+    qmin: int = -128,
+    qmax: int = 127,
+    axis: int | None = None,
+    block_size: int | None = None,
+    out: Any = None,
+) -> tuple[Array, Array, Array]:
+    """(dx, ds, dz): the gradients by x, by each scale and by each zero point, as in learned step size quantization.
+
+    ds = sum(dy * t) with t = rne(x/s) - x/s inside, qmin - z below and qmax - z above the range; dz = sum(dy * -s) over
+    what is below or above. NaN in x contributes nothing. Sums run in float64 in an order of their own, the same for
+    any number of threads, and are given in the scale's compute type. out: where dx goes; it may be dy.
+
+    >>> dx, ds, dz = fake_quantize_learned_backward(np.float32([1, 2]), np.float32([0.4, 9]), 0.5, qmin=-2, qmax=2)
+    >>> dx, round(float(ds), 3), float(dz)
+    (array([1., 0.], dtype=float32), 4.2, -1.0)
+    """
+    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, block_size)
+    result, target = a.output(out, x)
+    ds, dz = cpu.fake_quantize_learned_backward(a.gradient(dy), a.x, a.affine, a.g, target)
+    return result, ds, dz
+
+
+class _Arguments:
+    """What the functions above have in common, checked."""
+
+    def __init__(
+        self,
+        x: Any,
+        scale: npt.ArrayLike,
+        zero_point: npt.ArrayLike,
+        qmin: int,
+        qmax: int,
+        axis: int | None,
+        block_size: int | None,
+        name: str = "x",
+    ) -> None:
+        self.x = cpu.as_float_array(x, name)
+        if block_size is not None:
+            if whole("block_size", block_size) < 1:
+                raise InvalidProblem(f"block_size: {block_size}; expected at least 1")
+            axis = -1 if axis is None else axis
+        self.g = granularity_of(self.x.shape, axis, block_size)
+        self.affine = affine_of(self.x.compute, scale, zero_point, qmin, qmax, self.g)
+
+    def gradient(self, dy: Any) -> cpu.FloatArray:
+        found = cpu.as_float_array(dy, "dy")
+        if found.shape != self.x.shape:
+            raise InvalidProblem(f"dy: shape {found.shape}; expected x's, {self.x.shape}")
+        if found.element != self.x.element:
+            raise InvalidProblem(f"dy: {found.dtype}; expected x's type, {self.x.dtype}")
+        return found
+
+    def output(self, out: Any, like: Any) -> tuple[Array, cpu.FloatArray]:
+        if out is None:
+            return cpu.empty_like(self.x, like)
+        target = cpu.writable_float(out)
+        if target.shape != self.x.shape:
+            raise InvalidProblem(f"out: shape {target.shape}; expected {self.x.shape}")
+        if target.element != self.x.element:
+            raise InvalidProblem(f"out: {target.dtype}; expected {self.x.dtype}")
+        return out, target
+
+
+def affine_of(
+    compute: np.dtype[Any], scale: npt.ArrayLike, zero_point: npt.ArrayLike, qmin: int, qmax: int, g: Granularity
+) -> cpu.Affine:
+    """Scales and zero points of the compute type, one each a parameter set; shapes checked, values not."""
+    low, high = whole("qmin", qmin), whole("qmax", qmax)
+    if low > high:
+        raise InvalidProblem(f"qmin: {low} is above qmax, {high}")
+    if low < cpu.LOWEST_CODE or high > cpu.HIGHEST_CODE:
+        raise InvalidProblem(f"qmin, qmax: [{low}, {high}]; expected within [{cpu.LOWEST_CODE}, {cpu.HIGHEST_CODE}]")
+    s, _ = as_scale(scale)
+    if s.shape == (1,) and not g.scale_shape:
+        s = s.reshape(())
+    if s.ndim and s.shape != g.scale_shape:
+        raise InvalidProblem(f"scale: shape {s.shape}; expected {g.scale_shape}")
+    z = as_zero_point(zero_point, g.scale_shape)
+    s = np.array(np.broadcast_to(s.astype(compute, copy=False), g.scale_shape), order="C")
+    return cpu.Affine(s, z, low, high)

@@ -1,0 +1,85 @@
+"""Plans: describe a problem once, select a kernel, check arguments, run many times.
+
+    {Quantize, Dequantize, FakeQuantize} x Per{Tensor, Channel, Token, Group} x {forward, Backward}
+    DynamicRangeQuantize{Symmetric, Asymmetric} x Per{Tensor, Channel, Token, Group}
+
+Each plan class has its `Descriptor` and its `Args`. A plan is immutable, can be pickled, and may be run from many
+threads at once. `run` allocates no arrays: it writes into those it is given.
+
+>>> import numpy as np
+>>> plan = FakeQuantizePerTensorPlan.select(PerTensorDescriptor((4,), qmin=-8, qmax=7, input_element="f32"))
+>>> x, y = np.float32([0.1, 0.26, 9.0, -9.0]), np.empty(4, np.float32)
+>>> plan.run(ForwardArgs(x, 0.5, 0, y))
+>>> y
+array([ 0. ,  0.5,  3.5, -4. ], dtype=float32)
+>>> print(plan.sku)  # doctest: +ELLIPSIS
+quantization/fake_quantize_per_tensor/f32/.../cpu
+"""
+
+from lowbit.plans.affine import (
+    DequantizePerChannelBackwardPlan,
+    DequantizePerChannelPlan,
+    DequantizePerGroupBackwardPlan,
+    DequantizePerGroupPlan,
+    DequantizePerTensorBackwardPlan,
+    DequantizePerTensorPlan,
+    DequantizePerTokenBackwardPlan,
+    DequantizePerTokenPlan,
+    FakeQuantizePerChannelBackwardPlan,
+    FakeQuantizePerChannelPlan,
+    FakeQuantizePerGroupBackwardPlan,
+    FakeQuantizePerGroupPlan,
+    FakeQuantizePerTensorBackwardPlan,
+    FakeQuantizePerTensorPlan,
+    FakeQuantizePerTokenBackwardPlan,
+    FakeQuantizePerTokenPlan,
+    QuantizePerChannelBackwardPlan,
+    QuantizePerChannelPlan,
+    QuantizePerGroupBackwardPlan,
+    QuantizePerGroupPlan,
+    QuantizePerTensorBackwardPlan,
+    QuantizePerTensorPlan,
+    QuantizePerTokenBackwardPlan,
+    QuantizePerTokenPlan,
+)
+from lowbit.plans.arguments import (
+    BackwardArgs,
+    DequantizeBackwardArgs,
+    DynamicArgs,
+    ForwardArgs,
+)
+from lowbit.plans.base import PLANS, Plan
+from lowbit.plans.descriptors import (
+    PerChannelDescriptor,
+    PerGroupDescriptor,
+    PerTensorDescriptor,
+    PerTokenDescriptor,
+)
+from lowbit.plans.dynamic import (
+    DynamicRangeQuantizeAsymmetricPerChannelPlan,
+    DynamicRangeQuantizeAsymmetricPerGroupPlan,
+    DynamicRangeQuantizeAsymmetricPerTensorPlan,
+    DynamicRangeQuantizeAsymmetricPerTokenPlan,
+    DynamicRangeQuantizeSymmetricPerChannelPlan,
+    DynamicRangeQuantizeSymmetricPerGroupPlan,
+    DynamicRangeQuantizeSymmetricPerTensorPlan,
+    DynamicRangeQuantizeSymmetricPerTokenPlan,
+)
+from lowbit.plans.kinds import ElementKind, KernelSku, PrecisionGuarantee
+
+__all__ = [
+    "PLANS", "BackwardArgs", "DequantizeBackwardArgs", "DequantizePerChannelBackwardPlan", "DequantizePerChannelPlan",
+    "DequantizePerGroupBackwardPlan", "DequantizePerGroupPlan", "DequantizePerTensorBackwardPlan",
+    "DequantizePerTensorPlan", "DequantizePerTokenBackwardPlan", "DequantizePerTokenPlan", "DynamicArgs",
+    "DynamicRangeQuantizeAsymmetricPerChannelPlan", "DynamicRangeQuantizeAsymmetricPerGroupPlan",
+    "DynamicRangeQuantizeAsymmetricPerTensorPlan", "DynamicRangeQuantizeAsymmetricPerTokenPlan",
+    "DynamicRangeQuantizeSymmetricPerChannelPlan", "DynamicRangeQuantizeSymmetricPerGroupPlan",
+    "DynamicRangeQuantizeSymmetricPerTensorPlan", "DynamicRangeQuantizeSymmetricPerTokenPlan", "ElementKind",
+    "FakeQuantizePerChannelBackwardPlan", "FakeQuantizePerChannelPlan", "FakeQuantizePerGroupBackwardPlan",
+    "FakeQuantizePerGroupPlan", "FakeQuantizePerTensorBackwardPlan", "FakeQuantizePerTensorPlan",
+    "FakeQuantizePerTokenBackwardPlan", "FakeQuantizePerTokenPlan", "ForwardArgs", "KernelSku",
+    "PerChannelDescriptor", "PerGroupDescriptor", "PerTensorDescriptor", "PerTokenDescriptor", "Plan",
+    "PrecisionGuarantee", "QuantizePerChannelBackwardPlan", "QuantizePerChannelPlan", "QuantizePerGroupBackwardPlan",
+    "QuantizePerGroupPlan", "QuantizePerTensorBackwardPlan", "QuantizePerTensorPlan", "QuantizePerTokenBackwardPlan",
+    "QuantizePerTokenPlan",
+]  # fmt: skip

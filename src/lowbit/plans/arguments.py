@@ -1,0 +1,148 @@
+"""What a plan is run on, and the checks it passes first."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.errors import InvalidProblem, Unsupported
+from lowbit.kernels import cpu
+from lowbit.plans.kinds import CODES, STORED, ElementKind
+
+__all__ = [
+    "INT32", "BackwardArgs", "DequantizeBackwardArgs", "DynamicArgs", "ForwardArgs", "array", "output_parameters",
+    "parameters", "seen", "store", "workspace",
+]  # fmt: skip
+
+Array = npt.NDArray[Any]
+INT32 = np.dtype(np.int32)
+
+
+@dataclass
+class ForwardArgs:
+    """scale, zero_point: numbers where there is one for all, else arrays; zero_point None is 0."""
+
+    input: Any
+    scale: Any
+    zero_point: Any
+    output: Any
+
+
+@dataclass
+class BackwardArgs:
+    """The input of the forward run, the gradient of its output, and where that of the input goes."""
+
+    input: Any
+    scale: Any
+    zero_point: Any
+    d_output: Any
+    d_input: Any
+    d_scale: Any = None
+    d_zero_point: Any = None
+    workspace: Any = None
+
+
+@dataclass
+class DequantizeBackwardArgs:
+    d_output: Any
+    scale: Any
+    d_input: Any
+
+
+@dataclass
+class DynamicArgs:
+    """scale and zero_point are written. Symmetric plans need no zero_point."""
+
+    input: Any
+    output: Any
+    scale: Any
+    zero_point: Any = None
+    workspace: Any = None
+
+
+def array(name: str, value: Any, kind: ElementKind, shape: tuple[int, ...], writable: bool = False) -> Array:
+    """The memory of an argument, as kernels take it; no copy is made."""
+    stored = STORED[kind]
+    if type(value) is np.ndarray and value.dtype is stored and kind is not ElementKind.BF16:
+        found: Array = value
+    else:
+        found = _lent(name, value, kind)
+    bits = CODES[kind][1] if kind in CODES else 8
+    expected = shape if bits >= 8 else (-(-math.prod(shape) * bits // 8),)
+    if found.shape != expected:
+        raise InvalidProblem(f"{name}: shape {found.shape}; expected {expected}")
+    flags = found.flags
+    if not flags.carray and (writable or not (flags.c_contiguous and flags.aligned)):
+        raise InvalidProblem(f"{name}: expected a{' writable,' if writable else 'n'} aligned, C-contiguous array")
+    return found
+
+
+def _lent(name: str, value: Any, kind: ElementKind) -> Array:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach()
+        if value.device.type != "cpu":
+            raise Unsupported(f"{name}: on {value.device}; expected CPU memory")
+        given = str(value.dtype).removeprefix("torch.")
+        value = value.view(torch.int16).numpy().view(np.uint16) if value.dtype == torch.bfloat16 else value.numpy()
+    elif isinstance(value, np.ndarray):
+        given = value.dtype.name
+        value = value.view(np.uint16) if given == "bfloat16" and value.flags.c_contiguous else value
+    else:
+        raise InvalidProblem(f"{name}: {type(value).__name__}; expected an array")
+    expected = "bfloat16" if kind is ElementKind.BF16 else str(STORED[kind])
+    if given != expected or not value.dtype.isnative:
+        raise Unsupported(f"{name}: {given}; expected {expected}, which the descriptor calls {kind}")
+    return value  # type: ignore[no-any-return]
+
+
+def seen(array: Array, kind: ElementKind) -> Array:
+    return array.view(cpu.float_dtype("bfloat16")) if kind is ElementKind.BF16 else array
+
+
+def parameters(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    if isinstance(value, (int, float, np.generic)) and not isinstance(value, bool) and not shape:
+        if dtype == INT32 and value != int(value):
+            raise InvalidProblem(f"{name}: {value!r}; expected an integer")
+        return np.array(value, dtype)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach().numpy()
+    if not isinstance(value, np.ndarray):
+        raise InvalidProblem(f"{name}: {type(value).__name__}; expected an array of shape {shape}")
+    if value.dtype != dtype:
+        raise Unsupported(f"{name}: {value.dtype}; expected {dtype}")
+    if value.shape != shape and not (not shape and value.shape == (1,)):
+        raise InvalidProblem(f"{name}: shape {value.shape}; expected {shape}")
+    if not (value.flags.c_contiguous and value.flags.aligned):
+        raise InvalidProblem(f"{name}: expected an aligned, C-contiguous array")
+    return value.reshape(shape)
+
+
+def output_parameters(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    if value is None or isinstance(value, (int, float)):
+        raise InvalidProblem(f"{name}: {value!r}; expected an array of shape {shape} to write into")
+    found = parameters(name, value, dtype, shape)
+    if not found.flags.writeable:
+        raise InvalidProblem(f"{name}: expected a writable array")
+    return found
+
+
+def workspace(value: Any, size: int) -> Array:
+    if not isinstance(value, np.ndarray) or not value.flags.carray:
+        raise InvalidProblem(f"workspace: {type(value).__name__}; expected a contiguous array of {size} bytes")
+    if value.nbytes < size or value.ctypes.data % 8:
+        raise InvalidProblem(f"workspace: {value.nbytes} bytes; expected {size}, aligned to 8")
+    return value
+
+
+def store(codes: Array, out: Array, kind: ElementKind) -> None:
+    if CODES[kind][1] >= 8:
+        out[...] = codes
+    else:
+        out[...] = cpu.pack(codes.astype(np.int8 if kind is ElementKind.S4 else np.uint8), 4)

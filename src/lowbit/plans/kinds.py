@@ -1,0 +1,76 @@
+"""What kernels are called: element kinds, guarantees, SKUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from lowbit.errors import Unsupported
+
+__all__ = ["CODES", "FLOATS", "STORED", "ElementKind", "KernelSku", "PrecisionGuarantee", "kind_of"]
+
+
+class ElementKind(str, Enum):
+    """What an array holds: floats, or codes as they are stored (s4 and u4 two a byte)."""
+
+    F32, F64, F16, BF16 = "f32", "f64", "f16", "bf16"
+    S8, U8, S16, U16, S4, U4 = "s8", "u8", "s16", "u16", "s4", "u4"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def is_float(self) -> bool:
+        return self in FLOATS
+
+
+FLOATS = {ElementKind.F32: 0, ElementKind.F64: 1, ElementKind.F16: 2, ElementKind.BF16: 3}
+CODES = {  # native id, bits, least and greatest code
+    ElementKind.S8: (0, 8, -128, 127), ElementKind.U8: (1, 8, 0, 255), ElementKind.S16: (2, 16, -32768, 32767),
+    ElementKind.U16: (3, 16, 0, 65535), ElementKind.S4: (4, 4, -8, 7), ElementKind.U4: (5, 4, 0, 15),
+}  # fmt: skip
+STORED = {
+    ElementKind.F32: np.dtype(np.float32), ElementKind.F64: np.dtype(np.float64),
+    ElementKind.F16: np.dtype(np.float16), ElementKind.BF16: np.dtype(np.uint16), ElementKind.S8: np.dtype(np.int8),
+    ElementKind.U8: np.dtype(np.uint8), ElementKind.S16: np.dtype(np.int16), ElementKind.U16: np.dtype(np.uint16),
+    ElementKind.S4: np.dtype(np.uint8), ElementKind.U4: np.dtype(np.uint8),
+}  # fmt: skip
+INT32 = np.dtype(np.int32)
+
+
+def kind_of(name: str, value: Any) -> ElementKind:
+    try:
+        return ElementKind(value)
+    except ValueError:
+        expected = ", ".join(k.value for k in ElementKind)
+        raise Unsupported(f"{name}: {value!r}; expected one of {expected}") from None
+
+
+@dataclass(frozen=True)
+class PrecisionGuarantee:
+    """What may be relied on, to the bit."""
+
+    math_precision: ElementKind  # of the arithmetic on each element
+    accumulator: ElementKind  # of sums, where there are any
+    deterministic: bool = True  # the same result on every run and for any number of threads
+    bit_stable: bool = True  # and on every instruction set
+
+
+@dataclass(frozen=True)
+class KernelSku:
+    """Which kernel a plan runs. Prints as a short, stable name."""
+
+    category: str
+    op: str
+    element: ElementKind
+    aux_element: ElementKind | None
+    arch: str
+    backend: str
+    precision_guarantee: PrecisionGuarantee
+
+    def __str__(self) -> str:
+        kinds = str(self.element) if self.aux_element is None else f"{self.element}-{self.aux_element}"
+        return f"{self.category}/{self.op}/{kinds}/{self.arch}/{self.backend}"
