@@ -32,7 +32,8 @@ $(VENV)/.test: $(VENV)/.built
 	$(PIP) --no-build-isolation -e '.[cli,test]' -Cbuild-dir=build/python
 	@touch $@
 
-$(VENV)/.check: $(VENV)/.made pyproject.toml
+# After the tests' packages: mypy reads the types of torch.
+$(VENV)/.check: $(VENV)/.test pyproject.toml
 	$(PIP) ruff==0.17.4 mypy==2.4.1 clang-format==23.1.3
 	@touch $@
 

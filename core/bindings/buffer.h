@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace lowbit {
 
@@ -29,6 +30,23 @@ class Buffer {
   }
   ~Buffer() {
     if (held_) PyBuffer_Release(&view_);
+  }
+
+  // The array's memory if it is just what is asked for, else nothing and no error: C-contiguous, aligned, of this
+  // struct-module format and shape.
+  static Buffer exactly(nanobind::handle object, char format, const std::vector<int64_t>& shape, bool writable) {
+    Buffer b;
+    const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(object.ptr(), &b.view_, flags) != 0) {
+      PyErr_Clear();
+      return b;
+    }
+    b.held_ = true;
+    bool same = b.view_.format != nullptr && b.view_.format[0] == format && b.view_.format[1] == '\0' &&
+                b.view_.ndim == static_cast<int>(shape.size()) &&
+                reinterpret_cast<uintptr_t>(b.view_.buf) % static_cast<uintptr_t>(b.view_.itemsize) == 0;
+    for (size_t i = 0; same && i < shape.size(); ++i) same = b.view_.shape[i] == shape[i];
+    return same ? std::move(b) : Buffer();
   }
 
   explicit operator bool() const { return held_; }

@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <variant>
@@ -359,6 +360,56 @@ int64_t fake_quant_of(int op_id, nb::handle x_array, nb::handle dy_array, nb::ha
   return bad;
 }
 
+// What a plan knows before it is run, so that a run with plain arrays is one call.
+struct Problem {
+  Layout layout;
+  Element element;
+  std::vector<int64_t> shape, scale_shape;
+  int32_t qmin, qmax;
+
+  static constexpr int64_t kLookAgain = std::numeric_limits<int64_t>::min();
+
+  // As the function fake_quant; kLookAgain: an argument needs a closer look, and nothing was done.
+  int64_t fake_quant_now(int op_id, nb::handle x_array, nb::handle dy_array, nb::handle out_array,
+                         nb::handle scale_value, nb::handle zero_value) const {
+    const FakeOp op = static_cast<FakeOp>(op_id);
+    const char format = "fde?"[static_cast<int>(element)];  // NumPy has no letter for bfloat16
+    const Buffer out = Buffer::exactly(out_array, format, shape, true);
+    if (!out) return kLookAgain;
+    Buffer x, dy, scale, zero;
+    if (op != FakeOp::scaled && !(x = Buffer::exactly(x_array, format, shape, false))) return kLookAgain;
+    if (op != FakeOp::fake && !(dy = Buffer::exactly(dy_array, format, shape, false))) return kLookAgain;
+    // Numbers will do where there is one for all.
+    float scale_f32 = 0;
+    double scale_f64 = 0;
+    int32_t zero_i32 = 0;
+    Affine f{Code::s16, nullptr, nullptr, qmin, qmax};
+    if (scale_shape.empty() && PyFloat_CheckExact(scale_value.ptr())) {
+      scale_f64 = PyFloat_AS_DOUBLE(scale_value.ptr());
+      scale_f32 = static_cast<float>(scale_f64);
+      f.scale = element == Element::f64 ? static_cast<const void*>(&scale_f64) : &scale_f32;
+    } else {
+      scale = Buffer::exactly(scale_value, element == Element::f64 ? 'd' : 'f', scale_shape, false);
+      if (!scale) return kLookAgain;
+      f.scale = scale.as();
+    }
+    if (scale_shape.empty() && PyLong_CheckExact(zero_value.ptr())) {
+      int overflow = 0;
+      const long value = PyLong_AsLongAndOverflow(zero_value.ptr(), &overflow);
+      if (overflow != 0 || value < INT32_MIN || value > INT32_MAX) return kLookAgain;
+      zero_i32 = static_cast<int32_t>(value);
+      f.zero = &zero_i32;
+    } else {
+      zero = Buffer::exactly(zero_value, 'i', scale_shape, false);
+      if (!zero) return kLookAgain;
+      f.zero = zero.as<int32_t>();
+    }
+    const int64_t bad = bad_parameter(f, element, layout.scales()), n = layout.elements();
+    if (bad == -1 && n > 0) without_gil(n, [&] { fake_quant(op, layout, f, x.as(), dy.as(), out.as(), element); });
+    return bad;
+  }
+};
+
 int64_t fake_quant_learned_of(nb::handle x_array, nb::handle dy_array, nb::handle out_array, int element,
                               nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax,
                               const Layout& layout, nb::handle workspace_array, nb::handle ds_array,
@@ -461,6 +512,18 @@ NB_MODULE(_core, m) {
   m.def(
       "fused_groups_fit", [](const Layout& layout, int code) { return fused_groups_fit(layout, code_of(code)); },
       "layout"_a, "code"_a, "Whether quantize_dynamic serves this layout.");
+  nb::class_<Problem>(m, "Problem", "A plan's facts: runs with plain arrays in one call.")
+      .def(
+          "__init__",
+          [](Problem* p, const Layout& layout, int element, std::vector<int64_t> shape,
+             std::vector<int64_t> scale_shape, int32_t qmin, int32_t qmax) {
+            new (p) Problem{layout, element_of(element), std::move(shape), std::move(scale_shape), qmin, qmax};
+          },
+          "layout"_a, "element"_a, "shape"_a, "scale_shape"_a, "qmin"_a, "qmax"_a)
+      .def("fake_quant", &Problem::fake_quant_now, "op"_a, "x"_a.none(), "dy"_a.none(), "out"_a, "scale"_a,
+           "zero_point"_a.none(),
+           "As the function fake_quant, with arrays of just the right kind; any other result than -1 means that "
+           "nothing was done.");
   m.def("convert", &convert_of, "to_codes"_a, "code"_a, "input"_a, "output"_a, "element"_a, "scale"_a, "zero_point"_a,
         "qmin"_a, "qmax"_a, "layout"_a,
         "quantize or dequantize under parameters of this one call. Returns as fake_quant.");

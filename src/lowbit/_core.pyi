@@ -68,6 +68,16 @@ def quantize_dynamic(x: object, element: int, out: object, code: int, layout: La
 def fused_groups_fit(layout: Layout, code: int) -> bool:
     """Whether quantize_dynamic serves this layout."""
 
+class Problem:
+    """A plan's facts: runs with plain arrays in one call."""
+
+    def __init__(self, layout: Layout, element: int, shape: Sequence[int], scale_shape: Sequence[int], qmin: int, qmax: int) -> None: ...
+
+    def fake_quant(self, op: int, x: object | None, dy: object | None, out: object, scale: object, zero_point: object | None) -> int:
+        """
+        As the function fake_quant, with arrays of just the right kind; any other result than -1 means that nothing was done.
+        """
+
 def convert(to_codes: bool, code: int, input: object, output: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Layout) -> int:
     """
     quantize or dequantize under parameters of this one call. Returns as fake_quant.

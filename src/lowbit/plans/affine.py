@@ -95,6 +95,11 @@ class _FakeQuantize(Plan[ForwardArgs]):
         )
 
     def run(self, args: ForwardArgs) -> None:
+        if (
+            self.preference == "fastest"
+            and self._problem.fake_quant(0, args.input, None, args.output, args.scale, args.zero_point) == -1
+        ):
+            return
         x, out, scale, zero = self._buffers(args)
         d = self.descriptor
         if self.preference == "reference":
@@ -123,6 +128,9 @@ class _Backward(Plan[BackwardArgs]):
         )
 
     def run(self, args: BackwardArgs) -> None:
+        given = (args.input, args.d_output, args.d_input, args.scale, args.zero_point)
+        if self.preference == "fastest" and self._problem.fake_quant(self._native, *given) == -1:
+            return
         x, dy, dx, scale, zero = self._buffers(args)
         d = self.descriptor
         kind = FLOATS[d.input_element]
@@ -195,6 +203,11 @@ class _DequantizeBackward(Plan[DequantizeBackwardArgs]):
         )
 
     def run(self, args: DequantizeBackwardArgs) -> None:
+        if (
+            self.preference == "fastest"
+            and self._problem.fake_quant(3, None, args.d_output, args.d_input, args.scale, self._no_zero) == -1
+        ):
+            return
         dy, dq, scale = self._buffers(args)
         d = self.descriptor
         element = kind_of("", d.output_element)

@@ -19,7 +19,7 @@ from lowbit.plans.descriptors import (
     PerTensorDescriptor,
     PerTokenDescriptor,
 )
-from lowbit.plans.kinds import CODES, STORED, ElementKind, KernelSku, PrecisionGuarantee
+from lowbit.plans.kinds import CODES, FLOATS, STORED, ElementKind, KernelSku, PrecisionGuarantee
 
 __all__ = ["PLANS", "Plan"]
 
@@ -43,7 +43,18 @@ class Plan(Generic[A]):
     op: ClassVar[str]
     _takes: ClassVar[tuple[bool, bool | None]]  # whether input and output are floats; None: there is no output kind
 
-    __slots__ = ("_compute", "_g", "_layout", "_no_zero", "_scales", "descriptor", "device", "preference", "sku")
+    __slots__ = (
+        "_compute",
+        "_g",
+        "_layout",
+        "_no_zero",
+        "_problem",
+        "_scales",
+        "descriptor",
+        "device",
+        "preference",
+        "sku",
+    )
 
     descriptor: PerTensorDescriptor
     device: str
@@ -54,6 +65,7 @@ class Plan(Generic[A]):
     _compute: np.dtype[Any]
     _scales: tuple[int, ...]
     _no_zero: Array
+    _problem: _core.Problem
 
     def __init_subclass__(cls) -> None:
         if not cls.__name__.startswith("_"):
@@ -77,6 +89,10 @@ class Plan(Generic[A]):
         set_(self, "_g", g)
         set_(self, "_layout", cpu.layout_of(g))
         set_(self, "_compute", STORED[wide])
+        kind = FLOATS[number or ElementKind.F32]
+        bounds = (0, 0) if self.op.startswith("dequantize") and self._backward() else (descriptor.qmin, descriptor.qmax)
+        shapes = (list(descriptor.shape), list(g.scale_shape))
+        set_(self, "_problem", _core.Problem(self._layout, kind, *shapes, *bounds))
         set_(self, "_scales", g.scale_shape)
         set_(self, "_no_zero", np.zeros(g.scale_shape, np.int32))
         self._no_zero.flags.writeable = False

@@ -1,0 +1,267 @@
+"""CPU kernels of the torch operators: tensors in and out, lowbit's own functions in between.
+
+They write into a new contiguous tensor and read contiguous input where it lies. Arguments are those of the schemas in
+`library`: s scales, z zero points, `block` elements along `axis` sharing one.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lowbit import ops
+from lowbit.errors import InvalidProblem
+from lowbit.granularity import Granularity, granularity_of
+from lowbit.kernels import cpu
+from lowbit.ops.fake_quantize import affine_of
+from lowbit.params import QuantizationParams
+from lowbit.ranges import MAX_SCALE, MIN_SCALE, affine_from_range
+from lowbit.reference import spread
+from lowbit.tensor import QuantizedTensor
+
+__all__ = [
+    "CODES", "affine_params", "codes_dtype", "compute_dtype", "dequantize", "dequantize_ste",
+    "dequantize_ste_backward", "empty_like", "fake_quantize", "fake_quantize_backward", "fake_quantize_learned",
+    "fake_quantize_learned_backward", "granularity", "observe_", "quantize", "quantize_ste", "quantize_ste_backward",
+    "range_params",
+]  # fmt: skip
+
+Array = npt.NDArray[Any]
+
+LOWEST, HIGHEST = cpu.LOWEST_CODE, cpu.HIGHEST_CODE
+_ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: cpu.BFLOAT16}
+_WIDEST = float(np.finfo(np.float32).max) / 2  # a range from minus to plus this is finite
+
+# The integer types codes may have, narrowest first.
+CODES = {torch.int8: "int8", torch.uint8: "uint8", torch.int16: "int16", torch.uint16: "uint16"}
+
+
+def codes_dtype(qmin: int, qmax: int) -> torch.dtype:
+    """The narrowest type that holds the codes qmin to qmax.
+
+    >>> codes_dtype(-8, 7), codes_dtype(0, 255)
+    (torch.int8, torch.uint8)
+    """
+    for dtype in CODES:
+        info = torch.iinfo(dtype)
+        if info.min <= qmin and qmax <= info.max:
+            return dtype
+    raise InvalidProblem(f"qmin, qmax: [{qmin}, {qmax}]; expected a range that {', '.join(CODES.values())} holds")
+
+
+def granularity(shape: torch.Size, axis: int | None, block_size: int | None) -> Granularity:
+    """`granularity_of`, blocks running along the last axis unless told otherwise."""
+    return granularity_of(tuple(shape), -1 if axis is None and block_size is not None else axis, block_size)
+
+
+_granularity = functools.lru_cache(4096)(granularity)
+
+
+def empty_like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
+def _floats(x: Tensor, name: str = "x") -> cpu.FloatArray:
+    """A float tensor as native kernels take it, without a copy where it is contiguous."""
+    element = _ELEMENTS.get(x.dtype)
+    if element is None or not x.is_contiguous():
+        return cpu.as_float_array(x, name)
+    x = x.detach()
+    if element == cpu.BFLOAT16:
+        return cpu.FloatArray(x.view(torch.int16).numpy().view(np.uint16), element)
+    return cpu.FloatArray(x.numpy(), element)
+
+
+def _gradient(dy: Tensor, x: Tensor) -> cpu.FloatArray:
+    if dy.shape != x.shape or dy.dtype is not x.dtype:
+        raise InvalidProblem(f"dy: {dy.dtype} {tuple(dy.shape)}; expected x's, {x.dtype} {tuple(x.shape)}")
+    return _floats(dy, "dy")
+
+
+def _numbers(values: Tensor) -> Array:
+    """A small tensor's memory as an array; half-width floats widen."""
+    values = values.detach()
+    if values.dtype in (torch.float16, torch.bfloat16):
+        values = values.float()
+    return values.numpy()
+
+
+def _affine_of(x: cpu.FloatArray, g: Granularity, s: Array, z: Array, qmin: int, qmax: int) -> cpu.Affine:
+    """Scales and zero points as native kernels take them. What is not yet so, lowbit.ops' own check makes so."""
+    fits = s.shape == z.shape == g.scale_shape and s.dtype == x.compute and z.dtype == np.int32
+    if fits and s.flags.c_contiguous and z.flags.c_contiguous and LOWEST <= qmin <= qmax <= HIGHEST:
+        return cpu.Affine(s, z, qmin, qmax)
+    return affine_of(x.compute, s, z, qmin, qmax, g)
+
+
+def fake_quantize(x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None) -> Tensor:
+    return _fake_quantize(x, _numbers(s), _numbers(z), qmin, qmax, axis, block)
+
+
+def _fake_quantize(x: Tensor, s: Array, z: Array, qmin: int, qmax: int, axis: int | None, block: int | None) -> Tensor:
+    out, floats, g = empty_like(x), _floats(x), _granularity(x.shape, axis, block)
+    cpu.fake_quantize(floats, _affine_of(floats, g, s, z, qmin, qmax), g, _floats(out))
+    return out
+
+
+def fake_quantize_backward(
+    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
+) -> Tensor:
+    out, floats, g = empty_like(x), _floats(x), _granularity(x.shape, axis, block)
+    affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
+    cpu.fake_quantize_backward(_gradient(dy, x), floats, affine, g, _floats(out))
+    return out
+
+
+def quantize_ste_backward(
+    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
+) -> Tensor:
+    out, floats, g = empty_like(x), _floats(x), _granularity(x.shape, axis, block)
+    affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
+    cpu.quantize_backward(_gradient(dy, x), floats, affine, g, _floats(out))
+    return out
+
+
+def _learned(s: Tensor, z: Tensor, qmin: int, qmax: int) -> tuple[Any, Any]:
+    """A learned scale and zero point as used: an optimizer may leave the range they must lie in."""
+    scale, zero = np.minimum(np.maximum(_numbers(s), MIN_SCALE), MAX_SCALE), _numbers(z)
+    if zero.dtype.kind == "f":
+        zero = np.asarray(np.clip(np.rint(zero), qmin, qmax).astype(np.int32))
+    return np.asarray(scale), zero
+
+
+def fake_quantize_learned(
+    x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None, gradient_scale: float
+) -> Tensor:
+    return _fake_quantize(x, *_learned(s, z, qmin, qmax), qmin, qmax, axis, block)
+
+
+def fake_quantize_learned_backward(
+    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None,
+    gradient_scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    out, floats, g = empty_like(x), _floats(x), _granularity(x.shape, axis, block)
+    affine = _affine_of(floats, g, *_learned(s, z, qmin, qmax), qmin, qmax)
+    ds, dz = cpu.fake_quantize_learned_backward(_gradient(dy, x), floats, affine, g, _floats(out))
+    of_zero = z.dtype if z.is_floating_point() else compute_dtype(x)
+    return out, _scaled(ds, gradient_scale, s.dtype), _scaled(dz, gradient_scale, of_zero)
+
+
+def _scaled(sums: Array, by: float, dtype: torch.dtype) -> Tensor:
+    found = torch.from_numpy(np.asarray(sums if by == 1.0 else sums * sums.dtype.type(by)))
+    return found.to(dtype)
+
+
+def _params(s: Tensor, z: Tensor, dtype: torch.dtype, qmin: int, qmax: int, axis: int | None, block: int | None) -> Any:
+    return QuantizationParams(
+        CODES[dtype], "asymmetric", _numbers(s), _numbers(z), axis=axis, block_size=block, qmin=qmin, qmax=qmax
+    )
+
+
+def quantize(
+    x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None, dtype: torch.dtype
+) -> Tensor:
+    out = torch.empty(x.shape, dtype=dtype)
+    ops.quantize(x, params=_params(s, z, dtype, qmin, qmax, axis, block), out=out.numpy())
+    return out
+
+
+def quantize_ste(x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None) -> Tensor:
+    return quantize(x, s, z, qmin, qmax, axis, block, codes_dtype(qmin, qmax)).to(x.dtype)
+
+
+def dequantize(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int | None, dtype: torch.dtype) -> Tensor:
+    info = torch.iinfo(q.dtype)
+    out = torch.empty(q.shape, dtype=dtype)
+    ops.dequantize(QuantizedTensor(q.numpy(), _params(s, z, q.dtype, info.min, info.max, axis, block)), out=out)  # type: ignore[arg-type]
+    return out
+
+
+def dequantize_ste(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int | None) -> Tensor:
+    wide = q.detach().to(compute_dtype(q))  # exact, and so is the subtraction
+    if z.ndim == 0:
+        wide = wide - z
+    else:
+        each = spread(_numbers(z), granularity(q.shape, axis, block), tuple(q.shape))
+        wide = wide - torch.from_numpy(np.array(each)).to(wide.dtype)
+    return dequantize_ste_backward(wide, s, axis, block).to(q.dtype)
+
+
+def dequantize_ste_backward(dy: Tensor, s: Tensor, axis: int | None, block: int | None) -> Tensor:
+    out, floats, g = empty_like(dy), _floats(dy, "dy"), _granularity(dy.shape, axis, block)
+    cpu.dequantize_backward(floats, affine_of(floats.compute, _numbers(s), 0, 0, 0, g), g, _floats(out))
+    return out
+
+
+def range_params(
+    x: Tensor, qmin: int, qmax: int, symmetric: bool, axis: int | None, block: int | None
+) -> tuple[Tensor, Tensor]:
+    lo, hi = _value_range(x, axis, block)
+    least, most = _ends(lo, hi)
+    if not -MAX_SCALE <= least <= most <= MAX_SCALE:
+        # Inf counts as a very large number, and no number at all as 0: a step that holds them is thrown away.
+        lo, hi = (np.asarray(np.clip(np.where(lo <= hi, v, v.dtype.type(0)), -MAX_SCALE, MAX_SCALE)) for v in (lo, hi))
+    return _affine(lo, hi, qmin, qmax, symmetric)
+
+
+def observe_(
+    x: Tensor, lo: Tensor, hi: Tensor, left_out: Tensor, momentum: float | None, axis: int | None, block: int | None
+) -> None:
+    new_lo, new_hi = _value_range(x, axis, block)
+    least, most = _ends(new_lo, new_hi)
+    if not -_WIDEST <= least <= most <= _WIDEST:
+        left_out += 1
+        return
+    old_lo, old_hi = lo.numpy(), hi.numpy()
+    if momentum is None or (old_lo > old_hi).any():
+        np.minimum(old_lo, new_lo, out=old_lo, casting="same_kind")
+        np.maximum(old_hi, new_hi, out=old_hi, casting="same_kind")
+    else:
+        m = new_lo.dtype.type(momentum)
+        old_lo += m * (new_lo - old_lo)
+        old_hi += m * (new_hi - old_hi)
+
+
+def _ends(lo: Array, hi: Array) -> tuple[float, float]:
+    """The least lo and the greatest hi; NaN where there is a scope without a number."""
+    if lo.ndim == 0:
+        return float(lo), float(hi)
+    return (float(lo.min()), float(hi.max())) if (lo <= hi).all() else (np.nan, np.nan)
+
+
+def _value_range(x: Tensor, axis: int | None, block: int | None) -> tuple[Array, Array]:
+    if x.numel() == 0:
+        raise InvalidProblem(f"x: empty (shape {tuple(x.shape)}); there is nothing to find a range in")
+    lo, hi, _ = cpu.value_range(_floats(x), _granularity(x.shape, axis, block))
+    return lo, hi
+
+
+def affine_params(lo: Tensor, hi: Tensor, qmin: int, qmax: int, symmetric: bool) -> tuple[Tensor, Tensor]:
+    return _affine(lo.numpy(), hi.numpy(), qmin, qmax, symmetric)
+
+
+def _affine(lo: Array, hi: Array, qmin: int, qmax: int, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """affine_from_range; where nothing is special about the data, by the same arithmetic in a third of its time."""
+    number = lo.dtype.type
+    if symmetric and qmin <= 0 < qmax:
+        scale = np.asarray(np.maximum(-lo, hi) / number(qmax))
+        least, most = _ends(scale, scale)
+        if least >= MIN_SCALE and most <= MAX_SCALE:
+            return torch.from_numpy(scale), torch.zeros(scale.shape, dtype=torch.int32)
+    elif lo.ndim == 0 and not symmetric and abs(float(lo)) <= _WIDEST >= abs(float(hi)):
+        low, high = min(lo[()], number(0)), max(hi[()], number(0))
+        step = (high - low) / number(max(qmax - qmin, 1))
+        if MIN_SCALE <= step <= MAX_SCALE:
+            at = min(max(int(np.rint(number(qmin) - low / step)), qmin), qmax)
+            return torch.from_numpy(np.asarray(step)), torch.from_numpy(np.asarray(at, np.int32))
+    scale, zero = affine_from_range(lo, hi, qmin, qmax, symmetric=symmetric)
+    return torch.from_numpy(scale), torch.from_numpy(zero)

@@ -1,0 +1,182 @@
+"""The `lowbit` namespace of torch operators: schemas, shapes for tracing, and gradients.
+
+Every gradient is an operator too, so that torch.compile and torch.export see nothing but operators.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowbit.errors import Unsupported
+from lowbit.torch import kernels
+from lowbit.torch.kernels import compute_dtype, empty_like, granularity
+
+__all__ = [
+    "affine_params", "dequantize", "dequantize_ste", "dequantize_ste_backward", "fake_quantize",
+    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "observe_", "quantize",
+    "quantize_ste", "quantize_ste_backward", "range_params",
+]  # fmt: skip
+
+_lib: Any = torch.library.Library("lowbit", "FRAGMENT")  # type: ignore[no-untyped-call]
+_AFFINE = "Tensor scale, Tensor zero_point, int qmin, int qmax, int? axis, int? block_size"
+
+# ---- what tracing needs to know: shapes and types -------------------------------------------------------------------
+
+
+def _scale_shape(x: Tensor, axis: int | None, block: int | None) -> tuple[Any, ...]:
+    return granularity(x.shape, axis, block).scale_shape
+
+
+def _fake_learned_backward(
+    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None, by: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    shape = _scale_shape(x, axis, block)
+    of_zero = z.dtype if z.is_floating_point() else compute_dtype(x)
+    return empty_like(x), s.new_empty(shape), s.new_empty(shape, dtype=of_zero)
+
+
+def _fake_range_params(
+    x: Tensor, qmin: int, qmax: int, symmetric: bool, axis: int | None, block: int | None
+) -> tuple[Tensor, Tensor]:
+    shape = _scale_shape(x, axis, block)
+    return x.new_empty(shape, dtype=compute_dtype(x)), x.new_empty(shape, dtype=torch.int32)
+
+
+# ---- registration ---------------------------------------------------------------------------------------------------
+
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def _direct(name: str, x: Tensor) -> bool:
+    """Whether a call may go straight to the kernel: no tracer and no dispatch mode is watching."""
+    if torch.compiler.is_compiling():
+        return False
+    if x.is_cpu:
+        return type(x) in _PLAIN and not torch._C._len_torch_dispatch_stack()
+    if x.device.type != "meta":
+        raise Unsupported(f"{name}: on {x.device}; expected CPU memory")
+    return False
+
+
+def _define(
+    schema: str,
+    kernel: Callable[..., Any],
+    shapes: Callable[..., Any],
+    tensors: int = 0,
+    gradient: Callable[..., tuple[Tensor | None, ...]] | None = None,
+) -> Callable[..., Any]:
+    """An operator `lowbit::name`, and the function that calls it, or its kernel where nobody would see the difference.
+
+    gradient(dy, *arguments) gives one result for each of the leading `tensors`; None where those have none, which is
+    said if it is asked for. It is registered as torch.library.register_autograd would, at half of its cost a call.
+    """
+    name, first = schema[: schema.index("(")], schema[schema.index("(") :].split()[1].rstrip(",")
+    _lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _lib.impl(name, kernel, "CPU")
+    torch.library.register_fake(f"lowbit::{name}", shapes, lib=_lib)
+    op = getattr(torch.ops.lowbit, name).default
+
+    def below_autograd(keyset: Any, *arguments: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    def backward(ctx: Any, *dy: Tensor) -> Any:
+        if gradient is None:
+            raise Unsupported(f"{name}: it has no gradient of its own (a second derivative was asked for)")
+        return None, *gradient(*dy, *ctx.saved_tensors, *ctx.rest), *(None for _ in ctx.rest)
+
+    def forward(ctx: Any, run: Callable[..., Any], *arguments: Any) -> Any:
+        ctx.save_for_backward(*arguments[:tensors])
+        ctx.rest = arguments[tensors:]
+        return run(*arguments)
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(name, (torch.autograd.Function,), methods)
+
+    def learns(arguments: tuple[Any, ...]) -> bool:
+        return torch.is_grad_enabled() and any(a.requires_grad for a in arguments[:tensors])
+
+    def autograd(keyset: Any, *arguments: Any) -> Any:
+        run = functools.partial(below_autograd, keyset)
+        return function.apply(run, *arguments) if learns(arguments) else run(*arguments)
+
+    if tensors:
+        _lib.impl(name, autograd, "Autograd", with_keyset=True)
+
+    def call(*arguments: Any) -> Any:
+        if not _direct(first, arguments[0]):
+            return op(*arguments)
+        return function.apply(kernel, *arguments) if learns(arguments) else kernel(*arguments)
+
+    return call
+
+
+def _learned_gradient(dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *a: Any) -> tuple[Tensor | None, ...]:
+    dx, ds, dz = fake_quantize_learned_backward(dy, x, s, z, *a)
+    return dx, ds, dz if z.is_floating_point() else None
+
+
+# dx = m ? dy : 0 is linear in dy, so that its gradient by dy is itself; likewise dy / s and dy * s.
+fake_quantize = _define(
+    f"fake_quantize(Tensor x, {_AFFINE}) -> Tensor", kernels.fake_quantize, lambda x, *_: empty_like(x),
+    3, lambda dy, *a: (fake_quantize_backward(dy, *a), None, None),
+)  # fmt: skip
+fake_quantize_backward: Callable[..., Any] = _define(
+    f"fake_quantize_backward(Tensor dy, Tensor x, {_AFFINE}) -> Tensor",
+    kernels.fake_quantize_backward, lambda dy, x, *_: empty_like(x),
+    4, lambda g, dy, *a: (fake_quantize_backward(g, *a), None, None, None),
+)  # fmt: skip
+fake_quantize_learned = _define(
+    f"fake_quantize_learned(Tensor x, {_AFFINE}, float gradient_scale) -> Tensor",
+    kernels.fake_quantize_learned, lambda x, *_: empty_like(x), 3, _learned_gradient,
+)  # fmt: skip
+fake_quantize_learned_backward = _define(
+    f"fake_quantize_learned_backward(Tensor dy, Tensor x, {_AFFINE}, float gradient_scale) -> (Tensor, Tensor, Tensor)",
+    kernels.fake_quantize_learned_backward, _fake_learned_backward, 4,
+)  # fmt: skip
+quantize = _define(
+    f"quantize(Tensor x, {_AFFINE}, ScalarType dtype) -> Tensor",
+    kernels.quantize, lambda x, *rest: x.new_empty(x.shape, dtype=rest[-1]),
+)  # fmt: skip
+quantize_ste = _define(
+    f"quantize_ste(Tensor x, {_AFFINE}) -> Tensor", kernels.quantize_ste, lambda x, *_: empty_like(x),
+    3, lambda dy, *a: (quantize_ste_backward(dy, *a), None, None),
+)  # fmt: skip
+quantize_ste_backward: Callable[..., Any] = _define(
+    f"quantize_ste_backward(Tensor dy, Tensor x, {_AFFINE}) -> Tensor",
+    kernels.quantize_ste_backward, lambda dy, x, *_: empty_like(x),
+    4, lambda g, dy, *a: (quantize_ste_backward(g, *a), None, None, None),
+)  # fmt: skip
+dequantize = _define(
+    "dequantize(Tensor codes, Tensor scale, Tensor zero_point, int? axis, int? block_size, ScalarType dtype) -> Tensor",
+    kernels.dequantize, lambda q, *rest: q.new_empty(q.shape, dtype=rest[-1]),
+)  # fmt: skip
+dequantize_ste = _define(
+    "dequantize_ste(Tensor codes, Tensor scale, Tensor zero_point, int? axis, int? block_size) -> Tensor",
+    kernels.dequantize_ste, lambda q, *_: empty_like(q),
+    3, lambda dy, q, s, z, *a: (dequantize_ste_backward(dy, s, *a), None, None),
+)  # fmt: skip
+dequantize_ste_backward: Callable[..., Any] = _define(
+    "dequantize_ste_backward(Tensor dy, Tensor scale, int? axis, int? block_size) -> Tensor",
+    kernels.dequantize_ste_backward, lambda dy, *_: empty_like(dy),
+    2, lambda g, dy, *a: (dequantize_ste_backward(g, *a), None),
+)  # fmt: skip
+range_params = _define(
+    "range_params(Tensor x, int qmin, int qmax, bool symmetric, int? axis, int? block_size) -> (Tensor, Tensor)",
+    kernels.range_params, _fake_range_params,
+)  # fmt: skip
+affine_params = _define(
+    "affine_params(Tensor lo, Tensor hi, int qmin, int qmax, bool symmetric) -> (Tensor, Tensor)",
+    kernels.affine_params, lambda lo, *_: (empty_like(lo), empty_like(lo).to(torch.int32)),
+)  # fmt: skip
+observe_ = _define(
+    "observe_(Tensor x, Tensor(a!) lo, Tensor(b!) hi, Tensor(c!) left_out, float? momentum, int? axis, "
+    "int? block_size) -> ()",
+    kernels.observe_, lambda *_: None,
+)  # fmt: skip

@@ -1,0 +1,233 @@
+"""Layers that train with quantized weights and inputs, and the layers they become."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lowbit import ops
+from lowbit.errors import InvalidProblem
+from lowbit.params import QuantizationParams
+from lowbit.tensor import QuantizedTensor
+from lowbit.torch.observers import FixedBuffers
+from lowbit.torch.quantizer import FakeQuantize
+
+__all__ = ["QATConv1d", "QATConv2d", "QATLinear", "QuantizedConv1d", "QuantizedConv2d", "QuantizedLinear"]
+
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
+
+
+class _QAT(nn.Module):
+    """What the layers below share: a layer's own parameters, and quantizers for its weight and its input.
+
+    A batch norm that follows is folded: the weight that is quantized is weight * f, f = gamma / sqrt(running_var + eps)
+    a channel. In training it is divided by f again (as the output could be: f is one number a channel), so that the
+    batch norm sees and learns what it would without quantization; else its statistics are part of the bias. f is held
+    still in the gradient: but for rounding, it cancels.
+    """
+
+    weight: Any
+    bias: Any
+    weight_quant: FakeQuantize
+    input_quant: FakeQuantize | None
+    bn: BatchNorm | None
+
+    @classmethod
+    def from_float(
+        cls,
+        layer: nn.Module,
+        weight_quant: FakeQuantize,
+        input_quant: FakeQuantize | None = None,
+        bn: BatchNorm | None = None,
+    ) -> Any:
+        """The layer with quantizers; its parameters are shared, not copied."""
+        new = cls.__new__(cls)
+        nn.Module.__init__(new)
+        new.__dict__.update({k: v for k, v in layer.__dict__.items() if k not in new.__dict__})
+        new.training = layer.training
+        new.weight = layer.weight
+        new.register_parameter("bias", layer.bias)  # type: ignore[arg-type]
+        new.weight_quant, new.input_quant, new.bn = weight_quant, input_quant, bn
+        if bn is not None and (bn.running_var is None or bn.running_mean is None):
+            raise InvalidProblem("bn: keeps no running statistics; expected track_running_stats=True")
+        if weight_quant.mode == "learned":
+            weight_quant._start(new._folded()[0].detach())
+        weight_quant.train(layer.training)
+        if input_quant is not None:
+            input_quant.train(layer.training)
+        return new
+
+    def _factor(self) -> Tensor:
+        bn = self.bn
+        assert bn is not None
+        assert bn.running_var is not None
+        factor = torch.rsqrt(bn.running_var + bn.eps)
+        return factor if bn.weight is None else factor * bn.weight
+
+    def _channels(self, values: Tensor) -> Tensor:
+        """One value an output channel, shaped to meet the weight."""
+        return values.reshape(-1, *(1 for _ in self.weight.shape[1:]))
+
+    def _folded(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias that give what layer and batch norm give together, in inference."""
+        bn = self.bn
+        if bn is None:
+            return self.weight, self.bias
+        factor, mean = self._factor(), bn.running_mean
+        assert mean is not None
+        bias = -factor * (mean if self.bias is None else mean - self.bias)
+        return self.weight * self._channels(factor), bias if bn.bias is None else bias + bn.bias
+
+    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.input_quant is not None:
+            x = self.input_quant(x)
+        bn = self.bn
+        if bn is None or not bn.training:
+            weight, bias = self._folded()
+            return self._compute(x, self.weight_quant(weight), bias)
+        factor = self._factor().detach()
+        factor = self._channels(
+            torch.where(factor == 0, 1, factor)
+        )  # gamma = 0: the output is beta, whatever the weight
+        weight = self.weight_quant(self.weight * factor) / factor
+        return bn(self._compute(x, weight, self.bias))  # type: ignore[no-any-return]
+
+
+class QATLinear(_QAT, nn.Linear):
+    """nn.Linear with fake-quantized weight and input; parameters and their names are those of nn.Linear.
+
+    >>> layer = QATLinear.from_float(nn.Linear(4, 2), FakeQuantize("int8", axis=0, mode="dynamic"))
+    >>> layer(torch.zeros(3, 4)).shape
+    torch.Size([3, 2])
+    """
+
+    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+
+class QATConv1d(_QAT, nn.Conv1d):
+    """nn.Conv1d with fake-quantized weight and input, and a batch norm folded where there is one."""
+
+    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._conv_forward(x, weight, bias)  # type: ignore[no-any-return]
+
+
+class QATConv2d(_QAT, nn.Conv2d):
+    """nn.Conv2d with fake-quantized weight and input, and a batch norm folded where there is one."""
+
+    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._conv_forward(x, weight, bias)  # type: ignore[no-any-return]
+
+
+class _Quantized(FixedBuffers):
+    """A layer whose weight is kept as codes (buffers weight_codes, weight_scale, weight_zero_point).
+
+    The arithmetic is float: the weight is dequantized once, when first needed, and kept beside the codes. What is
+    computed is to the bit what the layer it was made from computes in eval() mode.
+    """
+
+    weight_codes: Tensor
+    weight_scale: Tensor
+    weight_zero_point: Tensor
+    bias: Tensor | None
+    input_quant: FakeQuantize | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype  # of the dequantized weight
+    _fields: dict[str, Any]  # of the weight's params, but for scale and zero point
+    _dense: Tensor | None
+
+    @classmethod
+    def from_qat(cls, layer: _QAT) -> Any:
+        """The layer as trained, its weight quantized for good and its ranges frozen."""
+        new = cls.__new__(cls)
+        nn.Module.__init__(new)
+        new.__dict__.update({k: v for k, v in layer.__dict__.items() if k not in new.__dict__})
+        with torch.no_grad():
+            weight, bias = (None if t is None else t.detach() for t in layer._folded())
+            assert weight is not None
+            params = layer.weight_quant.params(weight)
+            codes = ops.quantize(weight, params=params)
+        p = codes.params
+        new.shape, new.dtype = tuple(weight.shape), weight.dtype
+        new._fields = {n: getattr(p, n) for n in ("dtype", "scheme", "axis", "block_size", "qmin", "qmax")}
+        new.register_buffer("weight_codes", torch.from_numpy(codes.data))
+        new.register_buffer("weight_scale", torch.from_numpy(p.scale.copy()))
+        new.register_buffer("weight_zero_point", torch.from_numpy(p.zero_point.copy()))
+        new.register_buffer("bias", None if bias is None else bias.clone())
+        new.input_quant = layer.input_quant
+        if new.input_quant is not None and new.input_quant.mode == "static":
+            new.input_quant.params()  # says so if nothing was ever observed
+            new.input_quant.enable_observer(False)
+        new._dense = None
+        return new.eval()
+
+    @property
+    def quantized_weight(self) -> QuantizedTensor:
+        """The weight: a view of the buffers."""
+        scale, zero = self.weight_scale.numpy(), self.weight_zero_point.numpy()
+        params = QuantizationParams(scale=scale, zero_point=zero, **self._fields)
+        return QuantizedTensor(self.weight_codes.numpy(), params, self.shape)
+
+    @property
+    def weight(self) -> Tensor:
+        """The dequantized weight, made when first asked for."""
+        if self._dense is None:
+            dense = torch.empty(self.shape, dtype=self.dtype)
+            ops.dequantize(self.quantized_weight, out=dense)  # type: ignore[arg-type]
+            self._dense = dense
+        return self._dense
+
+    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._compute(x if self.input_quant is None else self.input_quant(x), self.weight, self.bias)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        probe = fn(torch.empty(0, dtype=self.dtype))  # what becomes of the numbers the codes stand for
+        super()._apply(fn, recurse)
+        if self.bias is not None and self.bias.dtype != probe.dtype:
+            self.bias = self.bias.to(probe.dtype)
+        self.dtype, self._dense = probe.dtype, None
+        return self
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self._dense = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_dense": None}
+
+    def extra_repr(self) -> str:
+        bits = 8 * self.weight_codes.numel() * self.weight_codes.itemsize / max(1, math.prod(self.shape))
+        return (
+            f"weight {self._fields['dtype']} {list(self.shape)}, {bits:g} bits a weight, bias={self.bias is not None}"
+        )
+
+
+class QuantizedLinear(_Quantized):
+    """What a QATLinear becomes."""
+
+    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+
+class QuantizedConv1d(_Quantized):
+    """What a QATConv1d becomes."""
+
+    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return nn.Conv1d._conv_forward(self, x, weight, bias)  # type: ignore[arg-type, no-any-return]
+
+
+class QuantizedConv2d(_Quantized):
+    """What a QATConv2d becomes."""
+
+    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return nn.Conv2d._conv_forward(self, x, weight, bias)  # type: ignore[arg-type, no-any-return]

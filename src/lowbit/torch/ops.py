@@ -1,0 +1,215 @@
+"""Functions of torch tensors: fake quantization, codes and back, with straight-through gradients.
+
+Granularity, everywhere: scale and zero_point are one for all; with `axis` one for each of its indices; with
+`block_size` one for each block along `axis` (default the last); with `per_token` one for each row of the last axis,
+shaped x.shape[:-1]. They are Python numbers or tensors. Results are contiguous and have x's dtype, inside
+torch.autocast too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowbit.errors import InvalidProblem, UnsupportedDType
+from lowbit.torch import library
+from lowbit.torch.kernels import CODES, codes_dtype, granularity
+
+__all__ = [
+    "dequantize", "dequantize_ste", "fake_quantize", "fake_quantize_learned", "quantize", "quantize_ste",
+]  # fmt: skip
+
+Number = float | Tensor  # for annotations; what else can become a tensor is accepted too
+
+
+def fake_quantize(
+    x: Tensor,
+    scale: Number,
+    zero_point: Number = 0,
+    *,
+    qmin: int = -128,
+    qmax: int = 127,
+    axis: int | None = None,
+    block_size: int | None = None,
+    per_token: bool = False,
+) -> Tensor:
+    """dequantize(quantize(x)); NaN stays NaN. Gradient by x: dy where the code was not clipped, else 0; by scale none.
+
+    >>> x = torch.tensor([0.3, 1.0, 9.0], requires_grad=True)
+    >>> y = fake_quantize(x, 0.5, qmin=-2, qmax=2)
+    >>> y.sum().backward()
+    >>> y.tolist(), x.grad.tolist()
+    ([0.5, 1.0, 1.0], [1.0, 1.0, 0.0])
+    """
+    rows, s, z, axis = _arguments("x", x, scale, zero_point, axis, block_size, per_token)
+    return _shaped(library.fake_quantize(rows, s, z, qmin, qmax, axis, block_size), x)
+
+
+def fake_quantize_learned(
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Number = 0,
+    *,
+    qmin: int = -128,
+    qmax: int = 127,
+    axis: int | None = None,
+    block_size: int | None = None,
+    per_token: bool = False,
+    gradient_scale: float = 1.0,
+) -> Tensor:
+    """fake_quantize whose scale learns, as in learned step size quantization (LSQ).
+
+    Gradient by scale: sum(dy * t) with t = rne(x/s) - x/s inside, qmin - z below and qmax - z above the range. A zero
+    point given as floats is rounded to the nearest integer in the range and learns too: sum(dy * -s) over what is
+    clipped. Both are multiplied by gradient_scale. Scales below 2^-125 count as that.
+
+    >>> s = torch.tensor(0.5, requires_grad=True)
+    >>> fake_quantize_learned(torch.tensor([0.4, 9.0]), s, qmin=-2, qmax=2).sum().backward()
+    >>> round(s.grad.item(), 3)
+    2.2
+    """
+    rows, s, z, axis = _arguments("x", x, scale, zero_point, axis, block_size, per_token)
+    shape = granularity(rows.shape, axis, block_size).scale_shape
+    s, z = _spread("scale", s, shape), _spread("zero_point", z, shape)
+    return _shaped(library.fake_quantize_learned(rows, s, z, qmin, qmax, axis, block_size, gradient_scale), x)
+
+
+def quantize(
+    x: Tensor,
+    scale: Number,
+    zero_point: Number = 0,
+    *,
+    qmin: int = -128,
+    qmax: int = 127,
+    axis: int | None = None,
+    block_size: int | None = None,
+    per_token: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Integer codes of x, one an element, in the narrowest type for [qmin, qmax] or in `dtype`. Not differentiable.
+
+    >>> quantize(torch.tensor([-9.0, 0.3, 1.0]), 0.5, qmin=-8, qmax=7)
+    tensor([-8,  1,  2], dtype=torch.int8)
+    """
+    if dtype is None:
+        dtype = codes_dtype(qmin, qmax)
+    elif dtype not in CODES:
+        raise UnsupportedDType(f"dtype: {dtype}; expected one of {', '.join(map(str, CODES))}")
+    rows, s, z, axis = _arguments("x", x, scale, zero_point, axis, block_size, per_token)
+    return _shaped(library.quantize(rows.detach(), s.detach(), z, qmin, qmax, axis, block_size, dtype), x)
+
+
+def quantize_ste(
+    x: Tensor,
+    scale: Number,
+    zero_point: Number = 0,
+    *,
+    qmin: int = -128,
+    qmax: int = 127,
+    axis: int | None = None,
+    block_size: int | None = None,
+    per_token: bool = False,
+) -> Tensor:
+    """The codes of x as floats of x's dtype. Gradient by x: dy / s where the code was not clipped, else 0.
+
+    >>> x = torch.tensor([0.9, 9.0], requires_grad=True)
+    >>> codes = quantize_ste(x, 0.5, qmin=-2, qmax=2)
+    >>> codes.sum().backward()
+    >>> codes.tolist(), x.grad.tolist()
+    ([2.0, 2.0], [2.0, 0.0])
+    """
+    rows, s, z, axis = _arguments("x", x, scale, zero_point, axis, block_size, per_token)
+    return _shaped(library.quantize_ste(rows, s, z, qmin, qmax, axis, block_size), x)
+
+
+def dequantize(
+    codes: Tensor,
+    scale: Number,
+    zero_point: Number = 0,
+    *,
+    axis: int | None = None,
+    block_size: int | None = None,
+    per_token: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The numbers that integer codes stand for: (codes - zero_point) * scale. Not differentiable.
+
+    >>> dequantize(torch.tensor([-8, 2], dtype=torch.int8), 0.5, 1)
+    tensor([-4.5000,  0.5000])
+    """
+    if isinstance(codes, Tensor) and codes.dtype not in CODES:
+        raise UnsupportedDType(f"codes: {codes.dtype}; expected one of {', '.join(map(str, CODES))}")
+    rows, s, z, axis = _arguments("codes", codes, scale, zero_point, axis, block_size, per_token, dtype)
+    return _shaped(library.dequantize(rows, s.detach(), z, axis, block_size, dtype), codes)
+
+
+def dequantize_ste(
+    codes: Tensor,
+    scale: Number,
+    zero_point: Number = 0,
+    *,
+    axis: int | None = None,
+    block_size: int | None = None,
+    per_token: bool = False,
+) -> Tensor:
+    """(codes - zero_point) * scale for codes held as floats, in their dtype. Gradient by codes: dy * s.
+
+    >>> codes = torch.tensor([-8.0, 2.0], requires_grad=True)
+    >>> y = dequantize_ste(codes, 0.5, 1)
+    >>> y.sum().backward()
+    >>> y.tolist(), codes.grad.tolist()
+    ([-4.5, 0.5], [0.5, 0.5])
+    """
+    rows, s, z, axis = _arguments("codes", codes, scale, zero_point, axis, block_size, per_token)
+    return _shaped(library.dequantize_ste(rows, s, z, axis, block_size), codes)
+
+
+def _arguments(
+    name: str,
+    x: Tensor,
+    scale: Any,
+    zero_point: Any,
+    axis: int | None,
+    block_size: int | None,
+    per_token: bool,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor, int | None]:
+    """x, scale and zero point as operators take them; tokens become rows, and rows channels."""
+    if not isinstance(x, Tensor):
+        raise InvalidProblem(f"{name}: {type(x).__name__}; expected a torch tensor")
+    if not isinstance(scale, Tensor):
+        wide = (x.dtype if dtype is None else dtype) is torch.float64
+        scale = torch.tensor(scale, dtype=torch.float64 if wide else torch.float32, device=x.device)
+    if not isinstance(zero_point, Tensor):
+        zero_point = torch.tensor(zero_point, dtype=torch.int32, device=x.device)
+    if not per_token:
+        return x, scale, zero_point, axis
+    if axis is not None or block_size is not None:
+        raise InvalidProblem("per_token: True contradicts axis and block_size, which say another granularity")
+    if x.ndim == 0:
+        raise InvalidProblem(f"{name}: no dimensions; per_token needs at least one, a token's features")
+    for what, given in (("scale", scale), ("zero_point", zero_point)):
+        if given.ndim and given.shape != x.shape[:-1]:
+            raise InvalidProblem(f"{what}: shape {tuple(given.shape)}; expected {tuple(x.shape[:-1])}, one a token")
+    rows = x.flatten(0, -2) if x.ndim > 1 else x.unsqueeze(0)
+    return (
+        rows,
+        (scale.flatten() if scale.ndim else scale),
+        (zero_point.flatten() if zero_point.ndim else zero_point),
+        0,
+    )
+
+
+def _spread(name: str, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """One value for each parameter set; autograd adds up what a single one stood for."""
+    if tuple(values.shape) == shape:
+        return values
+    if values.numel() == 1 and values.ndim <= 1:
+        return values.reshape(()).expand(shape)
+    raise InvalidProblem(f"{name}: shape {tuple(values.shape)}; expected {shape}")
+
+
+def _shaped(y: Tensor, like: Tensor) -> Tensor:
+    return y if y.ndim == like.ndim else y.view(like.shape)
