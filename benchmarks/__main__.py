@@ -19,7 +19,16 @@ from typing import Any
 from rich.console import Console
 
 import lowbit as lb
-from benchmarks import bench_calls, bench_dequantize, bench_groups, bench_quantize, bench_range, bench_threads
+from benchmarks import (
+    bench_calls,
+    bench_dequantize,
+    bench_fake_quant,
+    bench_groups,
+    bench_qat,
+    bench_quantize,
+    bench_range,
+    bench_threads,
+)
 from benchmarks.peers import Peers, package_versions
 from benchmarks.report import Row, failed_row, print_family, print_summary, rows_of, write_json
 from benchmarks.timing import Budget, keep_freed_memory, measure
@@ -29,6 +38,8 @@ FAMILIES: dict[str, ModuleType] = {
     "quantize": bench_quantize,
     "dequantize": bench_dequantize,
     "groups": bench_groups,
+    "fake_quant": bench_fake_quant,
+    "qat": bench_qat,
     "calls": bench_calls,
     "range": bench_range,
     "threads": bench_threads,

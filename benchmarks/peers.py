@@ -21,7 +21,7 @@ import numpy.typing as npt
 from benchmarks.shapes import aligned
 from benchmarks.timing import Contender
 
-__all__ = ["GGML", "GGUF", "NUMPY", "ORT", "ORT_4BITS", "TORCH", "Peers", "package_versions"]
+__all__ = ["GGML", "GGUF", "NUMPY", "ORT", "ORT_4BITS", "TORCH", "Peers", "package_versions", "torch_with"]
 
 Array = npt.NDArray[Any]
 
@@ -44,7 +44,7 @@ class Peers:
 
     def torch_quantize(self, x: Array, scale: float, zero_point: int) -> Contender:
         def build() -> Callable[[], Any]:
-            torch = _torch(self.threads)
+            torch = torch_with(self.threads)
             tensor = torch.from_numpy(x)
             return lambda: torch.quantize_per_tensor(tensor, scale, zero_point, torch.qint8)
 
@@ -52,7 +52,7 @@ class Peers:
 
     def torch_quantize_channels(self, x: Array, scales: Array, axis: int) -> Contender:
         def build() -> Callable[[], Any]:
-            torch = _torch(self.threads)
+            torch = torch_with(self.threads)
             tensor, scale = torch.from_numpy(x), torch.from_numpy(scales)
             zeros = torch.zeros(scales.size, dtype=torch.long)
             return lambda: torch.quantize_per_channel(tensor, scale, zeros, axis, torch.qint8)
@@ -61,7 +61,7 @@ class Peers:
 
     def torch_dequantize(self, x: Array, scale: float, zero_point: int) -> Contender:
         def build() -> Callable[[], Any]:
-            torch = _torch(self.threads)
+            torch = torch_with(self.threads)
             q = torch.quantize_per_tensor(torch.from_numpy(x), scale, zero_point, torch.qint8)
             return lambda: q.dequantize()
 
@@ -69,7 +69,7 @@ class Peers:
 
     def torch_aminmax(self, x: Array) -> Contender:
         def build() -> Callable[[], Any]:
-            torch = _torch(self.threads)
+            torch = torch_with(self.threads)
             tensor = torch.from_numpy(x)
             return lambda: torch.aminmax(tensor)
 
@@ -232,7 +232,7 @@ def package_versions() -> dict[str, str | None]:
 
 
 @cache
-def _torch(threads: int) -> Any:
+def torch_with(threads: int) -> Any:
     import torch
 
     torch.set_num_threads(threads)

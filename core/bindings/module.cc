@@ -373,7 +373,7 @@ struct Problem {
   int64_t fake_quant_now(int op_id, nb::handle x_array, nb::handle dy_array, nb::handle out_array,
                          nb::handle scale_value, nb::handle zero_value) const {
     const FakeOp op = static_cast<FakeOp>(op_id);
-    const char format = "fde?"[static_cast<int>(element)];  // NumPy has no letter for bfloat16
+    const char format = "fdeH"[static_cast<int>(element)];  // bfloat16 comes as its bits
     const Buffer out = Buffer::exactly(out_array, format, shape, true);
     if (!out) return kLookAgain;
     Buffer x, dy, scale, zero;
@@ -520,6 +520,7 @@ NB_MODULE(_core, m) {
             new (p) Problem{layout, element_of(element), std::move(shape), std::move(scale_shape), qmin, qmax};
           },
           "layout"_a, "element"_a, "shape"_a, "scale_shape"_a, "qmin"_a, "qmax"_a)
+      .def_prop_ro("element", [](const Problem& p) { return static_cast<int>(p.element); })
       .def("fake_quant", &Problem::fake_quant_now, "op"_a, "x"_a.none(), "dy"_a.none(), "out"_a, "scale"_a,
            "zero_point"_a.none(),
            "As the function fake_quant, with arrays of just the right kind; any other result than -1 means that "

@@ -36,4 +36,51 @@ struct Divisor {
   }
 };
 
+// Widened halves are sparse: between two neighbours that lie on either side of a half-integer number of steps there
+// is room for error. Both x * inv and x / s, rounded, grow with x, so if they agree on the neighbours around each of
+// the half-integers between codes they agree on every x. `kDropped`: bits of an f32 that are 0 in a widened In.
+template <class In>
+constexpr int kDropped = 0;
+template <>
+inline constexpr int kDropped<half_t> = 13;
+template <>
+inline constexpr int kDropped<bfloat_t> = 16;
+
+template <class In>
+LOWBIT_INLINE bool product_suffices(float s, float inv, int reach) {
+  constexpr uint32_t step = 1u << kDropped<In>;
+  constexpr int kBlock = 32;  // half-integers between two looks at the outcome
+  for (int first = 0; first < reach; first += kBlock) {
+    int32_t different = 0;
+    for (int k = first; k < first + kBlock; ++k) {
+      const uint32_t near = float_to_bits((static_cast<float>(k) + 0.5f) * s) & ~(step - 1);
+      for (uint32_t bits : {near - step, near, near + step}) {
+        const float x = bits_to_float(bits);
+        different |= __builtin_rintf(x / s) != __builtin_rintf(x * inv);
+      }
+    }
+    if (different) return false;
+  }
+  return true;
+}
+
+// The f32 to multiply by in place of a division by s, or 0 where none will do for codes up to `reach` steps from the
+// zero point. A thread remembers its last answer: it asks again for each piece of a tensor.
+template <class In>
+float product_inverse(float s, int reach, int64_t n) {
+  constexpr int64_t kWorthwhile = 1 << 15;
+  static thread_local float known_scale = 0, known = 0;
+  static thread_local int known_reach = 0;
+  if (s == known_scale && reach == known_reach) return known;
+  if (n < kWorthwhile) return 0;
+  const uint32_t nearest = float_to_bits(1.0f / s);
+  known_scale = s, known_reach = reach, known = 0;
+  for (uint32_t bits : {nearest, nearest - 1, nearest + 1}) {
+    if (!product_suffices<In>(s, bits_to_float(bits), reach)) continue;
+    known = bits_to_float(bits);
+    break;
+  }
+  return known;
+}
+
 }  // namespace lowbit

@@ -5,6 +5,9 @@
 //   F32 F64 I32                           lane types
 //   load(p)                               float, half, bfloat -> F32; double -> F64 (exact widening)
 //   load4(p)                              where it pays: four vectors, ordered for store_bytes4<.., Paired>
+//   load_pair(p), store_pair(p, pair)     on x86: 2 * V::width bfloats at once, their order scrambled in between; no
+//   NaN
+//                                         but those that bfloats widen to
 //   load_i32(p), set(x), set_i32(i)
 //   store(p, F32)                         to float, half, bfloat, rounding to nearest even
 //   store_number(p, F)                    the same for x that is not NaN
@@ -42,6 +45,8 @@
 //   positive(x)                           I32 1 where x > 0, else 0
 //   sum_abs(acc, p)                       adds |p[0..8)| to eight f64 lanes
 //   sum_products(acc, p, q)               adds p[i] * q[i], i < 8, in f64, to eight f64 lanes
+//   add_products(acc, x, y)               on x86: the same for vectors, whose lanes are elements i, i + 1, ... with i a
+//                                         multiple of 8;  all_in(r, lo, hi)  whether only_in would keep every lane
 //   merge_pairs<Shift, Stream>(src, dst)          kPairBlock bytes -> half as many: of each the low Shift bits,
 //                                         src[2i] | src[2i+1] << Shift
 //   split_pairs<Shift>(src, dst)          the inverse: kPairBlock / 2 bytes -> kPairBlock

@@ -34,6 +34,24 @@ struct Avx2 {
     return {_mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, v)), _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, v)),
             _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, w)), _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, w))};
   }
+  // Even and odd lanes: each is half of a 32-bit lane already.
+  struct F32x2 {
+    F32 a, b;
+  };
+  LOWBIT_INLINE F32x2 load_pair(const bfloat_t* p) {
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(v, 16)),
+            _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(~0xffff)))};
+  }
+  LOWBIT_INLINE __m256i rounded_up_half(F32 x) {  // right in the 16 upper bits of each lane, if x is no NaN
+    const __m256i b = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(_mm256_add_epi32(b, odd), _mm256_set1_epi32(0x7fff));
+  }
+  LOWBIT_INLINE void store_pair(bfloat_t* p, F32x2 x) {
+    const __m256i even = _mm256_srli_epi32(rounded_up_half(x.a), 16), odd = rounded_up_half(x.b);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_blend_epi16(even, odd, 0xaa));
+  }
   LOWBIT_INLINE F64 load(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
   LOWBIT_INLINE I32 load_i32(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   LOWBIT_INLINE F32 set(float x) { return _mm256_set1_ps(x); }
@@ -357,6 +375,20 @@ struct Avx2 {
     const F64 x = to_f64(load(p)), y = to_f64(load(q));
     acc.lo = _mm256_add_pd(acc.lo, _mm256_mul_pd(x.lo, y.lo));
     acc.hi = _mm256_add_pd(acc.hi, _mm256_mul_pd(x.hi, y.hi));
+  }
+  LOWBIT_INLINE void add_products(Sum8& acc, F64 x, F64 y) {
+    acc.lo = _mm256_add_pd(acc.lo, _mm256_mul_pd(x.lo, y.lo));
+    acc.hi = _mm256_add_pd(acc.hi, _mm256_mul_pd(x.hi, y.hi));
+  }
+  LOWBIT_INLINE void add_products(Sum8& acc, F32 x, F32 y) { add_products(acc, to_f64(x), to_f64(y)); }
+  LOWBIT_INLINE bool all_in(F32 r, F32 lo, F32 hi) {
+    return _mm256_movemask_ps(_mm256_and_ps(_mm256_cmp_ps(r, lo, _CMP_GE_OQ), _mm256_cmp_ps(r, hi, _CMP_LE_OQ))) ==
+           0xff;
+  }
+  LOWBIT_INLINE bool all_in(F64 r, F64 lo, F64 hi) {
+    const __m256d a = _mm256_and_pd(_mm256_cmp_pd(r.lo, lo.lo, _CMP_GE_OQ), _mm256_cmp_pd(r.lo, hi.lo, _CMP_LE_OQ));
+    const __m256d b = _mm256_and_pd(_mm256_cmp_pd(r.hi, lo.hi, _CMP_GE_OQ), _mm256_cmp_pd(r.hi, hi.hi, _CMP_LE_OQ));
+    return _mm256_movemask_pd(_mm256_and_pd(a, b)) == 0xf;
   }
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) {
     _mm256_storeu_pd(out, acc.lo);

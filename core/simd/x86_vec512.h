@@ -33,6 +33,24 @@ struct Avx512 {
     return {_mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, v)), _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, v)),
             _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, w)), _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, w))};
   }
+  // Even and odd lanes: each is half of a 32-bit lane already.
+  struct F32x2 {
+    F32 a, b;
+  };
+  LOWBIT_INLINE F32x2 load_pair(const bfloat_t* p) {
+    const __m512i v = _mm512_loadu_si512(p);
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
+            _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(~0xffff)))};
+  }
+  LOWBIT_INLINE __m512i rounded_up_half(F32 x) {  // right in the 16 upper bits of each lane, if x is no NaN
+    const __m512i b = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(_mm512_add_epi32(b, odd), _mm512_set1_epi32(0x7fff));
+  }
+  LOWBIT_INLINE void store_pair(bfloat_t* p, F32x2 x) {
+    const __m512i even = _mm512_srli_epi32(rounded_up_half(x.a), 16), odd = rounded_up_half(x.b);
+    _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, even, odd));
+  }
   LOWBIT_INLINE F64 load(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
   LOWBIT_INLINE I32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
   LOWBIT_INLINE F32 set(float x) { return _mm512_set1_ps(x); }
@@ -314,6 +332,23 @@ struct Avx512 {
   template <class T>
   LOWBIT_INLINE void sum_products(Sum8& acc, const T* p, const T* q) {
     acc.all = _mm512_add_pd(acc.all, _mm512_mul_pd(load8(p), load8(q)));
+  }
+  LOWBIT_INLINE void add_products(Sum8& acc, F64 x, F64 y) {
+    acc.all = _mm512_add_pd(_mm512_add_pd(acc.all, _mm512_mul_pd(x.lo, y.lo)), _mm512_mul_pd(x.hi, y.hi));
+  }
+  LOWBIT_INLINE void add_products(Sum8& acc, F32 x, F32 y) {
+    const auto wide = [](F32 v) {
+      return F64{_mm512_cvtps_pd(_mm512_castps512_ps256(v)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1))};
+    };
+    add_products(acc, wide(x), wide(y));
+  }
+  LOWBIT_INLINE bool all_in(F32 r, F32 lo, F32 hi) {
+    return _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(r, lo, _CMP_GE_OQ), r, hi, _CMP_LE_OQ) == 0xffff;
+  }
+  LOWBIT_INLINE bool all_in(F64 r, F64 lo, F64 hi) {
+    const __mmask8 a = _mm512_mask_cmp_pd_mask(_mm512_cmp_pd_mask(r.lo, lo.lo, _CMP_GE_OQ), r.lo, hi.lo, _CMP_LE_OQ);
+    const __mmask8 b = _mm512_mask_cmp_pd_mask(_mm512_cmp_pd_mask(r.hi, lo.hi, _CMP_GE_OQ), r.hi, hi.hi, _CMP_LE_OQ);
+    return (a & b) == 0xff;
   }
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) { _mm512_storeu_pd(out, acc.all); }
 

@@ -73,6 +73,9 @@ class Problem:
 
     def __init__(self, layout: Layout, element: int, shape: Sequence[int], scale_shape: Sequence[int], qmin: int, qmax: int) -> None: ...
 
+    @property
+    def element(self) -> int: ...
+
     def fake_quant(self, op: int, x: object | None, dy: object | None, out: object, scale: object, zero_point: object | None) -> int:
         """
         As the function fake_quant, with arrays of just the right kind; any other result than -1 means that nothing was done.

@@ -19,8 +19,11 @@ struct FakeStep {
   F least = lo, most = hi;  // what x is clamped to where no division would saturate: lo * scale, hi * scale
 
   static __attribute__((always_inline)) FakeStep of(T s, int32_t z, int32_t qmin, int32_t qmax) {
+    return of(s, reciprocal(s), z, qmin, qmax);
+  }
+  static __attribute__((always_inline)) FakeStep of(T s, Reciprocal<T> r, int32_t z, int32_t qmin, int32_t qmax) {
     const T l = static_cast<T>(qmin - z), h = static_cast<T>(qmax - z);
-    return {Divisor<V, T, Kind>::of(s, reciprocal(s)), V::set(s), V::set(l), V::set(h), V::set(l * s), V::set(h * s)};
+    return {Divisor<V, T, Kind>::of(s, r), V::set(s), V::set(l), V::set(h), V::set(l * s), V::set(h * s)};
   }
   static __attribute__((always_inline)) FakeStep load(const T* s, const int32_t* z, typename V::I32 qmin,
                                                       typename V::I32 qmax) {
@@ -39,9 +42,11 @@ struct FakeStep {
   __attribute__((always_inline)) F operator()(F x, F dy) const {
     if constexpr (Op == FakeOp::scaled) return V::mul(dy, scale);
     if constexpr (Op == FakeOp::fake) {
-      // Adding 0 makes +0 of -0, as the integer between quantize and dequantize does.
-      const F r = V::round(divisor(kClampsFirst ? V::clamp(x, least, most) : x));
-      return V::mul(V::add(kClampsFirst ? r : V::clamp(r, lo, hi), V::set(T{0})), scale);
+      // Adding 0 makes +0 of -0, as the integer between quantize and dequantize does; it changes nothing else.
+      const F rounded = V::round(divisor(kClampsFirst ? V::clamp(x, least, most) : x));
+      const F steps = kClampsFirst ? rounded : V::clamp(rounded, lo, hi);
+      if constexpr (V::has_fma && sizeof(T) == 4) return V::fma(steps, scale, V::set(T{0}));
+      return V::mul(V::add(steps, V::set(T{0})), scale);
     }
     const F r = V::round(divisor(x));
     if constexpr (Op == FakeOp::fake_backward) return V::only_in(r, lo, hi, dy);
@@ -52,6 +57,7 @@ struct FakeStep {
 template <class V, class In, FakeOp Op>
 struct Operands {
   using F = decltype(V::set(compute_t<In>{}));
+  static constexpr bool kPairs = requires(const In* p) { V::load_pair(p); };
   const In *x, *dy;
   In* y;
 
@@ -77,7 +83,15 @@ struct Operands {
   template <class Step>
   __attribute__((always_inline)) void run(int64_t i, int64_t n, const Step& step) const {
     constexpr int w = V::width;
-    for (; i + 2 * w <= n; i += 2 * w) at<false>(i, step), at<false>(i + w, step);
+    for (; i + 2 * w <= n; i += 2 * w) {
+      if constexpr (kPairs) {
+        const auto a = Op == FakeOp::scaled ? V::load_pair(dy + i) : V::load_pair(x + i);
+        const auto b = Op == FakeOp::fake ? a : V::load_pair(dy + i);
+        V::store_pair(y + i, {step(a.a, b.a), step(a.b, b.b)});
+      } else {
+        at<false>(i, step), at<false>(i + w, step);
+      }
+    }
     if (i + w <= n) at<false>(i, step), i += w;
     if (i < n) tail(i, n - i, step);
   }
@@ -116,6 +130,16 @@ void fake_grouped_as(const FakeQuantArgs& a) {
 template <class V, class In, FakeOp Op>
 void fake_grouped(const FakeQuantArgs& a) {
   const auto* scale = static_cast<const compute_t<In>*>(a.scale);
+  if constexpr (kDropped<In> != 0 && V::has_fma && Op != FakeOp::scaled) {
+    if (a.n == a.group && a.qmax - a.qmin <= 255 && *scale <= kMaxQuotientScale) {
+      // One step more than the codes reach: a mask also tells the first value that is clipped.
+      const int reach = 1 + (a.qmax - *a.zero > *a.zero - a.qmin ? a.qmax - *a.zero : *a.zero - a.qmin);
+      const float inv = product_inverse<In>(*scale, reach, a.n);
+      const Operands<V, In, Op> o{static_cast<const In*>(a.x), static_cast<const In*>(a.dy), static_cast<In*>(a.y)};
+      using Step = FakeStep<V, float, Op, Quotient::product>;
+      if (inv != 0) return o.run(0, a.n, Step::of(*scale, {inv, 0}, *a.zero, a.qmin, a.qmax));
+    }
+  }
   bool divide = a.qmax - a.qmin > 255;  // beyond what is proven of the fused quotient
   for (int64_t g = 0; g * a.group < a.n; ++g) divide |= scale[g] > static_cast<compute_t<In>>(kMaxQuotientScale);
   divide ? fake_grouped_as<V, In, Op, Quotient::division>(a) : fake_grouped_as<V, In, Op, Quotient::fused>(a);
@@ -149,17 +173,29 @@ struct Terms {
   T d[kLearnedPiece], t[kLearnedPiece], c[kLearnedPiece];
 };
 
-// y and the terms of one vector.
+template <class F>
+struct VectorTerms {
+  F d, t, c, y;
+};
+
+template <class V, class F, class Step>
+LOWBIT_INLINE VectorTerms<F> learned_terms(F g, F q, F r, const Step& k) {
+  const F inside = V::only_in(r, k.lo, k.hi, g);
+  const F clipped = V::add(V::only_below(r, k.lo, g), V::only_above(r, k.hi, g));
+  const F edges = V::add(V::only_below(r, k.lo, k.lo), V::only_above(r, k.hi, k.hi));
+  // d is 0 where x is NaN.
+  return {V::add(inside, clipped), V::add(V::only_in(r, k.lo, k.hi, V::sub(r, q)), edges), clipped, inside};
+}
+
+// y and the terms of one vector, kept for later.
 template <class V, class In, class Step>
 LOWBIT_INLINE void learned_vector(const In* x, const In* dy, In* y, const Step& k, Terms<compute_t<In>>& terms, int i) {
-  const auto g = V::load(dy), q = V::divide(V::load(x), k.scale), r = V::round(q);
-  const auto inside = V::only_in(r, k.lo, k.hi, g);
-  const auto clipped = V::add(V::only_below(r, k.lo, g), V::only_above(r, k.hi, g));
-  const auto edges = V::add(V::only_below(r, k.lo, k.lo), V::only_above(r, k.hi, k.hi));
-  V::store(terms.t + i, V::add(V::only_in(r, k.lo, k.hi, V::sub(r, q)), edges));
-  V::store(terms.c + i, clipped);
-  V::store(terms.d + i, V::add(inside, clipped));  // 0 where x is NaN
-  V::store_number(y, inside);
+  const auto q = V::divide(V::load(x), k.scale);
+  const auto found = learned_terms<V>(V::load(dy), q, V::round(q), k);
+  V::store(terms.d + i, found.d);
+  V::store(terms.t + i, found.t);
+  V::store(terms.c + i, found.c);
+  V::store_number(y, found.y);
 }
 
 template <class V, class In, class Step>
@@ -192,7 +228,24 @@ void learned_run(const LearnedArgs& a) {
   T minus[8];
   for (T& m : minus) m = -s;
   typename V::Sum8 ds, dz;
-  for (int64_t begin = 0; begin < a.step.n; begin += kLearnedPiece) {
+  int64_t begin = 0;
+  if constexpr (requires { V::add_products(ds, k.scale, k.scale); }) {
+    // Straight into the sums. Most vectors have nothing clipped, and what would be added to dz is then nothing.
+    const auto negative = V::set(-s);
+    for (; begin + w <= a.step.n; begin += w) {
+      const auto g = V::load(dy + begin), q = V::divide(V::load(x + begin), k.scale), r = V::round(q);
+      if (V::all_in(r, k.lo, k.hi)) {
+        V::add_products(ds, g, V::sub(r, q));
+        V::store_number(y + begin, g);
+      } else {
+        const auto found = learned_terms<V>(g, q, r, k);
+        V::add_products(ds, found.d, found.t);
+        V::add_products(dz, found.c, negative);
+        V::store_number(y + begin, found.y);
+      }
+    }
+  }
+  for (; begin < a.step.n; begin += kLearnedPiece) {
     const int n = static_cast<int>(a.step.n - begin < kLearnedPiece ? a.step.n - begin : kLearnedPiece);
     int i = 0;
     for (; i + w <= n; i += w) learned_vector<V>(x + begin + i, dy + begin + i, y + begin + i, k, terms, i);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
@@ -12,13 +13,13 @@ import numpy.typing as npt
 
 from lowbit import _core
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
-from lowbit.granularity import Granularity
+from lowbit.granularity import Granularity, granularity_of
 from lowbit.logarithm import log_tables
 from lowbit.params import QuantizationParams
 
 __all__ = [
     "BFLOAT16", "HIGHEST_CODE", "LOWEST_CODE", "Affine", "FloatArray", "as_float_array", "code_id", "dequantize", "empty_float", "float_dtype", "mean_abs",
-    "native_spec", "pack", "quantize", "quantize_dynamic", "unpack", "value_range", "writable_float",
+    "native_spec", "pack", "problem", "quantize", "quantize_dynamic", "unpack", "value_range", "writable_float",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -301,6 +302,20 @@ def writable_float(array: Any) -> FloatArray:
 
 def _axis(params: QuantizationParams, shape: tuple[int, ...]) -> int:
     return (params.axis or 0) % len(shape)
+
+
+@functools.lru_cache(1024)
+def problem(
+    shape: tuple[int, ...], dtype: np.dtype[Any], axis: int | None, block_size: int | None, qmin: int, qmax: int
+) -> _core.Problem | None:
+    """What is known of a fake-quantize call before its data; None where the options are not plain enough."""
+    element = BFLOAT16 if dtype.name == "bfloat16" else _ELEMENTS.get(dtype)
+    plain = element is not None and LOWEST_CODE <= qmin <= qmax <= HIGHEST_CODE
+    plain = plain and all(v is None or type(v) is int for v in (axis, block_size)) and (block_size or 1) > 0
+    if element is None or not plain:
+        return None
+    g = granularity_of(shape, -1 if axis is None and block_size is not None else axis, block_size)
+    return _core.Problem(layout_of(g), element, list(shape), list(g.scale_shape), qmin, qmax)
 
 
 def fake_quantize(x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
