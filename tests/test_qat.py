@@ -150,11 +150,26 @@ def test_moving_average_starts_at_the_first_range_and_moves() -> None:
 
 
 @pytest.mark.parametrize("make", [lt.MinMax, lt.MovingAverage, lt.Histogram])
-def test_observers_leave_out_what_is_not_finite(make: Any) -> None:
+def test_observers_leave_out_what_is_not_finite_if_told_to(make: Any) -> None:
     o = make()
+    for bad in ("nan", "inf"):
+        with pytest.raises(InvalidProblem, match=rf"x: {bad} at index \(1,\)"):
+            o(torch.tensor([1.0, float(bad)]))
+    assert not o.ready()
+    o.ignore_nonfinite = True
     o(torch.tensor([1.0, float("nan"), -2.0]))
     o(torch.tensor([float("inf"), 0.0]))
     assert (o.lo.item(), o.hi.item(), o.left_out.item()) == (-2, 1, 1)
+
+
+def test_what_is_not_finite_is_named() -> None:
+    model, _ = lt.prepare_qat(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    with pytest.raises(InvalidProblem, match=r"0\.input: inf at index \(0, 1\)"):
+        model(torch.tensor([[1.0, float("inf")]]))
+    with torch.no_grad():
+        model[1].weight[1, 0] = float("nan")
+    with pytest.raises(InvalidProblem, match=r"1\.weight: nan at index \(1, 0\)"):
+        model(torch.ones(1, 2))
 
 
 def test_all_zero_data_gets_scale_one() -> None:
@@ -288,7 +303,8 @@ def test_half_precision_passes_through(mode: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 def test_inf_does_not_poison_a_quantizer(mode: str) -> None:
-    fq = lt.FakeQuantize(mode=mode, observer="moving_average" if mode == "static" else None)
+    observer = "moving_average" if mode == "static" else None
+    fq = lt.FakeQuantize(mode=mode, observer=observer, on_nonfinite="ignore")
     fq(torch.randn(10))
     y = fq(torch.tensor([1.0, float("inf")]))
     assert torch.isfinite(y).all()

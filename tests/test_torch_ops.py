@@ -355,7 +355,7 @@ def operator_calls(granularity: str) -> dict[str, tuple[Any, ...]]:
         "dequantize": (codes, scale, zero, axis, block, torch.float32),
         "dequantize_ste": (codes.float().requires_grad_(), scale, zero, axis, block),
         "dequantize_ste_backward": (dy.clone().requires_grad_(), scale, axis, block),
-        "range_params": (x, -8, 7, False, axis, block),
+        "range_params": (x, -8, 7, False, axis, block, "x", False),
         "affine_params": (-scale, scale, -8, 7, False),
         "observe_": (
             x,
@@ -365,6 +365,8 @@ def operator_calls(granularity: str) -> dict[str, tuple[Any, ...]]:
             0.1,
             axis,
             block,
+            "x",
+            False,
         ),
     }
 

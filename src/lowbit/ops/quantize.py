@@ -17,7 +17,7 @@ from lowbit.params import QuantizationParams, QuantizationScheme
 from lowbit.ranges import MAX_SCALE
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["quantize", "quantize_to_int8"]
+__all__ = ["quantize", "quantize_to_int8", "refuse_nonfinite"]
 
 Array = npt.NDArray[Any]
 _DEFAULT_BLOCK = 32
@@ -136,7 +136,7 @@ def _from_data(
         if fused is not None:
             scale, zero, nan, bad = fused
             if nan or bad:
-                _refuse_nonfinite(x, name)
+                refuse_nonfinite(x, name)
                 raise InvalidProblem(f"{name}: values too large: a scale would exceed {MAX_SCALE:.6g}")
             if divisor and not dtype.is_signed:
                 _warn_unsigned(x, name)
@@ -163,7 +163,7 @@ def _finite_range(x: cpu.FloatArray, g: Granularity, on_nonfinite: str, name: st
     lo, hi, nan = cpu.value_range(x, g)
     if nan or not (np.isfinite(lo).all() and np.isfinite(hi).all()):
         if on_nonfinite == "raise":
-            _refuse_nonfinite(x, name)
+            refuse_nonfinite(x, name)
         lo, hi, left_out = cpu.value_range(_finite_only(x, on_nonfinite, as_nan=True), g)
         warnings.warn(f"{name}: {left_out} values that are NaN or Inf were left out of the range", stacklevel=4)
         none = ~np.isfinite(lo)  # a scope without one finite number counts as all zero
@@ -179,7 +179,7 @@ def _finite_only(x: cpu.FloatArray, on_nonfinite: str, as_nan: bool = False) -> 
     return cpu.FloatArray(clean, 1 if clean.dtype == np.float64 else 0)
 
 
-def _refuse_nonfinite(x: cpu.FloatArray, name: str) -> None:
+def refuse_nonfinite(x: cpu.FloatArray, name: str) -> None:
     """Raises for the first NaN or Inf; looked for a piece at a time, as the data may be large."""
     flat = cpu.FloatArray(x.array.reshape(-1), x.element)
     for start in range(0, flat.array.size, 1 << 20):

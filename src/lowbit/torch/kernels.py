@@ -19,6 +19,7 @@ from lowbit.errors import InvalidProblem
 from lowbit.granularity import Granularity, granularity_of
 from lowbit.kernels import cpu
 from lowbit.ops.fake_quantize import affine_of
+from lowbit.ops.quantize import refuse_nonfinite
 from lowbit.params import QuantizationParams
 from lowbit.ranges import MAX_SCALE, MIN_SCALE, affine_from_range
 from lowbit.reference import spread
@@ -203,9 +204,9 @@ def dequantize_ste_backward(dy: Tensor, s: Tensor, axis: int | None, block: int 
 
 
 def range_params(
-    x: Tensor, qmin: int, qmax: int, symmetric: bool, axis: int | None, block: int | None
+    x: Tensor, qmin: int, qmax: int, symmetric: bool, axis: int | None, block: int | None, name: str, ignore: bool
 ) -> tuple[Tensor, Tensor]:
-    lo, hi = _value_range(x, axis, block)
+    lo, hi = _value_range(x, axis, block, name, ignore)
     least, most = _ends(lo, hi)
     if not -MAX_SCALE <= least <= most <= MAX_SCALE:
         # Inf counts as a very large number, and no number at all as 0: a step that holds them is thrown away.
@@ -214,9 +215,10 @@ def range_params(
 
 
 def observe_(
-    x: Tensor, lo: Tensor, hi: Tensor, left_out: Tensor, momentum: float | None, axis: int | None, block: int | None
-) -> None:
-    new_lo, new_hi = _value_range(x, axis, block)
+    x: Tensor, lo: Tensor, hi: Tensor, left_out: Tensor, momentum: float | None, axis: int | None, block: int | None,
+    name: str, ignore: bool,
+) -> None:  # fmt: skip
+    new_lo, new_hi = _value_range(x, axis, block, name, ignore)
     least, most = _ends(new_lo, new_hi)
     if not -_WIDEST <= least <= most <= _WIDEST:
         left_out += 1
@@ -238,10 +240,14 @@ def _ends(lo: Array, hi: Array) -> tuple[float, float]:
     return (float(lo.min()), float(hi.max())) if (lo <= hi).all() else (np.nan, np.nan)
 
 
-def _value_range(x: Tensor, axis: int | None, block: int | None) -> tuple[Array, Array]:
+def _value_range(x: Tensor, axis: int | None, block: int | None, name: str, ignore: bool) -> tuple[Array, Array]:
+    """(lo, hi) of each scope. NaN or Inf is an error that says where, or with `ignore` left to the caller."""
     if x.numel() == 0:
-        raise InvalidProblem(f"x: empty (shape {tuple(x.shape)}); there is nothing to find a range in")
-    lo, hi, _ = cpu.value_range(_floats(x), _granularity(x.shape, axis, block))
+        raise InvalidProblem(f"{name}: empty (shape {tuple(x.shape)}); there is nothing to find a range in")
+    floats = _floats(x)
+    lo, hi, nan = cpu.value_range(floats, _granularity(x.shape, axis, block))
+    if not ignore and (nan or not (np.isfinite(lo).all() and np.isfinite(hi).all())):
+        refuse_nonfinite(floats, name)
     return lo, hi
 
 

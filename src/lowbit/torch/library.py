@@ -41,7 +41,7 @@ def _fake_learned_backward(
 
 
 def _fake_range_params(
-    x: Tensor, qmin: int, qmax: int, symmetric: bool, axis: int | None, block: int | None
+    x: Tensor, qmin: int, qmax: int, symmetric: bool, axis: int | None, block: int | None, name: str, ignore: bool
 ) -> tuple[Tensor, Tensor]:
     shape = _scale_shape(x, axis, block)
     return x.new_empty(shape, dtype=compute_dtype(x)), x.new_empty(shape, dtype=torch.int32)
@@ -168,7 +168,8 @@ dequantize_ste_backward: Callable[..., Any] = _define(
     2, lambda g, dy, *a: (dequantize_ste_backward(g, *a), None),
 )  # fmt: skip
 range_params = _define(
-    "range_params(Tensor x, int qmin, int qmax, bool symmetric, int? axis, int? block_size) -> (Tensor, Tensor)",
+    "range_params(Tensor x, int qmin, int qmax, bool symmetric, int? axis, int? block_size, str name, bool ignore) "
+    "-> (Tensor, Tensor)",
     kernels.range_params, _fake_range_params,
 )  # fmt: skip
 affine_params = _define(
@@ -177,6 +178,6 @@ affine_params = _define(
 )  # fmt: skip
 observe_ = _define(
     "observe_(Tensor x, Tensor(a!) lo, Tensor(b!) hi, Tensor(c!) left_out, float? momentum, int? axis, "
-    "int? block_size) -> ()",
+    "int? block_size, str name, bool ignore) -> ()",
     kernels.observe_, lambda *_: None,
 )  # fmt: skip

@@ -40,13 +40,15 @@ class FixedBuffers(nn.Module):
 class Observer(FixedBuffers):
     """The least and the greatest number of a tensor, of each index of an axis, or of each block along one.
 
-    NaN is left out. Data with Inf is left out whole and counted in `left_out`: with loss scaling, such steps are
-    thrown away anyway. Buffers: lo, hi (float32; lo > hi until something was seen), left_out.
+    NaN or Inf is an error that names the tensor and the first index. With `ignore_nonfinite` such data is left out
+    whole and counted in `left_out` (NaN alone: only the NaN): with loss scaling, such steps are thrown away anyway. Buffers: lo, hi (float32; lo > hi until something was seen), left_out.
     """
 
     lo: Tensor
     hi: Tensor
     left_out: Tensor
+    name = "x"  # of what passes by, in errors
+    ignore_nonfinite = False
     momentum: float | None = None  # how far the range moves to that of new data; None: it only grows
 
     def __init__(self, axis: int | None = None, block_size: int | None = None) -> None:
@@ -71,7 +73,10 @@ class Observer(FixedBuffers):
         if x.numel():
             if self.axis is not None or self.block_size is not None:
                 self._shape_to(x)
-            library.observe_(x.detach(), self.lo, self.hi, self.left_out, self.momentum, self.axis, self.block_size)
+            library.observe_(
+                x.detach(), self.lo, self.hi, self.left_out, self.momentum, self.axis, self.block_size, self.name,
+                self.ignore_nonfinite,
+            )  # fmt: skip
         return x
 
     def ready(self) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import fx, nn
 
@@ -41,7 +41,8 @@ class QATRecipe:
     weight, activation: dtypes of weights and of layer inputs; None leaves inputs alone. Signed dtypes map
     symmetrically, unsigned ones asymmetrically. weight_axis: one scale for each of its indices (None: one for all).
     weight_block: instead, one scale for so many consecutive inputs (axis 1). learned: scales are parameters (LSQ);
-    otherwise weights take the range they have, and inputs a moving average of theirs. skip: names, or patterns such as
+    otherwise weights take the range they have, and inputs a moving average of theirs. on_nonfinite: "raise", or "ignore"
+    for data with NaN or Inf, as loss scaling makes. skip: names, or patterns such as
     "head.*", of layers left alone. overrides: {pattern: {field: value}}, the last that matches counting.
     """
 
@@ -51,6 +52,7 @@ class QATRecipe:
     weight_block: int | None = None
     learned: bool = False
     observer: str = "moving_average"
+    on_nonfinite: Literal["raise", "ignore"] = "raise"
     skip: tuple[str, ...] = ()
     overrides: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
@@ -78,15 +80,20 @@ class QATRecipe:
                 found = found._with(fields, f"overrides[{pattern!r}]")
         return found
 
-    def quantizers(self) -> tuple[FakeQuantize, FakeQuantize | None]:
-        """New quantizers for a layer's weight and its input."""
+    def quantizers(self, name: str) -> tuple[FakeQuantize, FakeQuantize | None]:
+        """New quantizers for the weight and the input of the layer of this name."""
+        weight_name, input_name = (f"{name}.{what}".lstrip(".") for what in ("weight", "input"))
         axis = 1 if self.weight_block is not None else self.weight_axis
         mode = "learned" if self.learned else "dynamic"
-        weight = FakeQuantize(self.weight, "linear", axis, self.weight_block, mode)
+        found = self.on_nonfinite
+        weight = FakeQuantize(self.weight, "linear", axis, self.weight_block, mode, None, found, weight_name)
         if self.activation is None:
             return weight, None
         mode, observer = ("learned", None) if self.learned else ("static", self.observer)
-        return weight, FakeQuantize(self.activation, "linear", mode=mode, observer=observer)
+        inputs = FakeQuantize(
+            self.activation, "linear", mode=mode, observer=observer, on_nonfinite=found, name=input_name
+        )
+        return weight, inputs
 
 
 class CoverageRow(NamedTuple):
@@ -157,7 +164,7 @@ def prepare_qat(
             bn_name = folds.get(name)
             fold = bn_name is not None and not any(fnmatchcase(bn_name, p) for p in recipe.skip)
             bn = model.get_submodule(bn_name) if fold and bn_name is not None else None
-            swaps[name] = _TRAINED[type(module)].from_float(module, *own.quantizers(), bn)
+            swaps[name] = _TRAINED[type(module)].from_float(module, *own.quantizers(name), bn)
             treated, why = True, f"{own.weight} weight, {own.activation or 'float'} input"
         elif isinstance(module, tuple(_TRAINED)):
             why = "a subclass, which may compute something else"

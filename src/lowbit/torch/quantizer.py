@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,8 @@ class FakeQuantize(FixedBuffers):
     1 / sqrt(n qmax), n elements sharing a scale.
 
     scheme: "symmetric" (codes ±qmax, zero point 0), "asymmetric", or "linear": the one or the other as the dtype has
-    a sign or not. axis, block_size: as everywhere in lowbit. Switches (enable_observer, enable_fake_quant) are no part
+    a sign or not. axis, block_size: as everywhere in lowbit. Where ranges are found, NaN or Inf is an error that says
+    `name` and the index; on_nonfinite="ignore" leaves such data out (dynamic: Inf counts as very large). Switches (enable_observer, enable_fake_quant) are no part
     of the state_dict.
 
     >>> fq = FakeQuantize("int8", observer="min_max")
@@ -54,8 +55,12 @@ class FakeQuantize(FixedBuffers):
         block_size: int | None = None,
         mode: str = "static",
         observer: str | Observer | None = None,
+        on_nonfinite: Literal["raise", "ignore"] = "raise",
+        name: str = "x",
     ) -> None:
         super().__init__()
+        if on_nonfinite not in ("raise", "ignore"):
+            raise InvalidProblem(f"on_nonfinite: {on_nonfinite!r}; expected 'raise' or 'ignore'")
         kind = QuantizedDType.of(dtype)
         if kind.is_mixed or kind.is_binary:
             raise InvalidProblem(f"dtype: {kind}; expected int8, uint8, int16, uint16, int4, uint4, int2 or uint2")
@@ -72,6 +77,9 @@ class FakeQuantize(FixedBuffers):
         narrow = self.symmetric and kind.is_signed
         self.qmin, self.qmax = -shape_of.qmax if narrow else shape_of.qmin, shape_of.qmax
         self.observer = make_observer(observer, self.axis, self.block_size) if mode == "static" else None
+        self.on_nonfinite, self.name = on_nonfinite, name
+        if self.observer is not None:
+            self.observer.name, self.observer.ignore_nonfinite = name, on_nonfinite == "ignore"
         self.observing: bool | None = None  # None: while training
         self.fake_quantizing = True
         self._checked = False
@@ -133,7 +141,10 @@ class FakeQuantize(FixedBuffers):
         )
 
     def _range_params(self, x: Tensor) -> Any:
-        return library.range_params(x.detach(), self.qmin, self.qmax, self.symmetric, self.axis, self.block_size)
+        return library.range_params(
+            x.detach(), self.qmin, self.qmax, self.symmetric, self.axis, self.block_size, self.name,
+            self.on_nonfinite == "ignore",
+        )  # fmt: skip
 
     def _observe(self, x: Tensor) -> None:
         observer = self.observer
