@@ -38,8 +38,8 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FACTS = {
-    "errors", "_version", "dtypes", "ranges", "logarithm", "fields", "granularity", "schemes", "params", "packing", "container",
-    "metrics", "indexing", "tensor", "reference",
+    "errors", "_version", "dtypes", "ranges", "logarithm", "fields", "granularity", "schemes", "params", "packing",
+    "container", "metrics", "indexing", "tensor", "reference",
 }  # fmt: skip
 
 PUBLIC = {

@@ -18,8 +18,9 @@ from lowbit.logarithm import log_tables
 from lowbit.params import QuantizationParams
 
 __all__ = [
-    "BFLOAT16", "HIGHEST_CODE", "LOWEST_CODE", "Affine", "FloatArray", "as_float_array", "code_id", "dequantize", "empty_float", "float_dtype", "mean_abs",
-    "native_spec", "pack", "problem", "quantize", "quantize_dynamic", "unpack", "value_range", "writable_float",
+    "BFLOAT16", "HIGHEST_CODE", "LOWEST_CODE", "Affine", "FloatArray", "as_float_array", "code_id", "dequantize",
+    "empty_float", "float_dtype", "mean_abs", "native_spec", "pack", "problem", "quantize", "quantize_dynamic",
+    "unpack", "value_range", "writable_float",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]

@@ -40,8 +40,9 @@ class FixedBuffers(nn.Module):
 class Observer(FixedBuffers):
     """The least and the greatest number of a tensor, of each index of an axis, or of each block along one.
 
-    NaN or Inf is an error that names the tensor and the first index. With `ignore_nonfinite` such data is left out
-    whole and counted in `left_out` (NaN alone: only the NaN): with loss scaling, such steps are thrown away anyway. Buffers: lo, hi (float32; lo > hi until something was seen), left_out.
+    NaN or Inf is an error that names the tensor and the first index. With `ignore_nonfinite`, NaN is left out, and data
+    with Inf is left out whole and counted in `left_out`: with loss scaling, such steps are thrown away anyway.
+    Buffers: lo, hi (float32; lo > hi until something was seen), left_out.
     """
 
     lo: Tensor

@@ -41,9 +41,9 @@ class QATRecipe:
     weight, activation: dtypes of weights and of layer inputs; None leaves inputs alone. Signed dtypes map
     symmetrically, unsigned ones asymmetrically. weight_axis: one scale for each of its indices (None: one for all).
     weight_block: instead, one scale for so many consecutive inputs (axis 1). learned: scales are parameters (LSQ);
-    otherwise weights take the range they have, and inputs a moving average of theirs. on_nonfinite: "raise", or "ignore"
-    for data with NaN or Inf, as loss scaling makes. skip: names, or patterns such as
-    "head.*", of layers left alone. overrides: {pattern: {field: value}}, the last that matches counting.
+    otherwise weights take the range they have, and inputs a moving average of theirs. on_nonfinite: "raise", or
+    "ignore" for data with NaN or Inf, as loss scaling makes. skip: names, or patterns such as "head.*", of layers left
+    alone. overrides: {pattern: {field: value}}, the last that matches counting.
     """
 
     weight: str = "int8"

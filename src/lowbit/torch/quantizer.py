@@ -33,8 +33,8 @@ class FakeQuantize(FixedBuffers):
 
     scheme: "symmetric" (codes ±qmax, zero point 0), "asymmetric", or "linear": the one or the other as the dtype has
     a sign or not. axis, block_size: as everywhere in lowbit. Where ranges are found, NaN or Inf is an error that says
-    `name` and the index; on_nonfinite="ignore" leaves such data out (dynamic: Inf counts as very large). Switches (enable_observer, enable_fake_quant) are no part
-    of the state_dict.
+    `name` and the index; on_nonfinite="ignore" leaves such data out (dynamic: Inf counts as very large). Switches
+    (enable_observer, enable_fake_quant) are no part of the state_dict.
 
     >>> fq = FakeQuantize("int8", observer="min_max")
     >>> fq(torch.tensor([-1.0, 0.003, 1.27]))
