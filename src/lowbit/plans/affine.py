@@ -36,18 +36,21 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 
-class _Quantize(Plan[ForwardArgs]):
+class _Forward(Plan[ForwardArgs]):
     Args = ForwardArgs
-    _takes = (True, False)
 
     def _buffers(self, args: ForwardArgs) -> tuple[Array, Array, Array, Array]:
         d = self.descriptor
         return (
             array("input", args.input, d.input_element, d.shape),
-            array("output", args.output, kind_of("", d.output_element), d.shape, writable=True),
+            array("output", args.output, d.output_element or d.input_element, d.shape, writable=True),
             self._scale(args.scale),
             self._zero(args.zero_point),
         )
+
+
+class _Quantize(_Forward):
+    _takes = (True, False)
 
     def run(self, args: ForwardArgs) -> None:
         x, out, scale, zero = self._buffers(args)
@@ -59,18 +62,8 @@ class _Quantize(Plan[ForwardArgs]):
         self._finish(_core.convert(True, code, x, out, kind, scale, zero, d.qmin, d.qmax, self._layout), scale, zero)
 
 
-class _Dequantize(Plan[ForwardArgs]):
-    Args = ForwardArgs
+class _Dequantize(_Forward):
     _takes = (False, True)
-
-    def _buffers(self, args: ForwardArgs) -> tuple[Array, Array, Array, Array]:
-        d = self.descriptor
-        return (
-            array("input", args.input, d.input_element, d.shape),
-            array("output", args.output, kind_of("", d.output_element), d.shape, writable=True),
-            self._scale(args.scale),
-            self._zero(args.zero_point),
-        )
 
     def run(self, args: ForwardArgs) -> None:
         q, out, scale, zero = self._buffers(args)
@@ -81,18 +74,8 @@ class _Dequantize(Plan[ForwardArgs]):
         self._finish(_core.convert(False, code, q, out, kind, scale, zero, d.qmin, d.qmax, self._layout), scale, zero)
 
 
-class _FakeQuantize(Plan[ForwardArgs]):
-    Args = ForwardArgs
+class _FakeQuantize(_Forward):
     _takes = (True, None)
-
-    def _buffers(self, args: ForwardArgs) -> tuple[Array, Array, Array, Array]:
-        d = self.descriptor
-        return (
-            array("input", args.input, d.input_element, d.shape),
-            array("output", args.output, d.input_element, d.shape, writable=True),
-            self._scale(args.scale),
-            self._zero(args.zero_point),
-        )
 
     def run(self, args: ForwardArgs) -> None:
         if (
