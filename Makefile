@@ -67,14 +67,14 @@ test-python: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not deep"
 
 check: $(VENV)/.check $(VENV)/.built build/cpp/lowbit_tests
-	$(BIN)/ruff check src tests benchmarks scripts
-	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/ruff check src tests benchmarks scripts examples
+	$(BIN)/ruff format --check src tests benchmarks scripts examples
 	$(BIN)/mypy
 	find core -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
 
 format: $(VENV)/.check
-	$(BIN)/ruff check --fix-only src tests benchmarks scripts
-	$(BIN)/ruff format src tests benchmarks scripts
+	$(BIN)/ruff check --fix-only src tests benchmarks scripts examples
+	$(BIN)/ruff format src tests benchmarks scripts examples
 	find core -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
 stubs: $(VENV)/.built
