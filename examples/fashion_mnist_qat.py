@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import gzip
+import itertools
 import json
 import platform
 import warnings
@@ -134,23 +135,15 @@ def accuracy(model: nn.Module, data: Images) -> float:
 
 
 # ---- quantized: with lowbit ---------------------------------------------------------------------------
-@torch.no_grad()
-def calibrate(model: nn.Module, batches: Batches, seed: int) -> None:
-    """PTQ: a few batches pass, and only the quantizers learn from them."""
-    model.eval()
-    for module in model.modules():
-        if isinstance(module, lt.FakeQuantize):
-            module.train()
-    for _, (x, _) in zip(range(CALIBRATION_BATCHES), batches.shuffled(seed), strict=False):
-        model(x)
-    model.eval()
+def some(batches: Batches, count: int, seed: int) -> Iterator[Images]:
+    return itertools.islice(batches.shuffled(seed), count)
 
 
 @torch.no_grad()
 def renew_batch_norms(model: nn.Module, batches: Batches, seed: int) -> None:
     """PTQ too: the batch norms measure again what the quantized weights make of the data."""
     model.train()
-    for _, (x, _) in zip(range(RENEWAL_BATCHES), batches.shuffled(seed), strict=False):
+    for x, _ in some(batches, RENEWAL_BATCHES, seed):
         model(x)
     model.eval()
 
@@ -215,7 +208,7 @@ def run(train_on: Batches, test_on: Images, seed: int, epochs: int, say: Callabl
 
     for name, weight, learned in PTQ:
         model = prepared(weight, learned)
-        calibrate(model, train_on, seed)
+        lt.calibrate(model, some(train_on, CALIBRATION_BATCHES, seed))
         keep_lowbit(name, model)
         if learned:
             renew_batch_norms(model, train_on, seed)

@@ -581,3 +581,30 @@ def test_training_with_few_bits_learns(recipe: dict[str, Any]) -> None:
         optimizer.step()
     accuracy = (lt.convert(net)(x).argmax(1) == labels).float().mean().item()
     assert accuracy > 0.95
+
+
+def test_calibrate_moves_nothing_but_ranges() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+    model, _ = lt.prepare_qat(net)
+    before = {k: v.clone() for k, v in model.state_dict().items() if "quant" not in k}
+    batches = [(torch.rand(5, 1, 8, 8), torch.zeros(5)) for _ in range(3)]
+    assert lt.calibrate(model, batches) is model
+    assert not any(m.training for m in model.modules())
+    after = model.state_dict()
+    assert all(torch.equal(after[k], v) for k, v in before.items())
+    assert model[0].input_quant.observer.ready()
+    with pytest.raises(InvalidProblem, match="batches: none"):
+        lt.calibrate(model, [])
+    with pytest.raises(InvalidProblem, match="no layer prepared"):
+        lt.calibrate(net, batches)
+
+
+@pytest.mark.parametrize(
+    ("learned", "modes"), [("weight", ("learned", "static")), ("activation", ("dynamic", "learned"))]
+)
+def test_scales_of_one_kind_may_learn(learned: Any, modes: tuple[str, str]) -> None:
+    model, _ = lt.prepare_qat(nn.Sequential(nn.Linear(4, 2)), lt.QATRecipe(learned=learned))
+    assert (model[0].weight_quant.mode, model[0].input_quant.mode) == modes
+    with pytest.raises(InvalidProblem, match="learned: 'both'"):
+        lt.prepare_qat(nn.Sequential(nn.Linear(4, 2)), {"learned": "both"})

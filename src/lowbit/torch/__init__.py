@@ -3,7 +3,7 @@
 from lowbit.torch.modules import QATConv1d, QATConv2d, QATLinear, QuantizedConv1d, QuantizedConv2d, QuantizedLinear
 from lowbit.torch.observers import Histogram, MinMax, MovingAverage, Observer
 from lowbit.torch.ops import dequantize, dequantize_ste, fake_quantize, fake_quantize_learned, quantize, quantize_ste
-from lowbit.torch.qat import Coverage, CoverageRow, QATRecipe, convert, prepare_qat
+from lowbit.torch.qat import Coverage, CoverageRow, QATRecipe, calibrate, convert, prepare_qat
 from lowbit.torch.quantizer import FakeQuantize
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "QuantizedConv1d",
     "QuantizedConv2d",
     "QuantizedLinear",
+    "calibrate",
     "convert",
     "dequantize",
     "dequantize_ste",

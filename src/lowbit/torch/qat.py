@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import fx, nn
 
 from lowbit.errors import InvalidProblem
@@ -23,7 +24,7 @@ from lowbit.torch.modules import (
 )
 from lowbit.torch.quantizer import FakeQuantize
 
-__all__ = ["Coverage", "CoverageRow", "QATRecipe", "convert", "prepare_qat"]
+__all__ = ["Coverage", "CoverageRow", "QATRecipe", "calibrate", "convert", "prepare_qat"]
 
 _TRAINED: dict[type[nn.Module], Any] = {nn.Linear: QATLinear, nn.Conv1d: QATConv1d, nn.Conv2d: QATConv2d}
 _FINAL: dict[type[nn.Module], Any] = {
@@ -40,17 +41,18 @@ class QATRecipe:
 
     weight, activation: dtypes of weights and of layer inputs; None leaves inputs alone. Signed dtypes map
     symmetrically, unsigned ones asymmetrically. weight_axis: one scale for each of its indices (None: one for all).
-    weight_block: instead, one scale for so many consecutive inputs (axis 1). learned: scales are parameters (LSQ);
-    otherwise weights take the range they have, and inputs a moving average of theirs. on_nonfinite: "raise", or
-    "ignore" for data with NaN or Inf, as loss scaling makes. skip: names, or patterns such as "head.*", of layers left
-    alone. overrides: {pattern: {field: value}}, the last that matches counting.
+    weight_block: instead, one scale for so many consecutive inputs (axis 1). learned: scales are parameters (LSQ), of
+    weights and inputs (True) or of the one ("weight", "activation"); otherwise weights take the range they have, and
+    inputs a moving average of theirs. on_nonfinite: "raise", or "ignore" for data with NaN or Inf, as loss scaling
+    makes. skip: names, or patterns such as "head.*", of layers left alone. overrides: {pattern: {field: value}}, the
+    last that matches counting.
     """
 
     weight: str = "int8"
     activation: str | None = "uint8"
     weight_axis: int | None = 0
     weight_block: int | None = None
-    learned: bool = False
+    learned: bool | Literal["weight", "activation"] = False
     observer: str = "moving_average"
     on_nonfinite: Literal["raise", "ignore"] = "raise"
     skip: tuple[str, ...] = ()
@@ -84,12 +86,14 @@ class QATRecipe:
         """New quantizers for the weight and the input of the layer of this name."""
         weight_name, input_name = (f"{name}.{what}".lstrip(".") for what in ("weight", "input"))
         axis = 1 if self.weight_block is not None else self.weight_axis
-        mode = "learned" if self.learned else "dynamic"
+        if self.learned not in (True, False, "weight", "activation"):
+            raise InvalidProblem(f"learned: {self.learned!r}; expected True, False, 'weight' or 'activation'")
+        mode = "learned" if self.learned in (True, "weight") else "dynamic"
         found = self.on_nonfinite
         weight = FakeQuantize(self.weight, "linear", axis, self.weight_block, mode, None, found, weight_name)
         if self.activation is None:
             return weight, None
-        mode, observer = ("learned", None) if self.learned else ("static", self.observer)
+        mode, observer = ("learned", None) if self.learned in (True, "activation") else ("static", self.observer)
         inputs = FakeQuantize(
             self.activation, "linear", mode=mode, observer=observer, on_nonfinite=found, name=input_name
         )
@@ -174,6 +178,33 @@ def prepare_qat(
                 why = "not certain to follow one convolution, and nothing else"
         coverage.append(CoverageRow(name, type(module).__name__, treated, why))
     return _swapped(model, swaps), coverage
+
+
+@torch.no_grad()
+def calibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
+    """Post-training quantization: lets batches pass through a prepared model, and only its quantizers learn from them.
+
+    batches: inputs, or tuples whose first item is one. Weights and batch norms stay as they are. Gives the model back
+    in eval() mode.
+
+    >>> model, _ = prepare_qat(nn.Sequential(nn.Linear(4, 2)))
+    >>> calibrate(model, [torch.ones(3, 4)])[0].input_quant.params().scale.round(4)
+    np.float32(0.0039)
+    """
+    model.eval()
+    quantizers = [m for m in model.modules() if isinstance(m, FakeQuantize)]
+    if not quantizers:
+        raise InvalidProblem("model: no layer prepared by prepare_qat in it")
+    for quantizer in quantizers:
+        quantizer.train()
+    count = 0
+    for batch in batches:
+        model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+        count += 1
+    model.eval()
+    if count == 0:
+        raise InvalidProblem("batches: none; there is nothing to find ranges in")
+    return model
 
 
 def convert(model: nn.Module, *, inplace: bool = False) -> nn.Module:
