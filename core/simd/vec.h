@@ -5,8 +5,8 @@
 //   F32 F64 I32                           lane types
 //   load(p)                               float, half, bfloat -> F32; double -> F64 (exact widening)
 //   load4(p)                              where it pays: four vectors, ordered for store_bytes4<.., Paired>
-//   load_pair(p), store_pair(p, pair)     on x86: 2 * V::width bfloats at once, their order scrambled in between; no
-//   NaN
+//   load_pair(p), store_pair<Rounding>(p, pair)  on x86: 2 * V::width bfloats at once, their order scrambled in
+//   between; no NaN
 //                                         but those that bfloats widen to
 //   load_i32(p), set(x), set_i32(i)
 //   store(p, F32)                         to float, half, bfloat, rounding to nearest even
@@ -79,6 +79,9 @@ LOWBIT_INLINE Reciprocal<float> reciprocal(float s) {
 #endif
 }
 LOWBIT_INLINE Reciprocal<double> reciprocal(double s) { return {1.0 / s, 0.0}; }
+
+// What store_pair may take for granted: that its numbers are bfloats already, or that none lies between two.
+enum class PairRounding { exact, no_ties, any };
 
 // Scalar conversions, exact or round-to-nearest-even, shared by tails and by the scalar ISA.
 LOWBIT_INLINE float bits_to_float(uint32_t b) {

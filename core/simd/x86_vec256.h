@@ -43,13 +43,17 @@ struct Avx2 {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(v, 16)),
             _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(~0xffff)))};
   }
+  template <PairRounding Rounding>
   LOWBIT_INLINE __m256i rounded_up_half(F32 x) {  // right in the 16 upper bits of each lane, if x is no NaN
     const __m256i b = _mm256_castps_si256(x);
+    if constexpr (Rounding == PairRounding::exact) return b;
+    if constexpr (Rounding == PairRounding::no_ties) return _mm256_add_epi32(b, _mm256_set1_epi32(0x8000));
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
     return _mm256_add_epi32(_mm256_add_epi32(b, odd), _mm256_set1_epi32(0x7fff));
   }
+  template <PairRounding Rounding>
   LOWBIT_INLINE void store_pair(bfloat_t* p, F32x2 x) {
-    const __m256i even = _mm256_srli_epi32(rounded_up_half(x.a), 16), odd = rounded_up_half(x.b);
+    const __m256i even = _mm256_srli_epi32(rounded_up_half<Rounding>(x.a), 16), odd = rounded_up_half<Rounding>(x.b);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_blend_epi16(even, odd, 0xaa));
   }
   LOWBIT_INLINE F64 load(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }

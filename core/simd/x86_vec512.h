@@ -42,13 +42,17 @@ struct Avx512 {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
             _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(~0xffff)))};
   }
+  template <PairRounding Rounding>
   LOWBIT_INLINE __m512i rounded_up_half(F32 x) {  // right in the 16 upper bits of each lane, if x is no NaN
     const __m512i b = _mm512_castps_si512(x);
+    if constexpr (Rounding == PairRounding::exact) return b;
+    if constexpr (Rounding == PairRounding::no_ties) return _mm512_add_epi32(b, _mm512_set1_epi32(0x8000));
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(b, 16), _mm512_set1_epi32(1));
     return _mm512_add_epi32(_mm512_add_epi32(b, odd), _mm512_set1_epi32(0x7fff));
   }
+  template <PairRounding Rounding>
   LOWBIT_INLINE void store_pair(bfloat_t* p, F32x2 x) {
-    const __m512i even = _mm512_srli_epi32(rounded_up_half(x.a), 16), odd = rounded_up_half(x.b);
+    const __m512i even = _mm512_srli_epi32(rounded_up_half<Rounding>(x.a), 16), odd = rounded_up_half<Rounding>(x.b);
     _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, even, odd));
   }
   LOWBIT_INLINE F64 load(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }

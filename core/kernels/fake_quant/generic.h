@@ -54,7 +54,9 @@ struct FakeStep {
   }
 };
 
-template <class V, class In, FakeOp Op>
+// Rounding: of bfloats stored in pairs. A mask keeps dy as it is.
+template <class V, class In, FakeOp Op,
+          PairRounding Rounding = Op == FakeOp::fake_backward ? PairRounding::exact : PairRounding::any>
 struct Operands {
   using F = decltype(V::set(compute_t<In>{}));
   static constexpr bool kPairs = requires(const In* p) { V::load_pair(p); };
@@ -87,7 +89,7 @@ struct Operands {
       if constexpr (kPairs) {
         const auto a = Op == FakeOp::scaled ? V::load_pair(dy + i) : V::load_pair(x + i);
         const auto b = Op == FakeOp::fake ? a : V::load_pair(dy + i);
-        V::store_pair(y + i, {step(a.a, b.a), step(a.b, b.b)});
+        V::template store_pair<Rounding>(y + i, {step(a.a, b.a), step(a.b, b.b)});
       } else {
         at<false>(i, step), at<false>(i + w, step);
       }
@@ -109,6 +111,13 @@ struct Operands {
     run(i, n, step);
   }
 };
+
+// Whether k * s lies just between two bfloats for a k in [lo, hi].
+inline bool has_ties(float s, int32_t lo, int32_t hi) {
+  int32_t found = 0;
+  for (int32_t k = lo; k <= hi; ++k) found |= (float_to_bits(static_cast<float>(k) * s) & 0xffffu) == 0x8000u;
+  return found != 0;
+}
 
 template <class V, class In, FakeOp Op, Quotient Kind>
 void fake_grouped_as(const FakeQuantArgs& a) {
@@ -135,9 +144,13 @@ void fake_grouped(const FakeQuantArgs& a) {
       // One step more than the codes reach: a mask also tells the first value that is clipped.
       const int reach = 1 + (a.qmax - *a.zero > *a.zero - a.qmin ? a.qmax - *a.zero : *a.zero - a.qmin);
       const float inv = product_inverse<In>(*scale, reach, a.n);
-      const Operands<V, In, Op> o{static_cast<const In*>(a.x), static_cast<const In*>(a.dy), static_cast<In*>(a.y)};
-      using Step = FakeStep<V, float, Op, Quotient::product>;
-      if (inv != 0) return o.run(0, a.n, Step::of(*scale, {inv, 0}, *a.zero, a.qmin, a.qmax));
+      const auto step = FakeStep<V, float, Op, Quotient::product>::of(*scale, {inv, 0}, *a.zero, a.qmin, a.qmax);
+      const In *x = static_cast<const In*>(a.x), *dy = static_cast<const In*>(a.dy);
+      if constexpr (Operands<V, In, Op>::kPairs && Op == FakeOp::fake) {
+        if (inv != 0 && !has_ties(*scale, a.qmin - *a.zero, a.qmax - *a.zero))
+          return Operands<V, In, Op, PairRounding::no_ties>{x, dy, static_cast<In*>(a.y)}.run(0, a.n, step);
+      }
+      if (inv != 0) return Operands<V, In, Op>{x, dy, static_cast<In*>(a.y)}.run(0, a.n, step);
     }
   }
   bool divide = a.qmax - a.qmin > 255;  // beyond what is proven of the fused quotient
