@@ -73,21 +73,20 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 # ---- network and training -----------------------------------------------------------------------------
 def network() -> nn.Sequential:
-    """71,000 weights, 4.7 million multiply-adds an image."""
+    """54,800 weights, 2.2 million multiply-adds an image."""
     return nn.Sequential(
-        *block(1, 32, 5, stride=2),  # 14 × 14 from here
-        *block(32, 32, 3),
-        nn.MaxPool2d(2),
-        *block(32, 64, 3),  # 7 × 7
-        *block(64, 64, 3),
-        nn.MaxPool2d(2),
+        *block(1, 16, 5),
+        nn.MaxPool2d(2),  # 14 × 14 from here
+        *block(16, 32, 3),
+        nn.MaxPool2d(2),  # 7 × 7
+        *block(32, 64, 3),
         nn.Flatten(),
-        nn.Linear(64 * 3 * 3, 10),
+        nn.Linear(64 * 7 * 7, 10),
     )
 
 
-def block(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
-    conv = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+def block(inputs: int, outputs: int, size: int) -> list[nn.Module]:
+    conv = nn.Conv2d(inputs, outputs, size, padding=size // 2, bias=False)
     return [conv, nn.BatchNorm2d(outputs), nn.ReLU()]
 
 
