@@ -27,6 +27,7 @@ LAYERS = [
     ["indexing"],
     ["tensor"],
     ["reference"],
+    ["reference_compute"],
     ["hardware", "threads", "kernels"],
     ["plans"],
     ["ops"],
@@ -39,7 +40,7 @@ LAYERS = [
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FACTS = {
     "errors", "_version", "dtypes", "ranges", "logarithm", "fields", "granularity", "schemes", "params", "packing",
-    "container", "metrics", "indexing", "tensor", "reference",
+    "container", "metrics", "indexing", "tensor", "reference", "reference_compute",
 }  # fmt: skip
 
 PUBLIC = {

@@ -1,0 +1,141 @@
+"""The contract's integer arithmetic in plain NumPy: products of codes, and what becomes of their sums.
+
+Sums of products are exact in int64. a: [..., m, k] codes with zero points za, one or [m]; b: [..., k, n] with zb, one
+or [n]. s scales, f32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.reference import quantize_affine
+
+__all__ = [
+    "average_pool", "binary_matmul", "conv2d_integer", "matmul_groups", "matmul_integer", "max_pool", "qadd", "qmul",
+    "requantize", "scaled",
+]  # fmt: skip
+
+Array = npt.NDArray[Any]
+F32 = np.float32
+
+
+def matmul_integer(a: Array, b: Array, za: Any = 0, zb: Any = 0) -> Array:
+    """sum over k of (a - za) * (b - zb), in int64.
+
+    >>> matmul_integer(np.uint8([[255, 1]]), np.int8([[-128], [2]]), 1, 0)
+    array([[-32512]])
+    """
+    za, zb = np.asarray(za, np.int64), np.asarray(zb, np.int64)
+    return np.matmul(a.astype(np.int64) - (za[:, None] if za.ndim else za), b.astype(np.int64) - zb)
+
+
+def scaled(acc: Array, sa: Any, sb: Any, bias: Any = 0) -> Array:
+    """y = f32(acc) * (sa * sb) + bias. sa: one or [m]; sb: one or [n]; bias: one or [n]."""
+    sa = np.asarray(sa, F32)
+    return acc.astype(F32) * ((sa[:, None] if sa.ndim else sa) * np.asarray(sb, F32)) + np.asarray(bias, F32)
+
+
+def requantize(acc: Array, sa: Any, sb: Any, sy: Any, zy: Any, qmin: int, qmax: int) -> Array:
+    """q = clamp(rne(f32(acc) * ((sa * sb) / sy)) + zy, qmin, qmax). A bias is in acc, in steps of sa * sb."""
+    sa, zy = np.asarray(sa, F32), np.asarray(zy, np.int64)
+    by = ((sa[:, None] if sa.ndim else sa) * np.asarray(sb, F32)) / np.asarray(sy, F32)
+    steps = np.rint(acc.astype(F32) * by)
+    codes: Array = np.clip(steps, (qmin - zy).astype(F32), (qmax - zy).astype(F32)).astype(np.int64) + zy
+    return codes
+
+
+def matmul_groups(a: Array, b: Array, sa: Array, sb: Array, zb: Array, block: int, bias: Any = 0) -> Array:
+    """Weights b [k, n] with a scale and zero point for each `block` along k, shaped [groups, n]; codes a [m, k] with
+    zero point 0 and scales sa [m], or [m, groups]. Exact within a group; groups are added in order, in f32:
+
+    y = sum over g of f32(dot_g) * sb[g], times sa, plus bias; with sa for groups f32(dot_g) * (sa[g] * sb[g]).
+    """
+    y = np.zeros((a.shape[0], b.shape[1]), F32)
+    for g in range(sb.shape[0]):
+        part = slice(g * block, (g + 1) * block)
+        dot = matmul_integer(a[:, part], b[part], 0, zb[g]).astype(F32)
+        y = y + dot * (sb[g] if sa.ndim == 1 else sa[:, g, None] * sb[g])
+    return (y * sa[:, None] if sa.ndim == 1 else y) + np.asarray(bias, F32)
+
+
+def binary_matmul(a: Array, b: Array) -> Array:
+    """Bits a [m, k] and b [k, n], each standing for +1 or -1: (places that agree) - (places that differ)."""
+    return matmul_integer(2 * a.astype(np.int64) - 1, 2 * b.astype(np.int64) - 1)
+
+
+def conv2d_integer(
+    x: Array,
+    w: Array,
+    zx: int = 0,
+    zw: Any = 0,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    groups: int = 1,
+) -> Array:
+    """x [n, c, h, w] by w [out, c / groups, kh, kw] in int64. padding: top, left, bottom, right, of x's zero point;
+    zw one or one an output channel."""
+    top, left, bottom, right = padding
+    steps = np.pad(x.astype(np.int64) - zx, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    weights = w.astype(np.int64) - np.asarray(zw, np.int64).reshape(-1, 1, 1, 1)
+    n, c, height, width = steps.shape
+    out, per_group, kh, kw = weights.shape
+    oh = (height - dilation[0] * (kh - 1) - 1) // stride[0] + 1
+    ow = (width - dilation[1] * (kw - 1) - 1) // stride[1] + 1
+    y = np.zeros((n, groups, out // groups, oh, ow), np.int64)
+    split = steps.reshape(n, groups, per_group, height, width)
+    for i in range(kh):
+        for j in range(kw):
+            top, left = i * dilation[0], j * dilation[1]
+            tap = split[..., top : top + (oh - 1) * stride[0] + 1 : stride[0], :]
+            tap = tap[..., left : left + (ow - 1) * stride[1] + 1 : stride[1]]
+            y += np.einsum("ngchw,goc->ngohw", tap, weights[:, :, i, j].reshape(groups, -1, per_group))
+    return y.reshape(n, out, oh, ow)
+
+
+def _value(q: Array, s: Any, z: Any) -> Array:
+    return (q.astype(np.int32) - np.asarray(z, np.int32)).astype(F32) * np.asarray(s, F32)
+
+
+def qadd(a: Array, sa: Any, za: Any, b: Array, sb: Any, zb: Any, sy: Any, zy: Any, qmin: int, qmax: int) -> Array:
+    """quantize((a - za) * sa + (b - zb) * sb), every step rounded to f32."""
+    return quantize_affine(
+        _value(a, sa, za) + _value(b, sb, zb), np.asarray(sy, F32), np.asarray(zy, np.int32), qmin, qmax
+    )
+
+
+def qmul(a: Array, sa: Any, za: Any, b: Array, sb: Any, zb: Any, sy: Any, zy: Any, qmin: int, qmax: int) -> Array:
+    """quantize(((a - za) * sa) * ((b - zb) * sb)), every step rounded to f32."""
+    return quantize_affine(
+        _value(a, sa, za) * _value(b, sb, zb), np.asarray(sy, F32), np.asarray(zy, np.int32), qmin, qmax
+    )
+
+
+def _windows(
+    x: Array, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int, int, int], fill: int
+) -> Array:
+    """[n, c, oh, ow, kh * kw] of x [n, c, h, w], padded (top, left, bottom, right) with `fill`."""
+    top, left, bottom, right = padding
+    padded = np.pad(x.astype(np.int64), ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=fill)
+    view = np.lib.stride_tricks.sliding_window_view(padded, kernel, (2, 3))[:, :, :: stride[0], :: stride[1]]
+    return view.reshape(*view.shape[:4], -1)
+
+
+def max_pool(x: Array, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int, int, int]) -> Array:
+    """The greatest code of each window of x [n, c, h, w]; padding never wins."""
+    return np.asarray(_windows(x, kernel, stride, padding, np.iinfo(x.dtype).min).max(-1))
+
+
+def average_pool(
+    x: Array, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int, int, int],
+    s: Any, z: int, sy: Any, zy: int, qmin: int, qmax: int, count_include_pad: bool = False,
+) -> Array:  # fmt: skip
+    """q = clamp(rne(f32(sum(x - z)) * ((s / count) / sy)) + zy), count the places of x in the window."""
+    sums = _windows(x.astype(np.int64) - z, kernel, stride, padding, 0).sum(-1)
+    inside = _windows(np.ones_like(x, np.int64), kernel, stride, padding, int(count_include_pad)).sum(-1)
+    by = (F32(s) / inside.astype(F32)) / F32(sy)
+    steps = np.rint(sums.astype(F32) * by)
+    return np.clip(steps, F32(qmin - zy), F32(qmax - zy)).astype(np.int64) + zy
