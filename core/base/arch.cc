@@ -80,29 +80,21 @@ Features detect() {
 Features detect() { return {}; }
 #endif
 
-constexpr const char* kIsaNames[kIsaCount] = {"scalar", "avx2", "avx512", "neon"};
+constexpr const char* kIsaNames[kIsaCount] = {"scalar", "avx2", "avx512", "vnni", "neon", "dotprod", "i8mm"};
 
-// Names accepted by LOWBIT_MAX_ISA and the best kernel ISA each allows.
-struct Cap {
-  const char* name;
-  Isa isa;
-};
-constexpr Cap kCaps[] = {{"scalar", Isa::scalar}, {"avx2", Isa::avx2}, {"avx512", Isa::avx512},
-                         {"vnni", Isa::avx512},   {"neon", Isa::neon}, {"dotprod", Isa::neon}};
-
+// The best available ISA that is not above the one of this name; "" caps nothing.
 Isa best_under(const std::string& cap) {
-  Isa limit = Isa::neon;
-  for (const Cap& c : kCaps)
-    if (cap == c.name) limit = c.isa;
-  for (int i = kIsaCount - 1; i > 0; --i)
-    if (i <= static_cast<int>(limit) && isa_available(static_cast<Isa>(i))) return static_cast<Isa>(i);
-  return Isa::scalar;
+  int limit = kIsaCount - 1;
+  for (int i = 0; i < kIsaCount; ++i)
+    if (cap == kIsaNames[i]) limit = i;
+  while (!isa_available(static_cast<Isa>(limit))) --limit;
+  return static_cast<Isa>(limit);
 }
 
 bool known_cap(const std::string& name) {
   if (name.empty()) return true;
-  for (const Cap& c : kCaps)
-    if (name == c.name) return true;
+  for (const char* known : kIsaNames)
+    if (name == known) return true;
   return false;
 }
 
@@ -161,9 +153,15 @@ bool isa_available(Isa isa) {
     case Isa::avx512:
       return has_feature("avx512f") && has_feature("avx512bw") && has_feature("avx512vl") && has_feature("avx512dq") &&
              isa_available(Isa::avx2);
+    case Isa::vnni:
+      return has_feature("avx512_vnni") && isa_available(Isa::avx512);
 #elif defined(__aarch64__)
     case Isa::neon:
       return has_feature("neon");
+    case Isa::dotprod:
+      return has_feature("dotprod") && isa_available(Isa::neon);
+    case Isa::i8mm:
+      return has_feature("i8mm") && isa_available(Isa::dotprod);
 #endif
     default:
       return false;

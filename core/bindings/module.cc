@@ -436,7 +436,7 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> kern
   std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
   for (int i = 0; i < kIsaCount; ++i) {
     const Isa isa = static_cast<Isa>(i);
-    if (!isa_available(isa)) continue;
+    if (!isa_available(isa) || isa != base_isa(isa)) continue;
     for (int k = 0; k < kQuantizeRows; ++k) {
       const QuantizeRow& r = quantize_rows(isa)[k];
       rows.emplace_back("quantize", isa_name(isa), name_of(r.in), name_of(r.code));

@@ -23,7 +23,7 @@ namespace lowbit {
 #define LOWBIT_FAMILY(family, Row)                    \
   LOWBIT_FOR_EACH_COMPILED_ISA(LOWBIT_DECLARE_##Row)  \
   const Row* family##_rows(Isa isa) {                 \
-    switch (isa) {                                    \
+    switch (base_isa(isa)) {                          \
       LOWBIT_FOR_EACH_COMPILED_ISA(LOWBIT_CASE_##Row) \
       default:                                        \
         return nullptr;                               \

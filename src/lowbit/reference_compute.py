@@ -81,7 +81,7 @@ def conv2d_integer(
     top, left, bottom, right = padding
     steps = np.pad(x.astype(np.int64) - zx, ((0, 0), (0, 0), (top, bottom), (left, right)))
     weights = w.astype(np.int64) - np.asarray(zw, np.int64).reshape(-1, 1, 1, 1)
-    n, c, height, width = steps.shape
+    n, _, height, width = steps.shape
     out, per_group, kh, kw = weights.shape
     oh = (height - dilation[0] * (kh - 1) - 1) // stride[0] + 1
     ow = (width - dilation[1] * (kw - 1) - 1) // stride[1] + 1
