@@ -16,6 +16,7 @@
 #include "base/arch.h"
 #include "base/threads.h"
 #include "bindings/buffer.h"
+#include "bindings/compute.h"
 #include "drivers/elementwise.h"
 #include "drivers/gradients.h"
 #include "kernels/dequantize/dequantize.h"
@@ -549,6 +550,8 @@ NB_MODULE(_core, m) {
   m.def("pack", &pack_codes, "bits"_a, "codes"_a, "out"_a);
   m.def("unpack", &unpack_codes, "bits"_a, "is_signed"_a, "data"_a, "out"_a);
   m.def("bfloat16_bits", &bfloat16_bits, "array"_a, "The bits of a DLPack bfloat16 array, without a copy.");
+
+  bind_gemm(m);
 
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, "n"_a);

@@ -1,0 +1,7 @@
+// Parts of the module that live in files of their own.
+#pragma once
+#include <nanobind/nanobind.h>
+
+namespace lowbit {
+void bind_gemm(nanobind::module_& m);
+}
