@@ -1,5 +1,6 @@
 // Integer products: packed matrices, and a call that multiplies and finishes.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
@@ -9,6 +10,8 @@
 #include "bindings/buffer.h"
 #include "bindings/compute.h"
 #include "drivers/gemm.h"
+#include "drivers/groups.h"
+#include "drivers/linear.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -91,6 +94,72 @@ void multiply(nb::handle codes, bool is_signed, int64_t m, nb::handle zero_point
   gemm(rows, b, f, out.as(), b.n);
 }
 
+std::unique_ptr<PackedGroups> pack_groups(nb::handle code_array, int64_t k, int64_t n, int bits, int64_t block,
+                                          nb::handle scales, nb::handle zeros, int32_t zero_all) {
+  const Buffer codes(code_array, "codes"), scale(scales, "scale"), zero = optional(zeros, "zero_point");
+  if (bits != 4 && bits != 2) throw nb::value_error("bits: expected 4 or 2");
+  if (k < 0 || n < 0 || block < 1) throw nb::value_error("k, n, block: must not be negative, and block positive");
+  codes.require(k * n, "codes");
+  const int64_t groups = (k + block - 1) / block;
+  scale.require(4 * n * groups, "scale");
+  if (zero) zero.require(n * groups, "zero_point");
+  const nb::gil_scoped_release release;
+  return std::make_unique<PackedGroups>(codes.as<uint8_t>(), k, n, bits, block, scale.as<float>(), zero.as<uint8_t>(),
+                                        zero_all);
+}
+
+FloatFinish float_finish(const FinishSpec& spec, int64_t n) {
+  if (spec.result < Result::f32 || spec.result > Result::bf16) throw nb::value_error("result: expected floats");
+  if (spec.bias) spec.bias.require(4 * n, "bias");
+  return {spec.result, spec.bias.as<float>(), spec.floor, spec.ceiling};
+}
+
+void multiply_groups(nb::handle codes, int64_t m, nb::handle scales, const PackedGroups& b, const FinishSpec& spec,
+                     nb::handle output) {
+  const Buffer a(codes, "a"), scale(scales, "a_scale"), out(output, "out", true);
+  a.require(m * b.k, "a");
+  const bool per_group = scale.bytes() != 4 * m;
+  if (per_group) scale.require(4 * m * b.groups, "a_scale");
+  out.require(m * b.n * result_bytes(spec.result), "out");
+  const FloatFinish f = float_finish(spec, b.n);
+  const nb::gil_scoped_release release;
+  group_matmul(a.as<int8_t>(), m, scale.as<float>(), per_group, b, f, out.as());
+}
+
+// (NaN seen, rows whose range is too wide)
+template <class Packed>
+std::pair<int64_t, int64_t> linear_of(nb::handle input, int element, int64_t m, int how, int code, float scale,
+                                      int32_t zero, int32_t qmin, int32_t qmax, const Packed& b,
+                                      const FinishSpec& spec, nb::handle output) {
+  const Buffer x(input, "x"), out(output, "out", true);
+  if (element != 0 && element != 2 && element != 3) throw nb::value_error("element: expected f32, f16 or bf16");
+  if (how < 0 || how > 2 || code < 0 || code > 1) throw nb::value_error("activation: unknown id");
+  const Activations a{x.as(),
+                      static_cast<Element>(element),
+                      m,
+                      static_cast<Activation>(how),
+                      static_cast<Code>(code),
+                      scale,
+                      zero,
+                      qmin,
+                      qmax};
+  x.require(m * b.k * element_bytes(a.in), "x");
+  out.require(m * b.n * result_bytes(spec.result), "out");
+  DynamicResult result;
+  if constexpr (std::is_same_v<Packed, PackedGroups>) {
+    if (how == 1 || code == 1 || zero != 0) throw nb::value_error("activation: groups take signed codes without a zero point");
+    const FloatFinish f = float_finish(spec, b.n);
+    const nb::gil_scoped_release release;
+    result = linear(a, b, f, out.as());
+  } else {
+    if (b.k > kExactK && spec.result == Result::s32) throw nb::value_error("result: s32 cannot hold so deep a sum");
+    const Finish f = spec.finish(m, b.n);
+    const nb::gil_scoped_release release;
+    result = linear(a, b, f, out.as());
+  }
+  return {result.nan, result.bad_scale};
+}
+
 }  // namespace
 
 void bind_gemm(nb::module_& m) {
@@ -108,6 +177,23 @@ void bind_gemm(nb::module_& m) {
            "out_scale"_a, "zero"_a, "lo"_a, "hi"_a);
   m.def("multiply", &multiply, "a"_a, "is_signed"_a, "m"_a, "a_zero_point"_a, "b"_a, "finish"_a, "out"_a, "wide"_a,
         "Codes a [m, k] times b. out: [m, n]; s32 is int64 where wide, or where k is past exact_depth.");
+  nb::class_<PackedGroups>(m, "PackedGroups", "Weights of 4 or 2 bits in groups, arranged as kernels read them.")
+      .def_ro("k", &PackedGroups::k)
+      .def_ro("n", &PackedGroups::n)
+      .def_ro("bits", &PackedGroups::bits)
+      .def_prop_ro("nbytes", &PackedGroups::nbytes);
+  m.def("pack_groups", &pack_groups, "codes"_a, "k"_a, "n"_a, "bits"_a, "block"_a, "scale"_a, "zero_point"_a.none(),
+        "zero_all"_a, "codes: [n, k], one a byte, from 0 on; scale: [n, groups], zero_point likewise, in bytes.");
+  m.def("multiply_groups", &multiply_groups, "a"_a, "m"_a, "a_scale"_a, "b"_a, "finish"_a, "out"_a,
+        "Codes a [m, k], s8, times b. a_scale: [m], or [m, groups].");
+  m.def("linear", &linear_of<PackedMatrix>, "x"_a, "element"_a, "m"_a, "how"_a, "code"_a, "scale"_a, "zero"_a, "qmin"_a,
+        "qmax"_a, "b"_a, "finish"_a, "out"_a,
+        "Floats x [m, k] to codes (how: 0 s8 per row, 1 u8 per row, 2 as given), times b. Returns (NaN seen, rows whose "
+        "range is too wide).");
+  m.def("linear_groups", &linear_of<PackedGroups>, "x"_a, "element"_a, "m"_a, "how"_a, "code"_a, "scale"_a, "zero"_a,
+        "qmin"_a, "qmax"_a, "b"_a, "finish"_a, "out"_a, "The same for weights in groups.");
+  m.def("linear_workspace", &linear_workspace, "m"_a, "k"_a, "Bytes of codes that linear keeps.");
+  m.def("groups_workspace", &group_matmul_workspace, "b"_a, "m"_a, "Bytes multiply_groups works in.");
   m.attr("exact_depth") = kExactK;
   m.def(
       "multiply_workspace",

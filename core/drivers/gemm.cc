@@ -12,24 +12,16 @@
 namespace lowbit {
 namespace {
 
-// A task's rows of a (in L2), columns of b, and depth at a time: a piece of a is rows * kDepthBytes.
-constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kDepthBytes = 1024, kPieceBytes = kTaskRows * kDepthBytes;
-constexpr int64_t kDeep = 32768;  // of a piece that is added in int64
-
-struct Blocking {
-  int64_t rows;   // of a task
-  int64_t quads;  // of a piece
-};
+// A task's rows of a and blocks of b: both in L2, for one piece of k.
+constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kPieceBytes = kTaskRows * kGemmDepth * 2;
+constexpr int64_t kPieceQuads = kGemmDepth / 4;
 
 int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
 
-Blocking blocking(const GemmRow& kernel, int64_t m, int64_t quads) {
+// As equal as whole tiles allow.
+int64_t task_rows(const GemmRow& kernel, int64_t m) {
   const int64_t tasks = std::max<int64_t>(1, (m + kTaskRows - 1) / kTaskRows);
-  const int64_t rows = std::min(kTaskRows, round_up((m + tasks - 1) / tasks, kernel.rows));
-  // Few rows leave room for depth: b is then read in long runs.
-  const int64_t bytes = std::max(kDepthBytes, kPieceBytes / round_up(rows, 2));
-  const int64_t piece = std::max<int64_t>(kGemmQuads, bytes / operand_bytes(kernel.a) / 4 / kGemmQuads * kGemmQuads);
-  return {rows, std::min({quads, piece, kDeep / 4})};
+  return std::min(kTaskRows, round_up((m + tasks - 1) / tasks, kernel.rows));
 }
 
 struct Workspace {
@@ -43,7 +35,7 @@ struct Workspace {
 int64_t workspace_bytes(bool wide) {
   const int64_t outputs = kTaskRows * kTaskBlocks * kGemmCols;
   return lines(kPieceBytes) + lines(outputs * 4) + (wide ? lines(outputs * 8) : 0) +
-         lines(kTaskRows * 4) + lines(kPieceBytes);
+         lines(kTaskRows * 4) + lines(kGemmDepth);
 }
 
 Workspace workspace(bool wide) {
@@ -54,7 +46,7 @@ Workspace workspace(bool wide) {
   w.c = cut.take<int32_t>(outputs);
   w.total = wide ? cut.take<int64_t>(outputs) : nullptr;
   w.row_sum = cut.take<int32_t>(kTaskRows);
-  w.codes = cut.take<uint8_t>(kPieceBytes);
+  w.codes = cut.take<uint8_t>(kGemmDepth);
   return w;
 }
 
@@ -82,7 +74,7 @@ class Product {
         isa_(active_isa()),
         kernel_(gemm_rows(isa_)[b.is_safe ? 1 : 0]),
         row_(finish_row(isa_, finish.result)),
-        blocking_(blocking(kernel_, a.rows, b.quads)) {
+        task_rows_(task_rows(kernel_, a.rows)) {
     shift_ = 0;
     if (kernel_.a == GemmOperand::u8 && a.is_signed) shift_ = 128;
     if (kernel_.a == GemmOperand::s8 && !a.is_signed) shift_ = -128;
@@ -112,20 +104,20 @@ class Product {
   void task(int64_t i) const {
     const FpEnvironment environment;
     // Tasks that share columns of b follow one another, so that those are read from memory once.
-    const int64_t row = i % row_tasks() * blocking_.rows, block = i / row_tasks() * kTaskBlocks;
-    const int64_t rows = std::min(blocking_.rows, a_.rows - row), blocks = std::min(kTaskBlocks, b_.blocks - block);
+    const int64_t row = i % row_tasks() * task_rows_, block = i / row_tasks() * kTaskBlocks;
+    const int64_t rows = std::min(task_rows_, a_.rows - row), blocks = std::min(kTaskBlocks, b_.blocks - block);
     const Workspace w = workspace(wide_);
     std::fill_n(w.row_sum, rows, 0);
     const int64_t outputs = rows * blocks * kGemmCols;
     if (wide_) std::fill_n(w.total, outputs, int64_t{0});
     std::vector<int64_t> deep_sum(wide_ ? static_cast<size_t>(rows) : 0, 0);
-    for (int64_t quad = 0; quad < b_.quads; quad += blocking_.quads) {
-      const int64_t quads = std::min(blocking_.quads, b_.quads - quad);
+    for (int64_t quad = 0; quad < b_.quads; quad += kPieceQuads) {
+      const int64_t quads = std::min(kPieceQuads, b_.quads - quad);
       pack(w, row, rows, quad, quads);
       GemmArgs x{};
       x.a = w.a, x.a_stride = quads * 4 * operand_bytes(kernel_.a), x.rows = rows;
-      x.b = b_.codes.get() + block * b_.quads * 4 * kGemmCols + quad * 4 * kGemmCols;
-      x.b_stride = b_.quads * 4 * kGemmCols, x.blocks = blocks, x.quads = quads;
+      x.b_stride = quads * 4 * kGemmCols, x.blocks = blocks, x.quads = quads;
+      x.b = b_.codes.get() + quad * 4 * kGemmCols * b_.blocks + block * x.b_stride;
       x.c = w.c, x.c_stride = blocks * kGemmCols, x.accumulate = !wide_ && quad > 0;
       kernel_.run(x);
       if (wide_) {
@@ -144,7 +136,7 @@ class Product {
   }
 
  private:
-  int64_t row_tasks() const { return (a_.rows + blocking_.rows - 1) / blocking_.rows; }
+  int64_t row_tasks() const { return (a_.rows + task_rows_ - 1) / task_rows_; }
   int64_t column_tasks() const { return (b_.blocks + kTaskBlocks - 1) / kTaskBlocks; }
 
   void pack(const Workspace& w, int64_t row, int64_t rows, int64_t quad, int64_t quads) const {
@@ -233,7 +225,7 @@ class Product {
   Isa isa_;
   const GemmRow& kernel_;
   const FinishRow& row_;
-  Blocking blocking_;
+  int64_t task_rows_;
   int32_t shift_;
   bool wide_;
   Columns columns_;
@@ -253,15 +245,19 @@ PackedMatrix::PackedMatrix(const uint8_t* b, bool is_signed, int64_t depth, int6
   const uint8_t flip = is_signed ? 0 : 0x80;
   std::vector<uint8_t> unsafe(static_cast<size_t>(blocks), 0);
   parallel_for(blocks, [&](int64_t block) {
-    int8_t* to = codes.get() + block * kGemmCols * quads * 4;
-    std::memset(to, 0, static_cast<size_t>(kGemmCols * quads * 4));
+    // Where quad q of this block is.
+    const auto quad_at = [&](int64_t q) {
+      const int64_t piece = q / kPieceQuads * kPieceQuads, length = std::min(kPieceQuads, quads - piece);
+      return codes.get() + (piece * blocks + block * length + q - piece) * kGemmCols * 4;
+    };
+    for (int64_t q = 0; q < quads; ++q) std::memset(quad_at(q), 0, kGemmCols * 4);
     const int64_t first = block * kGemmCols, count = std::min<int64_t>(kGemmCols, n - first);
     for (int64_t j = 0; j < count; ++j) {
       const uint8_t* from = b + (first + j) * stride_n;
       int32_t sum = 0, before = 0;  // the code at the even place of a pair
       for (int64_t i = 0; i < k; ++i) {
         const int8_t code = static_cast<int8_t>(from[i * stride_k] ^ flip);
-        to[(i / 4) * kGemmCols * 4 + j * 4 + i % 4] = code;
+        quad_at(i / 4)[j * 4 + i % 4] = code;
         sum += code;
         if (i % 2 == 0) {
           before = code;

@@ -5,6 +5,7 @@
 #include "kernels/fake_quant/fake_quant.h"
 #include "kernels/finish/finish.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/groups/groups.h"
 #include "kernels/pack/pack.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/range.h"
@@ -76,6 +77,22 @@ const GemmRow* gemm_rows(Isa isa) {
   }
 }
 
+#define LOWBIT_DECLARE_GROUPS(isa) extern const GroupRow* const group_rows_##isa;
+#define LOWBIT_CASE_GROUPS(isa) LOWBIT_CASE(group, isa)
+#if defined(__aarch64__)
+#define LOWBIT_FOR_EACH_GROUPS_ISA(X) X(scalar) X(neon) X(dotprod)
+#else
+#define LOWBIT_FOR_EACH_GROUPS_ISA LOWBIT_FOR_EACH_DOT_ISA
+#endif
+LOWBIT_FOR_EACH_GROUPS_ISA(LOWBIT_DECLARE_GROUPS)
+const GroupRow* group_rows(Isa isa) {
+  switch (isa == Isa::i8mm ? Isa::dotprod : isa) {  // a group is too short for smmla to pay
+    LOWBIT_FOR_EACH_GROUPS_ISA(LOWBIT_CASE_GROUPS)
+    default:
+      return nullptr;
+  }
+}
+
 namespace {
 template <class Row, class Matches>
 const Row& find(const Row* rows, int count, Matches matches) {
@@ -101,6 +118,9 @@ const RangeRow& range_row(Isa isa, Element in) {
 }
 const FinishRow& finish_row(Isa isa, Result out) {
   return find(finish_rows(isa), kFinishRows, [=](const FinishRow& r) { return r.out == out; });
+}
+const GroupRow& group_row(Isa isa, int bits) {
+  return find(group_rows(isa), kGroupRows, [=](const GroupRow& r) { return r.bits == bits; });
 }
 const PackRow& pack_row(Isa isa, int bits) {
   return find(pack_rows(isa), kPackRows, [=](const PackRow& r) { return r.bits == bits; });

@@ -18,7 +18,7 @@ static inline int result_bytes(Result r) { return kResultBytes[static_cast<int>(
 constexpr int kFinishPad = 16;  // what is read for each column is readable up to a multiple of this
 
 struct FinishArgs {
-  const int32_t* acc;
+  const void* acc;  // int32; f32 for `floats`
   int64_t n;
   const int32_t* add;         // null: none; likewise by_a, by_b, bias
   const int32_t *by_a, *by_b;
@@ -34,6 +34,8 @@ struct FinishArgs {
 struct FinishRow {
   Result out;
   void (*run)(const FinishArgs&);
+  // Sums that are floats already: y = clamp(acc * row_scale + bias[n], floor, ceiling). f32, f16 and bf16 only.
+  void (*floats)(const FinishArgs&);
 };
 
 constexpr int kFinishRows = 6;

@@ -1,7 +1,7 @@
 // c[m][n] (+)= sum over k of a[m][k] * b[k][n], exact in int32: products of codes, before zero points and scales.
 //
-// b is packed once, alike for every ISA: blocks of kGemmCols columns, in a block k by fours ("quads"), in a quad the four
-// bytes of a column side by side; s8, zeros beyond k and n. a is packed on the fly: rows of quads, zeros beyond k,
+// b is packed once, alike for every ISA: pieces of kGemmDepth of k, in a piece blocks of kGemmCols columns, in a block k by
+// fours ("quads"), in a quad the four bytes of a column side by side; s8, zeros beyond k and n. a is packed on the fly: rows of quads, zeros beyond k,
 // in the type the ISA multiplies by:
 //   s16   codes as they are. Widening: pairs of products never overflow 32 bits (vpmaddwd).
 //   u8    codes as they are, or s8 codes + 128 (VNNI multiplies u8 by s8)
@@ -18,13 +18,14 @@ namespace lowbit {
 
 constexpr int kGemmCols = 16;    // columns of a packed block
 constexpr int kGemmQuads = 2;    // k is padded to so many quads, which smmla takes at once
+constexpr int kGemmDepth = 512;  // of a piece: two blocks of it fit L1, a task's blocks and rows L2
 
 struct GemmArgs {
   const void* a;     // [rows, rounded up to even][quads * 4]
   int64_t a_stride;  // bytes from row to row
   int64_t rows;
   const int8_t* b;   // the first block, at the first quad
-  int64_t b_stride;  // bytes from block to block
+  int64_t b_stride;  // bytes from block to block of the piece
   int64_t blocks;
   int64_t quads;  // a multiple of kGemmQuads
   int32_t* c;     // [rows, rounded up to even][c_stride], blocks * kGemmCols columns of it

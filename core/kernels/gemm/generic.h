@@ -80,7 +80,7 @@ void gemm(const GemmArgs& x) {
   constexpr int64_t kTile = E::max_rows / E::a_rows;
   const auto rows_at = [&](int64_t i) { return padded - i < kTile ? padded - i : kTile; };
   // A strip of columns that stays in L1 while all rows pass it.
-  constexpr int64_t kStrip = 4 * kPer;
+  constexpr int64_t kStrip = E::wide(E::max_rows) > 2 * kPer ? E::wide(E::max_rows) : 2 * kPer;
   for (int64_t g = 0; g < groups; g += kStrip) {
     const int64_t end = g + kStrip < groups ? g + kStrip : groups;
     for (int64_t i = 0; i < padded; i += kTile)
