@@ -3,12 +3,14 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
 
 #include "base/threads.h"
 #include "bindings/buffer.h"
 #include "bindings/compute.h"
+#include "drivers/conv.h"
 #include "drivers/gemm.h"
 #include "drivers/groups.h"
 #include "drivers/linear.h"
@@ -94,6 +96,35 @@ void multiply(nb::handle codes, bool is_signed, int64_t m, nb::handle zero_point
   gemm(rows, b, f, out.as(), b.n);
 }
 
+void convolve_of(nb::handle image, bool is_signed, int32_t zero, const std::vector<int64_t>& v, const PackedMatrix& w,
+                 const FinishSpec& spec, nb::handle output, int64_t first_out, int64_t stride) {
+  if (v.size() != 16) throw nb::value_error("geometry: expected 16 numbers");
+  const ConvShape s{v[0], v[1], v[2],  v[3],  v[4],  v[5],  v[6],  v[7],
+                    v[8], v[9], v[10], v[11], v[12], v[13], v[14], v[15]};
+  for (const int64_t size : v)
+    if (size < 0) throw nb::value_error("geometry: must not be negative");
+  if (s.depth() != w.k) throw nb::value_error("w: its depth is not the patch's");
+  if (s.first_channel + s.group_channels > s.channels) throw nb::value_error("geometry: group out of bounds");
+  if (first_out < 0 || first_out + w.n > stride) throw nb::value_error("out: columns out of bounds");
+  const Buffer x(image, "x"), out(output, "out", true);
+  x.require(s.batch * s.height * s.width * s.channels, "x");
+  const bool deep = spec.result == Result::s32 && w.k > kExactK;
+  const int64_t item = deep ? 8 : result_bytes(spec.result);
+  out.require(s.rows() * stride * item, "out");
+  const Finish f = spec.finish(1, w.n);
+  const nb::gil_scoped_release release;
+  convolve(s, x.as<uint8_t>(), is_signed, zero, w, f, out.as<char>() + first_out * item, stride);
+}
+
+void transpose_of(nb::handle input, nb::handle output, int64_t batch, int64_t rows, int64_t columns, int64_t item) {
+  const Buffer from(input, "from"), to(output, "to", true);
+  if (item != 1 && item != 2 && item != 4 && item != 8) throw nb::value_error("item: expected 1, 2, 4 or 8");
+  from.require(batch * rows * columns * item, "from");
+  to.require(batch * rows * columns * item, "to");
+  const nb::gil_scoped_release release;
+  transpose(from.as(), to.as(), batch, rows, columns, item);
+}
+
 std::unique_ptr<PackedGroups> pack_groups(nb::handle code_array, int64_t k, int64_t n, int bits, int64_t block,
                                           nb::handle scales, nb::handle zeros, int32_t zero_all) {
   const Buffer codes(code_array, "codes"), scale(scales, "scale"), zero = optional(zeros, "zero_point");
@@ -177,6 +208,12 @@ void bind_gemm(nb::module_& m) {
            "out_scale"_a, "zero"_a, "lo"_a, "hi"_a);
   m.def("multiply", &multiply, "a"_a, "is_signed"_a, "m"_a, "a_zero_point"_a, "b"_a, "finish"_a, "out"_a, "wide"_a,
         "Codes a [m, k] times b. out: [m, n]; s32 is int64 where wide, or where k is past exact_depth.");
+  m.def("convolve", &convolve_of, "x"_a, "is_signed"_a, "zero"_a, "geometry"_a, "w"_a, "finish"_a, "out"_a,
+        "first_out"_a, "stride"_a,
+        "x [batch, height, width, channels] by w. geometry: batch, height, width, channels, kernel (h, w), stride, "
+        "padding (top, left), dilation, output (h, w), first channel and channels of the group. out: [pixels, stride].");
+  m.def("transpose", &transpose_of, "from_array"_a, "to"_a, "batch"_a, "rows"_a, "columns"_a, "item"_a,
+        "to[b][j][i] = from[b][i][j], items of 1, 2, 4 or 8 bytes.");
   nb::class_<PackedGroups>(m, "PackedGroups", "Weights of 4 or 2 bits in groups, arranged as kernels read them.")
       .def_ro("k", &PackedGroups::k)
       .def_ro("n", &PackedGroups::n)
