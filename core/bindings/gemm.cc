@@ -41,6 +41,14 @@ std::unique_ptr<PackedMatrix> pack_matrix(nb::handle codes, bool is_signed, int6
                                         zero.as<int32_t>(), zeros);
 }
 
+template <class Packed>
+void unpack_of(const Packed& packed, nb::handle output) {
+  const Buffer out(output, "out", true);
+  out.require(packed.k * packed.n, "out");
+  const nb::gil_scoped_release release;
+  packed.unpack(out.as<uint8_t>());
+}
+
 // Everything after the sums, held while a call runs.
 struct FinishSpec {
   Result result;
@@ -111,7 +119,8 @@ void convolve_of(nb::handle image, bool is_signed, int32_t zero, const std::vect
   const bool deep = spec.result == Result::s32 && w.k > kExactK;
   const int64_t item = deep ? 8 : result_bytes(spec.result);
   out.require(s.rows() * stride * item, "out");
-  const Finish f = spec.finish(1, w.n);
+  Finish f = spec.finish(1, w.n);
+  f.scale_per_row = false;  // one for all pixels
   const nb::gil_scoped_release release;
   convolve(s, x.as<uint8_t>(), is_signed, zero, w, f, out.as<char>() + first_out * item, stride);
 }
@@ -197,8 +206,11 @@ void bind_gemm(nb::module_& m) {
   nb::class_<PackedMatrix>(m, "PackedMatrix", "The right side of a product, arranged as kernels read it.")
       .def_ro("k", &PackedMatrix::k)
       .def_ro("n", &PackedMatrix::n)
-      .def_ro("is_safe", &PackedMatrix::is_safe, "Whether pairs of products fit 16 bits.")
-      .def_prop_ro("nbytes", &PackedMatrix::nbytes);
+      .def_prop_ro(
+          "is_safe", [](const PackedMatrix& b) { return b.is_safe(255); },
+          "Whether pairs of products fit 16 bits, whatever the codes on the left.")
+      .def_prop_ro("nbytes", &PackedMatrix::nbytes)
+      .def("unpack", &unpack_of<PackedMatrix>, "out"_a, "Writes the codes, [n, k], as they were given.");
   m.def("pack_matrix", &pack_matrix, "codes"_a, "is_signed"_a, "k"_a, "n"_a, "transposed"_a, "zero_point"_a.none(),
         "codes: [k, n], or [n, k] if transposed.");
   nb::class_<FinishSpec>(m, "Finish", "What becomes of sums of products. result: 0 s32, 1 f32, 2 f16, 3 bf16, 4 s8, 5 u8.")
@@ -218,7 +230,8 @@ void bind_gemm(nb::module_& m) {
       .def_ro("k", &PackedGroups::k)
       .def_ro("n", &PackedGroups::n)
       .def_ro("bits", &PackedGroups::bits)
-      .def_prop_ro("nbytes", &PackedGroups::nbytes);
+      .def_prop_ro("nbytes", &PackedGroups::nbytes)
+      .def("unpack", &unpack_of<PackedGroups>, "out"_a, "Writes the codes, [n, k], one a byte, as they were given.");
   m.def("pack_groups", &pack_groups, "codes"_a, "k"_a, "n"_a, "bits"_a, "block"_a, "scale"_a, "zero_point"_a.none(),
         "zero_all"_a, "codes: [n, k], one a byte, from 0 on; scale: [n, groups], zero_point likewise, in bytes.");
   m.def("multiply_groups", &multiply_groups, "a"_a, "m"_a, "a_scale"_a, "b"_a, "finish"_a, "out"_a,

@@ -35,7 +35,7 @@ struct Workspace {
 int64_t workspace_bytes(bool wide) {
   const int64_t outputs = kTaskRows * kTaskBlocks * kGemmCols;
   return lines(kPieceBytes) + lines(outputs * 4) + (wide ? lines(outputs * 8) : 0) +
-         lines(kTaskRows * 4) + lines(kGemmDepth);
+         lines(kTaskRows * 4) + lines(kTaskRows * kGemmDepth);
 }
 
 Workspace workspace(bool wide) {
@@ -46,7 +46,7 @@ Workspace workspace(bool wide) {
   w.c = cut.take<int32_t>(outputs);
   w.total = wide ? cut.take<int64_t>(outputs) : nullptr;
   w.row_sum = cut.take<int32_t>(kTaskRows);
-  w.codes = cut.take<uint8_t>(kGemmDepth);
+  w.codes = cut.take<uint8_t>(kTaskRows * kGemmDepth);
   return w;
 }
 
@@ -72,7 +72,8 @@ class Product {
         out_(static_cast<char*>(out)),
         stride_(stride),
         isa_(active_isa()),
-        kernel_(gemm_rows(isa_)[b.is_safe ? 1 : 0]),
+        kernels_(gemm_rows(isa_)),
+        kernel_(kernels_[b.is_safe(255) ? 1 : 0]),
         row_(finish_row(isa_, finish.result)),
         task_rows_(task_rows(kernel_, a.rows)) {
     shift_ = 0;
@@ -113,13 +114,13 @@ class Product {
     std::vector<int64_t> deep_sum(wide_ ? static_cast<size_t>(rows) : 0, 0);
     for (int64_t quad = 0; quad < b_.quads; quad += kPieceQuads) {
       const int64_t quads = std::min(kPieceQuads, b_.quads - quad);
-      pack(w, row, rows, quad, quads);
+      const GemmRow& kernel = pack(w, row, rows, quad, quads);
       GemmArgs x{};
-      x.a = w.a, x.a_stride = quads * 4 * operand_bytes(kernel_.a), x.rows = rows;
+      x.a = w.a, x.a_stride = quads * 4 * operand_bytes(kernel.a), x.rows = rows;
       x.b_stride = quads * 4 * kGemmCols, x.blocks = blocks, x.quads = quads;
       x.b = b_.codes.get() + quad * 4 * kGemmCols * b_.blocks + block * x.b_stride;
       x.c = w.c, x.c_stride = blocks * kGemmCols, x.accumulate = !wide_ && quad > 0;
-      kernel_.run(x);
+      kernel.run(x);
       if (wide_) {
         for (int64_t j = 0; j < outputs; ++j) w.total[j] += w.c[j];
         for (int64_t r = 0; r < rows; ++r) deep_sum[r] += std::exchange(w.row_sum[r], 0);
@@ -139,19 +140,32 @@ class Product {
   int64_t row_tasks() const { return (a_.rows + task_rows_ - 1) / task_rows_; }
   int64_t column_tasks() const { return (b_.blocks + kTaskBlocks - 1) / kTaskBlocks; }
 
-  void pack(const Workspace& w, int64_t row, int64_t rows, int64_t quad, int64_t quads) const {
+  // One piece of the rows, packed for the kernel that is returned.
+  const GemmRow& pack(const Workspace& w, int64_t row, int64_t rows, int64_t quad, int64_t quads) const {
     const int64_t first = quad * 4, depth = quads * 4, n = std::clamp<int64_t>(b_.k - first, 0, depth);
-    const int64_t bytes = depth * operand_bytes(kernel_.a);
-    for (int64_t r = 0; r < rows; ++r) {
-      const uint8_t* codes = w.codes;
-      if (a_.codes != nullptr) {
-        codes = a_.codes + (row + r) * a_.stride + first;
-      } else {
-        a_.fetch(a_.context, row + r, first, n, w.codes);
-      }
-      w.row_sum[r] += kernel_.pack_a(codes, n, a_.is_signed, w.a + r * bytes, depth);
+    const uint8_t* codes = w.codes;
+    int64_t stride = depth;
+    if (a_.codes != nullptr) {
+      codes = a_.codes + row * a_.stride + first;
+      stride = a_.stride;
+    } else {
+      for (int64_t r = 0; r < rows; ++r) a_.fetch(a_.context, row + r, first, n, w.codes + r * stride);
     }
+    const GemmRow& kernel = serves_pairs(codes, stride, rows, n) ? kernels_[1] : kernel_;
+    const int64_t bytes = depth * operand_bytes(kernel.a);
+    for (int64_t r = 0; r < rows; ++r)
+      w.row_sum[r] += kernel.pack_a(codes + r * stride, n, a_.is_signed, w.a + r * bytes, depth);
     if (rows % 2 != 0) std::memset(w.a + rows * bytes, 0, static_cast<size_t>(bytes));
+    return kernel;
+  }
+
+  // Whether these codes are small enough for pairs of products in 16 bits, where not all codes are.
+  bool serves_pairs(const uint8_t* codes, int64_t stride, int64_t rows, int64_t n) const {
+    if (a_.is_signed || kernels_[0].run == kernels_[1].run || &kernel_ == &kernels_[1] || !b_.is_safe(127)) return false;
+    uint8_t most = 0;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < n; ++i) most = std::max(most, codes[r * stride + i]);
+    return b_.is_safe(most);
   }
 
   void finish_row_of(const int32_t* acc, int32_t row_sum, int64_t m, int64_t block, int64_t blocks) const {
@@ -223,7 +237,8 @@ class Product {
   char* out_;
   int64_t stride_;
   Isa isa_;
-  const GemmRow& kernel_;
+  const GemmRow* kernels_;
+  const GemmRow& kernel_;  // for any codes of a
   const FinishRow& row_;
   int64_t task_rows_;
   int32_t shift_;
@@ -241,29 +256,26 @@ PackedMatrix::PackedMatrix(const uint8_t* b, bool is_signed, int64_t depth, int6
       blocks((columns + kGemmCols - 1) / kGemmCols),
       codes(aligned<int8_t>(blocks * kGemmCols * quads * 4)),
       zero(static_cast<size_t>(blocks * kGemmCols), 0),
-      column(static_cast<size_t>(blocks * kGemmCols), 0) {
-  const uint8_t flip = is_signed ? 0 : 0x80;
-  std::vector<uint8_t> unsafe(static_cast<size_t>(blocks), 0);
+      column(static_cast<size_t>(blocks * kGemmCols), 0),
+      flip_(is_signed ? 0 : 0x80) {
+  std::vector<int32_t> bounds(static_cast<size_t>(blocks), 0);
   parallel_for(blocks, [&](int64_t block) {
-    // Where quad q of this block is.
-    const auto quad_at = [&](int64_t q) {
-      const int64_t piece = q / kPieceQuads * kPieceQuads, length = std::min(kPieceQuads, quads - piece);
-      return codes.get() + (piece * blocks + block * length + q - piece) * kGemmCols * 4;
-    };
-    for (int64_t q = 0; q < quads; ++q) std::memset(quad_at(q), 0, kGemmCols * 4);
+    for (int64_t q = 0; q < quads; ++q) std::memset(codes.get() + quad_at(block, q), 0, kGemmCols * 4);
     const int64_t first = block * kGemmCols, count = std::min<int64_t>(kGemmCols, n - first);
     for (int64_t j = 0; j < count; ++j) {
       const uint8_t* from = b + (first + j) * stride_n;
       int32_t sum = 0, before = 0;  // the code at the even place of a pair
       for (int64_t i = 0; i < k; ++i) {
-        const int8_t code = static_cast<int8_t>(from[i * stride_k] ^ flip);
-        quad_at(i / 4)[j * 4 + i % 4] = code;
+        const int8_t code = static_cast<int8_t>(from[i * stride_k] ^ flip_);
+        codes[quad_at(block, i / 4) + j * 4 + i % 4] = code;
         sum += code;
         if (i % 2 == 0) {
           before = code;
-        } else if (std::max(before, 0) + std::max<int32_t>(code, 0) > 128 ||
-                   std::min(before, 0) + std::min<int32_t>(code, 0) < -128) {
-          unsafe[block] = 1;
+          bounds[block] = std::max(bounds[block], std::abs(before));
+        } else {
+          const int32_t up = std::max(before, 0) + std::max<int32_t>(code, 0);
+          const int32_t down = std::min(before, 0) + std::min<int32_t>(code, 0);
+          bounds[block] = std::max({bounds[block], up, -down});
         }
       }
       const int32_t z = (zeros_of_b == nullptr ? 0 : zeros_of_b[zeros == 1 ? 0 : first + j]) - (is_signed ? 0 : 128);
@@ -272,7 +284,18 @@ PackedMatrix::PackedMatrix(const uint8_t* b, bool is_signed, int64_t depth, int6
     }
   });
   for (const int32_t z : zero) has_zero |= z != 0;
-  is_safe = std::none_of(unsafe.begin(), unsafe.end(), [](uint8_t u) { return u != 0; });
+  for (const int32_t bound : bounds) pair_bound = std::max(pair_bound, bound);
+}
+
+int64_t PackedMatrix::quad_at(int64_t block, int64_t q) const {
+  const int64_t piece = q / kPieceQuads * kPieceQuads, length = std::min(kPieceQuads, quads - piece);
+  return (piece * blocks + block * length + q - piece) * kGemmCols * 4;
+}
+
+void PackedMatrix::unpack(uint8_t* to) const {
+  for (int64_t j = 0; j < n; ++j)
+    for (int64_t i = 0; i < k; ++i)
+      to[j * k + i] = static_cast<uint8_t>(codes[quad_at(j / kGemmCols, i / 4) + j % kGemmCols * 4 + i % 4] ^ flip_);
 }
 
 int64_t PackedMatrix::nbytes() const {

@@ -21,12 +21,21 @@ struct PackedMatrix {
   std::vector<int32_t> zero;     // [n, padded] zero points of what is packed
   std::vector<int32_t> column;   // [n, padded] sum over k of (packed code - zero)
   bool has_zero = false;         // whether any zero point is not 0
-  bool is_safe = false;          // whether it fits gemm_rows[1]
+  int32_t pair_bound = 0;        // no two neighbours k = 2i, 2i + 1 sum to more, positive or negative parts alone
+
+  // Whether gemm_rows[1] serves it with codes of a, as u8, of at most `most`.
+  bool is_safe(int32_t most) const { return most * pair_bound <= 32767; }
 
   // b is [k][n] with these strides in elements; zero null: none, else `zeros` (1 or n) of them.
   PackedMatrix(const uint8_t* b, bool is_signed, int64_t k, int64_t n, int64_t stride_k, int64_t stride_n,
                const int32_t* zero, int64_t zeros);
   int64_t nbytes() const;
+  void unpack(uint8_t* to) const;  // [n][k], as it was given
+
+ private:
+  // Where quad q of a block is.
+  int64_t quad_at(int64_t block, int64_t q) const;
+  uint8_t flip_;
 };
 
 // Rows of a: codes one a byte.

@@ -47,12 +47,27 @@ PackedGroups::PackedGroups(const uint8_t* from, int64_t k_, int64_t n_, int bits
       }
       if (column >= n) continue;
       for (int64_t i = 0; i < k; ++i) {
-        const int64_t place = i / block * steps * step + i % block, within = place % step;
-        uint8_t& byte = to[place / step * kGroupCols * 4 + j * 4 + within % 4];
-        byte = static_cast<uint8_t>(byte | from[column * k + i] << (within / 4 * bits));
+        const Place p = place_of(column, i);
+        codes[p.byte] = static_cast<uint8_t>(codes[p.byte] | from[column * k + i] << p.shift);
       }
     }
   });
+}
+
+PackedGroups::Place PackedGroups::place_of(int64_t column, int64_t i) const {
+  const int64_t step = 32 / bits, place = i / block * steps * step + i % block, within = place % step;
+  const int64_t start = column / kGroupCols * (padded / step) * kGroupCols * 4;
+  return {start + place / step * kGroupCols * 4 + column % kGroupCols * 4 + within % 4,
+          static_cast<int>(within / 4) * bits};
+}
+
+void PackedGroups::unpack(uint8_t* to) const {
+  for (int64_t column = 0; column < n; ++column) {
+    for (int64_t i = 0; i < k; ++i) {
+      const Place p = place_of(column, i);
+      to[column * k + i] = static_cast<uint8_t>(codes[p.byte] >> p.shift & ((1 << bits) - 1));
+    }
+  }
 }
 
 int64_t PackedGroups::nbytes() const {

@@ -21,8 +21,16 @@ struct PackedGroups {
   PackedGroups(const uint8_t* codes, int64_t k, int64_t n, int bits, int64_t block, const float* scale,
                const uint8_t* zero, int32_t zero_all);
   int64_t nbytes() const;
+  void unpack(uint8_t* to) const;  // [n][k], as it was given
   // Whether rows of codes can be read as they are.
   bool is_plain() const { return padded == k; }
+
+ private:
+  struct Place {
+    int64_t byte;  // of codes
+    int shift;
+  };
+  Place place_of(int64_t column, int64_t i) const;
 };
 
 struct FloatFinish {

@@ -44,9 +44,8 @@ struct GemmRow {
   int32_t (*pack_a)(const uint8_t* codes, int64_t n, bool is_signed, void* to, int64_t padded);
 };
 
-// rows[0] serves any b. rows[1] serves b whose neighbours k = 2i and 2i + 1 of a column have positive parts that sum
-// to at most 128 and negative ones to at least -128: then vpmaddubsw, which adds two products in 16 bits, never saturates.
-// On ISAs without such an instruction both are the same.
+// rows[0] serves any codes. rows[1] serves those of which no two products of neighbours k = 2i and 2i + 1 reach beyond 16
+// bits, for which see PackedMatrix::pair_bound: vpmaddubsw adds them there. On ISAs without it both are the same.
 constexpr int kGemmRows = 2;
 const GemmRow* gemm_rows(Isa isa);
 

@@ -57,7 +57,7 @@ struct Avx2Pairs {
   static constexpr const char* name = "vpmaddubsw";
   using A = uint8_t;
   static constexpr GemmOperand operand = GemmOperand::u8;
-  static constexpr int group = 8, a_rows = 1, step = 1, max_rows = 6;
+  static constexpr int group = 8, a_rows = 1, step = 1, max_rows = 5;
   static constexpr int wide(int rows) { return rows < 3 ? 4 : 2; }
 
   using Quad = __m256i;
@@ -72,12 +72,11 @@ struct Avx2Pairs {
   LOWBIT_INLINE Cols load_b(const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   LOWBIT_INLINE Acc zero() { return _mm256_setzero_si256(); }
   LOWBIT_INLINE void dot(Acc& to, Quad a, Cols b) {
-    alignas(32) static constexpr int16_t ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     __m256i acc = to, product;
     asm("vpmaddubsw %[b], %[a], %[product]\n\tvpmaddwd %[ones], %[product], %[product]\n\t"
         "vpaddd %[product], %[acc], %[acc]"
         : [acc] "+x"(acc), [product] "=&x"(product)
-        : [a] "x"(a), [b] "x"(b), [ones] "m"(ones));
+        : [a] "x"(a), [b] "x"(b), [ones] "x"(_mm256_set1_epi16(1)));
     to = acc;
   }
   template <bool Accumulate>
