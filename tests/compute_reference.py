@@ -30,11 +30,11 @@ class PackedConv(NamedTuple):
 
 
 def prepack(b: QuantizedTensor, transpose: bool = False) -> PackedMatrix:
-    return PackedMatrix(b, transpose)
+    return PackedMatrix(b.copy(), transpose)
 
 
 def prepack_conv2d(w: QuantizedTensor, groups: int = 1) -> PackedConv:
-    return PackedConv(w, groups)
+    return PackedConv(w.copy(), groups)
 
 
 # ---- what becomes of sums ---------------------------------------------------------------------------------
