@@ -5,6 +5,7 @@ Where lowbit.reference_compute has the arithmetic, this page has the meaning of 
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  "bfloat16" is a dtype once it is imported
@@ -114,7 +115,7 @@ def conv2d_integer(
         x, w, int(x_zero_point), w_zero_point, pair(stride), sides(padding), pair(dilation), groups
     )
     acc = acc if layout == "NCHW" else np.moveaxis(acc, 1, -1)
-    return acc.astype(np.int64 if w[0].size > INT32_DEPTH else np.int32)
+    return acc.astype(np.int64 if math.prod(w.shape[1:]) > INT32_DEPTH else np.int32)
 
 
 def qconv2d(
@@ -156,10 +157,9 @@ def qconv1d(
 
 
 def quantized_from_data(x: Array, dtype: str, scheme: str, axis: int | None = None) -> QuantizedTensor:
-    """x under parameters of its own range, found as the contract says."""
+    """x under parameters of its own range, or each row of x [m, k] (axis 0) under parameters of its own."""
     wide, lo_code, symmetric = reference.widen(x), (-127 if scheme == "symmetric" else 0), scheme == "symmetric"
-    rows = wide.reshape(1, -1) if axis is None else wide.reshape(wide.shape[0], -1)
-    lo, hi = reference.value_range(rows)
+    lo, hi = reference.value_range(wide.reshape(1, -1) if axis is None else wide)
     scale, zero = affine_from_range(lo, hi, lo_code, 127 if symmetric else 255, symmetric=symmetric)
     if axis is None:
         scale, zero = scale[0], zero[0]
