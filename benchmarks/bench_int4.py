@@ -37,7 +37,7 @@ def _case(makers: ComputePeers, p: Groups, at_least: float) -> Case:
         p.m * p.n,
         4 * p.x.size + p.w.size // 2 + 4 * p.w_scale.size + 4 * p.y.size,
         contenders,
-        [Target("lowbit", (*NBITS, *INT4PACK), at_least, "best int4 peer")],
+        [Target("lowbit", (*NBITS, INT4PACK), at_least, "best int4 peer")],
         expected=p.y,
         tolerance=p.tolerance,  # weights are the same: it is x that some take in 8 bits or as bfloat16
         operations=p.operations,

@@ -51,7 +51,7 @@ def _product() -> Case:
         lowbit_codes(p, _ONE, around=lambda: _threads(1)),
     ]
     return Case(
-        f"product of uint8 and int8, {p.name}",
+        f"product, {p.name}",
         p.m * p.n,
         p.m * p.k + p.k * p.n + p.m * p.n,
         contenders,

@@ -147,7 +147,7 @@ def _group_row(family: str, target: GroupTarget, members: Sequence[Member], thre
     mean = geometric_mean(ratios.values()) if ratios else None
     common = (family, f"{target.name}, {len(members)} cases", target.contender, "mean")
     if len(ratios) < len(members):
-        note = f"{len(members) - len(ratios)} cases were not measured"
+        note = f"not judged: {len(members) - len(ratios)} of {len(members)} cases were not measured"
     elif 2 * sum(m.preempted for m in members) > len(members):
         note = "not judged: busy machine, most cases were preempted"
     else:
