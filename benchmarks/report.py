@@ -125,7 +125,9 @@ def _rate(row: Row) -> str:
     counted, unit = row.operations_per_second, "GOPS"
     if counted is None:
         counted, unit = (row.gigabytes_per_second or 0) * 1e9, "GB/s"
-    return f"{counted / 1e9:.3g} {unit}" if counted >= 1e7 else f"< 0.01 {unit}"
+    if counted < 1e7:
+        return f"< 0.01 {unit}"
+    return f"{counted / 1e9:.{3 if counted >= 1e8 else 2}g} {unit}"
 
 
 def _bytes(count: int) -> str:
