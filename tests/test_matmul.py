@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 import lowbit as lb
 from conftest import ISAS, THREADS
 from lowbit import QuantizationParams, QuantizedTensor, _core
+from lowbit.ops.matmul import path_of
 from lowbit.reference_compute import matmul_integer, requantize, scaled
-from problems import BYTES, F32, codes, constant, output_params, same, same_codes, spread_over, tensor
+from problems import BYTES, F32, codes, constant, output_params, same, same_codes, scales, spread_over, tensor
 from problems import zero_points as zeros_of
 
 # (m, k, n), each named after what it may break.
@@ -406,3 +407,70 @@ def test_any_small_product(
     assert same(subject.qmatmul(a, right, bias=bias), y)
     out = output_params(kinds[2], spread_over(acc, sa, sb), int(zeros_of(rng, (), kinds[2])))
     assert same_codes(subject.qmatmul(a, right, bias=bias, out_params=out), recoded(a, b, out, steps), out)
+
+
+# ---- every other dtype ----------------------------------------------------------------------------------------
+
+
+def any_tensor(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: str, axis: int | None = None
+) -> QuantizedTensor:
+    """Random codes of any linear dtype; one scale and zero point, or one along `axis`."""
+    lo, hi = lb.QuantizedDType.of(dtype).value_range
+    count = () if axis is None else (shape[axis],)
+    zero = rng.integers(lo, hi + 1, count)
+    params = QuantizationParams(dtype, "asymmetric", scales(rng, count), zero, axis)
+    return QuantizedTensor.from_codes(rng.integers(lo, hi + 1, shape), params)
+
+
+NARROW_AND_WIDE = ["int8", "uint8", "int4", "uint4", "int2", "uint2", "int16", "uint16"]
+
+
+@pytest.mark.parametrize("left", NARROW_AND_WIDE)
+@pytest.mark.parametrize("right", NARROW_AND_WIDE)
+def test_sums_of_any_two_linear_dtypes_are_exact(native: ModuleType, left: str, right: str) -> None:
+    rng = np.random.default_rng(31)
+    for a, b in (
+        (any_tensor(rng, (5, 70), left), any_tensor(rng, (70, 9), right)),
+        (any_tensor(rng, (5, 70), left, 0), any_tensor(rng, (70, 9), right, 1)),
+    ):
+        acc = matmul_integer(a.unpack(), b.unpack(), a.params.zero_point, b.params.zero_point)
+        assert same(native.qmatmul(a, b), scaled(acc, a.params.scale, b.params.scale))
+        bias = rng.integers(-1000, 1000, 9).astype(np.int32)
+        assert same(native.qmatmul(a, b, bias=bias), scaled(acc + bias, a.params.scale, b.params.scale))
+
+
+def test_the_widest_sums_of_16_bits(native: ModuleType) -> None:
+    """65535 * 65535 * 1000 needs 42 bits."""
+    full = QuantizedTensor.from_codes(np.full((1, 1000), 65535), QuantizationParams("uint16", "asymmetric", F32(1), 0))
+    column = QuantizedTensor.from_codes(full.unpack().T, full.params)
+    assert native.qmatmul(full, column)[0, 0] == F32(65535 * 65535 * 1000)
+
+
+def test_bits_on_both_sides(native: ModuleType) -> None:
+    rng = np.random.default_rng(32)
+    a, b = (lb.quantize(rng.standard_normal(s).astype(F32), "binary") for s in ((5, 77), (77, 9)))
+    acc = matmul_integer(2 * a.unpack().astype(int) - 1, 2 * b.unpack().astype(int) - 1)
+    assert same(native.qmatmul(a, b), scaled(acc, a.params.scale, b.params.scale))
+
+
+@pytest.mark.parametrize(
+    ("b", "path"),
+    [
+        ({"dtype": "int4", "axis": 0, "block_size": 16}, "groups"),
+        ({"dtype": "int8", "axis": 0, "block_size": 16}, "blocks"),
+        ({"dtype": "int8", "scheme": "logarithmic"}, "general"),
+        ({"dtype": "int8", "axis": 0}, "general"),
+        ({"dtype": "binary"}, "general"),
+    ],
+    ids=["int4 blocks", "int8 blocks", "logarithmic", "by rows", "bits on one side"],
+)
+def test_general_paths_are_near_the_product_of_the_numbers(native: ModuleType, b: dict[str, Any], path: str) -> None:
+    rng = np.random.default_rng(33)
+    left, right = lb.quantize(rng.standard_normal((5, 70)).astype(F32)), lb.quantize(
+        rng.standard_normal((70, 9)).astype(F32), **b
+    )  # fmt: skip
+    assert path_of(left.params, right.params) == path
+    exact = left.dequantize(dtype=np.float64) @ right.dequantize(dtype=np.float64)
+    terms = np.abs(left.dequantize(dtype=np.float64)) @ np.abs(right.dequantize(dtype=np.float64))
+    assert (np.abs(native.qmatmul(left, right) - exact) <= 4 * 2.0**-23 * terms).all()

@@ -5,6 +5,8 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 
 #include "base/threads.h"
@@ -200,6 +202,19 @@ std::pair<int64_t, int64_t> linear_of(nb::handle input, int element, int64_t m, 
   return {result.nan, result.bad_scale};
 }
 
+// Operations a second of one thread, the best of several runs.
+double dot_limit() {
+  const nb::gil_scoped_release release;
+  const GemmRow* rows = gemm_rows(active_isa());
+  double best = 0;
+  for (int i = 0; i < 2 * 40; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto operations = static_cast<double>(rows[i % kGemmRows].peak(10000));
+    best = std::max(best, operations / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
 }  // namespace
 
 void bind_gemm(nb::module_& m) {
@@ -244,6 +259,8 @@ void bind_gemm(nb::module_& m) {
         "qmin"_a, "qmax"_a, "b"_a, "finish"_a, "out"_a, "The same for weights in groups.");
   m.def("linear_workspace", &linear_workspace, "m"_a, "k"_a, "Bytes of codes that linear keeps.");
   m.def("groups_workspace", &group_matmul_workspace, "b"_a, "m"_a, "Bytes multiply_groups works in.");
+  m.def("dot_limit", &dot_limit,
+        "Operations a second that dot products of 8 bits reach on one thread of this CPU, measured: arithmetic alone.");
   m.attr("exact_depth") = kExactK;
   m.def(
       "multiply_workspace",

@@ -39,8 +39,8 @@ class QuantizedLinear:
     - "uint8": codes of 0 to 255 with a scale and zero point for each row. Weights must not be in blocks.
     - "float": x stays as it is; weights are expanded a piece at a time.
 
-    input_params (int8 or uint8, one scale) are used instead where given. Weights in blocks along their last axis of 4 or
-    2 bits are unpacked in registers; binary and logarithmic weights take float activations.
+    input_params (int8 or uint8, one scale) are used instead where given. Weights in blocks along their last axis of 4
+    or 2 bits are unpacked in registers; binary and logarithmic weights take float activations.
 
     `path` says which kernels run: "integer", "groups", "blocks" (an integer product a block: any other linear dtype),
     "float", "general". NaN or Inf in x is an error where its range is looked for.

@@ -42,6 +42,9 @@ struct GemmRow {
   void (*run)(const GemmArgs&);
   // n codes of one row, s8 or u8, to a's type, then zeros up to `padded`. Returns the sum of what was written.
   int32_t (*pack_a)(const uint8_t* codes, int64_t n, bool is_signed, void* to, int64_t padded);
+  // A tile's dot products over and over, with nothing loaded or stored for them: what the arithmetic alone could reach.
+  // Returns the operations done, two a product.
+  int64_t (*peak)(int64_t rounds);
 };
 
 // rows[0] serves any codes. rows[1] serves those of which no two products of neighbours k = 2i and 2i + 1 reach beyond 16

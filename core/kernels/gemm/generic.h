@@ -108,7 +108,27 @@ int32_t pack_a(const uint8_t* codes, int64_t n, bool is_signed, void* to, int64_
 }
 
 template <class E>
-constexpr GemmRow gemm_row = {E::name, E::operand, E::max_rows, gemm<E>, pack_a<typename E::A>};
+int64_t peak(int64_t rounds) {
+  constexpr int kAccs = E::max_rows / E::a_rows * E::wide(E::max_rows);
+  alignas(64) static const int8_t ones[2 * kQuadBytes * 2] = {1};
+  typename E::Acc acc[kAccs];
+  for (int i = 0; i < kAccs; ++i) acc[i] = E::zero();
+  for (int64_t r = 0; r < rounds; ++r) {
+    asm volatile("" ::: "memory");  // or compilers would multiply once for all rounds
+    const typename E::Quad a = E::load_a(reinterpret_cast<const char*>(ones), kQuadBytes);
+    const typename E::Cols b = E::load_b(ones);
+    for (int i = 0; i < kAccs; ++i) E::dot(acc[i], a, b);
+  }
+  int32_t out[2 * kGemmCols];
+  for (int i = 0; i < kAccs; ++i) {
+    E::template store<false>(acc[i], out, kGemmCols);
+    asm volatile("" ::"r"(out) : "memory");
+  }
+  return rounds * kAccs * E::group * E::a_rows * E::step * 8;
+}
+
+template <class E>
+constexpr GemmRow gemm_row = {E::name, E::operand, E::max_rows, gemm<E>, pack_a<typename E::A>, peak<E>};
 
 // `Exact` for any codes, `Safe` where pairs are known not to saturate.
 template <class Exact, class Safe = Exact>

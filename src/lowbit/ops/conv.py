@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lowbit import _core
 from lowbit.dtypes import is_integer
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
-from lowbit.ops.matmul import _SUMS, PackedMatrix, _multiplies_as_bytes, _require_tensor, _sum_dtype, _zero
+from lowbit.ops.matmul import _SUMS, _multiplies_as_bytes, _require_tensor, _sum_dtype, _zero
 from lowbit.ops.outcome import Outcome
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
@@ -150,8 +150,8 @@ def conv2d_integer(
     zw = _zero("w_zero_point", w_zero_point, kernel, kernel.shape[0])
     _fit(image.shape, kernel.shape, g)
     params = QuantizationParams(
-        kernel.dtype.name, "asymmetric", np.ones(zw.shape if zw.size > 1 else (), F32),
-        zw if zw.size > 1 else int(zw[0]), axis=0 if zw.size > 1 else None,
+        kernel.dtype.name, "asymmetric", np.ones(zw.shape if zw.size != 1 else (), F32),
+        zw if zw.size != 1 else int(zw[0]), axis=0 if zw.size != 1 else None,
     )  # fmt: skip
     packed = PackedConv(QuantizedTensor(kernel, params), g.groups)
     out_h, out_w = g.output(_height_width(image.shape, g), (kernel.shape[2], kernel.shape[3]))
@@ -178,8 +178,8 @@ def qconv2d(
 ) -> Array | QuantizedTensor:
     """The convolution of x by w: floats, or codes of `out_params`, rounded once from exact sums.
 
-    x [n, c, h, w], or [n, h, w, c] with layout="NHWC", with one scale; w [out, c / groups, kh, kw] with one scale or one
-    an output, or a PackedConv (whose groups then hold). Padding is x's zero point: one number, (vertical, horizontal),
+    x [n, c, h, w], or [n, h, w, c] with layout="NHWC", with one scale; w [out, c / groups, kh, kw] with one scale or
+    one an output, or a PackedConv (whose groups then hold). Padding is x's zero point: one number, (vertical, horizontal),
     or (top, left, bottom, right). bias, out_params, out_dtype, activation and clamp as in `qmatmul`.
 
     >>> import lowbit as lb

@@ -101,8 +101,8 @@ def matmul_integer(
 ) -> Array:
     """sum over k of (a - za) * (b - zb), exactly: int32, or int64 for a k past 33,025, where int32 might not hold it.
 
-    a [..., m, k] and b [..., k, n] of int8 or uint8; leading dimensions broadcast. Zero points: one number, or one a row
-    of a, or one a column of b. A PackedMatrix has its own.
+    a [..., m, k] and b [..., k, n] of int8 or uint8; leading dimensions broadcast. Zero points: one number, or one a
+    row of a, or one a column of b. A PackedMatrix has its own.
 
     >>> matmul_integer(np.uint8([[255, 1]]), np.int8([[-128], [2]]), 1, 0)
     array([[-32512]], dtype=int32)

@@ -113,9 +113,9 @@ class Outcome:
                     return None
                 add = steps.astype(np.int32)
         # Within these bounds no sum leaves int32, the bias included.
-        if add is not None and depth <= _core.exact_depth:
-            if int(np.abs(add.astype(np.int64)).max(initial=0)) + 65025 * depth >= 2**31:
-                return None
+        most = 0 if add is None else int(np.abs(add.astype(np.int64)).max(initial=0))
+        if most and depth <= _core.exact_depth and most + 65025 * depth >= 2**31:
+            return None
         p = self.params
         scale = 1.0 if p is None else float(p.scale)
         zero = 0 if p is None else int(p.zero_point)
