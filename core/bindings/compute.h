@@ -4,4 +4,5 @@
 
 namespace lowbit {
 void bind_gemm(nanobind::module_& m);
+void bind_weight_only(nanobind::module_& m);
 }

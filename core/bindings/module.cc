@@ -552,6 +552,7 @@ NB_MODULE(_core, m) {
   m.def("bfloat16_bits", &bfloat16_bits, "array"_a, "The bits of a DLPack bfloat16 array, without a copy.");
 
   bind_gemm(m);
+  bind_weight_only(m);
 
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, "n"_a);

@@ -73,7 +73,7 @@ void pack_pieces(Code code, int64_t begin, int64_t end, int64_t piece, void* q, 
   }
 }
 
-// Unpacks pieces of [begin, end) and calls use(begin, end, codes).
+// Unpacks pieces of [begin, end), which starts on a whole byte, and calls use(begin, end, codes).
 template <class Use>
 void unpack_pieces(Code code, int64_t begin, int64_t end, const void* q, Use&& use) {
   const PackRow& row = pack_row(active_isa(), code_bits(code));
@@ -114,12 +114,13 @@ void quantize_range(const Layout& layout, const Affine& f, const QuantizeRow& ro
       });
 }
 
+// Numbers of elements [begin, end); q and y are where element `begin` is and goes.
 void dequantize_range(const Layout& layout, const Affine& f, const DequantizeRow& row, const void* q, int64_t begin,
                       int64_t end, void* y, Element out) {
   const int64_t yb = element_bytes(out), sb = scale_bytes(out), qb = wide_bytes(row.code);
   DequantizeArgs a{};
   const auto place = [&](int64_t start, int64_t scale) {
-    a.q = at(q, (start - begin) * qb), a.y = at(y, start * yb);
+    a.q = at(q, (start - begin) * qb), a.y = at(y, (start - begin) * yb);
     a.scale = at(f.scale, scale * sb), a.zero = zero_at(f.zero, scale);
   };
   for_each_segment(
@@ -153,19 +154,19 @@ void quantize_chunk(const Layout& layout, const Affine& f, const void* x, Elemen
   }
 }
 
-void dequantize_chunk(const Layout& layout, const Affine& f, const void* q, int64_t begin, int64_t end, void* y,
-                      Element out) {
+}  // namespace
+
+void dequantize_part(const Layout& layout, const Affine& f, const void* q, int64_t begin, int64_t end, void* y,
+                     Element out) {
   const DequantizeRow& row = dequantize_row(active_isa(), wide_code(f.code), out);
   if (code_bits(f.code) >= 8) {
     dequantize_range(layout, f, row, at(q, begin * wide_bytes(f.code)), begin, end, y, out);
   } else {
     unpack_pieces(f.code, begin, end, q, [&](int64_t b, int64_t e, const uint8_t* codes) {
-      dequantize_range(layout, f, row, codes, b, e, y, out);
+      dequantize_range(layout, f, row, codes, b, e, at(y, (b - begin) * element_bytes(out)), out);
     });
   }
 }
-
-}  // namespace
 
 void quantize(const Layout& layout, const Affine& affine, const void* x, Element in, void* q) {
   const int64_t n = layout.elements();
@@ -175,8 +176,9 @@ void quantize(const Layout& layout, const Affine& affine, const void* x, Element
 }
 
 void dequantize(const Layout& layout, const Affine& affine, const void* q, void* y, Element out) {
-  for_each_chunk(layout.elements(), kChunk,
-                 [&](int64_t b, int64_t e) { dequantize_chunk(layout, affine, q, b, e, y, out); });
+  for_each_chunk(layout.elements(), kChunk, [&](int64_t b, int64_t e) {
+    dequantize_part(layout, affine, q, b, e, at(y, b * element_bytes(out)), out);
+  });
 }
 
 namespace {
@@ -228,9 +230,9 @@ void dequantize_mixed(const MixedArgs& m, const void* q, void* y, Element out) {
     if (is_misaligned(f.code, from)) {
       alignas(64) char buffer[kChunk * 2];
       std::memcpy(buffer, from, length * 2);
-      dequantize_chunk(whole, f, buffer, 0, length, to, out);
+      dequantize_part(whole, f, buffer, 0, length, to, out);
     } else {
-      dequantize_chunk(whole, f, from, 0, length, to, out);
+      dequantize_part(whole, f, from, 0, length, to, out);
     }
   });
 }
@@ -310,32 +312,40 @@ void log_quantize(const Layout& layout, const LogTable<T>& table, Code code, con
 }
 
 template <class T>
-void log_dequantize(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* q, void* y,
-                    Element out) {
+void log_dequantize_part(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* q,
+                         int64_t begin, int64_t end, void* y, Element out) {
   const auto decode = [&](int64_t b, int64_t e, const auto* codes) {
     using C = std::remove_cv_t<std::remove_pointer_t<decltype(codes)>>;
     with_element<T, C>(out, [&](auto tag) {
       auto* data = static_cast<decltype(tag)*>(y);
       with_one_scale(layout, scale, b, e, [&](int64_t start, int64_t n, T s) {
-        log_decode(table, codes + (start - b), data + start, n, s);
+        log_decode(table, codes + (start - b), data + (start - begin), n, s);
       });
     });
   };
+  if (code == Code::s16) {
+    decode(begin, end, static_cast<const int16_t*>(q) + begin);
+  } else if (code == Code::s8) {
+    decode(begin, end, static_cast<const int8_t*>(q) + begin);
+  } else {
+    unpack_pieces(code, begin, end, q, [&](int64_t b, int64_t e, const uint8_t* buffer) {
+      decode(b, e, reinterpret_cast<const int8_t*>(buffer));
+    });
+  }
+}
+
+template <class T>
+void log_dequantize(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* q, void* y,
+                    Element out) {
   for_each_chunk(layout.elements(), kChunk, [&](int64_t b, int64_t e) {
-    if (code == Code::s16) {
-      decode(b, e, static_cast<const int16_t*>(q) + b);
-    } else if (code == Code::s8) {
-      decode(b, e, static_cast<const int8_t*>(q) + b);
-    } else {
-      unpack_pieces(code, b, e, q, [&](int64_t first, int64_t last, const uint8_t* buffer) {
-        decode(first, last, reinterpret_cast<const int8_t*>(buffer));
-      });
-    }
+    log_dequantize_part(layout, table, code, scale, q, b, e, at(y, b * element_bytes(out)), out);
   });
 }
 
 template void log_quantize(const Layout&, const LogTable<float>&, Code, const float*, const void*, Element, void*);
 template void log_quantize(const Layout&, const LogTable<double>&, Code, const double*, const void*, Element, void*);
+template void log_dequantize_part(const Layout&, const LogTable<float>&, Code, const float*, const void*, int64_t,
+                                  int64_t, void*, Element);
 template void log_dequantize(const Layout&, const LogTable<float>&, Code, const float*, const void*, void*, Element);
 template void log_dequantize(const Layout&, const LogTable<double>&, Code, const double*, const void*, void*, Element);
 

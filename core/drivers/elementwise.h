@@ -30,6 +30,14 @@ template <class T>
 void log_dequantize(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* q, void* y,
                     Element out);
 
+// Elements [begin, end) only, on the calling thread, which holds an FpEnvironment. y is where element `begin` goes;
+// `begin` is at a whole byte of q.
+void dequantize_part(const Layout& layout, const Affine& affine, const void* q, int64_t begin, int64_t end, void* y,
+                     Element out);
+template <class T>
+void log_dequantize_part(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* q,
+                         int64_t begin, int64_t end, void* y, Element out);
+
 // Per scale: least and greatest value (compute type). Returns the number of NaN.
 int64_t range(const Layout& layout, const void* x, Element in, void* lo, void* hi);
 

@@ -4,6 +4,7 @@
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/fake_quant/fake_quant.h"
 #include "kernels/finish/finish.h"
+#include "kernels/float_dot/float_dot.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/groups/groups.h"
 #include "kernels/pack/pack.h"
@@ -56,6 +57,10 @@ LOWBIT_FAMILY(pack, PackRow)
 #define LOWBIT_DECLARE_FinishRow(isa) extern const FinishRow* const finish_rows_##isa;
 #define LOWBIT_CASE_FinishRow(isa) LOWBIT_CASE(finish, isa)
 LOWBIT_FAMILY(finish, FinishRow)
+
+#define LOWBIT_DECLARE_FloatDotRow(isa) extern const FloatDotRow* const float_dot_rows_##isa;
+#define LOWBIT_CASE_FloatDotRow(isa) LOWBIT_CASE(float_dot, isa)
+LOWBIT_FAMILY(float_dot, FloatDotRow)
 
 // Families with dot products have tables for every ISA.
 #if defined(__x86_64__)
@@ -118,6 +123,9 @@ const RangeRow& range_row(Isa isa, Element in) {
 }
 const FinishRow& finish_row(Isa isa, Result out) {
   return find(finish_rows(isa), kFinishRows, [=](const FinishRow& r) { return r.out == out; });
+}
+const FloatDotRow& float_dot_row(Isa isa, Element in) {
+  return find(float_dot_rows(isa), kFloatDotRows, [=](const FloatDotRow& r) { return r.in == in; });
 }
 const GroupRow& group_row(Isa isa, int bits) {
   return find(group_rows(isa), kGroupRows, [=](const GroupRow& r) { return r.bits == bits; });

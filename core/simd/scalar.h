@@ -79,6 +79,7 @@ struct Scalar {
   LOWBIT_INLINE I32 round_i32(F64 y) { return static_cast<I32>(std::lrint(y)); }
   LOWBIT_INLINE F32 to_f32(I32 i) { return static_cast<F32>(i); }
   LOWBIT_INLINE F64 to_f64(I32 i) { return static_cast<F64>(i); }
+  LOWBIT_INLINE F64 to_f64(F32 x) { return static_cast<F64>(x); }
   LOWBIT_INLINE I32 max(I32 i, I32 j) { return i > j ? i : j; }
 
   template <class Code>

@@ -22,6 +22,7 @@
 //   only_in(r, lo, hi, v)                 v where lo <= r <= hi, else +0; only_below(r, lo, v), only_above(r, hi, v)
 //   stream(p, x)                          store past the caches, p aligned to a vector
 //   round_i32(y), to_f32(i), to_f64(i)    nearest even; exact
+//   to_f64(F32)                           exact widening
 //   add(i, j), sub(i, j), max(i, j)
 //   load_codes(p)                         s8 u8 s16 u16 -> I32
 //   store_codes(p, i)                     I32 in range -> s8 u8 s16 u16 (V::width codes)

@@ -156,6 +156,9 @@ struct Avx512 {
   LOWBIT_INLINE F64 to_f64(I32 i) {
     return {_mm512_cvtepi32_pd(_mm512_castsi512_si256(i)), _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(i, 1))};
   }
+  LOWBIT_INLINE F64 to_f64(F32 x) {
+    return {_mm512_cvtps_pd(_mm512_castps512_ps256(x)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))};
+  }
   LOWBIT_INLINE I32 add(I32 i, I32 j) { return _mm512_add_epi32(i, j); }
   LOWBIT_INLINE I32 sub(I32 i, I32 j) { return _mm512_sub_epi32(i, j); }
   LOWBIT_INLINE I32 max(I32 i, I32 j) { return _mm512_max_epi32(i, j); }
@@ -343,10 +346,7 @@ struct Avx512 {
     acc.all = _mm512_add_pd(_mm512_add_pd(acc.all, _mm512_mul_pd(x.lo, y.lo)), _mm512_mul_pd(x.hi, y.hi));
   }
   LOWBIT_INLINE void add_products(Sum8& acc, F32 x, F32 y) {
-    const auto wide = [](F32 v) {
-      return F64{_mm512_cvtps_pd(_mm512_castps512_ps256(v)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1))};
-    };
-    add_products(acc, wide(x), wide(y));
+    add_products(acc, to_f64(x), to_f64(y));
   }
   LOWBIT_INLINE bool all_in(F32 r, F32 lo, F32 hi) {
     return _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(r, lo, _CMP_GE_OQ), r, hi, _CMP_LE_OQ) == 0xffff;

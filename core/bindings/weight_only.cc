@@ -1,0 +1,92 @@
+// Linear layers on floats with quantized weights.
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <vector>
+
+#include "bindings/buffer.h"
+#include "bindings/compute.h"
+#include "drivers/weight_only.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace lowbit {
+namespace {
+
+Buffer optional(nb::handle array, const char* name) { return array.is_none() ? Buffer() : Buffer(array, name); }
+
+std::unique_ptr<const LogTable<float>> table_of(nb::handle thresholds, nb::handle magnitudes) {
+  if (thresholds.is_none()) return nullptr;
+  const Buffer t(thresholds, "thresholds"), m(magnitudes, "magnitudes");
+  m.require(t.bytes(), "magnitudes");
+  const int64_t levels = t.bytes() / 4;
+  if (levels < 1) throw nb::value_error("thresholds: empty");
+  return std::make_unique<LogTable<float>>(std::vector<float>(t.as<float>(), t.as<float>() + levels),
+                                           std::vector<float>(m.as<float>(), m.as<float>() + levels));
+}
+
+Code checked(int code, int kind, int64_t n, int64_t k, int64_t block, bool logarithmic) {
+  if (code < 0 || code > 8) throw nb::value_error("code: unknown id");
+  if (kind < 0 || kind > 2) throw nb::value_error("kind: expected 0, 1 or 2");
+  if (n < 0 || k < 0 || block < 1) throw nb::value_error("n, k, block: must not be negative, and block positive");
+  const Code c = static_cast<Code>(code);
+  if (logarithmic && c != Code::s8 && c != Code::s16 && c != Code::s4 && c != Code::s2)
+    throw nb::value_error("code: logarithmic codes are signed");
+  return c;
+}
+
+// The arrays are held for as long as this lives.
+struct WeightOnlySpec {
+  Buffer codes, scale, zero;
+  WeightOnly weights;
+
+  WeightOnlySpec(int code, nb::handle code_array, int64_t n, int64_t k, int kind, int64_t block, nb::handle scale_array,
+                 nb::handle zero_array, nb::handle thresholds, nb::handle magnitudes)
+      : codes(code_array, "codes"),
+        scale(scale_array, "scale"),
+        zero(optional(zero_array, "zero_point")),
+        weights(checked(code, kind, n, k, block, !thresholds.is_none()), codes.as(), n, k,
+                static_cast<Granularity>(kind), block, scale.as<float>(), zero.as<int32_t>(),
+                table_of(thresholds, magnitudes)) {
+    codes.require(n * weights.row_bytes(), "codes");
+    scale.require(weights.scales() * 4, "scale");
+    if (zero) zero.require(weights.scales() * 4, "zero_point");
+  }
+  int64_t nbytes() const { return codes.bytes() + scale.bytes() + (zero ? zero.bytes() : 0); }
+
+  void run(nb::handle input, int element, int64_t m, nb::handle bias_array, float floor, float ceiling, int result,
+           nb::handle output) const {
+    if (element != 0 && element != 2 && element != 3) throw nb::value_error("element: expected f32, f16 or bf16");
+    if (result < 1 || result > 3) throw nb::value_error("result: expected f32, f16 or bf16");
+    if (m < 0) throw nb::value_error("m: must not be negative");
+    const Buffer x(input, "x"), bias = optional(bias_array, "bias"), out(output, "out", true);
+    const FloatInput from{x.as(), static_cast<Element>(element), m};
+    const FloatFinish to{static_cast<Result>(result), bias.as<float>(), floor, ceiling};
+    x.require(m * weights.k() * element_bytes(from.in), "x");
+    if (bias) bias.require(4 * weights.n(), "bias");
+    out.require(m * weights.n() * result_bytes(to.result), "out");
+    const nb::gil_scoped_release release;
+    weights.run(from, to, out.as());
+  }
+};
+
+}  // namespace
+
+void bind_weight_only(nb::module_& m) {
+  nb::class_<WeightOnlySpec>(m, "WeightOnly",
+                             "Weights [n, k] of a linear layer on floats, packed, each row from a whole byte on.")
+      .def(nb::init<int, nb::handle, int64_t, int64_t, int, int64_t, nb::handle, nb::handle, nb::handle, nb::handle>(),
+           "code"_a, "codes"_a, "n"_a, "k"_a, "kind"_a, "block"_a, "scale"_a, "zero_point"_a.none(),
+           "thresholds"_a.none(), "magnitudes"_a.none(), "kind: 0 one scale, 1 one a row, 2 one for each block of k.")
+      .def_prop_ro("n", [](const WeightOnlySpec& s) { return s.weights.n(); })
+      .def_prop_ro("k", [](const WeightOnlySpec& s) { return s.weights.k(); })
+      .def_prop_ro("nbytes", &WeightOnlySpec::nbytes)
+      .def("run", &WeightOnlySpec::run, "x"_a, "element"_a, "m"_a, "bias"_a.none(), "floor"_a, "ceiling"_a, "result"_a,
+           "out"_a, "x [m, k] by the weights to out [m, n]. result: 1 f32, 2 f16, 3 bf16.")
+      .def(
+          "workspace", [](const WeightOnlySpec& s, int64_t rows) { return s.weights.workspace(rows); }, "m"_a,
+          "Bytes run works in beside its arguments.");
+}
+
+}  // namespace lowbit

@@ -1,0 +1,107 @@
+// The tile loop, once: Rows of x by kFloatCols rows of w, whose f32 chains are the registers of an ISA.
+#pragma once
+#include <cstring>
+
+#include "kernels/float_dot/float_dot.h"
+#include "simd/vec.h"
+
+namespace lowbit {
+
+template <class V>
+LOWBIT_INLINE typename V::F32 multiply_add(typename V::F32 x, typename V::F32 y, typename V::F32 sum) {
+  if constexpr (V::has_fma) {
+    return V::fma(x, y, sum);
+  } else {
+    return V::add(V::mul(x, y), sum);
+  }
+}
+
+template <class V>
+LOWBIT_INLINE double sum_of_lanes(typename V::F64 x) {
+  double lane[V::width];
+  V::store(lane, x);
+  for (int half = V::width / 2; half > 0; half /= 2)
+    for (int l = 0; l < half; ++l) lane[l] += lane[l + half];
+  return lane[0];
+}
+
+// totals += one chain of every pair, `steps` vectors from x and w on.
+template <class V, int Rows>
+LOWBIT_INLINE void add_chain(const FloatDotArgs& a, const float* x, const float* w, int64_t steps,
+                             typename V::F64 (&total)[Rows][kFloatCols]) {
+  typename V::F32 sum[Rows][kFloatCols];
+  const auto step = [&](int64_t at, auto&& join) __attribute__((always_inline)) {
+    typename V::F32 v[Rows];
+    for (int i = 0; i < Rows; ++i) v[i] = V::load(x + i * a.x_stride + at);
+    for (int j = 0; j < kFloatCols; ++j) {
+      const typename V::F32 u = V::load(w + j * a.w_stride + at);
+      for (int i = 0; i < Rows; ++i) sum[i][j] = join(v[i], u, sum[i][j]);
+    }
+  };
+  using F32 = typename V::F32;
+  step(0, [](F32 v, F32 u, F32) __attribute__((always_inline)) { return V::mul(v, u); });
+  for (int64_t s = 1; s < steps; ++s) {
+    step(s * V::width,
+         [](F32 v, F32 u, F32 t) __attribute__((always_inline)) { return multiply_add<V>(v, u, t); });
+  }
+  for (int i = 0; i < Rows; ++i)
+    for (int j = 0; j < kFloatCols; ++j) total[i][j] = V::add(total[i][j], V::to_f64(sum[i][j]));
+}
+
+template <class V, int Rows>
+__attribute__((noinline)) void float_tile(const FloatDotArgs& a, int64_t row, int64_t column) {
+  typename V::F64 total[Rows][kFloatCols];
+  for (int i = 0; i < Rows; ++i)
+    for (int j = 0; j < kFloatCols; ++j) total[i][j] = V::set(0.0);
+  const float *x = a.x + row * a.x_stride, *w = a.w + column * a.w_stride;
+  constexpr int64_t kLength = kFloatChain * V::width;
+  int64_t k = 0;
+  for (; k + kLength <= a.k; k += kLength) add_chain<V, Rows>(a, x + k, w + k, kFloatChain, total);
+  if (k < a.k) add_chain<V, Rows>(a, x + k, w + k, (a.k - k) / V::width, total);
+  for (int i = 0; i < Rows; ++i)
+    for (int j = 0; j < kFloatCols; ++j)
+      a.totals[(row + i) * a.total_stride + column + j] += sum_of_lanes<V>(total[i][j]);
+}
+
+template <class V, int Rows>
+LOWBIT_INLINE void float_tile_of(int64_t rows, const FloatDotArgs& a, int64_t row, int64_t column) {
+  if (rows == Rows) {
+    float_tile<V, Rows>(a, row, column);
+  } else if constexpr (Rows > 1) {
+    float_tile_of<V, Rows - 1>(rows, a, row, column);
+  }
+}
+
+template <class V, int MaxRows>
+void float_dot(const FloatDotArgs& a) {
+  for (int64_t column = 0; column < a.columns; column += kFloatCols) {
+    for (int64_t row = 0; row < a.rows;) {
+      const int64_t left = a.rows - row;
+      // The last two tiles share what is left: a tile of one row is bound by its loads.
+      const int64_t rows = left <= MaxRows ? left : (left < 2 * MaxRows ? (left + 1) / 2 : MaxRows);
+      float_tile_of<V, MaxRows>(rows, a, row, column);
+      row += rows;
+    }
+  }
+}
+
+template <class V, class In>
+void widen_row(const void* from, int64_t n, float* to) {
+  const In* x = static_cast<const In*>(from);
+  int64_t i = 0;
+  for (; i + V::width <= n; i += V::width) V::store(to + i, V::load(x + i));
+  for (; i < n; ++i) to[i] = widen(x[i]);
+  for (; i % kFloatPad != 0; ++i) to[i] = 0.0f;
+}
+
+// MaxRows: rows of a full tile, as many as leave a register for each row of x and one for w.
+template <class V, int MaxRows>
+struct FloatDotTable {
+  static constexpr FloatDotRow rows[kFloatDotRows] = {
+#define ROW(name, type) {Element::name, widen_row<V, type>, float_dot<V, MaxRows>},
+#include "kernels/float_dot/kernels.inc"
+#undef ROW
+  };
+};
+
+}  // namespace lowbit
