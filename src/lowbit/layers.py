@@ -80,6 +80,7 @@ class QuantizedLinear:
             _check_input(input_params)
             self.input_params = input_params.for_compute(F32)
         self.path = _path(p, activation, input_params)
+        self._weight = weight if self.path not in ("integer", "groups") else None  # those are kept packed alone
         self._packed: Any
         if self.path == "integer":
             self._packed = PackedMatrix(weight, transpose=True)
@@ -105,11 +106,8 @@ class QuantizedLinear:
             up = np.empty((self.out_features, self.in_features), np.uint8)
             self._packed.unpack(up)
             return QuantizedTensor.from_codes(up.astype(np.int16) + self.params.dtype.qmin, self.params)
-        if self.path == "float":
-            held: QuantizedTensor = self._packed.weight
-            return held
-        kept: QuantizedTensor = self._packed
-        return kept
+        assert self._weight is not None
+        return self._weight
 
     @property
     def nbytes(self) -> int:
@@ -124,7 +122,7 @@ class QuantizedLinear:
         if self.path == "groups":
             return int(_core.linear_workspace(m, k) + _core.groups_workspace(self._packed, m))
         if self.path == "float":
-            return int(weight_only.workspace(self._packed, m))
+            return int(self._packed.workspace(m))
         return m * k + 8 * m * n
 
     def __call__(self, x: Any) -> Any:
@@ -203,7 +201,9 @@ class QuantizedLinear:
             weight_only.linear(rows, self._packed, None, cpu.FloatArray(y, 0))
             return _reshaped(outcome.from_floats(y, outcome.bias), shape)
         y, memory = outcome.empty((m, self.out_features))
-        weight_only.linear(rows, self._packed, outcome.bias, cpu.FloatArray(memory, x.element))
+        weight_only.linear(
+            rows, self._packed, outcome.bias, cpu.FloatArray(memory, x.element), outcome.floor, outcome.ceiling
+        )
         return y.reshape(shape)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -52,6 +52,8 @@ __attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64
   for (int64_t g = 0; g < x.groups; ++g) {
     const int64_t steps = g + 1 < x.groups ? x.steps : x.last_steps;
     typename V::I32 dot[Rows][Wide];
+    for (int i = 0; i < Rows; ++i)
+      for (int j = 0; j < Wide; ++j) dot[i][j] = V::set_i32(0);
     for (int64_t first = 0; first < steps;) {
       const int64_t end = E::spill(Bits) == 0 || steps - first <= E::spill(Bits) ? steps : first + E::spill(Bits);
       typename E::Sum sum[Rows][Wide];
@@ -64,7 +66,7 @@ __attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64
       }
       for (int i = 0; i < Rows; ++i)
         for (int j = 0; j < Wide; ++j)
-          dot[i][j] = first == 0 ? E::to_i32(sum[i][j]) : V::add(dot[i][j], E::to_i32(sum[i][j]));
+          dot[i][j] = V::add(dot[i][j], E::to_i32(sum[i][j]));
       first = end;
     }
     for (int j = 0; j < Wide; ++j) {

@@ -179,8 +179,9 @@ def qconv2d(
     """The convolution of x by w: floats, or codes of `out_params`, rounded once from exact sums.
 
     x [n, c, h, w], or [n, h, w, c] with layout="NHWC", with one scale; w [out, c / groups, kh, kw] with one scale or
-    one an output, or a PackedConv (whose groups then hold). Padding is x's zero point: one number, (vertical, horizontal),
-    or (top, left, bottom, right). bias, out_params, out_dtype, activation and clamp as in `qmatmul`.
+    one an output, or a PackedConv (whose groups then hold). Padding is x's zero point: one number,
+    (vertical, horizontal), or (top, left, bottom, right). bias, out_params, out_dtype, activation and clamp as in
+    `qmatmul`.
 
     >>> import lowbit as lb
     >>> x, w = (lb.quantize(np.ones(s, np.float32)) for s in ((1, 1, 3, 3), (1, 1, 2, 2)))

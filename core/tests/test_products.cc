@@ -1,0 +1,214 @@
+// Products of codes through their drivers, with each ISA's kernels, against the sum written out plainly.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/arch.h"
+#include "base/fp_environment.h"
+#include "drivers/conv.h"
+#include "drivers/gemm.h"
+#include "drivers/groups.h"
+#include "tests/check.h"
+
+namespace lowbit {
+namespace {
+
+std::mt19937_64 rng(11);
+
+int32_t between(int32_t lo, int32_t hi) { return lo + static_cast<int32_t>(rng() % static_cast<uint64_t>(hi - lo + 1)); }
+
+// A third of them at the ends of the range, where sums grow fastest and pairs saturate.
+std::vector<uint8_t> codes(int64_t n, int32_t lo, int32_t hi) {
+  std::vector<uint8_t> v(static_cast<size_t>(n));
+  for (auto& c : v) c = static_cast<uint8_t>(rng() % 3 == 0 ? (rng() % 2 ? lo : hi) : between(lo, hi));
+  return v;
+}
+
+int64_t value(uint8_t code, bool is_signed) { return is_signed ? static_cast<int8_t>(code) : code; }
+
+struct Size {
+  const char* why;
+  int64_t m, n, k;
+};
+const Size kSizes[] = {{"one", 1, 1, 1},
+                       {"two", 2, 2, 2},
+                       {"prime", 7, 17, 13},
+                       {"below a tile", 3, 5, 31},
+                       {"above a tile", 13, 33, 65},
+                       {"power of two", 16, 64, 64},
+                       {"a task and a bit", 97, 270, 33},
+                       {"a piece and a bit", 5, 18, 517},
+                       {"past int32", 2, 3, 40000},
+                       {"no depth", 2, 3, 0},
+                       {"no rows", 0, 3, 4}};
+
+void test_sums(Isa isa) {
+  for (const Size& s : kSizes) {
+    for (int kind = 0; kind < 8; ++kind) {
+      const bool a_signed = kind & 1, b_signed = kind & 2, small = kind & 4;  // small: pairs fit 16 bits
+      const int32_t a_lo = a_signed ? -128 : 0, b_lo = b_signed ? -128 : 0;
+      const auto a = codes(s.m * s.k, a_lo, a_lo + 255);
+      const auto b = small ? codes(s.k * s.n, b_signed ? -64 : 64, b_signed ? 63 : 191) : codes(s.k * s.n, b_lo, b_lo + 255);
+      std::vector<int32_t> za(static_cast<size_t>(std::max<int64_t>(1, s.m))), zb(static_cast<size_t>(s.n));
+      for (auto& z : za) z = between(a_lo, a_lo + 255);
+      for (auto& z : zb) z = between(b_lo, b_lo + 255);
+      const PackedMatrix packed(b.data(), b_signed, s.k, s.n, s.n, 1, zb.data(), s.n);
+      CodeRows rows{};
+      rows.rows = s.m, rows.is_signed = a_signed, rows.zero = za.data(), rows.zero_per_row = true;
+      rows.codes = a.data(), rows.stride = s.k;
+      Finish f{};
+      f.result = Result::s32, f.wide = true;
+      std::vector<int64_t> wide(static_cast<size_t>(s.m * s.n));
+      gemm(rows, packed, f, wide.data(), s.n);
+      f.wide = false;
+      std::vector<int32_t> out(static_cast<size_t>(s.m * s.n));
+      if (s.k <= kExactK) gemm(rows, packed, f, out.data(), s.n);
+      bool good = true;
+      for (int64_t i = 0; i < s.m; ++i) {
+        for (int64_t j = 0; j < s.n; ++j) {
+          int64_t sum = 0;
+          for (int64_t k = 0; k < s.k; ++k)
+            sum += (value(a[i * s.k + k], a_signed) - za[i]) * (value(b[k * s.n + j], b_signed) - zb[j]);
+          good &= wide[i * s.n + j] == sum && (s.k > kExactK || out[i * s.n + j] == sum);
+        }
+      }
+      std::vector<uint8_t> back(b.size());
+      packed.unpack(back.data());
+      for (int64_t k = 0; k < s.k; ++k)
+        for (int64_t j = 0; j < s.n; ++j) good &= back[j * s.k + k] == b[k * s.n + j];
+      report(good, std::string("gemm ") + isa_name(isa) + " " + s.why + " " + std::to_string(kind));
+    }
+  }
+}
+
+void test_finish(Isa isa) {
+  const int64_t m = 5, n = 37, k = 50;
+  const auto a = codes(m * k, 0, 255), b = codes(k * n, -128, 127);
+  const int32_t za = 7;
+  const PackedMatrix packed(b.data(), true, k, n, n, 1, nullptr, 0);
+  CodeRows rows{};
+  rows.rows = m, rows.zero = &za, rows.codes = a.data(), rows.stride = k;
+  std::vector<float> scale(n), bias(n), row_scale(m);
+  std::vector<int32_t> add(n);
+  for (auto& s : scale) s = 0.001f * static_cast<float>(between(1, 999));
+  for (auto& s : row_scale) s = 0.001f * static_cast<float>(between(1, 999));
+  for (auto& v : bias) v = 0.1f * static_cast<float>(between(-99, 99));
+  for (auto& v : add) v = between(-100000, 100000);
+  for (const bool per_row : {false, true}) {
+    Finish f{};
+    f.add = add.data(), f.scale = scale.data(), f.scale_per_column = true, f.row_scale = row_scale.data();
+    f.scale_per_row = per_row, f.floor = -500, f.ceiling = 4000;
+    f.out_scale = 3.7f, f.zero = 11, f.lo = 3, f.hi = 120;
+    std::vector<float> y(static_cast<size_t>(m * n));
+    std::vector<uint8_t> q(y.size());
+    f.result = Result::u8;
+    gemm(rows, packed, f, q.data(), n);
+    f.result = Result::f32, f.bias = bias.data();
+    gemm(rows, packed, f, y.data(), n);
+    bool good = true;
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        int64_t sum = add[j];
+        for (int64_t d = 0; d < k; ++d) sum += (a[i * k + d] - za) * value(b[d * n + j], true);
+        const float by = row_scale[per_row ? i : 0] * scale[j], t = static_cast<float>(sum);
+        const float scaled = t * by, expected = std::clamp(scaled + bias[j], f.floor, f.ceiling);
+        const float multiplier = by / f.out_scale, product = t * multiplier;
+        const float steps = std::clamp(std::nearbyintf(product), 3.0f - 11, 120.0f - 11);
+        good &= y[i * n + j] == expected && q[i * n + j] == static_cast<int32_t>(steps) + 11;
+      }
+    }
+    report(good, std::string("finish ") + isa_name(isa) + (per_row ? " a scale a row" : " one scale"));
+  }
+}
+
+void test_groups(Isa isa) {
+  const struct {
+    int64_t m, n, k, block;
+  } sizes[] = {{1, 1, 1, 16}, {2, 3, 50, 16}, {7, 17, 33, 32}, {33, 140, 256, 128}, {5, 48, 1000, 100}, {4, 16, 64, 64}};
+  for (const auto& s : sizes) {
+    for (int kind = 0; kind < 8; ++kind) {
+      const int bits = kind & 1 ? 4 : 2;
+      const bool zeros = kind & 2, per_group = kind & 4;
+      const int64_t groups = (s.k + s.block - 1) / s.block;
+      const auto a = codes(s.m * s.k, -128, 127), b = codes(s.n * s.k, 0, (1 << bits) - 1);
+      const auto zero = codes(s.n * groups, 0, (1 << bits) - 1);
+      std::vector<float> scale(static_cast<size_t>(s.n * groups)), a_scale(static_cast<size_t>(s.m * groups));
+      for (auto& v : scale) v = 0.001f * static_cast<float>(between(1, 999));
+      for (auto& v : a_scale) v = 0.001f * static_cast<float>(between(1, 999));
+      const PackedGroups packed(b.data(), s.k, s.n, bits, s.block, scale.data(), zeros ? zero.data() : nullptr, 1);
+      const float infinity = std::numeric_limits<float>::infinity();
+      std::vector<float> y(static_cast<size_t>(s.m * s.n));
+      group_matmul(reinterpret_cast<const int8_t*>(a.data()), s.m, a_scale.data(), per_group, packed,
+                   {Result::f32, nullptr, -infinity, infinity}, y.data());
+      bool good = true;
+      for (int64_t i = 0; i < s.m; ++i) {
+        for (int64_t j = 0; j < s.n; ++j) {
+          float expected = 0;
+          for (int64_t g = 0; g < groups; ++g) {
+            int64_t dot = 0;
+            for (int64_t k = g * s.block; k < std::min(s.k, (g + 1) * s.block); ++k)
+              dot += value(a[i * s.k + k], true) * (b[j * s.k + k] - (zeros ? zero[j * groups + g] : 1));
+            const float by = per_group ? a_scale[i * groups + g] * scale[j * groups + g] : scale[j * groups + g];
+            const float term = static_cast<float>(dot) * by;
+            expected = expected + term;
+          }
+          if (!per_group) expected = expected * a_scale[i];
+          good &= y[i * s.n + j] == expected;
+        }
+      }
+      std::vector<uint8_t> back(b.size());
+      packed.unpack(back.data());
+      good &= back == b;
+      report(good, std::string("groups ") + isa_name(isa) + " " + std::to_string(s.k) + " by " + std::to_string(s.block) +
+                       " " + std::to_string(kind));
+    }
+  }
+}
+
+void test_convolution(Isa isa) {
+  ConvShape s{2, 7, 9, 6, 3, 2, 2, 1, 1, 1, 1, 2, 0, 0, 2, 4};  // channels 2 to 5 of 6
+  s.out_h = (s.height + 1 + 2 - (s.dilation_h * (s.kernel_h - 1) + 1)) / s.stride_h + 1;
+  s.out_w = (s.width + 1 + 0 - (s.dilation_w * (s.kernel_w - 1) + 1)) / s.stride_w + 1;
+  const int64_t out = 5;
+  const auto x = codes(s.batch * s.height * s.width * s.channels, 0, 255), w = codes(out * s.depth(), -128, 127);
+  const PackedMatrix packed(w.data(), true, s.depth(), out, 1, s.depth(), nullptr, 0);
+  Finish f{};
+  f.result = Result::s32;
+  std::vector<int32_t> y(static_cast<size_t>(s.rows() * out));
+  convolve(s, x.data(), false, 131, packed, f, y.data(), out);
+  bool good = true;
+  for (int64_t row = 0; row < s.rows(); ++row) {
+    for (int64_t o = 0; o < out; ++o) {
+      int64_t sum = 0;
+      for (int64_t d = 0; d < s.depth(); ++d) {
+        const int64_t c = d % s.group_channels, kx = d / s.group_channels % s.kernel_w, ky = d / s.group_channels / s.kernel_w;
+        const int64_t iy = row / s.out_w % s.out_h * s.stride_h - s.top + ky * s.dilation_h;
+        const int64_t ix = row % s.out_w * s.stride_w - s.left + kx * s.dilation_w;
+        if (iy < 0 || iy >= s.height || ix < 0 || ix >= s.width) continue;
+        const int64_t image = row / (s.out_w * s.out_h);
+        const int64_t at = ((image * s.height + iy) * s.width + ix) * s.channels + s.first_channel + c;
+        sum += (x[at] - 131) * value(w[o * s.depth() + d], true);
+      }
+      good &= y[row * out + o] == sum;
+    }
+  }
+  report(good, std::string("convolve ") + isa_name(isa));
+}
+
+}  // namespace
+
+void test_products(Isa isa) {
+  const FpEnvironment environment;
+  const std::string before = max_isa();
+  set_max_isa(isa_name(isa));
+  test_sums(isa);
+  test_finish(isa);
+  test_groups(isa);
+  test_convolution(isa);
+  set_max_isa(before);
+}
+
+}  // namespace lowbit
