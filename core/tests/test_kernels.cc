@@ -10,6 +10,7 @@
 
 #include "base/fp_environment.h"
 #include "base/threads.h"
+#include "check.h"
 #include "drivers/elementwise.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/fake_quant/fake_quant.h"
@@ -19,15 +20,21 @@
 #include "simd/scalar.h"
 
 namespace lowbit {
-namespace {
 
+void test_binary_rows(Isa isa);
+void test_binary_drivers();
+
+namespace {
 int passed = 0, failed = 0;
 bool half_stores = true;  // --no-half-stores: the emulator at hand rounds vcvtps2ph wrongly at ties
+}  // namespace
 
 void report(bool good, const std::string& what) {
   good ? ++passed : ++failed;
   if (!good) std::printf("FAILED %s\n", what.c_str());
 }
+
+namespace {
 
 const char* const kElement[] = {"f32", "f64", "f16", "bf16"};
 const char* const kCode[] = {"s8", "u8", "s16", "u16", "s4", "u4", "s2", "u2", "b1"};
@@ -754,6 +761,7 @@ int main(int argc, char** argv) {
       prove_quotient(isa);
     } else if (!proof && isa == base_isa(isa)) {
       test_rows(isa);
+      test_binary_rows(isa);
     }
   }
   if (!proof) {
@@ -761,6 +769,7 @@ int main(int argc, char** argv) {
     test_threads();
     test_layouts();
     test_mixed();
+    test_binary_drivers();
 #if defined(__x86_64__)
     test_fp_environment();
 #endif
