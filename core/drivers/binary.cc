@@ -57,12 +57,11 @@ void binary_matmul(const uint8_t* a, int64_t m, const PackedBits& b, int64_t k, 
       m, b, last_mask(k), false, [&](int64_t first, int64_t, uint8_t*) { return a + first * bytes; },
       [&](const BinaryTile& tile) {
         const BinaryColumnScales columns(scales, tile.column, tile.columns);
-        for (int64_t r = 0; r < tile.rows; ++r) {
-          BinaryFinishArgs f = tile.finish(r, k);
-          f.y = static_cast<int32_t*>(y) + (tile.row + r) * n + tile.column;
-          f.sa = scales ? scales->a[scales->a_each ? tile.row + r : 0] : 0, f.sb = columns.scale, f.bias = columns.bias;
-          scales ? row.finish_f32(f) : row.finish_s32(f);
-        }
+        BinaryFinishArgs f = tile.finish(0, tile.rows, k);
+        f.y = static_cast<uint8_t*>(y) + 4 * (tile.row * n + tile.column), f.stride = n;
+        f.sb = columns.scale, f.bias = columns.bias;
+        if (scales) f.sa_each = scales->a_each, f.sa = scales->a + (f.sa_each ? tile.row : 0);
+        scales ? row.finish_f32(f) : row.finish_s32(f);
       });
 }
 

@@ -117,7 +117,7 @@ void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsCo
             const Pixel pixel(a, tile.row + r, oh, ow);
             const Taps down(pixel.start[0], a.height, a.dilation[0], s.kernel[0]);
             const Taps across(pixel.start[1], a.width, a.dilation[1], s.kernel[1]);
-            BinaryFinishArgs f = tile.finish(r, s.taps() * s.channels);
+            BinaryFinishArgs f = tile.finish(r, 1, s.taps() * s.channels);
             if ((down.last - down.first) * (across.last - across.first) < s.taps()) {
               for (int64_t j = 0; j < tile.columns; ++j)
                 fix[j] = w.correction(g, tile.column + j, down.first, across.first, down.last, across.last) +
@@ -126,7 +126,8 @@ void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsCo
             }
             f.y = a.channels_first ? values + r * kBinaryColumns * kWide
                                    : out + ((tile.row + r) * outputs + channel) * kWide;
-            f.sa = scales ? scales->a[scales->a_each ? pixel.image : 0] : 0, f.sb = columns.scale;
+            if (scales) f.sa = scales->a + (scales->a_each ? pixel.image : 0);
+            f.sb = columns.scale;
             f.bias = columns.bias;
             scales ? row.finish_f32(f) : row.finish_s32(f);
           }

@@ -18,10 +18,10 @@ struct BinaryTile {
   const uint16_t* counts;
   const int32_t* before;  // [rows][kBinaryColumns], or null
 
-  // y = k - 2 * counts + fix for row r of the tile, written by `finish`.
-  BinaryFinishArgs finish(int64_t r, int64_t k) const {
+  // How rows r, r + 1, ... of it are finished, but for scales and where to.
+  BinaryFinishArgs finish(int64_t r, int64_t count, int64_t k) const {
     BinaryFinishArgs f{};
-    f.counts = counts + r * kBinaryColumns, f.n = columns, f.k = static_cast<int32_t>(k);
+    f.counts = counts + r * kBinaryColumns, f.rows = count, f.n = columns, f.k = static_cast<int32_t>(k);
     f.fix = before ? before + r * kBinaryColumns : nullptr;
     return f;
   }
@@ -88,11 +88,10 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
           if (row.expand != nullptr) row.expand(columns, to - from, scratch), columns = scratch;
           const bool fresh = k % kBinaryMostBlocks == 0;
           if (fresh && k > 0) {  // 16 bits may be full: on to 32
-            for (int64_t r = 0; r < rows; ++r) {
-              const int64_t at = r * kBinaryColumns;
-              row.finish_s32({counts + at, kBinaryColumns, 0, has_before ? before + at : nullptr, before + at, 0,
-                              nullptr, nullptr});
-            }
+            BinaryFinishArgs f{};
+            f.counts = counts, f.rows = rows, f.n = f.stride = kBinaryColumns;
+            f.fix = has_before ? before : nullptr, f.y = before;
+            row.finish_s32(f);
             has_before = true;
           }
           row.dot({codes_of(i), b.padded(), from, rows, columns, to - from, counts, !fresh});

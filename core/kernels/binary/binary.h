@@ -33,15 +33,17 @@ struct BinaryDotArgs {
   bool add;                      // to what is in counts already
 };
 
-// y = k - 2 * counts + fix, of one row of a tile; as f32: f32(that) * (sa * sb) + bias, every step rounded.
+// y = k - 2 * counts + fix, of rows of a tile; as f32: f32(that) * (sa * sb) + bias, every step rounded.
 struct BinaryFinishArgs {
-  const uint16_t* counts;
-  int64_t n;
+  const uint16_t* counts;  // [rows][kBinaryColumns]
+  int64_t rows, n;
   int32_t k;
-  const int32_t* fix;  // null: 0
-  void* y;
-  float sa;
-  const float *sb, *bias;
+  const int32_t* fix;  // beside counts; null: 0
+  void* y;             // [rows][n], `stride` elements apart
+  int64_t stride;
+  const float* sa;  // one, or one a row
+  bool sa_each;
+  const float *sb, *bias;  // [n]
 };
 
 struct BinaryRow {
