@@ -79,13 +79,14 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
       alignas(64) int32_t before[kBinaryRows * kBinaryColumns];
       const int64_t i = t / tasks, rows = rows_of(i), begin = t % tasks * panels;
       if (rows == 0) return;
+      const bool expand = row.expand != nullptr && rows >= kBinaryExpandRows;
       for (int64_t p = begin; p < std::min(begin + panels, b.panels()); ++p) {
         if (blocks == 0) std::memset(counts, 0, sizeof(counts));
         bool has_before = false;
         for (int64_t k = 0; k < blocks; ++k) {
           const int64_t from = steps * k / blocks * kBinaryStep, to = steps * (k + 1) / blocks * kBinaryStep;
           const uint8_t* columns = b.panel(p) + from * kBinaryColumns;
-          if (row.expand != nullptr) row.expand(columns, to - from, scratch), columns = scratch;
+          if (expand) row.expand(columns, to - from, scratch), columns = scratch;
           const bool fresh = k % kBinaryMostBlocks == 0;
           if (fresh && k > 0) {  // 16 bits may be full: on to 32
             BinaryFinishArgs f{};
@@ -94,7 +95,7 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
             row.finish_s32(f);
             has_before = true;
           }
-          row.dot({codes_of(i), b.padded(), from, rows, columns, to - from, counts, !fresh});
+          row.dot({codes_of(i), b.padded(), from, rows, columns, expand, to - from, counts, !fresh});
         }
         const int64_t column = p * kBinaryColumns;
         done(BinaryTile{(first + i) * chunk, rows, column, std::min(kBinaryColumns, b.columns() - column), counts,

@@ -28,7 +28,7 @@ std::vector<uint8_t> random_bytes(int64_t n) {
 int bit(const uint8_t* x, int64_t i) { return x[i / 8] >> (i % 8) & 1; }
 
 // One tile of one row of the table: blocks of `bytes` bytes, as many as fit 16 bits in the extreme.
-bool tile_is_right(const BinaryRow& row, int64_t rows, int64_t bytes, int64_t blocks, Fill fill) {
+bool tile_is_right(const BinaryRow& row, int64_t rows, int64_t bytes, int64_t blocks, Fill fill, bool expand = true) {
   const int64_t k = bytes * blocks, c = kBinaryColumns;
   std::vector<uint8_t> a = random_bytes(rows * k), b = random_bytes(k * c);  // b: [k][columns]
   if (fill != Fill::random) {
@@ -41,8 +41,9 @@ bool tile_is_right(const BinaryRow& row, int64_t rows, int64_t bytes, int64_t bl
   std::vector<uint16_t> counts((rows + 1) * c, 0xabcd);
   for (int64_t i = 0; i < blocks; ++i) {
     const uint8_t* columns = b.data() + i * bytes * c;
-    if (row.expand) row.expand(columns, bytes, scratch), columns = scratch;
-    row.dot({codes.data(), k, i * bytes, rows, columns, bytes, counts.data(), i > 0});
+    expand &= row.expand != nullptr;
+    if (expand) row.expand(columns, bytes, scratch), columns = scratch;
+    row.dot({codes.data(), k, i * bytes, rows, columns, expand, bytes, counts.data(), i > 0});
   }
   bool good = true;
   for (int64_t r = 0; r < rows; ++r)
@@ -99,11 +100,8 @@ bool padding_is_right(const BinaryRow& row) {
       std::vector<uint8_t> a(rows * bytes, 0xff), b(padded * kBinaryColumns, 0);
       std::vector<uint64_t> codes((row.code_bytes * (rows + 1) * padded + 7) / 8, ~0ull);
       row.prepare({a.data(), bytes, rows, bytes, padded, 0x07, codes.data()});
-      alignas(64) static uint8_t scratch[kBinaryScratch];
       std::vector<uint16_t> counts(rows * kBinaryColumns);
-      const uint8_t* columns = b.data();
-      if (row.expand) row.expand(columns, padded, scratch), columns = scratch;
-      row.dot({codes.data(), padded, 0, rows, columns, padded, counts.data(), false});
+      row.dot({codes.data(), padded, 0, rows, b.data(), false, padded, counts.data(), false});
       for (const uint16_t count : counts) good &= count == 8 * (bytes - 1) + 3;
     }
   return good;
@@ -114,14 +112,17 @@ void test_row(const BinaryRow& row, Isa isa) {
   bool random = true;
   for (const int64_t rows : {1, 2, 3, 7, 8, 9, 16, 17})
     for (const int64_t bytes : {3, 6, 27, 30})
-      for (const int64_t blocks : {1, 2, 5}) random &= tile_is_right(row, rows, bytes, blocks, Fill::random);
+      for (const int64_t blocks : {1, 2, 5})
+        random &= tile_is_right(row, rows, bytes, blocks, Fill::random, false) &&
+                  tile_is_right(row, rows, bytes, blocks, Fill::random, true);
   report(random, name + ": random bits");
   report(tile_is_right(row, kBinaryRows, kBinaryBlock, 1, Fill::random), name + ": a full tile");
   bool extremes = true;
   for (const int64_t rows : {1, 2, 9})
     for (const int64_t blocks : {int64_t{1}, kBinaryMostBlocks})
-      extremes &= tile_is_right(row, rows, kBinaryBlock, blocks, Fill::all_differ) &&
-                  tile_is_right(row, rows, kBinaryBlock, blocks, Fill::all_agree);
+      for (const bool expand : {false, true})
+        extremes &= tile_is_right(row, rows, kBinaryBlock, blocks, Fill::all_differ, expand) &&
+                    tile_is_right(row, rows, kBinaryBlock, blocks, Fill::all_agree, expand);
   report(extremes, name + ": every bit differs, or none, as many as fit");
   report(padding_is_right(row), name + ": padding counts for nothing");
   report(finish_is_right(row), name + ": sums and scales");

@@ -10,9 +10,10 @@
 
 namespace lowbit {
 
-constexpr int64_t kBinaryRows = 128, kBinaryColumns = 64;
+constexpr int64_t kBinaryRows = 64, kBinaryColumns = 64;
 constexpr int64_t kBinaryStep = 3, kBinaryBlock = 30;
 constexpr int64_t kBinaryMostBlocks = 65535 / (8 * kBinaryBlock);  // that 16 bits can count
+constexpr int64_t kBinaryExpandRows = 4;  // so many rows and more are worth an expansion of the columns
 constexpr int64_t kBinaryScratch = 2 * kBinaryBlock * kBinaryColumns;
 
 // Rows of bits as `dot` wants them. codes has room for code_bytes * (rows, made even) * padded bytes.
@@ -27,7 +28,8 @@ struct BinaryPrepareArgs {
 struct BinaryDotArgs {
   const void* codes;             // of all rows, `padded` bytes each; those from `offset` on are multiplied
   int64_t padded, offset, rows;  //
-  const uint8_t* columns;        // [bytes][kBinaryColumns], as `expand` left them
+  const uint8_t* columns;        // [bytes][kBinaryColumns]
+  bool expanded;                 // columns are as `expand` left them
   int64_t bytes;                 // of the block: a multiple of kBinaryStep
   uint16_t* counts;              // [rows][kBinaryColumns]: places that differ
   bool add;                      // to what is in counts already
@@ -51,7 +53,7 @@ struct BinaryRow {
   const char* way;     // how bits are counted
   int64_t code_bytes;  // of a byte of a row, prepared
   void (*prepare)(const BinaryPrepareArgs&);
-  void (*expand)(const uint8_t* columns, int64_t bytes, uint8_t* scratch);  // null: dot takes columns as they are
+  void (*expand)(const uint8_t* columns, int64_t bytes, uint8_t* scratch);  // null: there is no such form
   void (*dot)(const BinaryDotArgs&);
   void (*finish_s32)(const BinaryFinishArgs&);
   void (*finish_f32)(const BinaryFinishArgs&);

@@ -7,7 +7,7 @@
 //   count.h, where bytes are counted   3      xor, count, addition
 // At 4 operations a cycle, as Zen 3 has them, lookup.h is bound by 720 operations a cycle, or 2200 GOPS at 3 GHz. Its
 // loads stay below: for these 17 it reads 6 vectors of columns, as operands, and half of 6 tables, from L1: a block
-// of 64 columns is 4 KiB, the tables are 4 KiB, the counts of 128 rows 16 KiB. From L2 come the codes of the rows,
+// of 64 columns is 4 KiB, the tables are 4 KiB, the counts of 64 rows 8 KiB. From L2 come the codes of the rows,
 // 2 bytes a byte.
 #pragma once
 #include <type_traits>

@@ -89,24 +89,33 @@ struct BinaryLookup {
 
   LOWBIT_INLINE B table(uint16_t code) { return V::table(reinterpret_cast<const uint8_t*>(&tables) + code); }
 
-  // Sums of three look-ups in one vector of columns.
-  LOWBIT_INLINE B three(const B* t, const uint8_t* nibbles) {
-    const B x = V::look_up(t[0], V::load(nibbles)), y = V::look_up(t[1], V::load(nibbles + kBinaryColumns)),
-            z = V::look_up(t[2], V::load(nibbles + 2 * kBinaryColumns));
+  // Six nibbles of a vector of columns, expanded or taken from their bytes now; and sums of three look-ups.
+  template <bool Expanded>
+  LOWBIT_INLINE B nibble(const uint8_t* columns, int i) {
+    if constexpr (Expanded) return V::load(columns + i * kBinaryColumns);
+    const B b = V::load(columns + i / 2 * kBinaryColumns);
+    return V::bit_and(i % 2 ? V::template shift_right<4>(b) : b, V::set(15));
+  }
+  template <bool Expanded>
+  LOWBIT_INLINE B three(const B* t, const uint8_t* columns, int i) {
+    const B x = V::look_up(t[i], nibble<Expanded>(columns, i)),
+            y = V::look_up(t[i + 1], nibble<Expanded>(columns, i + 1)),
+            z = V::look_up(t[i + 2], nibble<Expanded>(columns, i + 2));
     return V::add(V::add(x, y), z);
   }
 
+  template <bool Expanded>
   LOWBIT_INLINE void two_rows(const BinaryDotArgs& d, const uint16_t* codes, uint16_t* counts) {
     const B upper = V::set(240);
     B total[kVectors], high[kVectors];
     for (int c = 0; c < kVectors; ++c) total[c] = high[c] = V::set(0);
-    const uint8_t* nibbles = d.columns;
-    for (int64_t i = 0; i < d.bytes; i += 3, codes += 6, nibbles += 6 * kBinaryColumns) {
+    const uint8_t* columns = d.columns;
+    for (int64_t i = 0; i < d.bytes; i += 3, codes += 6, columns += (Expanded ? 6 : 3) * kBinaryColumns) {
       const B t[6] = {table(codes[0]), table(codes[1]), table(codes[2]),
                       table(codes[3]), table(codes[4]), table(codes[5])};
       for (int c = 0; c < kVectors; ++c) {
-        const uint8_t* at = nibbles + c * V::width;
-        const B s = three(t, at), u = three(t + 3, at + 3 * kBinaryColumns);
+        const uint8_t* at = columns + c * V::width;
+        const B s = three<Expanded>(t, at, 0), u = three<Expanded>(t, at, 3);
         total[c] = V::add(V::add(total[c], s), u);
         const B both = V::average(V::bit_and(s, upper), V::bit_and(u, upper));
         high[c] = V::add(high[c], V::template shift_right<3>(both));  // nothing is shifted out of a byte
@@ -120,28 +129,30 @@ struct BinaryLookup {
     }
   }
 
+  template <bool Expanded>
   LOWBIT_INLINE void one_row(const BinaryDotArgs& d, const uint16_t* codes, uint16_t* counts) {
     B total[kVectors];
     for (int c = 0; c < kVectors; ++c) total[c] = V::set(0);
-    const uint8_t* nibbles = d.columns;
-    for (int64_t i = 0; i < d.bytes; i += 3, codes += 6, nibbles += 6 * kBinaryColumns) {
+    const uint8_t* columns = d.columns;
+    for (int64_t i = 0; i < d.bytes; i += 3, codes += 6, columns += (Expanded ? 6 : 3) * kBinaryColumns) {
       const B t[6] = {table(codes[0]), table(codes[1]), table(codes[2]),
                       table(codes[3]), table(codes[4]), table(codes[5])};
       for (int c = 0; c < kVectors; ++c) {
-        const uint8_t* at = nibbles + c * V::width;
-        total[c] = V::add(total[c], V::add(three(t, at), three(t + 3, at + 3 * kBinaryColumns)));
+        const uint8_t* at = columns + c * V::width;
+        total[c] = V::add(total[c], V::add(three<Expanded>(t, at, 0), three<Expanded>(t, at, 3)));
       }
     }
     for (int c = 0; c < kVectors; ++c) V::widen(counts + c * V::width, total[c], d.add);
   }
 
-  static void dot(const BinaryDotArgs& d) {
+  template <bool Expanded>
+  LOWBIT_INLINE void all_rows(const BinaryDotArgs& d) {
+    const uint16_t* codes = static_cast<const uint16_t*>(d.codes) + 2 * d.offset;
     int64_t r = 0;
-    for (; r + 2 <= d.rows; r += 2)
-      two_rows(d, static_cast<const uint16_t*>(d.codes) + r * d.padded + 2 * d.offset, d.counts + r * kBinaryColumns);
-    if (r < d.rows)
-      one_row(d, static_cast<const uint16_t*>(d.codes) + r * d.padded + 2 * d.offset, d.counts + r * kBinaryColumns);
+    for (; r + 2 <= d.rows; r += 2) two_rows<Expanded>(d, codes + r * d.padded, d.counts + r * kBinaryColumns);
+    if (r < d.rows) one_row<Expanded>(d, codes + r * d.padded, d.counts + r * kBinaryColumns);
   }
+  static void dot(const BinaryDotArgs& d) { d.expanded ? all_rows<true>(d) : all_rows<false>(d); }
 };
 
 }  // namespace lowbit
