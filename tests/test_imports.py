@@ -46,10 +46,11 @@ FACTS = {
 PUBLIC = {
     "AccuracyImpact", "ErrorReport", "FormatError", "HardwareFeatures", "InvalidProblem", "QuantizationParams",
     "QuantizationScheme", "QuantizedDType", "QuantizedTensor", "Unsupported", "UnsupportedDType", "__version__",
-    "auto_quantize_tensor", "create_optimal_params", "dequantize", "dequantize_backward", "dequantize_from_int8",
-    "estimate_accuracy_impact", "estimate_memory_savings", "fake_quantize", "fake_quantize_backward",
-    "fake_quantize_learned_backward", "get_num_threads", "hardware", "measure_accuracy_impact", "quantize",
-    "quantize_backward", "quantize_to_int8", "set_num_threads",
+    "auto_quantize_tensor", "binary_conv2d", "binary_matmul", "create_optimal_params", "dequantize",
+    "dequantize_backward", "dequantize_from_int8", "estimate_accuracy_impact", "estimate_memory_savings",
+    "fake_quantize", "fake_quantize_backward", "fake_quantize_learned_backward", "get_num_threads", "hardware",
+    "measure_accuracy_impact", "prepack_binary", "prepack_binary_conv2d", "quantize", "quantize_backward",
+    "quantize_to_int8", "set_num_threads",
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Operations: check the arguments, choose a kernel, run it."""
 
+from lowbit.ops.binary import binary_conv2d, binary_matmul, prepack_binary, prepack_binary_conv2d
 from lowbit.ops.dequantize import dequantize, dequantize_from_int8
 from lowbit.ops.fake_quantize import (
     dequantize_backward,
@@ -11,12 +12,16 @@ from lowbit.ops.fake_quantize import (
 from lowbit.ops.quantize import quantize, quantize_to_int8
 
 __all__ = [
+    "binary_conv2d",
+    "binary_matmul",
     "dequantize",
     "dequantize_backward",
     "dequantize_from_int8",
     "fake_quantize",
     "fake_quantize_backward",
     "fake_quantize_learned_backward",
+    "prepack_binary",
+    "prepack_binary_conv2d",
     "quantize",
     "quantize_backward",
     "quantize_to_int8",
