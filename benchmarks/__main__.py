@@ -20,6 +20,7 @@ from rich.console import Console
 
 import lowbit as lb
 from benchmarks import (
+    bench_binary,
     bench_calls,
     bench_dequantize,
     bench_fake_quant,
@@ -42,6 +43,7 @@ FAMILIES: dict[str, ModuleType] = {
     "qat": bench_qat,
     "calls": bench_calls,
     "range": bench_range,
+    "binary": bench_binary,
     "threads": bench_threads,
 }
 
