@@ -20,6 +20,7 @@ from rich.console import Console
 
 import lowbit as lb
 from benchmarks import (
+    bench_binary,
     bench_calls,
     bench_conv,
     bench_dequantize,
@@ -54,6 +55,7 @@ FAMILIES: dict[str, ModuleType] = {
     "int4": bench_int4,
     "conv": bench_conv,
     "sweep": bench_sweep,
+    "binary": bench_binary,
     "threads": bench_threads,
 }
 

@@ -54,6 +54,7 @@ Features detect() {
       {"avx512vl", os_zmm && bit(b7, 31)},
       {"avx512_vbmi", os_zmm && bit(c7, 1)},
       {"avx512_vnni", os_zmm && bit(c7, 11)},
+      {"avx512_bitalg", os_zmm && bit(c7, 12)},
       {"avx512_vpopcntdq", os_zmm && bit(c7, 14)},
       {"avx512_bf16", os_zmm && bit(a71, 5)},
       {"avx512_fp16", os_zmm && bit(d7, 23)},

@@ -19,6 +19,7 @@
 #include "bindings/compute.h"
 #include "drivers/elementwise.h"
 #include "drivers/gradients.h"
+#include "kernels/binary/binary.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/fake_quant/fake_quant.h"
 #include "kernels/pack/pack.h"
@@ -29,6 +30,9 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace lowbit {
+
+void bind_binary(nb::module_& m);
+
 namespace {
 
 // Letting go of the GIL costs more than a small call does.
@@ -451,6 +455,12 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> kern
     for (int k = 0; k < kRangeRows; ++k) rows.emplace_back("range", isa_name(isa), name_of(range_rows(isa)[k].in), "");
     for (int k = 0; k < kPackRows; ++k)
       rows.emplace_back("pack", isa_name(isa), std::to_string(pack_rows(isa)[k].bits), "");
+    for (int k = 0; k < kBinaryKernels; ++k) {
+      rows.emplace_back("binary", isa_name(isa), name_of(binary_rows(isa)[k].code), binary_rows(isa)[k].way);
+      if (isa == Isa::avx512 && binary_rows_with_vpopcnt() != nullptr)
+        rows.emplace_back("binary", isa_name(isa), name_of(binary_rows(isa)[k].code),
+                          binary_rows_with_vpopcnt()[k].way);
+    }
   }
   return rows;
 }
@@ -568,5 +578,6 @@ NB_MODULE(_core, m) {
         if (!set_max_isa(name)) throw nb::value_error(("no such ISA: " + name).c_str());
       },
       "name"_a, "Caps dispatch, as LOWBIT_MAX_ISA does; an empty name lifts the cap.");
+  bind_binary(m);
   m.def("kernel_rows", &kernel_rows, "(family, isa, from, to) of every kernel this CPU can run.");
 }

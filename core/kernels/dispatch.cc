@@ -1,6 +1,7 @@
 // The only place that maps an ISA to its tables.
 #include <cassert>
 
+#include "kernels/binary/binary.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/fake_quant/fake_quant.h"
 #include "kernels/finish/finish.h"
@@ -98,6 +99,14 @@ const GroupRow* group_rows(Isa isa) {
   }
 }
 
+#define LOWBIT_DECLARE_BinaryRow(isa) extern const BinaryRow* const binary_rows_##isa;
+#define LOWBIT_CASE_BinaryRow(isa) LOWBIT_CASE(binary, isa)
+LOWBIT_FAMILY(binary, BinaryRow)
+
+#if defined(__x86_64__)
+LOWBIT_DECLARE_BinaryRow(vpopcnt)
+#endif
+
 namespace {
 template <class Row, class Matches>
 const Row& find(const Row* rows, int count, Matches matches) {
@@ -132,6 +141,20 @@ const GroupRow& group_row(Isa isa, int bits) {
 }
 const PackRow& pack_row(Isa isa, int bits) {
   return find(pack_rows(isa), kPackRows, [=](const PackRow& r) { return r.bits == bits; });
+}
+
+const BinaryRow* binary_rows_with_vpopcnt() {
+#if defined(__x86_64__)
+  static const bool has_it =
+      isa_available(Isa::avx512) && has_feature("avx512_vpopcntdq") && has_feature("avx512_bitalg");
+  return has_it ? binary_rows_vpopcnt : nullptr;
+#else
+  return nullptr;
+#endif
+}
+const BinaryRow& binary_row(Isa isa) {
+  const BinaryRow* with_vpopcnt = base_isa(isa) == Isa::avx512 ? binary_rows_with_vpopcnt() : nullptr;
+  return with_vpopcnt != nullptr ? *with_vpopcnt : *binary_rows(isa);
 }
 
 }  // namespace lowbit

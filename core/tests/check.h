@@ -12,4 +12,8 @@ void report(bool good, const std::string& what);
 // Products of codes on one ISA.
 void test_products(Isa isa);
 
+// Products of bits.
+void test_binary_rows(Isa isa);
+void test_binary_drivers();
+
 }  // namespace lowbit

@@ -20,6 +20,7 @@
 #include "tests/check.h"
 
 namespace lowbit {
+
 namespace {
 
 int passed = 0, failed = 0;
@@ -760,6 +761,7 @@ int main(int argc, char** argv) {
       prove_quotient(isa);
     } else if (!proof && isa == base_isa(isa)) {
       test_rows(isa);
+      test_binary_rows(isa);
     }
   }
   if (!proof) {
@@ -767,6 +769,7 @@ int main(int argc, char** argv) {
     test_threads();
     test_layouts();
     test_mixed();
+    test_binary_drivers();
 #if defined(__x86_64__)
     test_fp_environment();
 #endif

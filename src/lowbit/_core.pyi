@@ -134,5 +134,53 @@ def max_isa() -> str: ...
 def set_max_isa(name: str) -> None:
     """Caps dispatch, as LOWBIT_MAX_ISA does; an empty name lifts the cap."""
 
+class BinaryMatrix:
+    """Columns of bits, packed once for many products."""
+
+    def __init__(self, bits: object, n: int, k: int) -> None: ...
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def k(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+class BinaryConv:
+    """Kernels of bits, packed once for many convolutions."""
+
+    def __init__(self, w: object, groups: int, channels: int, outputs: int, kernel: Sequence[int]) -> None: ...
+
+    @property
+    def groups(self) -> int: ...
+
+    @property
+    def channels(self) -> int: ...
+
+    @property
+    def outputs(self) -> int: ...
+
+    @property
+    def kernel(self) -> list[int]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+def binary_matmul(a: object, m: int, b: BinaryMatrix, out: object, a_scale: object | None = None, b_scale: object | None = None, bias: object | None = None) -> None:
+    """Writes k - 2 * popcount(a xor b) as int32, or scaled as float32."""
+
+def binary_conv2d(x: object, w: BinaryConv, out: object, image: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], channels_first: bool, x_scale: object | None = None, w_scale: object | None = None, bias: object | None = None) -> None:
+    """As binary_matmul, of bits [image, height, width, group, bytes]."""
+
+def binary_align_rows(stream: object, rows: int, k: int, out: object) -> None:
+    """Rows of k bits without gaps as rows of whole bytes."""
+
+def binary_channels_last(stream: object, images: int, channels: int, pixels: int, groups: int, out: object) -> None:
+    """
+    A stream of bits, channels first, as whole bytes of each pixel's channels, group after group.
+    """
+
 def kernel_rows() -> list[tuple[str, str, str, str]]:
     """(family, isa, from, to) of every kernel this CPU can run."""

@@ -1,5 +1,6 @@
 """Operations: check the arguments, choose a kernel, run it."""
 
+from lowbit.ops.binary import binary_conv2d, binary_matmul, prepack_binary, prepack_binary_conv2d
 from lowbit.ops.conv import PackedConv, conv2d_integer, prepack_conv2d, qconv1d, qconv2d
 from lowbit.ops.dequantize import dequantize, dequantize_from_int8
 from lowbit.ops.fake_quantize import (
@@ -16,6 +17,8 @@ __all__ = [
     "PackedConv",
     "PackedMatrix",
     "conv2d_integer",
+    "binary_conv2d",
+    "binary_matmul",
     "dequantize",
     "dequantize_backward",
     "dequantize_from_int8",
@@ -28,6 +31,8 @@ __all__ = [
     "qconv1d",
     "qconv2d",
     "qmatmul",
+    "prepack_binary",
+    "prepack_binary_conv2d",
     "quantize",
     "quantize_backward",
     "quantize_to_int8",

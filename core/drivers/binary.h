@@ -1,0 +1,89 @@
+// Matrices and images of bits that stand for +1 and -1: a product is k - 2 * popcount(a xor b).
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <vector>
+
+namespace lowbit {
+
+// The second operand as kernels read it, made once: panels of 64 columns, in each the columns' bytes side by side.
+class PackedBits {
+ public:
+  // rows [n][bytes]; of each row's last byte only the bits in last_mask count.
+  PackedBits(const uint8_t* rows, int64_t n, int64_t bytes, uint8_t last_mask);
+
+  int64_t columns() const { return n_; }
+  int64_t bytes() const { return bytes_; }    // of a column
+  int64_t padded() const { return padded_; }  // made a multiple of what kernels take at once
+  int64_t panels() const;
+  const uint8_t* panel(int64_t i) const;
+  int64_t nbytes() const;
+
+ private:
+  struct Free {
+    void operator()(uint8_t* p) const { ::operator delete[](p, std::align_val_t{64}); }
+  };
+  int64_t n_, bytes_, padded_;
+  std::unique_ptr<uint8_t[], Free> data_;
+};
+
+// y = f32(acc) * (sa * sb) + bias; null: the sums themselves, as int32.
+struct BinaryScales {
+  const float* a;  // one, or one a row of a (of a convolution: an image)
+  bool a_each;
+  const float* b;  // one, or one a column (an output channel)
+  bool b_each;
+  const float* bias;  // one a column; null: 0
+};
+
+// y [m][n] of bits a [m][ceil(k / 8)], whose padding is not looked at, by b, whose columns have k bits. k < 2^31.
+void binary_matmul(const uint8_t* a, int64_t m, const PackedBits& b, int64_t k, const BinaryScales* scales, void* y);
+
+// Rows of k bits each, one after another in a stream without gaps, as rows of whole bytes, padding 0.
+void binary_align_rows(const uint8_t* stream, int64_t rows, int64_t k, uint8_t* out);
+
+// A stream of bits [images][channels][pixels] as [images][pixels][groups][whole bytes of a group's channels].
+void binary_channels_last(const uint8_t* stream, int64_t images, int64_t channels, int64_t pixels, int64_t groups,
+                          uint8_t* out);
+
+struct BinaryConvShape {
+  int64_t groups, channels, outputs;  // channels and outputs of one group
+  int64_t kernel[2];
+  int64_t bytes() const { return (channels + 7) / 8; }  // of a pixel of a group
+  int64_t taps() const { return kernel[0] * kernel[1]; }
+};
+
+class PackedBitsConv {
+ public:
+  // w [groups][outputs][kh][kw][bytes], padding bits 0.
+  PackedBitsConv(const uint8_t* w, const BinaryConvShape& shape);
+  PackedBitsConv(PackedBitsConv&&) = default;
+
+  const BinaryConvShape& shape() const { return shape_; }
+  const PackedBits& weights(int64_t group) const { return weights_[group]; }
+  // What `y` of one output lacks, where x is 0 and not -1 outside of taps [top, bottom) x [left, right).
+  int32_t correction(int64_t group, int64_t output, int64_t top, int64_t left, int64_t bottom, int64_t right) const;
+  int64_t nbytes() const;
+
+ private:
+  BinaryConvShape shape_;
+  std::vector<PackedBits> weights_;
+  std::vector<int32_t> ones_;  // [group][kh + 1][kw + 1][outputs]: ones of w in all taps above and to the left
+};
+
+struct BinaryConvArgs {
+  int64_t images, height, width;
+  int64_t stride[2], dilation[2], padding[4];  // padding: top, left, bottom, right; of zeros
+  bool channels_first;                         // y [images][outputs][oh][ow], or [images][oh][ow][outputs]
+  int64_t out(const BinaryConvShape& s, int axis) const {
+    const int64_t size = (axis == 0 ? height : width) + padding[axis] + padding[axis + 2];
+    return (size - dilation[axis] * (s.kernel[axis] - 1) - 1) / stride[axis] + 1;
+  }
+};
+
+// x [images][height][width][groups][bytes], padding bits 0. y is int32, or with scales f32.
+void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsConv& w, const BinaryScales* scales,
+                   void* y);
+
+}  // namespace lowbit

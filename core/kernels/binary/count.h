@@ -1,0 +1,54 @@
+// Counting where the bits of each byte of a vector can be counted at once: xor, count, add.
+#pragma once
+#include "kernels/binary/binary.h"
+#include "simd/vec.h"
+
+namespace lowbit {
+
+template <class V>
+struct BinaryCount {
+  using B = typename V::B;
+  using Code = typename V::Code;  // a byte of a row, repeated as far as spreading it further costs nothing
+  static constexpr int kVectors = kBinaryColumns / V::width;
+  static constexpr int64_t kCodeBytes = sizeof(Code);
+  static constexpr void (*kExpand)(const uint8_t*, int64_t, uint8_t*) = nullptr;
+
+  static void prepare(const BinaryPrepareArgs& p) {
+    if (p.bytes == 0) return;
+    constexpr Code repeat = static_cast<Code>(~Code{0}) / 255;
+    for (int64_t r = 0; r < p.rows; ++r) {
+      const uint8_t* a = p.a + r * p.stride;
+      Code* codes = static_cast<Code*>(p.codes) + r * p.padded;
+      for (int64_t i = 0; i < p.bytes; ++i) codes[i] = static_cast<Code>(a[i] * repeat);
+      codes[p.bytes - 1] = static_cast<Code>((a[p.bytes - 1] & p.last_mask) * repeat);
+      for (int64_t i = p.bytes; i < p.padded; ++i) codes[i] = 0;
+    }
+  }
+
+  template <int Rows>
+  LOWBIT_INLINE void some_rows(const BinaryDotArgs& d, const Code* codes, uint16_t* counts) {
+    B sum[Rows][kVectors];
+    for (int r = 0; r < Rows; ++r)
+      for (int c = 0; c < kVectors; ++c) sum[r][c] = V::set(0);
+    for (int64_t i = 0; i < d.bytes; ++i) {
+      B b[kVectors];
+      for (int c = 0; c < kVectors; ++c) b[c] = V::load(d.columns + i * kBinaryColumns + c * V::width);
+      for (int r = 0; r < Rows; ++r) {
+        const B a = V::spread(codes[r * d.padded + i]);
+        for (int c = 0; c < kVectors; ++c) sum[r][c] = V::add(sum[r][c], V::ones(V::bit_xor(a, b[c])));
+      }
+    }
+    for (int r = 0; r < Rows; ++r)
+      for (int c = 0; c < kVectors; ++c) V::widen(counts + r * kBinaryColumns + c * V::width, sum[r][c], d.add);
+  }
+
+  static void dot(const BinaryDotArgs& d) {
+    const Code* codes = static_cast<const Code*>(d.codes) + d.offset;
+    int64_t r = 0;
+    for (; r + V::rows <= d.rows; r += V::rows)
+      some_rows<V::rows>(d, codes + r * d.padded, d.counts + r * kBinaryColumns);
+    for (; r < d.rows; ++r) some_rows<1>(d, codes + r * d.padded, d.counts + r * kBinaryColumns);
+  }
+};
+
+}  // namespace lowbit

@@ -1,0 +1,70 @@
+// What the ways of counting have in common, and which vectors count how.
+//
+// Operations on vectors, for the 2 * 256 operations that 256 products of bits are, in a matrix multiplication:
+//   nibble look-up of a xor b          8      xor, 2 and, shift, 2 look-ups, 2 additions
+//   carry-save adders (Harley-Seal)    6.2    xor, 15/16 of an adder's 5, 1/16 of a count
+//   lookup.h                           2.8    17 for 6 nibbles of 32 columns by 2 rows
+//   count.h, where bytes are counted   3      xor, count, addition
+// At 4 operations a cycle, as Zen 3 has them, lookup.h is bound by 720 operations a cycle, or 2200 GOPS at 3 GHz. Its
+// loads stay below: for these 17 it reads 6 vectors of columns, as operands, and half of 6 tables, from L1: a block
+// of 64 columns is 4 KiB, the tables are 4 KiB, the counts of 64 rows 8 KiB. From L2 come the codes of the rows,
+// 2 bytes a byte.
+#pragma once
+#include <type_traits>
+
+#include "kernels/binary/count.h"
+#include "kernels/binary/lookup.h"
+
+namespace lowbit {
+
+template <class V, class Y, bool Fix>
+LOWBIT_INLINE void binary_finish_rows(const BinaryFinishArgs& f, int64_t n) {
+  const int32_t k = f.k;
+  for (int64_t r = 0; r < f.rows; ++r) {
+    const uint16_t* counts = f.counts + r * kBinaryColumns;
+    const int32_t* fix = f.fix + (Fix ? r * kBinaryColumns : 0);
+    Y* y = static_cast<Y*>(f.y) + r * f.stride;
+    const float *sb = f.sb, *bias = f.bias, sa = std::is_same_v<Y, float> ? f.sa[f.sa_each ? r : 0] : 0;
+    for (int64_t j = 0; j < n; ++j) {
+      const int32_t count = counts[j], acc = k - count - count + (Fix ? fix[j] : 0);
+      if constexpr (std::is_same_v<Y, float>) {
+        y[j] = static_cast<float>(acc) * (sa * sb[j]) + bias[j];
+      } else {
+        y[j] = acc;
+      }
+    }
+  }
+}
+
+template <class V, class Y>
+void binary_finish(const BinaryFinishArgs& f) {
+  if (f.fix != nullptr) {
+    binary_finish_rows<V, Y, true>(f, f.n);
+  } else if (f.n == kBinaryColumns) {  // what there is most of
+    binary_finish_rows<V, Y, false>(f, kBinaryColumns);
+  } else {
+    binary_finish_rows<V, Y, false>(f, f.n);
+  }
+}
+
+template <class V>
+using BinaryWay = typename V::template Way<V>;
+
+template <class V>
+struct BinaryRows {
+  static constexpr BinaryRow rows[kBinaryKernels] = {
+#define ROW(code)             \
+  {Code::code,                \
+   V::way,                    \
+   BinaryWay<V>::kCodeBytes,  \
+   BinaryWay<V>::prepare,     \
+   BinaryWay<V>::kExpand,     \
+   BinaryWay<V>::dot,         \
+   binary_finish<V, int32_t>, \
+   binary_finish<V, float>},
+#include "kernels/binary/kernels.inc"
+#undef ROW
+  };
+};
+
+}  // namespace lowbit

@@ -1,0 +1,297 @@
+"""Products of binary tensors, whose codes stand for +s and -s: one bit a number, counted instead of multiplied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import _core
+from lowbit.errors import InvalidProblem, Unsupported
+from lowbit.fields import whole
+from lowbit.kernels import binary, cpu
+from lowbit.ops.quantize import quantize
+from lowbit.tensor import QuantizedTensor
+
+__all__ = [
+    "PackedBinary",
+    "PackedBinaryConv2d",
+    "binary_conv2d",
+    "binary_matmul",
+    "prepack_binary",
+    "prepack_binary_conv2d",
+]
+
+Array = npt.NDArray[Any]
+Bits = npt.NDArray[np.uint8]
+Float32 = npt.NDArray[np.float32]
+Layout = Literal["NCHW", "NHWC"]
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBinary:
+    """A binary matrix of n rows of k, laid out for products. It does not depend on the CPU's kernels."""
+
+    native: _core.BinaryMatrix
+    scale: Float32  # [1] or [n]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.native.n, self.native.k
+
+    @property
+    def nbytes(self) -> int:
+        return self.native.nbytes + self.scale.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBinaryConv2d:
+    """Binary weights of a convolution, laid out for the kernels."""
+
+    native: _core.BinaryConv
+    scale: Float32  # [1] or [out]
+
+    @property
+    def nbytes(self) -> int:
+        return self.native.nbytes + self.scale.nbytes
+
+
+def prepack_binary(b: QuantizedTensor, *, transpose: bool = True) -> PackedBinary:
+    """Weights for any number of binary_matmul calls: b [n, k], a row an output, or with transpose=False [k, n].
+
+    >>> import lowbit as lb
+    >>> prepack_binary(lb.quantize(np.ones((3, 5), np.float32), "binary")).shape
+    (3, 5)
+    """
+    bits, scale = _rows(_binary(b, "b"), "b", not transpose, matrix=True)
+    k = b.shape[1] if transpose else b.shape[0]
+    return PackedBinary(binary.prepack(bits, _checked_k(k, "b")), scale)
+
+
+def binary_matmul(
+    a: Any,
+    b: QuantizedTensor | PackedBinary,
+    bias: npt.ArrayLike | None = None,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = True,
+    out: Float32 | None = None,
+) -> Float32:
+    """float32 [..., n]: the product of what the codes of a [..., k] and b [n, k] stand for, plus bias [n].
+
+    The sums of +1 and -1 are exact; y = f32(sum) * (sa * sb) + bias. Scales are one a tensor or one a row. a may be a
+    float array, whose rows are then quantized as `lb.quantize` does, each with its own mean |x| as scale. Both
+    have rows of k by default; with transpose_a a is [k, m], and with transpose_b=False b is [k, n].
+
+    >>> import lowbit as lb
+    >>> w = lb.quantize(np.float32([[1, -1, 1], [-2, -2, 2]]), "binary", axis=0)
+    >>> binary_matmul(np.float32([[3, -3, -3]]), w)
+    array([[ 3., -6.]], dtype=float32)
+    """
+    packed = b if isinstance(b, PackedBinary) else prepack_binary(b, transpose=transpose_b)
+    if isinstance(b, PackedBinary) and not transpose_b:
+        raise InvalidProblem("transpose_b: False, but b is packed; say so to prepack_binary")
+    n, k = packed.shape
+    shape = _shape(a, "a")
+    if not shape or (transpose_a and len(shape) != 2):
+        raise InvalidProblem(f"a: shape {shape}; expected {'[k, m]' if transpose_a else '[..., k]'}")
+    rows, depth = ((shape[1],), shape[0]) if transpose_a else (shape[:-1], shape[-1])
+    if depth != k:
+        raise InvalidProblem(f"a: shape {shape}, k is {depth}; b has rows of {k}")
+    bias = _bias(bias, n)
+    target = _output(out, (*rows, n))
+    bits, scale = _operand(a, "a", transpose_a)
+    binary.matmul_scaled(bits, packed.native, k, scale, packed.scale, bias, out=target.reshape(math.prod(rows), n))
+    return target
+
+
+def prepack_binary_conv2d(w: QuantizedTensor, *, groups: int = 1, layout: Layout = "NCHW") -> PackedBinaryConv2d:
+    """Weights for any number of binary_conv2d calls: w [out, in / groups, kh, kw], or [out, kh, kw, in / groups]
+    where layout is "NHWC".
+
+    >>> import lowbit as lb
+    >>> prepack_binary_conv2d(lb.quantize(np.ones((8, 4, 3, 3), np.float32), "binary")).native.kernel
+    [3, 3]
+    """
+    _binary(w, "w")
+    if w.ndim != 4 or 0 in w.shape[1:]:
+        raise InvalidProblem(f"w: shape {w.shape}; expected four dimensions, none empty but the outputs")
+    if whole("groups", groups) < 1 or w.shape[0] % groups:
+        raise InvalidProblem(f"groups: {groups}; expected a divisor of w's {w.shape[0]} outputs")
+    codes = w.unpack()
+    codes = np.moveaxis(codes, 1, 3) if _channels_first(layout) else codes
+    bits = np.packbits(codes, axis=-1, bitorder="little")
+    _checked_k(8 * math.prod(bits.shape[1:]), "w")
+    scale = _scales(w, (1, 2, 3), "w", "an output channel")
+    return PackedBinaryConv2d(binary.prepack_conv2d(bits, codes.shape[3], groups), scale)
+
+
+def binary_conv2d(
+    x: Any,
+    w: QuantizedTensor | PackedBinaryConv2d,
+    bias: npt.ArrayLike | None = None,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    layout: Layout = "NCHW",
+    out: Float32 | None = None,
+) -> Float32:
+    """float32 [n, out, oh, ow]: the convolution of what the codes of x [n, c, h, w] stand for with those of w
+    [out, c / groups, kh, kw], plus bias [out]; with layout "NHWC" x, w and the result have channels last.
+
+    Sums are exact and y = f32(sum) * (sx * sw) + bias. x has one scale, or one an image (axis=0); w one, or one an
+    output. x may be a float array: each image is then quantized with its own mean |x| as scale. Padding adds zeros,
+    which no code stands for: places outside of x add nothing. padding: one number, (h, w), or (top, left, bottom,
+    right).
+
+    >>> import lowbit as lb
+    >>> w = lb.quantize(np.ones((1, 1, 3, 3), np.float32), "binary")
+    >>> binary_conv2d(np.float32([[[[2, -2], [2, 2]]]]), w, padding=1)
+    array([[[[4., 4.],
+             [4., 4.]]]], dtype=float32)
+    """
+    first = _channels_first(layout)
+    packed = w if isinstance(w, PackedBinaryConv2d) else prepack_binary_conv2d(w, groups=groups, layout=layout)
+    native = packed.native
+    if native.groups != groups:
+        raise InvalidProblem(f"groups: {groups}; w is packed for {native.groups}")
+    shape = _shape(x, "x")
+    if len(shape) != 4:
+        raise InvalidProblem(f"x: shape {shape}; expected four dimensions, {layout}")
+    n, h, wide = (shape[0], shape[2], shape[3]) if first else shape[:3]
+    if shape[1 if first else 3] != native.channels:
+        raise InvalidProblem(f"x: {shape[1 if first else 3]} channels; w and groups expect {native.channels}")
+    by, dilate, pad = _pair("stride", stride, 1), _pair("dilation", dilation, 1), _padding(padding)
+    kernel = (native.kernel[0], native.kernel[1])
+    oh, ow = binary.conv2d_shape((h, wide), kernel, by, pad, dilate)
+    if oh < 1 or ow < 1:
+        raise InvalidProblem(f"x: {h} by {wide} with padding {pad}; the kernel covers more")
+    target = _output(out, (n, native.outputs, oh, ow) if first else (n, oh, ow, native.outputs))
+    bias = _bias(bias, native.outputs)
+    if not math.prod(shape):  # nothing but padding
+        target[...] = 0 if bias is None else bias.reshape(-1, 1, 1) if first else bias
+    else:
+        q = x if isinstance(x, QuantizedTensor) else quantize(x, "binary", axis=0, name="x")
+        bits, scale = _pixels(q, groups, first), _scales(q, (1, 2, 3), "x", "an image")
+        binary.conv2d_scaled(
+            bits, native, scale, packed.scale, bias,
+            stride=by, padding=pad, dilation=dilate, channels_first=first, out=target,
+        )  # fmt: skip
+    return target
+
+
+# ---- operands ---------------------------------------------------------------------------------------
+
+
+def _binary(q: Any, name: str) -> QuantizedTensor:
+    if not isinstance(q, QuantizedTensor):
+        raise InvalidProblem(f"{name}: {type(q).__name__}; expected a QuantizedTensor")
+    if not q.dtype.is_binary:
+        raise Unsupported(f"{name}: {q.dtype}; expected binary codes")
+    return q
+
+
+def _shape(x: Any, name: str) -> tuple[int, ...]:
+    return _binary(x, name).shape if isinstance(x, QuantizedTensor) else cpu.as_float_array(x, name).shape
+
+
+def _operand(a: Any, name: str, transposed: bool) -> tuple[Bits, Float32]:
+    """Rows of bits and their scales, of a binary tensor or of numbers."""
+    if isinstance(a, QuantizedTensor):
+        return _rows(a, name, transposed)
+    x = cpu.as_float_array(a, name)
+    if not math.prod(x.shape):
+        rows, k = x.shape[::-1] if transposed else (math.prod(x.shape[:-1]), x.shape[-1])
+        return np.zeros((rows, -(-k // 8)), np.uint8), np.ones(1, np.float32)
+    axis = 0 if transposed else -1
+    return _rows(quantize(a, "binary", axis=axis, block_size=x.shape[axis], name=name), name, transposed)
+
+
+def _rows(q: QuantizedTensor, name: str, transposed: bool, matrix: bool = False) -> tuple[Bits, Float32]:
+    """Rows of whole bytes, and one scale or one a row."""
+    if matrix and q.ndim != 2:
+        raise InvalidProblem(f"{name}: shape {q.shape}; expected two dimensions")
+    scale = _scales(q, (0 if transposed else q.ndim - 1,), name, "a row")
+    if transposed:
+        return np.packbits(q.unpack().T, axis=-1, bitorder="little"), scale
+    return binary.align_rows(q.data, math.prod(q.shape[:-1]), _checked_k(q.shape[-1], name)), scale
+
+
+def _pixels(q: QuantizedTensor, groups: int, channels_first: bool) -> Bits:
+    """[n, h, w, groups, bytes]"""
+    if channels_first:
+        n, c, h, w = q.shape
+        return binary.channels_last(q.data, (n, c, h, w), groups)
+    n, h, w, c = q.shape
+    return binary.align_rows(q.data, n * h * w * groups, c // groups).reshape(n, h, w, groups, -1)
+
+
+def _scales(q: QuantizedTensor, summed: tuple[int, ...], name: str, each: str) -> Float32:
+    """One scale, or one for each index of the axes that are not summed over."""
+    scale = q.params.scale.astype(np.float32)
+    if scale.size == 1:
+        return scale.reshape(1)
+    # As an array over q, in which whatever is summed has one scale.
+    axis = (q.params.axis or 0) % q.ndim
+    if q.params.block_size is None:
+        scale = scale.reshape([-1 if i == axis else 1 for i in range(q.ndim)])
+    if any(scale.shape[i] > 1 for i in summed):
+        raise Unsupported(f"{name}: scales within what is summed; expected one in all, or one for {each}")
+    kept = tuple(1 if i in summed else size for i, size in enumerate(q.shape))
+    return np.ascontiguousarray(np.broadcast_to(scale, kept)).reshape(-1)
+
+
+# ---- arguments --------------------------------------------------------------------------------------
+
+
+def _checked_k(k: int, name: str) -> int:
+    if k >= 2**31:
+        raise Unsupported(f"{name}: sums over {k} bits; expected fewer than 2^31")
+    return k
+
+
+def _bias(bias: npt.ArrayLike | None, n: int) -> Float32 | None:
+    if bias is None:
+        return None
+    values = np.asarray(bias)
+    if values.dtype.kind != "f" or values.shape != (n,):
+        raise InvalidProblem(f"bias: {values.dtype} of shape {values.shape}; expected floats of shape ({n},)")
+    return values.astype(np.float32)
+
+
+def _output(out: Float32 | None, shape: tuple[int, ...]) -> Float32:
+    if out is None:
+        return np.empty(shape, np.float32)
+    if not isinstance(out, np.ndarray) or out.dtype != np.float32 or out.shape != shape:
+        found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
+        raise InvalidProblem(f"out: {found}; expected float32 of shape {shape}")
+    if not out.flags.carray:
+        raise InvalidProblem("out: expected a writable, aligned, C-contiguous array")
+    return out
+
+
+def _channels_first(layout: str) -> bool:
+    if layout not in ("NCHW", "NHWC"):
+        raise InvalidProblem(f"layout: {layout!r}; expected 'NCHW' or 'NHWC'")
+    return layout == "NCHW"
+
+
+def _pair(name: str, value: int | Sequence[int], least: int) -> tuple[int, int]:
+    values = list(value) if isinstance(value, Sequence) else [value] * 2
+    if len(values) != 2 or any(whole(name, v) < least for v in values):
+        raise InvalidProblem(f"{name}: {value!r}; expected a number or two, each at least {least}")
+    return int(values[0]), int(values[1])
+
+
+def _padding(value: int | Sequence[int]) -> tuple[int, int, int, int]:
+    if isinstance(value, Sequence) and len(value) == 4:
+        (top, left), (bottom, right) = _pair("padding", value[:2], 0), _pair("padding", value[2:], 0)
+        return top, left, bottom, right
+    h, w = _pair("padding", value, 0)
+    return h, w, h, w
