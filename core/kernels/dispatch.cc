@@ -2,6 +2,7 @@
 #include <cassert>
 
 #include "kernels/dequantize/dequantize.h"
+#include "kernels/dwconv/dwconv.h"
 #include "kernels/fake_quant/fake_quant.h"
 #include "kernels/pack/pack.h"
 #include "kernels/quantize/quantize.h"
@@ -50,6 +51,10 @@ LOWBIT_FAMILY(range, RangeRow)
 #define LOWBIT_CASE_PackRow(isa) LOWBIT_CASE(pack, isa)
 LOWBIT_FAMILY(pack, PackRow)
 
+#define LOWBIT_DECLARE_DwconvRow(isa) extern const DwconvRow* const dwconv_rows_##isa;
+#define LOWBIT_CASE_DwconvRow(isa) LOWBIT_CASE(dwconv, isa)
+LOWBIT_FAMILY(dwconv, DwconvRow)
+
 namespace {
 template <class Row, class Matches>
 const Row& find(const Row* rows, int count, Matches matches) {
@@ -75,6 +80,11 @@ const RangeRow& range_row(Isa isa, Element in) {
 }
 const PackRow& pack_row(Isa isa, int bits) {
   return find(pack_rows(isa), kPackRows, [=](const PackRow& r) { return r.bits == bits; });
+}
+const DwconvRow& dwconv_row(Isa isa, Code code, int64_t kh, int64_t kw, int64_t stride) {
+  return find(dwconv_rows(isa), kDwconvRows, [=](const DwconvRow& r) {  // the row for any comes last
+    return r.code == code && (r.kh == 0 || (r.kh == kh && r.kw == kw && r.stride == stride));
+  });
 }
 
 }  // namespace lowbit
