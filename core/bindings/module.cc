@@ -19,6 +19,7 @@
 #include "drivers/elementwise.h"
 #include "drivers/gradients.h"
 #include "kernels/dequantize/dequantize.h"
+#include "kernels/dwconv/dwconv.h"
 #include "kernels/fake_quant/fake_quant.h"
 #include "kernels/pack/pack.h"
 #include "kernels/quantize/quantize.h"
@@ -28,6 +29,7 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace lowbit {
+void bind_dwconv(nb::module_& m);
 namespace {
 
 // Letting go of the GIL costs more than a small call does.
@@ -450,6 +452,11 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> kern
     for (int k = 0; k < kRangeRows; ++k) rows.emplace_back("range", isa_name(isa), name_of(range_rows(isa)[k].in), "");
     for (int k = 0; k < kPackRows; ++k)
       rows.emplace_back("pack", isa_name(isa), std::to_string(pack_rows(isa)[k].bits), "");
+    for (int k = 0; k < kDwconvRows; ++k) {
+      const DwconvRow& r = dwconv_rows(isa)[k];
+      const std::string size = std::to_string(r.kh) + "x" + std::to_string(r.kw) + "/" + std::to_string(r.stride);
+      rows.emplace_back("dwconv", isa_name(isa), name_of(r.code), r.kh == 0 ? "any" : size);
+    }
   }
   return rows;
 }
@@ -549,6 +556,8 @@ NB_MODULE(_core, m) {
   m.def("pack", &pack_codes, "bits"_a, "codes"_a, "out"_a);
   m.def("unpack", &unpack_codes, "bits"_a, "is_signed"_a, "data"_a, "out"_a);
   m.def("bfloat16_bits", &bfloat16_bits, "array"_a, "The bits of a DLPack bfloat16 array, without a copy.");
+
+  bind_dwconv(m);
 
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, "n"_a);

@@ -2,17 +2,17 @@
 // load.
 //
 // Roofline, 3x3 at stride 1 with AVX2, an output being one channel of one pixel. Memory: one byte read and one written.
-// Arithmetic for a tile of 4 pixels and 16 channels, 64 outputs of 9 taps:
+// Arithmetic for a tile of 6 pixels and 16 channels, 96 outputs of 9 taps:
 //
-//   18 widenings     6 columns of 3 rows; loading is part of it
-//   22 interleavings  rows 0 and 1 of each column; of row 2 each column with the next
-//   80 multiplications and additions, 40 each: 5 pairs of taps for 9 (a pair by single weights would be 4.5)
+//   24   widenings, of 8 columns and 3 rows; loading is part of them
+//   30   interleavings: rows 0 and 1 of each column, 8 times 2; row 2 of each column and the next, 7 times 2
+//   120  multiplications and additions, half of each: 5 pairs of taps a pixel
+//   78   to requantize: convert, multiply, bound, convert, pack, store
 //
-// makes 1.9 vector instructions, and requantizing 0.9 more (convert, multiply, bound, convert, pack). With four vector
-// pipes that is 0.7 cycles for 18 operations: 26 operations a cycle, near 90 GOPS at 3.5 GHz. The two bytes take 3 GB/s
-// a GHz, less than any cache gives. So instructions count and memory does not, and what is left to gain is in sharing:
-// one pixel at a time takes 2.5 instructions in place of 1.9. Loads (one a multiplication, of weights, and one
-// a widening: 58 for 64 outputs) stay below two a cycle.
+// 252 vector instructions, 2.6 an output, 1.8 of them without requantizing. Four a cycle would be 0.66 cycles for 18
+// operations, 89 GOPS at 3.25 GHz; two bytes in 0.66 cycles are 10 GB/s, less than any cache gives. So instructions
+// count and memory does not, and what can be gained is in sharing: a pixel by itself takes 2.5 instructions in place
+// of 1.8. No more than two loads a cycle are needed (of weights, one a multiplication unless registers are left).
 #pragma once
 #include "kernels/dwconv/dwconv.h"
 #include "kernels/dwconv/taps.h"
@@ -217,7 +217,7 @@ LOWBIT_INLINE void dwconv_any(const DwconvArgs& a, const Store& store, int64_t p
   }
 }
 
-// The last pixels are done in a tile that overlaps the one before, or in smaller ones where that is less work.
+// Five last pixels are done in a tile that overlaps the one before, fewer in smaller tiles: it is less work.
 template <class V, class X, int KH, int KW, int S, template <class> class Store>
 void dwconv_run(const DwconvArgs& a) {
   const Store<V> store(a);
@@ -226,12 +226,9 @@ void dwconv_run(const DwconvArgs& a) {
     for (; p + 2 <= a.pixels; p += 2) dwconv_any<V, X, 2>(a, store, p);
     if (p < a.pixels) dwconv_any<V, X, 1>(a, store, p);
   } else {
-    for (; p + 4 <= a.pixels; p += 4) dwconv_tile<V, X, KH, KW, S, 4>(a, store, p);
-    if (p + 3 == a.pixels && p > 0) {
-      dwconv_tile<V, X, KH, KW, S, 4>(a, store, p - 1);
-      return;
-    }
-    if (p + 2 <= a.pixels) dwconv_tile<V, X, KH, KW, S, 2>(a, store, p), p += 2;
+    for (; p + 6 <= a.pixels; p += 6) dwconv_tile<V, X, KH, KW, S, 6>(a, store, p);
+    if (p + 5 == a.pixels && p > 0) return dwconv_tile<V, X, KH, KW, S, 6>(a, store, p - 1);
+    for (; p + 2 <= a.pixels; p += 2) dwconv_tile<V, X, KH, KW, S, 2>(a, store, p);
     if (p < a.pixels) dwconv_tile<V, X, KH, KW, S, 1>(a, store, p);
   }
 }
