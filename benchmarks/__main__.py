@@ -21,17 +21,24 @@ from rich.console import Console
 import lowbit as lb
 from benchmarks import (
     bench_calls,
+    bench_conv,
     bench_dequantize,
     bench_fake_quant,
+    bench_gemm,
     bench_groups,
+    bench_int4,
+    bench_linear,
     bench_qat,
     bench_quantize,
     bench_range,
+    bench_sweep,
     bench_threads,
 )
+from benchmarks.machine import keep_freed_memory
 from benchmarks.peers import Peers, package_versions
-from benchmarks.report import Row, failed_row, print_family, print_summary, rows_of, write_json
-from benchmarks.timing import Budget, keep_freed_memory, measure
+from benchmarks.report import print_family, print_summary, write_json
+from benchmarks.rows import Member, Row, failed_row, group_rows, members_of, rows_of
+from benchmarks.timing import Budget, measure
 
 # Each has `cases(peers)`, and opens with a line that says what it measures.
 FAMILIES: dict[str, ModuleType] = {
@@ -42,6 +49,11 @@ FAMILIES: dict[str, ModuleType] = {
     "qat": bench_qat,
     "calls": bench_calls,
     "range": bench_range,
+    "gemm": bench_gemm,
+    "linear": bench_linear,
+    "int4": bench_int4,
+    "conv": bench_conv,
+    "sweep": bench_sweep,
     "threads": bench_threads,
 }
 
@@ -72,17 +84,19 @@ def main() -> int:
 
 def _run(family: str, options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
+    members: list[Member] = []
     budget = QUICK if options.quick else FULL
     try:
         for case in FAMILIES[family].cases(Peers(options.threads)):
             _say(f"measuring {family}: {case.name} …")
             found = {} if case.not_measurable else measure(case, budget, settle=SETTLE if options.threads > 1 else 0.0)
             rows += rows_of(family, case, found, options.threads)
+            members += members_of(case, found)
     except Exception as error:  # one family that cannot be set up does not keep the others from running
         traceback.print_exc()
         rows.append(failed_row(family, error))
     _say("")
-    return rows
+    return rows + group_rows(family, members, options.threads)
 
 
 def _say(text: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.onnx_call import onnx_call
 from benchmarks.shapes import aligned
 from benchmarks.timing import Contender
 
@@ -81,12 +82,12 @@ class Peers:
         out = aligned(x.shape, np.int8)
         inputs = {"x": x, "scale": np.array(scale, x.dtype), "zero": np.array(zero_point, np.int8)}
         name = ORT if x.dtype == np.float32 else f"{ORT}, {x.dtype}"
-        return Contender(name, lambda: self._bound("QuantizeLinear", inputs, out), answer=lambda _: out)
+        return Contender(name, lambda: onnx_call(self.threads, "QuantizeLinear", inputs, out), answer=lambda _: out)
 
     def ort_dequantize(self, codes: Array, scale: float, zero_point: int) -> Contender:
         out = aligned(codes.shape, np.float32)
         inputs = {"x": codes, "scale": np.array(scale, np.float32), "zero": np.array(zero_point, np.int8)}
-        return Contender(ORT, lambda: self._bound("DequantizeLinear", inputs, out), answer=lambda _: out)
+        return Contender(ORT, lambda: onnx_call(self.threads, "DequantizeLinear", inputs, out), answer=lambda _: out)
 
     def ort_dequantize_int4(self, packed: Array, shape: tuple[int, ...], scale: Array, block: int) -> Contender:
         """`packed` holds two codes a byte, the first in the low bits, as ONNX and lowbit both have them."""
@@ -95,39 +96,9 @@ class Peers:
         options = {"axis": len(shape) - 1, "block_size": block} if block else {}
 
         def build() -> Callable[[], Any]:
-            return self._bound("DequantizeLinear", inputs, out, int4_shape=shape, **options)
+            return onnx_call(self.threads, "DequantizeLinear", inputs, out, int4_shape=shape, **options)
 
         return Contender(ORT, build, answer=lambda _: out)
-
-    def _bound(
-        self, op: str, inputs: dict[str, Array], out: Array, int4_shape: tuple[int, ...] = (), **options: Any
-    ) -> Callable[[], Any]:
-        """A call that runs one operator from given memory into given memory."""
-        import onnx
-        import onnxruntime
-
-        helper, of_numpy = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype
-        typed = {name: (of_numpy(a.dtype), list(a.shape)) for name, a in inputs.items()}
-        if int4_shape:
-            typed["x"] = (onnx.TensorProto.INT4, list(int4_shape))
-        graph = helper.make_graph(
-            [helper.make_node(op, list(inputs), ["y"], **options)],
-            "benchmark",
-            [helper.make_tensor_value_info(name, *kind) for name, kind in typed.items()],
-            [helper.make_tensor_value_info("y", of_numpy(out.dtype), list(out.shape))],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-        settings = onnxruntime.SessionOptions()
-        settings.intra_op_num_threads = self.threads
-        settings.inter_op_num_threads = 1
-        settings.log_severity_level = 3
-        session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
-        binding = session.io_binding()
-        for name, array in inputs.items():
-            binding.bind_input(name, "cpu", 0, *typed[name], array.ctypes.data)
-        binding.bind_output("y", "cpu", 0, of_numpy(out.dtype), list(out.shape), out.ctypes.data)
-        # The binding knows addresses only; the contender's closures keep the arrays alive.
-        return lambda: session.run_with_iobinding(binding)
 
     def ort_matmul_4bits(self, w: Array, block: int, symmetric: bool) -> Contender:
         """Groups along K of a [K, N] matrix, its own layout; answers with the numbers the codes stand for."""

@@ -1,10 +1,10 @@
-"""Results as rows, as a table for people and as JSON for everything else."""
+"""Rows as a table for people and as JSON for everything else."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,139 +15,19 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.timing import Absent, Case, Contender, Target, Timing
+from benchmarks.rows import Row, Verdict, ratio_text
 
-__all__ = ["Row", "Verdict", "failed_row", "print_family", "print_summary", "rows_of", "write_json"]
+__all__ = ["print_family", "print_summary", "write_json"]
 
 
 _NAME_WIDTH, _TARGET_WIDTH = 32, 33
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A target, what was measured, and whether that is enough; None where it was not judged."""
-
-    text: str
-    at_least: float
-    measured: float | None
-    met: bool | None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One contender of one case. All ratios are of speeds: above 1 the first named is the faster."""
-
-    family: str
-    case: str
-    contender: str
-    kind: str  # lowbit, peer or copy
-    status: str  # measured, missing (a peer), failed (lowbit) or not measurable
-    reason: str = ""
-    seconds: float | None = None  # best
-    median_seconds: float | None = None
-    spread: float | None = None  # interquartile range over median
-    cpus_used: float | None = None  # in the best sample
-    preempted: bool = False  # other work had the CPU even in the best sample
-    rounds: int = 0
-    repeats: int = 0
-    elements: int = 0
-    nbytes: int = 0  # read + written
-    gigabytes_per_second: float | None = None
-    elements_per_second: float | None = None
-    ratio_to_copy: float | None = None  # this contender over the equal-bytes copy
-    roofline_percent: float | None = None
-    lowbit_ratio: dict[str, float] = field(default_factory=dict)  # each lowbit contender over this one
-    targets: list[Verdict] = field(default_factory=list)
-
-    @property
-    def absence(self) -> str:
-        """Why there are no figures."""
-        return self.reason if self.status == "not measurable" else f"{self.status}: {self.reason}"
-
-
-def rows_of(family: str, case: Case, found: Mapping[Contender, Timing | Absent], threads: int) -> list[Row]:
-    if case.not_measurable:
-        return [Row(family, case.name, "lowbit", "lowbit", "not measurable", case.not_measurable)]
-    timings = {c: t for c, t in found.items() if isinstance(t, Timing)}
-    copies = {c.nbytes: t for c, t in timings.items() if c.kind == "copy"}
-    others = {c.name: t for c, t in timings.items() if c.kind != "copy"}
-    rows = []
-    for contender, result in found.items():
-        nbytes = contender.nbytes or case.nbytes
-        common = (family, case.name, contender.name, contender.kind)
-        verdicts = [
-            _verdict(
-                t,
-                others.get(t.contender),
-                copies.get(nbytes) if t.against == "copy" else others.get(t.against),
-                case.doubt,
-            )
-            for t in case.targets
-            if t.contender == contender.name and (threads == 1 or t.any_threads)
-        ]
-        if isinstance(result, Absent):
-            status = "missing" if contender.kind == "peer" else "failed"
-            rows.append(Row(*common, status, result.reason, nbytes=nbytes, targets=verdicts))
-            continue
-        seconds, copy = result.best, copies[nbytes].best if nbytes in copies else None
-        ours = {c.name: t.best for c, t in timings.items() if c.kind == "lowbit" and c is not contender}
-        rows.append(
-            Row(
-                *common,
-                "measured",
-                seconds=seconds,
-                median_seconds=result.median,
-                spread=result.spread,
-                cpus_used=result.cpus_at_best,
-                preempted=result.was_preempted,
-                rounds=len(result.samples),
-                repeats=result.repeats,
-                elements=case.elements,
-                nbytes=nbytes,
-                gigabytes_per_second=nbytes / seconds / 1e9,
-                elements_per_second=case.elements / seconds,
-                ratio_to_copy=copy / seconds if copy else None,
-                roofline_percent=100 * copy / seconds if copy else None,
-                lowbit_ratio={name: seconds / best for name, best in ours.items()},
-                targets=verdicts,
-            )
-        )
-    return rows
-
-
-def failed_row(family: str, error: BaseException) -> Row:
-    """For a family whose next case could not even be set up."""
-    return Row(family, "setting up", "lowbit", "lowbit", "failed", f"{type(error).__name__}: {error}")
-
-
-def _verdict(target: Target, ours: Timing | None, theirs: Timing | None, doubt: str) -> Verdict:
-    """A disturbance makes slower: it casts doubt on a target met against a disturbed peer, and on one missed
-    by a disturbed lowbit, and on nothing else."""
-    text = f"≥ {target.at_least:g}× {target.label}"
-    if ours is None or theirs is None:
-        return Verdict(text, target.at_least, None, None, "not measured")
-    ratio = theirs.best / ours.best
-    met = ratio >= target.at_least
-    if met and theirs.was_preempted:
-        doubt = f"busy machine, {target.label} was preempted"
-    elif met:
-        doubt = ""
-    elif ours.was_preempted:
-        doubt = "busy machine, lowbit was preempted"
-    if doubt:
-        return Verdict(text, target.at_least, ratio, None, f"{_ratio(ratio)}, not judged: {doubt}")
-    return Verdict(text, target.at_least, ratio, met)
-
-
-# ---- for people -------------------------------------------------------------------------------------
-
-
 def print_family(console: Console, family: str, about: str, rows: Sequence[Row]) -> None:
-    table = Table(box=box.HORIZONTALS, header_style="dim", pad_edge=False, title_justify="left")
+    table = Table(box=box.HORIZONTALS, header_style="dim", pad_edge=False, collapse_padding=True, title_justify="left")
     table.title = Text.assemble((family, "bold"), "  ", (about, "dim"))
     table.add_column("", width=_NAME_WIDTH, no_wrap=True)
-    for header, width in (("best", 8), ("spread", 6), ("GB/s", 6), ("of copy", 7), ("lowbit is", 9)):
+    for header, width in (("best", 8), ("spread", 6), ("rate", 10), ("of limit", 8), ("lowbit is", 9)):
         table.add_column(header, justify="right", width=width, no_wrap=True)
     table.add_column("target", width=_TARGET_WIDTH)
     for case, group in groupby(rows, key=lambda r: r.case):
@@ -162,22 +42,30 @@ def print_family(console: Console, family: str, about: str, rows: Sequence[Row])
 
 
 def _add_row(table: Table, row: Row, main: Row | None) -> None:
-    style = {"lowbit": "bold", "peer": "", "copy": "dim"}[row.kind]
+    style = {"lowbit": "bold", "mean": "bold", "peer": "", "copy": "dim", "limit": "dim"}[row.kind]
     name = f"  {row.contender}" + (f", {_bytes(row.nbytes // 2)}" if row.kind == "copy" else "")
-    if row.seconds is None:
+    verdicts = Text("\n").join(_verdict_text(v) for v in row.targets)
+    if row.status != "measured":
         color = "red" if row.status == "failed" else "yellow"
         table.add_row(Text(name, style), *[""] * 5, Text(row.absence, color))
         return
+    if row.seconds is None:  # a mean over cases
+        mean = ratio_text(row.lowbit_ratio[row.contender])
+        table.add_row(Text(name, style), *[""] * 4, Text(f"{mean}×", style), verdicts)
+        for case in row.slower:
+            table.add_row(Text(f"    slower: {case}"))
+        return
     ratio = row.lowbit_ratio.get(main.contender) if main else None
     percent = f"{row.roofline_percent:.0f} %" if row.roofline_percent is not None else ""
+    is_work = row.kind in ("lowbit", "peer")
     table.add_row(
         Text(name, style),
         Text(("~" if row.preempted else "") + _time(row.seconds), style),
         Text(f"{100 * (row.spread or 0):.0f} %", "dim"),
-        Text(_rate(row.gigabytes_per_second or 0), style),
-        Text("" if row.kind == "copy" else percent, style),
-        Text(f"{_ratio(ratio)}×" if ratio is not None and row.kind != "copy" else "", style),
-        Text("\n").join(_verdict_text(v) for v in row.targets),
+        Text(_rate(row), style),
+        Text(percent if is_work else "", style),
+        Text(f"{ratio_text(ratio)}×" if ratio is not None and is_work else "", style),
+        verdicts,
     )
 
 
@@ -185,8 +73,8 @@ def _verdict_text(verdict: Verdict) -> Text:
     if verdict.met is None or verdict.measured is None:
         return Text(f"{verdict.text}: {verdict.note}", "yellow")
     if verdict.met:
-        return Text(f"{verdict.text}: {_ratio(verdict.measured)} ✓", "green")
-    return Text(f"{verdict.text}: {_ratio(verdict.measured)} MISSED", "bold red")
+        return Text(f"{verdict.text}: {ratio_text(verdict.measured)} ✓", "green")
+    return Text(f"{verdict.text}: {ratio_text(verdict.measured)} MISSED", "bold red")
 
 
 def print_summary(console: Console, rows: Sequence[Row], threads: int) -> None:
@@ -194,12 +82,13 @@ def print_summary(console: Console, rows: Sequence[Row], threads: int) -> None:
     judged = [(row, v) for row in rows for v in row.targets]
     met = sum(v.met is True for _, v in judged)
     missed = [(row, v) for row, v in judged if v.met is False]
-    open_ = sum(v.met is None for _, v in judged) + sum(r.status == "not measurable" for r in rows)
+    open_ = sum(v.met is None for _, v in judged)
+    open_ += sum(r.status == "not measurable" and r.kind == "lowbit" for r in rows)  # whole cases
     console.print(f"[bold]Targets:[/] {met} met, {len(missed)} missed, {open_} not judged.")
     for row, verdict in missed:
         console.print(
             f"  [bold red]MISSED[/] {escape(row.family)}: {escape(row.case)}: {escape(row.contender)}: "
-            f"{_ratio(verdict.measured or 0)}, target {verdict.text}"
+            f"{ratio_text(verdict.measured or 0)}, target {verdict.text}"
         )
     for (contender, absence), cases in _absences(rows).items():
         color = "bold red" if absence.startswith("failed") else "yellow"
@@ -209,7 +98,8 @@ def print_summary(console: Console, rows: Sequence[Row], threads: int) -> None:
         console.print("  Targets are for one thread: most were not judged. The copy has one thread throughout.")
     console.print(
         "[dim]best: of interleaved rounds. spread: interquartile range over median. "
-        "GB/s: bytes read and written.\nof copy: speed beside np.copyto of as many bytes, the roofline.\n"
+        "GB/s: bytes read and written.\nof limit: speed beside a limit of the machine that is in the case, else beside "
+        "np.copyto of as many bytes.\n"
         "lowbit is: how many times as fast as this row the first row of the case is.\n"
         "~: other work had the CPU even in the best round, so the figure is too slow.[/]"
     )
@@ -219,7 +109,7 @@ def _absences(rows: Sequence[Row]) -> dict[tuple[str, str], list[str]]:
     """The cases of every (contender, why it has no figures)."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if row.seconds is None:
+        if row.status != "measured":
             found.setdefault((row.contender, row.absence), []).append(f"{row.family}: {row.case}")
     return found
 
@@ -231,8 +121,13 @@ def _time(seconds: float) -> str:
     return f"{seconds / 1e-9:.0f} ns"
 
 
-def _rate(gigabytes: float) -> str:
-    return f"{gigabytes:.3g}" if gigabytes >= 0.01 else "< 0.01"
+def _rate(row: Row) -> str:
+    counted, unit = row.operations_per_second, "GOPS"
+    if counted is None:
+        counted, unit = (row.gigabytes_per_second or 0) * 1e9, "GB/s"
+    if counted < 1e7:
+        return f"< 0.01 {unit}"
+    return f"{counted / 1e9:.{3 if counted >= 1e8 else 2}g} {unit}"
 
 
 def _bytes(count: int) -> str:
@@ -240,13 +135,6 @@ def _bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count} B"
-
-
-def _ratio(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-# ---- for everything else ----------------------------------------------------------------------------
 
 
 def write_json(path: Path, facts: Mapping[str, Any], rows: Sequence[Row]) -> None:

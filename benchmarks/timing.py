@@ -5,16 +5,13 @@ Only ratios of figures from one such run mean something; the best of many rounds
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import hashlib
 import math
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
 from typing import Any, Literal
@@ -27,12 +24,12 @@ from benchmarks.shapes import aligned
 __all__ = [
     "Absent",
     "Budget",
+    "Call",
     "Case",
     "Contender",
+    "GroupTarget",
     "Target",
     "Timing",
-    "cpus_given",
-    "keep_freed_memory",
     "measure",
 ]
 
@@ -50,26 +47,44 @@ class Contender:
 
     name: str
     build: Callable[[], Call]
-    kind: Literal["lowbit", "peer", "copy"] = "peer"
+    # A limit is what the machine can do at all: no one's work, but what work can be held against.
+    kind: Literal["lowbit", "peer", "copy", "limit"] = "peer"
     # The numbers or codes a call gave, from what it returned; compared with what the case expects.
     answer: Callable[[Any], npt.ArrayLike] | None = None
     # Settings the contender runs under; entered and left outside the timing.
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     # Bytes read and written, where they are not the case's.
     nbytes: int | None = None
+    # Seconds the case's work takes at what a call returned, where a call measures a rate and does no such work.
+    seconds: Callable[[Any], float] | None = None
 
 
 @dataclass(frozen=True)
 class Target:
-    """`contender` is at least `at_least` times as fast as `against`; "copy" is the equal-bytes copy."""
+    """`contender` is at least `at_least` times as fast as `against`, or as the fastest of several; "copy" is the
+    equal-bytes copy."""
 
     contender: str
-    against: str
+    against: str | tuple[str, ...]
     at_least: float
     # What `against` is called in words.
     label: str
     # Whether it holds for any --threads, as where the case itself says how many.
     any_threads: bool = False
+
+
+@dataclass(frozen=True)
+class GroupTarget:
+    """Over the cases that have it, the geometric mean of how many times as fast `contender` is as the fastest of
+    `against` is at least `at_least`. A case that does not run one of these does without it."""
+
+    name: str
+    contender: str
+    against: tuple[str, ...]
+    at_least: float
+    label: str
+    # Whether the cases in which `contender` is the slower are listed.
+    lists_slower: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,9 @@ class Case:
     settle: float = 0.0  # seconds before each timing, for idle threads of the contender before to stop spinning
     not_measurable: str = ""  # why this machine cannot run it
     doubt: str = ""  # why a missed target may be the machine's doing; it is then not judged
+    operations: int = 0  # multiplications and additions, where these and not bytes are what the work is
+    group_targets: Sequence[GroupTarget] = ()
+    share: float = 1.0  # of the time a case has; families of many cases give each less
 
 
 @dataclass(frozen=True)
@@ -138,37 +156,10 @@ class Absent:
     reason: str
 
 
-def keep_freed_memory() -> bool:
-    """Tells glibc to keep freed memory below 32 MiB. Else whether a contender that allocates its output gets
-    it warm or as page faults depends on what malloc did in the cases before. False where that is unknown."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
-    return bool(mallopt(mmap_threshold, 1 << 25) and mallopt(trim_threshold, 1 << 30))
-
-
-def cpus_given(threads: int, seconds: float = 0.2) -> float:
-    """CPUs that so many busy threads get at this moment. Hashing lets go of the GIL and is none of lowbit's
-    code, so that too few mean a busy machine and not a pool that does not work."""
-    block, end = bytes(1 << 18), time.perf_counter() + seconds
-
-    def work() -> None:
-        while time.perf_counter() < end:
-            hashlib.sha256(block)
-
-    workers = [threading.Thread(target=work) for _ in range(threads)]
-    start, used = time.perf_counter(), time.process_time()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return (time.process_time() - used) / (time.perf_counter() - start)
-
-
 def measure(case: Case, budget: Budget, settle: float = 0.0) -> dict[Contender, Timing | Absent]:
-    """Timings of all contenders of a case, and of a copy of as many bytes as each of them moves."""
-    contenders = [*case.contenders, *_copies(case)]
+    """Timings of all contenders of a case, and of a copy of as many bytes as each of them moves. A copy says nothing
+    about work that is counted in operations."""
+    contenders = [*case.contenders, *(() if case.operations else _copies(case))]
     found: dict[Contender, Timing | Absent] = {}
     ready: list[_Ready] = []
     for contender in contenders:
@@ -180,10 +171,11 @@ def measure(case: Case, budget: Budget, settle: float = 0.0) -> dict[Contender, 
         except Exception as error:  # whatever is wrong with a contender, the others still run
             found[contender] = Absent(_reason(error))
             continue
-        repeats = max(1, math.ceil(_SHORTEST_TIMING / max(once, 1e-8)))
+        works = contender.seconds is None
+        repeats = max(1, math.ceil(_SHORTEST_TIMING / max(once, 1e-8))) if works else 1
         timing = found[contender] = Timing(repeats)
-        ready.append(_Ready(contender, call, timing, rewarm=once < _REWARM_BELOW))
-    _run_rounds(ready, budget, max(settle, case.settle))
+        ready.append(_Ready(contender, call, timing, rewarm=works and once < _REWARM_BELOW))
+    _run_rounds(ready, replace(budget, seconds=budget.seconds * case.share), max(settle, case.settle))
     return found
 
 
@@ -207,14 +199,24 @@ def _run_rounds(ready: Sequence[_Ready], budget: Budget, settle: float) -> None:
                     _wait(settle)
                     if it.rewarm:
                         _time(it.call, it.timing.repeats)
-                    used = time.process_time()
-                    seconds = _time(it.call, it.timing.repeats)
-                    used = time.process_time() - used
-                    it.timing.samples.append(seconds / it.timing.repeats)
-                    it.timing.cpu_samples.append(used / it.timing.repeats)
+                    _sample(it)
             done += 1
     finally:
         gc.enable()
+
+
+def _sample(it: _Ready) -> None:
+    used = time.process_time()
+    if it.contender.seconds is None:
+        seconds = elapsed = _time(it.call, it.timing.repeats)
+    else:
+        start = time.perf_counter()
+        rate = it.call()
+        elapsed = time.perf_counter() - start
+        seconds = it.contender.seconds(rate)
+    cpus = (time.process_time() - used) / elapsed
+    it.timing.samples.append(seconds / it.timing.repeats)
+    it.timing.cpu_samples.append(cpus * seconds / it.timing.repeats)
 
 
 def _warm_up(call: Call) -> float:

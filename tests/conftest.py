@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
+import compute_reference
 import lowbit as lb
 from lowbit import _core
 
@@ -31,3 +33,21 @@ def isa(request: pytest.FixtureRequest) -> str:
     _core.set_max_isa(request.param)
     assert _core.active_isa() == request.param
     return str(request.param)
+
+
+@pytest.fixture
+def native() -> ModuleType:
+    """lowbit, whose compute functions are under test."""
+    if not hasattr(lb, "qmatmul"):  # goes, with this fixture's reason to skip, once the functions are there
+        pytest.skip("lowbit.qmatmul and its family are not built yet")
+    return lb
+
+
+@pytest.fixture(params=["reference", *(f"native-{isa}" for isa in ISAS)])
+def subject(request: pytest.FixtureRequest) -> ModuleType:
+    """Who computes: the reference in NumPy, then lowbit on each ISA of this CPU."""
+    if request.param == "reference":
+        return compute_reference
+    found: ModuleType = request.getfixturevalue("native")
+    _core.set_max_isa(request.param.removeprefix("native-"))
+    return found

@@ -31,6 +31,7 @@ LAYERS = [
     ["hardware", "threads", "kernels"],
     ["plans"],
     ["ops"],
+    ["layers"],
     ["accuracy"],
     ["data"],
     ["demo"],
@@ -44,12 +45,14 @@ FACTS = {
 }  # fmt: skip
 
 PUBLIC = {
-    "AccuracyImpact", "ErrorReport", "FormatError", "HardwareFeatures", "InvalidProblem", "QuantizationParams",
-    "QuantizationScheme", "QuantizedDType", "QuantizedTensor", "Unsupported", "UnsupportedDType", "__version__",
-    "auto_quantize_tensor", "create_optimal_params", "dequantize", "dequantize_backward", "dequantize_from_int8",
+    "AccuracyImpact", "ErrorReport", "FormatError", "HardwareFeatures", "InvalidProblem", "PackedConv",
+    "PackedMatrix", "QuantizationParams", "QuantizationScheme", "QuantizedConv2d", "QuantizedDType",
+    "QuantizedLinear", "QuantizedTensor", "Unsupported", "UnsupportedDType", "__version__", "auto_quantize_tensor",
+    "conv2d_integer", "create_optimal_params", "dequantize", "dequantize_backward", "dequantize_from_int8",
     "estimate_accuracy_impact", "estimate_memory_savings", "fake_quantize", "fake_quantize_backward",
-    "fake_quantize_learned_backward", "get_num_threads", "hardware", "measure_accuracy_impact", "quantize",
-    "quantize_backward", "quantize_to_int8", "set_num_threads",
+    "fake_quantize_learned_backward", "get_num_threads", "hardware", "matmul_integer", "measure_accuracy_impact",
+    "prepack", "prepack_conv2d", "qconv1d", "qconv2d", "qmatmul", "quantize", "quantize_backward",
+    "quantize_to_int8", "set_num_threads",
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@
 #include "base/arch.h"
 #include "base/threads.h"
 #include "bindings/buffer.h"
+#include "bindings/compute.h"
 #include "drivers/elementwise.h"
 #include "drivers/gradients.h"
 #include "kernels/dequantize/dequantize.h"
@@ -29,7 +30,6 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace lowbit {
-void bind_dwconv(nb::module_& m);
 namespace {
 
 // Letting go of the GIL costs more than a small call does.
@@ -557,6 +557,7 @@ NB_MODULE(_core, m) {
   m.def("unpack", &unpack_codes, "bits"_a, "is_signed"_a, "data"_a, "out"_a);
   m.def("bfloat16_bits", &bfloat16_bits, "array"_a, "The bits of a DLPack bfloat16 array, without a copy.");
 
+  bind_gemm(m);
   bind_dwconv(m);
 
   m.def("num_threads", &num_threads);

@@ -3,7 +3,6 @@
 #include "drivers/dwconv.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "base/fp_environment.h"
@@ -16,8 +15,6 @@ constexpr int64_t kTileWork = 1 << 19;   // multiplications of a tile, about
 constexpr int64_t kTileColumns = 512;    // pointers in a row of a table, about
 constexpr int64_t kTableEntries = 8192;  // pointers in a table, about
 constexpr int64_t kStaged = 4096;        // sums or codes held in L1 before they go on, about
-
-int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Which places of x some outputs along one axis see. Neighbours share them where their windows overlap without gaps;
 // else each output has places of its own. Either way tap k of output o is entry o * step() + k.
@@ -45,89 +42,97 @@ int64_t in_eights(int64_t n) { return (n + 7) / 8 * 8; }
 
 struct Plan {
   const DwconvShape& shape;
-  const DwconvWeights& weights;
+  const DwconvRow& row;
   Axis vertical, horizontal;
-  int64_t channels;                            // as kernels see them: no fewer than a block
-  int64_t pixels, rows;                        // of a tile, in the output
-  int64_t staged_pixels;                       // of one output row at once, where they are staged
-  int64_t table, copies, staged, slot, fixed;  // bytes
+  int64_t channels;                 // as kernels see them: no fewer than a block
+  int64_t padded;                   // and up to the end of the last block
+  int64_t pixels, rows;             // of a tile, in the output
+  int64_t staged_pixels;            // of one output row at once, where they are staged
+  int64_t entries, copies, staged;  // pointers, bytes of pixels, bytes of sums
 
   Plan(const DwconvShape& s, const DwconvWeights& w)
       : shape(s),
-        weights(w),
+        row(*w.row),
         vertical{s.height, s.top, s.kh, s.stride_h, s.dilation_h},
         horizontal{s.width, s.left, s.kw, s.stride_w, s.dilation_w},
-        channels(std::max<int64_t>(s.channels, w.row->block)) {
+        channels(std::max<int64_t>(s.channels, row.block)),
+        padded(round_up(channels, row.block)) {
     const auto within = [](int64_t wanted, int64_t most) { return std::max<int64_t>(1, std::min(wanted, most)); };
     pixels = within(kTileColumns / horizontal.step(), s.out_width());
     const int64_t columns = horizontal.entries(pixels);
     rows = within(std::min(kTileWork / (pixels * channels * s.kh * s.kw), kTableEntries / (columns * vertical.step())),
                   s.out_height());
     staged_pixels = within(kStaged / channels, pixels);
-    const int64_t entries = vertical.entries(rows) * columns;
-    table = aligned(entries * static_cast<int64_t>(sizeof(void*)));
-    copies = narrow() ? aligned(entries * channels) : 0;
-    staged = aligned(staged_pixels * channels * 4);
-    slot = table + copies + staged;
-    // Offsets, multipliers and the pixel of padding; a last block of channels is a whole one.
-    fixed = 2 * aligned((channels + w.row->block) * 4) + aligned(channels);
+    entries = vertical.entries(rows) * columns;
+    copies = narrow() ? entries * channels : 0;
+    staged = (staged_pixels * channels + kFinishPad) * 4;
   }
   bool narrow() const { return channels > shape.channels; }
+  int64_t thread_bytes() const {
+    return lines(entries * static_cast<int64_t>(sizeof(void*))) + lines(copies) + lines(staged);
+  }
+  // Offsets and multipliers, arranged and not, and the pixel of padding.
+  int64_t call_bytes() const { return 4 * lines(padded * 4) + lines(channels); }
 };
 
-// How a run of sums [pixels][channels] leaves: as sums, as codes, or by a call.
+// How sums [pixels][channels] leave: as sums, as codes, or by a call.
 struct Sink {
   void* y = nullptr;
-  const DwconvRequantize* requantize = nullptr;
+  const Finish* codes = nullptr;
   DwconvFinish finish = nullptr;
   void* context = nullptr;
-  int64_t bytes() const { return requantize != nullptr ? 1 : 4; }
+  int64_t bytes() const { return codes != nullptr ? 1 : 4; }
 };
 
 class Run {
  public:
-  Run(const Plan& plan, const DwconvInput& input, const Sink& sink, char* fixed)
-      : plan_(plan), shape_(plan.shape), input_(input), sink_(sink) {
-    const DwconvWeights& w = plan.weights;
-    const int64_t n = shape_.channels, arranged = aligned((plan.channels + w.row->block) * 4);
-    std::vector<int32_t> offset(plan.channels, 0);
-    for (int64_t c = 0; c < n; ++c)  // wraps where the bias does: together they fit
-      offset[c] = static_cast<int32_t>(static_cast<uint32_t>(input.bias != nullptr ? input.bias[c] : 0) -
-                                       static_cast<uint32_t>(input.zero) * static_cast<uint32_t>(w.sum[c]));
-    w.row->arrange(offset.data(), plan.channels, fixed);
-    args_.offset = reinterpret_cast<const int32_t*>(fixed);
-    if (sink.requantize != nullptr) {
-      const DwconvRequantize& r = *sink.requantize;
-      std::vector<float> multiplier(plan.channels, 0.0f);
-      std::copy(r.multiplier, r.multiplier + n, multiplier.begin());
-      w.row->arrange(multiplier.data(), plan.channels, fixed + arranged);
-      args_.multiplier = reinterpret_cast<const float*>(fixed + arranged);
-      args_.zero = r.zero, args_.qmin = r.qmin, args_.qmax = r.qmax, args_.is_signed = r.is_signed;
+  Run(const Plan& plan, const DwconvWeights& w, const void* x, int32_t zero, const int32_t* add, const Sink& sink)
+      : plan_(plan), shape_(plan.shape), x_(static_cast<const char*>(x)), sink_(sink) {
+    const int64_t n = shape_.channels;
+    block_ = aligned<char>(plan.call_bytes());
+    std::memset(block_.get(), 0, static_cast<size_t>(plan.call_bytes()));
+    Cutter cut(block_.get());
+    int32_t *offset = cut.take<int32_t>(plan.padded), *offsets = cut.take<int32_t>(plan.padded);
+    float *by = cut.take<float>(plan.padded), *multipliers = cut.take<float>(plan.padded);
+    padding_ = cut.take<char>(plan.channels);
+    for (int64_t c = 0; c < n; ++c)  // may wrap: what it becomes part of fits
+      offset[c] = static_cast<int32_t>(static_cast<uint32_t>(add != nullptr ? add[c] : 0) -
+                                       static_cast<uint32_t>(zero) * static_cast<uint32_t>(w.sum[c]));
+    plan.row.arrange(offset, plan.channels, offsets);
+    if (sink.codes != nullptr) {
+      const Finish& f = *sink.codes;
+      const FpEnvironment environment;
+      const float row = f.row_scale == nullptr ? 1.0f : f.row_scale[0];
+      for (int64_t c = 0; c < n; ++c) by[c] = row * f.scale[f.scale_per_column ? c : 0] / f.out_scale;
+      plan.row.arrange(by, plan.channels, multipliers);
+      args_.multiplier = multipliers;
+      args_.zero = f.zero, args_.qmin = f.lo, args_.qmax = f.hi, args_.is_signed = f.result == Result::s8;
     }
-    padding_ = fixed + 2 * arranged;
-    std::memset(padding_, input.zero, plan.channels);
-    args_.channels = plan.channels, args_.weights = w.packed.data()->elements;
+    std::memset(padding_, zero, static_cast<size_t>(plan.channels));
+    args_.channels = plan.channels, args_.weights = w.packed.get(), args_.offset = offsets;
     args_.kh = shape_.kh, args_.kw = shape_.kw, args_.stride = plan.horizontal.step();
-    row_run_ = sink.requantize != nullptr ? w.row->codes : w.row->sums;
+    kernel_ = sink.codes != nullptr ? plan.row.codes : plan.row.sums;
     tiles_h_ = (shape_.out_height() + plan.rows - 1) / plan.rows;
     tiles_w_ = (shape_.out_width() + plan.pixels - 1) / plan.pixels;
   }
 
   int64_t tiles() const { return shape_.batch * tiles_h_ * tiles_w_; }
 
-  void tile(int64_t index, char* slot) const {
+  void tile(int64_t index) const {
     const int64_t image = index / (tiles_h_ * tiles_w_);
     const int64_t oy = index / tiles_w_ % tiles_h_ * plan_.rows, ox = index % tiles_w_ * plan_.pixels;
     const int64_t rows = std::min(plan_.rows, shape_.out_height() - oy);
     const int64_t pixels = std::min(plan_.pixels, shape_.out_width() - ox);
     const int64_t columns = plan_.horizontal.entries(pixels);
-    const auto** table = reinterpret_cast<const void**>(slot);
-    fill(image, oy, rows, ox, columns, table, slot + plan_.table);
+    Cutter cut(thread_block(plan_.thread_bytes()));
+    const auto** table = cut.take<const void*>(plan_.entries);
+    char *copies = cut.take<char>(plan_.copies), *staged = cut.take<char>(plan_.staged);
+    fill(image, oy, rows, ox, columns, table, copies);
     DwconvArgs a = args_;
     a.row_step = columns;
     for (int64_t r = 0; r < rows; ++r) {
       a.x = table + r * plan_.vertical.step() * columns;
-      row(a, (image * shape_.out_height() + oy + r) * shape_.out_width() + ox, pixels, slot);
+      row(a, (image * shape_.out_height() + oy + r) * shape_.out_width() + ox, pixels, staged);
     }
   }
 
@@ -135,7 +140,7 @@ class Run {
   void fill(int64_t image, int64_t oy, int64_t rows, int64_t ox, int64_t columns, const void** table,
             char* copies) const {
     const int64_t n = shape_.channels, line = shape_.width * n;
-    const char* x = static_cast<const char*>(input_.x) + image * shape_.height * line;
+    const char* x = x_ + image * shape_.height * line;
     for (int64_t i = 0; i < plan_.vertical.entries(rows); ++i, table += columns) {
       const int64_t y = plan_.vertical.place(oy, i);
       if (y < 0 || y >= shape_.height) {
@@ -162,7 +167,7 @@ class Run {
   // Pixels with fewer channels than fill a vector: with room after each. What is in it has no weight and goes nowhere.
   void copy_apart(int64_t columns, const void** table, char* copies) const {
     const int64_t n = shape_.channels;
-    const char* end = static_cast<const char*>(input_.x) + shape_.batch * shape_.height * shape_.width * n;
+    const char* end = x_ + shape_.batch * shape_.height * shape_.width * n;
     for (int64_t j = 0; j < columns; ++j, copies += plan_.channels) {
       const char* pixel = static_cast<const char*>(table[j]);
       if (pixel == padding_) continue;
@@ -171,19 +176,18 @@ class Run {
     }
   }
 
-  void row(DwconvArgs& a, int64_t first, int64_t pixels, char* slot) const {
+  void row(DwconvArgs& a, int64_t first, int64_t pixels, char* staged) const {
     const int64_t n = shape_.channels, bytes = sink_.bytes();
     char* y = static_cast<char*>(sink_.y) + first * n * bytes;
     if (!plan_.narrow() && sink_.finish == nullptr) {
       a.pixels = pixels, a.y = y;
-      row_run_(a);
+      kernel_(a);
       return;
     }
-    char* staged = slot + plan_.table + plan_.copies;
     const void* const* x = a.x;
     for (int64_t p = 0; p < pixels; p += plan_.staged_pixels) {
       a.pixels = std::min(plan_.staged_pixels, pixels - p), a.y = staged, a.x = x + p * a.stride;
-      row_run_(a);
+      kernel_(a);
       if (plan_.narrow()) {  // closes the gaps, in place for a call
         char* to = sink_.finish != nullptr ? staged : y + p * n * bytes;
         const int64_t size = n * bytes, total = a.pixels * size;
@@ -197,69 +201,90 @@ class Run {
 
   const Plan& plan_;
   const DwconvShape& shape_;
-  const DwconvInput& input_;
+  const char* x_;
   const Sink& sink_;
   DwconvArgs args_{};
+  Aligned<char> block_;
   char* padding_;
-  void (*row_run_)(const DwconvArgs&);
+  void (*kernel_)(const DwconvArgs&);
   int64_t tiles_h_, tiles_w_;
 };
 
-void run(const DwconvShape& shape, const DwconvWeights& weights, const DwconvInput& input, const Sink& sink,
-         void* workspace, int64_t bytes) {
+void run(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero, const int32_t* add,
+         const Sink& sink) {
   if (shape.outputs() == 0) return;
   const Plan plan(shape, weights);
-  char* fixed = static_cast<char*>(workspace) + (64 - reinterpret_cast<uintptr_t>(workspace) % 64) % 64;
-  const Run job(plan, input, sink, fixed);
-  const int64_t slots = std::min((bytes - 63 - plan.fixed) / plan.slot, job.tiles());
-  std::atomic<int64_t> next{0};
-  parallel_for(slots, [&](int64_t s) {  // a slot is a thread's own place to work in, not a share of the work
+  const Run job(plan, weights, x, zero, add, sink);
+  parallel_for(job.tiles(), [&](int64_t t) {
     const FpEnvironment environment;
-    for (int64_t t = next++; t < job.tiles(); t = next++) job.tile(t, fixed + plan.fixed + s * plan.slot);
+    job.tile(t);
   });
 }
 
+// Floats from sums, pixel by pixel.
+struct FloatRows {
+  const FinishRow& row;
+  FinishArgs args;
+  char* y;
+  int64_t bytes;  // a pixel of y
+
+  static void finish(void* context, int64_t first, int64_t pixels, const int32_t* sums) {
+    const FloatRows& f = *static_cast<const FloatRows*>(context);
+    FinishArgs a = f.args;
+    for (int64_t p = 0; p < pixels; ++p) {
+      a.acc = sums + p * a.n, a.out = f.y + (first + p) * f.bytes;
+      f.row.run(a);
+    }
+  }
+};
+
 }  // namespace
 
-DwconvWeights dwconv_prepack(Isa isa, Code x_code, const DwconvShape& shape, Code w_code, const void* w,
-                             const int32_t* zero) {
-  const Axis horizontal{shape.width, shape.left, shape.kw, shape.stride_w, shape.dilation_w};
-  DwconvWeights made{};
-  made.row = &dwconv_row(isa, x_code, shape.kh, shape.kw, horizontal.step());
-  made.channels = shape.channels, made.kh = shape.kh, made.kw = shape.kw;
-  made.stride_w = shape.stride_w, made.dilation_w = shape.dilation_w;
-  const int64_t channels = std::max<int64_t>(shape.channels, made.row->block), taps = shape.kh * shape.kw;
-  std::vector<int16_t> shifted(channels * taps, 0);
-  made.sum.assign(shape.channels, 0);
-  for (int64_t c = 0; c < shape.channels; ++c)
+DwconvWeights::DwconvWeights(Isa isa, Code x_code, const DwconvShape& shape, Code w_code, const void* w,
+                             const int32_t* zero)
+    : channels(shape.channels), kh(shape.kh), kw(shape.kw), stride_w(shape.stride_w), dilation_w(shape.dilation_w) {
+  const Axis horizontal{shape.width, shape.left, kw, stride_w, dilation_w};
+  row = &dwconv_row(isa, x_code, kh, kw, horizontal.step());
+  const int64_t room = std::max<int64_t>(channels, row->block), taps = kh * kw;
+  std::vector<int16_t> shifted(room * taps, 0);
+  sum.assign(channels, 0);
+  for (int64_t c = 0; c < channels; ++c)
     for (int64_t t = 0; t < taps; ++t) {
       const int64_t i = c * taps + t;
       const int code = w_code == Code::s8 ? static_cast<const int8_t*>(w)[i] : static_cast<const uint8_t*>(w)[i];
       shifted[i] = static_cast<int16_t>(code - (zero != nullptr ? zero[c] : 0));
-      made.sum[c] += shifted[i];
+      sum[c] += shifted[i];
     }
-  made.packed.resize((made.row->packed(channels, shape.kh, shape.kw) + 31) / 32);
-  made.row->pack(shifted.data(), channels, shape.kh, shape.kw, made.packed.data()->elements);
-  return made;
+  elements = row->packed(room, kh, kw);
+  packed = aligned<int16_t>(elements);
+  row->pack(shifted.data(), room, kh, kw, packed.get());
 }
 
-int64_t dwconv_workspace(const DwconvShape& shape, const DwconvWeights& weights, int threads) {
-  if (shape.outputs() == 0) return 0;
-  const Plan plan(shape, weights);
-  return 63 + plan.fixed + plan.slot * std::max(1, threads);
+void dwconv(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero, const Finish& finish,
+            void* y) {
+  if (finish.result == Result::s32) return run(shape, weights, x, zero, finish.add, {.y = y});
+  if (finish.result >= Result::s8) return run(shape, weights, x, zero, finish.add, {.y = y, .codes = &finish});
+  const int64_t n = shape.channels, padded = round_up(n, kFinishPad);
+  std::vector<float> scale(padded, 0.0f), bias(padded, 0.0f);
+  for (int64_t c = 0; c < n; ++c) scale[c] = finish.scale[finish.scale_per_column ? c : 0];
+  if (finish.bias != nullptr) std::copy(finish.bias, finish.bias + n, bias.begin());
+  FloatRows rows{finish_row(active_isa(), finish.result), {}, static_cast<char*>(y), n * result_bytes(finish.result)};
+  rows.args.n = n, rows.args.row_scale = finish.row_scale == nullptr ? 1.0f : finish.row_scale[0];
+  rows.args.scale = scale.data(), rows.args.bias = finish.bias == nullptr ? nullptr : bias.data();
+  rows.args.floor = finish.floor, rows.args.ceiling = finish.ceiling;
+  dwconv_each(shape, weights, x, zero, finish.add, FloatRows::finish, &rows);
 }
 
-void dwconv_sums(const DwconvShape& shape, const DwconvWeights& weights, const DwconvInput& input, int32_t* y,
-                 void* workspace, int64_t bytes) {
-  run(shape, weights, input, {.y = y}, workspace, bytes);
+void dwconv_each(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero,
+                 const int32_t* add, DwconvFinish finish, void* context) {
+  run(shape, weights, x, zero, add, {.finish = finish, .context = context});
 }
-void dwconv_codes(const DwconvShape& shape, const DwconvWeights& weights, const DwconvInput& input,
-                  const DwconvRequantize& requantize, void* y, void* workspace, int64_t bytes) {
-  run(shape, weights, input, {.y = y, .requantize = &requantize}, workspace, bytes);
+
+int64_t dwconv_thread_bytes(const DwconvShape& shape, const DwconvWeights& weights) {
+  return shape.outputs() == 0 ? 0 : Plan(shape, weights).thread_bytes();
 }
-void dwconv_each(const DwconvShape& shape, const DwconvWeights& weights, const DwconvInput& input, DwconvFinish finish,
-                 void* context, void* workspace, int64_t bytes) {
-  run(shape, weights, input, {.finish = finish, .context = context}, workspace, bytes);
+int64_t dwconv_call_bytes(const DwconvShape& shape, const DwconvWeights& weights) {
+  return shape.outputs() == 0 ? 0 : Plan(shape, weights).call_bytes();
 }
 
 }  // namespace lowbit

@@ -4,6 +4,9 @@
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/dwconv/dwconv.h"
 #include "kernels/fake_quant/fake_quant.h"
+#include "kernels/finish/finish.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/groups/groups.h"
 #include "kernels/pack/pack.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/range.h"
@@ -55,6 +58,46 @@ LOWBIT_FAMILY(pack, PackRow)
 #define LOWBIT_CASE_DwconvRow(isa) LOWBIT_CASE(dwconv, isa)
 LOWBIT_FAMILY(dwconv, DwconvRow)
 
+#define LOWBIT_DECLARE_FinishRow(isa) extern const FinishRow* const finish_rows_##isa;
+#define LOWBIT_CASE_FinishRow(isa) LOWBIT_CASE(finish, isa)
+LOWBIT_FAMILY(finish, FinishRow)
+
+// Families with dot products have tables for every ISA.
+#if defined(__x86_64__)
+#define LOWBIT_FOR_EACH_DOT_ISA(X) X(scalar) X(avx2) X(avx512) X(vnni)
+#elif defined(__aarch64__)
+#define LOWBIT_FOR_EACH_DOT_ISA(X) X(scalar) X(neon) X(dotprod) X(i8mm)
+#else
+#define LOWBIT_FOR_EACH_DOT_ISA(X) X(scalar)
+#endif
+
+#define LOWBIT_DECLARE_GEMM(isa) extern const GemmRow* const gemm_rows_##isa;
+#define LOWBIT_CASE_GEMM(isa) LOWBIT_CASE(gemm, isa)
+LOWBIT_FOR_EACH_DOT_ISA(LOWBIT_DECLARE_GEMM)
+const GemmRow* gemm_rows(Isa isa) {
+  switch (isa) {
+    LOWBIT_FOR_EACH_DOT_ISA(LOWBIT_CASE_GEMM)
+    default:
+      return nullptr;
+  }
+}
+
+#define LOWBIT_DECLARE_GROUPS(isa) extern const GroupRow* const group_rows_##isa;
+#define LOWBIT_CASE_GROUPS(isa) LOWBIT_CASE(group, isa)
+#if defined(__aarch64__)
+#define LOWBIT_FOR_EACH_GROUPS_ISA(X) X(scalar) X(neon) X(dotprod)
+#else
+#define LOWBIT_FOR_EACH_GROUPS_ISA LOWBIT_FOR_EACH_DOT_ISA
+#endif
+LOWBIT_FOR_EACH_GROUPS_ISA(LOWBIT_DECLARE_GROUPS)
+const GroupRow* group_rows(Isa isa) {
+  switch (isa == Isa::i8mm ? Isa::dotprod : isa) {  // a group is too short for smmla to pay
+    LOWBIT_FOR_EACH_GROUPS_ISA(LOWBIT_CASE_GROUPS)
+    default:
+      return nullptr;
+  }
+}
+
 namespace {
 template <class Row, class Matches>
 const Row& find(const Row* rows, int count, Matches matches) {
@@ -77,6 +120,12 @@ const FakeQuantRow& fake_quant_row(Isa isa, Element in) {
 }
 const RangeRow& range_row(Isa isa, Element in) {
   return find(range_rows(isa), kRangeRows, [=](const RangeRow& r) { return r.in == in; });
+}
+const FinishRow& finish_row(Isa isa, Result out) {
+  return find(finish_rows(isa), kFinishRows, [=](const FinishRow& r) { return r.out == out; });
+}
+const GroupRow& group_row(Isa isa, int bits) {
+  return find(group_rows(isa), kGroupRows, [=](const GroupRow& r) { return r.bits == bits; });
 }
 const PackRow& pack_row(Isa isa, int bits) {
   return find(pack_rows(isa), kPackRows, [=](const PackRow& r) { return r.bits == bits; });

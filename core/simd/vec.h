@@ -8,7 +8,7 @@
 //   load_pair(p), store_pair<Rounding>(p, pair)  on x86: 2 * V::width bfloats at once, their order scrambled in
 //   between; no NaN
 //                                         but those that bfloats widen to
-//   load_i32(p), set(x), set_i32(i)
+//   load_i32(p), store_i32(p, i), set(x), set_i32(i), mul_i32(i, j)   modulo 2^32, as add and sub are
 //   store(p, F32)                         to float, half, bfloat, rounding to nearest even
 //   store_number(p, F)                    the same for x that is not NaN
 //   store(p, F64)                         to double

@@ -16,6 +16,7 @@ __all__ = ["MAX_TAPS", "PackedDepthwise", "depthwise_conv2d", "prepack_depthwise
 Array = npt.NDArray[Any]
 MAX_TAPS = 33024  # of a kernel whose sums always fit an int32
 _INT32 = 2**31 - 1
+_SUMS = _core.Finish(0, None, None, None, None, 0.0, 0.0, 1.0, 0, 0, 0)  # as they are
 
 
 class PackedDepthwise(NamedTuple):
@@ -74,7 +75,7 @@ def depthwise_conv2d(
     """
     x, packed, shape = _problem(x, w, x_zero_point, w_zero_point, stride, padding, dilation)
     out = np.empty((x.shape[0], shape.out_height, shape.out_width, x.shape[3]), np.int32)
-    packed.native.run(shape, x, int(x_zero_point), None, out)
+    packed.native.run(shape, x, int(x_zero_point), _SUMS, out)
     return out
 
 
@@ -95,7 +96,6 @@ def requantized_depthwise_conv2d(
     scale = np.asarray(multiplier, np.float32)
     if scale.shape not in ((), (1,), (channels,)) or not np.isfinite(scale).all():
         raise InvalidProblem(f"multiplier: shape {scale.shape}; expected finite, one or {channels}")
-    by = np.ascontiguousarray(np.broadcast_to(scale, channels))
     if bias is not None:
         bias = np.ascontiguousarray(bias)
         if bias.dtype != np.int32 or bias.shape != (channels,):
@@ -113,7 +113,9 @@ def requantized_depthwise_conv2d(
     if not bounds.min <= int(out_zero_point) <= bounds.max:
         raise InvalidProblem(f"out_zero_point: {out_zero_point}; expected a {dtype}")
     out = np.empty((x.shape[0], shape.out_height, shape.out_width, channels), dtype)
-    packed.native.run(shape, x, int(x_zero_point), bias, out, by, int(out_zero_point), lo, hi, dtype == np.int8)
+    result = 4 if dtype == np.int8 else 5
+    finish = _core.Finish(result, scale.reshape(-1), None, None, bias, 0.0, 0.0, 1.0, int(out_zero_point), lo, hi)
+    packed.native.run(shape, x, int(x_zero_point), finish, out)
     return out
 
 

@@ -1,5 +1,6 @@
 """Operations: check the arguments, choose a kernel, run it."""
 
+from lowbit.ops.conv import PackedConv, conv2d_integer, prepack_conv2d, qconv1d, qconv2d
 from lowbit.ops.dequantize import dequantize, dequantize_from_int8
 from lowbit.ops.fake_quantize import (
     dequantize_backward,
@@ -8,15 +9,25 @@ from lowbit.ops.fake_quantize import (
     fake_quantize_learned_backward,
     quantize_backward,
 )
+from lowbit.ops.matmul import PackedMatrix, matmul_integer, prepack, qmatmul
 from lowbit.ops.quantize import quantize, quantize_to_int8
 
 __all__ = [
+    "PackedConv",
+    "PackedMatrix",
+    "conv2d_integer",
     "dequantize",
     "dequantize_backward",
     "dequantize_from_int8",
     "fake_quantize",
     "fake_quantize_backward",
     "fake_quantize_learned_backward",
+    "matmul_integer",
+    "prepack",
+    "prepack_conv2d",
+    "qconv1d",
+    "qconv2d",
+    "qmatmul",
     "quantize",
     "quantize_backward",
     "quantize_to_int8",

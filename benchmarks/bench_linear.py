@@ -1,0 +1,79 @@
+"""Linear layers with int8 weights, M×K×N, float32 in and out: codes of the input are found in the call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import lowbit as lb
+from benchmarks.machine import READS, reads
+from benchmarks.peers import Peers
+from benchmarks.peers_compute import ENGINES, NUMPY_F32, ORT_DYNAMIC, TORCH_F32, ComputePeers, rotating
+from benchmarks.problems import Layer
+from benchmarks.timing import Call, Case, Contender, GroupTarget, Target
+
+__all__ = ["cases", "lowbit_layer"]
+
+_SHAPES = (
+    (1, 4096, 4096), (8, 4096, 4096), (64, 4096, 4096), (128, 768, 768), (128, 768, 3072), (1024, 1024, 1024),
+    (37, 1000, 1531),
+)  # fmt: skip
+_ONE_ROW = (1, 4096, 4096)
+_BEYOND_CACHES = 80 << 20  # bytes of weights, more than any cache here holds
+
+_PEERS = (*ENGINES, ORT_DYNAMIC, TORCH_F32, NUMPY_F32)
+_MEAN = GroupTarget("all shapes, weights hot", "lowbit", _PEERS, 1.05, "best peer")
+
+
+def cases(peers: Peers) -> Iterator[Case]:
+    makers = ComputePeers(peers.threads)
+    for shape in _SHAPES:
+        p = Layer(*shape)
+        targets = [Target("lowbit", _PEERS, 1.2, "best peer")] if shape == _ONE_ROW else []
+        name = f"{p.name}, weights hot" if shape == _ONE_ROW else p.name
+        yield _case(p, name, _contenders(makers, p), targets, [_MEAN])
+    yield _cold(makers, peers.threads)
+
+
+def _case(
+    p: Layer, name: str, contenders: list[Contender], targets: list[Target], means: list[GroupTarget]
+) -> Case:  # fmt: skip
+    return Case(
+        name,
+        p.m * p.n,
+        _bytes(p),
+        contenders,
+        targets,
+        expected=p.y,
+        tolerance=p.tolerance,
+        operations=p.operations,
+        group_targets=means,
+    )
+
+
+def _bytes(p: Layer) -> int:
+    """float32 x and y, int8 weights with a scale a row."""
+    return 4 * p.x.size + p.w.size + 4 * p.n + 4 * p.y.size
+
+
+def _cold(makers: ComputePeers, threads: int) -> Case:
+    """Every call has other weights, all with the same values: nothing but DRAM can have them."""
+    p = Layer(*_ONE_ROW)
+    copies = -(-_BEYOND_CACHES // p.w.size)
+    cold = [
+        Contender(c.name, rotating(c.build, copies), kind=c.kind, answer=c.answer) for c in _contenders(makers, p)
+    ]  # fmt: skip
+    contenders = [*cold, *reads(_bytes(p) // 64 * 64, copies, threads)]
+    targets = [Target("lowbit", READS, 0.85, "reading memory")]
+    return _case(p, f"{p.name}, weights cold", contenders, targets, [])
+
+
+def lowbit_layer(p: Layer) -> Contender:
+    def build() -> Call:
+        layer = lb.QuantizedLinear(p.w)
+        return lambda: layer(p.x)
+
+    return Contender("lowbit", build, kind="lowbit", answer=lambda y: y)
+
+
+def _contenders(makers: ComputePeers, p: Layer) -> list[Contender]:
+    return [lowbit_layer(p), *makers.dynamic_layers(p), *makers.float_layers(p.x, p.w, lambda y: y)]

@@ -1,0 +1,100 @@
+"""What the machine gives: CPUs, memory that stays, and its limits, which contenders are held against."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers import torch_with
+from benchmarks.shapes import aligned
+from benchmarks.timing import Contender
+from lowbit import _core
+from lowbit.kernels import cpu
+from lowbit.params import Granularity
+
+__all__ = ["DOT_LIMIT", "READS", "cpus_given", "dot_limit", "keep_freed_memory", "reads"]
+
+DOT_LIMIT = "limit of dot products"
+_READ_LOOPS: dict[str, Callable[[Any, int], Callable[[], Any]]] = {
+    "np.max of int8": lambda a, _: lambda: a.view(np.int8).max(),
+    "torch.sum of int64": lambda a, threads: _torch_sum(a, threads),
+    "lowbit's range of f32": lambda a, _: _lowbit_range(a),
+}
+READS = tuple(f"read, {name}" for name in _READ_LOOPS)
+
+
+def keep_freed_memory() -> bool:
+    """Tells glibc to keep freed memory below 32 MiB. Else whether a contender that allocates its output gets
+    it warm or as page faults depends on what malloc did in the cases before. False where that is unknown."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+    return bool(mallopt(mmap_threshold, 1 << 25) and mallopt(trim_threshold, 1 << 30))
+
+
+def cpus_given(threads: int, seconds: float = 0.2) -> float:
+    """CPUs that so many busy threads get at this moment. Hashing lets go of the GIL and is none of lowbit's
+    code, so that too few mean a busy machine and not a pool that does not work."""
+    block, end = bytes(1 << 18), time.perf_counter() + seconds
+
+    def work() -> None:
+        while time.perf_counter() < end:
+            hashlib.sha256(block)
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    start, used = time.perf_counter(), time.process_time()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return (time.process_time() - used) / (time.perf_counter() - start)
+
+
+def dot_limit(operations: int, threads: int) -> Contender:
+    """So many operations at the rate of a loop of this CPU's integer dot products on registers alone."""
+
+    def build() -> Callable[[], Any]:
+        if not hasattr(_core, "dot_limit"):
+            raise NotImplementedError("this build of lowbit has no loop that measures it")
+        return _core.dot_limit
+
+    return Contender(DOT_LIMIT, build, kind="limit", seconds=lambda rate: operations / (rate * threads))
+
+
+def reads(nbytes: int, copies: int, threads: int) -> list[Contender]:
+    """Reading so many bytes, each time of the next of so many arrays. Which loop reads fastest depends on the CPU:
+    the limit is the best of them."""
+
+    def contender(name: str, loop: Callable[[Any, int], Callable[[], Any]]) -> Contender:
+        def build() -> Callable[[], Any]:
+            calls = cycle([loop(_filled(nbytes), threads) for _ in range(copies)])
+            return lambda: next(calls)()
+
+        return Contender(f"read, {name}", build, kind="limit")
+
+    return [contender(name, loop) for name, loop in _READ_LOOPS.items()]
+
+
+def _filled(nbytes: int) -> Any:
+    array = aligned(nbytes, np.uint8)
+    array.fill(1)  # else every page of it is the one zero page
+    return array
+
+
+def _torch_sum(array: Any, threads: int) -> Callable[[], Any]:
+    tensor = torch_with(threads).from_numpy(array.view(np.int64))
+    return lambda: tensor.sum()
+
+
+def _lowbit_range(array: Any) -> Callable[[], Any]:
+    numbers = array.view(np.float32)
+    lent, whole = cpu.as_float_array(numbers), Granularity(0, 1, 1, numbers.size, 1, ())
+    return lambda: cpu.value_range(lent, whole)

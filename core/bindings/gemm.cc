@@ -1,0 +1,226 @@
+// Integer products: packed matrices, and a call that multiplies and finishes.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "base/threads.h"
+#include "bindings/buffer.h"
+#include "bindings/compute.h"
+#include "bindings/finish.h"
+#include "drivers/conv.h"
+#include "drivers/gemm.h"
+#include "drivers/groups.h"
+#include "drivers/linear.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace lowbit {
+namespace {
+
+std::unique_ptr<PackedMatrix> pack_matrix(nb::handle codes, bool is_signed, int64_t k, int64_t n, bool transposed,
+                                          nb::handle zero_points) {
+  const Buffer b(codes, "codes"), zero = optional(zero_points, "zero_point");
+  if (k < 0 || n < 0) throw nb::value_error("k, n: must not be negative");
+  b.require(k * n, "codes");
+  const int64_t zeros = zero ? (is_many(zero, 4, n, "zero_point") ? n : 1) : 0;
+  const nb::gil_scoped_release release;
+  return std::make_unique<PackedMatrix>(b.as<uint8_t>(), is_signed, k, n, transposed ? 1 : n, transposed ? k : 1,
+                                        zero.as<int32_t>(), zeros);
+}
+
+template <class Packed>
+void unpack_of(const Packed& packed, nb::handle output) {
+  const Buffer out(output, "out", true);
+  out.require(packed.k * packed.n, "out");
+  const nb::gil_scoped_release release;
+  packed.unpack(out.as<uint8_t>());
+}
+
+void multiply(nb::handle codes, bool is_signed, int64_t m, nb::handle zero_points, const PackedMatrix& b,
+              const FinishSpec& spec, nb::handle output, bool wide) {
+  const Buffer a(codes, "a"), zero(zero_points, "a_zero_point"), out(output, "out", true);
+  a.require(m * b.k, "a");
+  const bool deep = wide || b.k > kExactK;
+  out.require(m * b.n * (spec.result == Result::s32 && deep ? 8 : result_bytes(spec.result)), "out");
+  CodeRows rows{};
+  rows.rows = m, rows.is_signed = is_signed, rows.zero = zero.as<int32_t>();
+  rows.zero_per_row = is_many(zero, 4, m, "a_zero_point");
+  rows.codes = a.as<uint8_t>(), rows.stride = b.k;
+  Finish f = spec.finish(m, b.n);
+  f.wide = wide;
+  const nb::gil_scoped_release release;
+  gemm(rows, b, f, out.as(), b.n);
+}
+
+void convolve_of(nb::handle image, bool is_signed, int32_t zero, const std::vector<int64_t>& v, const PackedMatrix& w,
+                 const FinishSpec& spec, nb::handle output, int64_t first_out, int64_t stride) {
+  if (v.size() != 16) throw nb::value_error("geometry: expected 16 numbers");
+  const ConvShape s{v[0], v[1], v[2],  v[3],  v[4],  v[5],  v[6],  v[7],
+                    v[8], v[9], v[10], v[11], v[12], v[13], v[14], v[15]};
+  for (const int64_t size : v)
+    if (size < 0) throw nb::value_error("geometry: must not be negative");
+  if (s.depth() != w.k) throw nb::value_error("w: its depth is not the patch's");
+  if (s.first_channel + s.group_channels > s.channels) throw nb::value_error("geometry: group out of bounds");
+  if (first_out < 0 || first_out + w.n > stride) throw nb::value_error("out: columns out of bounds");
+  const Buffer x(image, "x"), out(output, "out", true);
+  x.require(s.batch * s.height * s.width * s.channels, "x");
+  const bool deep = spec.result == Result::s32 && w.k > kExactK;
+  const int64_t item = deep ? 8 : result_bytes(spec.result);
+  out.require(s.rows() * stride * item, "out");
+  Finish f = spec.finish(1, w.n);
+  f.scale_per_row = false;  // one for all pixels
+  const nb::gil_scoped_release release;
+  convolve(s, x.as<uint8_t>(), is_signed, zero, w, f, out.as<char>() + first_out * item, stride);
+}
+
+void transpose_of(nb::handle input, nb::handle output, int64_t batch, int64_t rows, int64_t columns, int64_t item) {
+  const Buffer from(input, "from"), to(output, "to", true);
+  if (item != 1 && item != 2 && item != 4 && item != 8) throw nb::value_error("item: expected 1, 2, 4 or 8");
+  from.require(batch * rows * columns * item, "from");
+  to.require(batch * rows * columns * item, "to");
+  const nb::gil_scoped_release release;
+  transpose(from.as(), to.as(), batch, rows, columns, item);
+}
+
+std::unique_ptr<PackedGroups> pack_groups(nb::handle code_array, int64_t k, int64_t n, int bits, int64_t block,
+                                          nb::handle scales, nb::handle zeros, int32_t zero_all) {
+  const Buffer codes(code_array, "codes"), scale(scales, "scale"), zero = optional(zeros, "zero_point");
+  if (bits != 4 && bits != 2) throw nb::value_error("bits: expected 4 or 2");
+  if (k < 0 || n < 0 || block < 1) throw nb::value_error("k, n, block: must not be negative, and block positive");
+  codes.require(k * n, "codes");
+  const int64_t groups = (k + block - 1) / block;
+  scale.require(4 * n * groups, "scale");
+  if (zero) zero.require(n * groups, "zero_point");
+  const nb::gil_scoped_release release;
+  return std::make_unique<PackedGroups>(codes.as<uint8_t>(), k, n, bits, block, scale.as<float>(), zero.as<uint8_t>(),
+                                        zero_all);
+}
+
+FloatFinish float_finish(const FinishSpec& spec, int64_t n) {
+  if (spec.result < Result::f32 || spec.result > Result::bf16) throw nb::value_error("result: expected floats");
+  if (spec.bias) spec.bias.require(4 * n, "bias");
+  return {spec.result, spec.bias.as<float>(), spec.floor, spec.ceiling};
+}
+
+void multiply_groups(nb::handle codes, int64_t m, nb::handle scales, const PackedGroups& b, const FinishSpec& spec,
+                     nb::handle output) {
+  const Buffer a(codes, "a"), scale(scales, "a_scale"), out(output, "out", true);
+  a.require(m * b.k, "a");
+  const bool per_group = scale.bytes() != 4 * m;
+  if (per_group) scale.require(4 * m * b.groups, "a_scale");
+  out.require(m * b.n * result_bytes(spec.result), "out");
+  const FloatFinish f = float_finish(spec, b.n);
+  const nb::gil_scoped_release release;
+  group_matmul(a.as<int8_t>(), m, scale.as<float>(), per_group, b, f, out.as());
+}
+
+// (NaN seen, rows whose range is too wide)
+template <class Packed>
+std::pair<int64_t, int64_t> linear_of(nb::handle input, int element, int64_t m, int how, int code, float scale,
+                                      int32_t zero, int32_t qmin, int32_t qmax, const Packed& b,
+                                      const FinishSpec& spec, nb::handle output) {
+  const Buffer x(input, "x"), out(output, "out", true);
+  if (element != 0 && element != 2 && element != 3) throw nb::value_error("element: expected f32, f16 or bf16");
+  if (how < 0 || how > 2 || code < 0 || code > 1) throw nb::value_error("activation: unknown id");
+  const Activations a{x.as(),
+                      static_cast<Element>(element),
+                      m,
+                      static_cast<Activation>(how),
+                      static_cast<Code>(code),
+                      scale,
+                      zero,
+                      qmin,
+                      qmax};
+  x.require(m * b.k * element_bytes(a.in), "x");
+  out.require(m * b.n * result_bytes(spec.result), "out");
+  DynamicResult result;
+  if constexpr (std::is_same_v<Packed, PackedGroups>) {
+    if (how == 1 || code == 1 || zero != 0) throw nb::value_error("activation: groups take signed codes without a zero point");
+    const FloatFinish f = float_finish(spec, b.n);
+    const nb::gil_scoped_release release;
+    result = linear(a, b, f, out.as());
+  } else {
+    if (b.k > kExactK && spec.result == Result::s32) throw nb::value_error("result: s32 cannot hold so deep a sum");
+    const Finish f = spec.finish(m, b.n);
+    const nb::gil_scoped_release release;
+    result = linear(a, b, f, out.as());
+  }
+  return {result.nan, result.bad_scale};
+}
+
+// Operations a second of one thread, the best of several runs.
+double dot_limit() {
+  const nb::gil_scoped_release release;
+  const GemmRow* rows = gemm_rows(active_isa());
+  double best = 0;
+  for (int i = 0; i < 2 * 40; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto operations = static_cast<double>(rows[i % kGemmRows].peak(10000));
+    best = std::max(best, operations / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
+}  // namespace
+
+void bind_gemm(nb::module_& m) {
+  nb::class_<PackedMatrix>(m, "PackedMatrix", "The right side of a product, arranged as kernels read it.")
+      .def_ro("k", &PackedMatrix::k)
+      .def_ro("n", &PackedMatrix::n)
+      .def_prop_ro(
+          "is_safe", [](const PackedMatrix& b) { return b.is_safe(255); },
+          "Whether pairs of products fit 16 bits, whatever the codes on the left.")
+      .def_prop_ro("nbytes", &PackedMatrix::nbytes)
+      .def("unpack", &unpack_of<PackedMatrix>, "out"_a, "Writes the codes, [n, k], as they were given.");
+  m.def("pack_matrix", &pack_matrix, "codes"_a, "is_signed"_a, "k"_a, "n"_a, "transposed"_a, "zero_point"_a.none(),
+        "codes: [k, n], or [n, k] if transposed.");
+  nb::class_<FinishSpec>(m, "Finish", "What becomes of sums of products. result: 0 s32, 1 f32, 2 f16, 3 bf16, 4 s8, 5 u8.")
+      .def(nb::init<int, nb::handle, nb::handle, nb::handle, nb::handle, float, float, float, int32_t, int32_t,
+                    int32_t>(),
+           "result"_a, "scale"_a.none(), "row_scale"_a.none(), "bias"_a.none(), "add"_a.none(), "floor"_a, "ceiling"_a,
+           "out_scale"_a, "zero"_a, "lo"_a, "hi"_a);
+  m.def("multiply", &multiply, "a"_a, "is_signed"_a, "m"_a, "a_zero_point"_a, "b"_a, "finish"_a, "out"_a, "wide"_a,
+        "Codes a [m, k] times b. out: [m, n]; s32 is int64 where wide, or where k is past exact_depth.");
+  m.def("convolve", &convolve_of, "x"_a, "is_signed"_a, "zero"_a, "geometry"_a, "w"_a, "finish"_a, "out"_a,
+        "first_out"_a, "stride"_a,
+        "x [batch, height, width, channels] by w. geometry: batch, height, width, channels, kernel (h, w), stride, "
+        "padding (top, left), dilation, output (h, w), first channel and channels of the group. out: [pixels, stride].");
+  m.def("transpose", &transpose_of, "from_array"_a, "to"_a, "batch"_a, "rows"_a, "columns"_a, "item"_a,
+        "to[b][j][i] = from[b][i][j], items of 1, 2, 4 or 8 bytes.");
+  nb::class_<PackedGroups>(m, "PackedGroups", "Weights of 4 or 2 bits in groups, arranged as kernels read them.")
+      .def_ro("k", &PackedGroups::k)
+      .def_ro("n", &PackedGroups::n)
+      .def_ro("bits", &PackedGroups::bits)
+      .def_prop_ro("nbytes", &PackedGroups::nbytes)
+      .def("unpack", &unpack_of<PackedGroups>, "out"_a, "Writes the codes, [n, k], one a byte, as they were given.");
+  m.def("pack_groups", &pack_groups, "codes"_a, "k"_a, "n"_a, "bits"_a, "block"_a, "scale"_a, "zero_point"_a.none(),
+        "zero_all"_a, "codes: [n, k], one a byte, from 0 on; scale: [n, groups], zero_point likewise, in bytes.");
+  m.def("multiply_groups", &multiply_groups, "a"_a, "m"_a, "a_scale"_a, "b"_a, "finish"_a, "out"_a,
+        "Codes a [m, k], s8, times b. a_scale: [m], or [m, groups].");
+  m.def("linear", &linear_of<PackedMatrix>, "x"_a, "element"_a, "m"_a, "how"_a, "code"_a, "scale"_a, "zero"_a, "qmin"_a,
+        "qmax"_a, "b"_a, "finish"_a, "out"_a,
+        "Floats x [m, k] to codes (how: 0 s8 per row, 1 u8 per row, 2 as given), times b. Returns (NaN seen, rows whose "
+        "range is too wide).");
+  m.def("linear_groups", &linear_of<PackedGroups>, "x"_a, "element"_a, "m"_a, "how"_a, "code"_a, "scale"_a, "zero"_a,
+        "qmin"_a, "qmax"_a, "b"_a, "finish"_a, "out"_a, "The same for weights in groups.");
+  m.def("linear_workspace", &linear_workspace, "m"_a, "k"_a, "Bytes of codes that linear keeps.");
+  m.def("groups_workspace", &group_matmul_workspace, "b"_a, "m"_a, "Bytes multiply_groups works in.");
+  m.def("dot_limit", &dot_limit,
+        "Operations a second that dot products of 8 bits reach on one thread of this CPU, measured: arithmetic alone.");
+  m.attr("exact_depth") = kExactK;
+  m.def(
+      "multiply_workspace",
+      [](int64_t m_, int64_t n, int64_t k) {
+        return gemm_call_bytes(n) + num_threads() * gemm_thread_bytes(m_, k);
+      },
+      "m"_a, "n"_a, "k"_a, "Bytes multiply works in beside its arguments.");
+}
+
+}  // namespace lowbit

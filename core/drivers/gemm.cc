@@ -1,0 +1,314 @@
+#include "drivers/gemm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/fp_environment.h"
+#include "base/threads.h"
+#include "simd/vec.h"
+
+namespace lowbit {
+namespace {
+
+// A task's rows of a and blocks of b: both in L2, for one piece of k.
+constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kPieceBytes = kTaskRows * kGemmDepth * 2;
+constexpr int64_t kPieceQuads = kGemmDepth / 4;
+
+int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
+
+// As equal as whole tiles allow.
+int64_t task_rows(const GemmRow& kernel, int64_t m) {
+  const int64_t tasks = std::max<int64_t>(1, (m + kTaskRows - 1) / kTaskRows);
+  return std::min(kTaskRows, round_up((m + tasks - 1) / tasks, kernel.rows));
+}
+
+struct Workspace {
+  char* a;
+  int32_t* c;
+  int64_t* total;  // of sums beyond int32
+  int32_t* row_sum;
+  uint8_t* codes;
+};
+
+int64_t workspace_bytes(bool wide) {
+  const int64_t outputs = kTaskRows * kTaskBlocks * kGemmCols;
+  return lines(kPieceBytes) + lines(outputs * 4) + (wide ? lines(outputs * 8) : 0) +
+         lines(kTaskRows * 4) + lines(kTaskRows * kGemmDepth);
+}
+
+Workspace workspace(bool wide) {
+  const int64_t outputs = kTaskRows * kTaskBlocks * kGemmCols;
+  Cutter cut(thread_block(workspace_bytes(wide)));
+  Workspace w;
+  w.a = cut.take<char>(kPieceBytes);
+  w.c = cut.take<int32_t>(outputs);
+  w.total = wide ? cut.take<int64_t>(outputs) : nullptr;
+  w.row_sum = cut.take<int32_t>(kTaskRows);
+  w.codes = cut.take<uint8_t>(kTaskRows * kGemmDepth);
+  return w;
+}
+
+// Everything that is the same for all tasks, padded as kernels read it.
+struct Columns {
+  Aligned<int32_t> add, by_a;
+  Aligned<float> scale, bias;
+};
+
+template <class T>
+Aligned<T> padded(const T* from, int64_t n, int64_t size, bool repeat) {
+  Aligned<T> to = aligned<T>(size);
+  for (int64_t i = 0; i < size; ++i) to[i] = i < n ? from[repeat ? 0 : i] : T(0);
+  return to;
+}
+
+class Product {
+ public:
+  Product(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* out, int64_t stride)
+      : a_(a),
+        b_(b),
+        finish_(finish),
+        out_(static_cast<char*>(out)),
+        stride_(stride),
+        isa_(active_isa()),
+        kernels_(gemm_rows(isa_)),
+        kernel_(kernels_[b.is_safe(255) ? 1 : 0]),
+        row_(finish_row(isa_, finish.result)),
+        task_rows_(task_rows(kernel_, a.rows)) {
+    shift_ = 0;
+    if (kernel_.a == GemmOperand::u8 && a.is_signed) shift_ = 128;
+    if (kernel_.a == GemmOperand::s8 && !a.is_signed) shift_ = -128;
+    wide_ = finish.wide || b.k > kExactK;
+    const int64_t size = b.blocks * kGemmCols;
+    if (!wide_) {
+      columns_.add = aligned<int32_t>(size);
+      const int32_t zero = a.zero_per_row ? 0 : a.zero[0] + shift_;
+      for (int64_t i = 0; i < size; ++i) {
+        const uint32_t corrected = (finish.add != nullptr && i < b.n ? static_cast<uint32_t>(finish.add[i]) : 0u) -
+                                   static_cast<uint32_t>(zero) * static_cast<uint32_t>(b.column[i]);
+        columns_.add[i] = static_cast<int32_t>(corrected);
+      }
+    }
+    if (finish.result != Result::s32) {
+      columns_.scale = padded(finish.scale, b.n, size, !finish.scale_per_column);
+      if (finish.result >= Result::s8 && !finish.scale_per_row) {
+        const float row = finish.row_scale == nullptr ? 1.0f : finish.row_scale[0];
+        for (int64_t i = 0; i < b.n; ++i) columns_.scale[i] = row * columns_.scale[i] / finish.out_scale;
+      }
+    }
+    if (finish.bias != nullptr) columns_.bias = padded(finish.bias, b.n, size, false);
+  }
+
+  int64_t tasks() const { return row_tasks() * column_tasks(); }
+
+  void task(int64_t i) const {
+    const FpEnvironment environment;
+    // Tasks that share columns of b follow one another, so that those are read from memory once.
+    const int64_t row = i % row_tasks() * task_rows_, block = i / row_tasks() * kTaskBlocks;
+    const int64_t rows = std::min(task_rows_, a_.rows - row), blocks = std::min(kTaskBlocks, b_.blocks - block);
+    const Workspace w = workspace(wide_);
+    std::fill_n(w.row_sum, rows, 0);
+    const int64_t outputs = rows * blocks * kGemmCols;
+    if (wide_) std::fill_n(w.total, outputs, int64_t{0});
+    std::vector<int64_t> deep_sum(wide_ ? static_cast<size_t>(rows) : 0, 0);
+    for (int64_t quad = 0; quad < b_.quads; quad += kPieceQuads) {
+      const int64_t quads = std::min(kPieceQuads, b_.quads - quad);
+      const GemmRow& kernel = pack(w, row, rows, quad, quads);
+      GemmArgs x{};
+      x.a = w.a, x.a_stride = quads * 4 * operand_bytes(kernel.a), x.rows = rows;
+      x.b_stride = quads * 4 * kGemmCols, x.blocks = blocks, x.quads = quads;
+      x.b = b_.codes.get() + quad * 4 * kGemmCols * b_.blocks + block * x.b_stride;
+      x.c = w.c, x.c_stride = blocks * kGemmCols, x.accumulate = !wide_ && quad > 0;
+      kernel.run(x);
+      if (wide_) {
+        for (int64_t j = 0; j < outputs; ++j) w.total[j] += w.c[j];
+        for (int64_t r = 0; r < rows; ++r) deep_sum[r] += std::exchange(w.row_sum[r], 0);
+      }
+    }
+    if (b_.quads == 0) std::fill_n(w.c, outputs, 0);
+    for (int64_t r = 0; r < rows; ++r) {
+      if (wide_) {
+        finish_deep(w.total + r * blocks * kGemmCols, deep_sum[r], row + r, block, blocks);
+      } else {
+        finish_row_of(w.c + r * blocks * kGemmCols, w.row_sum[r], row + r, block, blocks);
+      }
+    }
+  }
+
+ private:
+  int64_t row_tasks() const { return (a_.rows + task_rows_ - 1) / task_rows_; }
+  int64_t column_tasks() const { return (b_.blocks + kTaskBlocks - 1) / kTaskBlocks; }
+
+  // One piece of the rows, packed for the kernel that is returned.
+  const GemmRow& pack(const Workspace& w, int64_t row, int64_t rows, int64_t quad, int64_t quads) const {
+    const int64_t first = quad * 4, depth = quads * 4, n = std::clamp<int64_t>(b_.k - first, 0, depth);
+    const uint8_t* codes = w.codes;
+    int64_t stride = depth;
+    if (a_.codes != nullptr) {
+      codes = a_.codes + row * a_.stride + first;
+      stride = a_.stride;
+    } else {
+      for (int64_t r = 0; r < rows; ++r) a_.fetch(a_.context, row + r, first, n, w.codes + r * stride);
+    }
+    const GemmRow& kernel = serves_pairs(codes, stride, rows, n) ? kernels_[1] : kernel_;
+    const int64_t bytes = depth * operand_bytes(kernel.a);
+    for (int64_t r = 0; r < rows; ++r)
+      w.row_sum[r] += kernel.pack_a(codes + r * stride, n, a_.is_signed, w.a + r * bytes, depth);
+    if (rows % 2 != 0) std::memset(w.a + rows * bytes, 0, static_cast<size_t>(bytes));
+    return kernel;
+  }
+
+  // Whether these codes are small enough for pairs of products in 16 bits, where not all codes are.
+  bool serves_pairs(const uint8_t* codes, int64_t stride, int64_t rows, int64_t n) const {
+    if (a_.is_signed || kernels_[0].run == kernels_[1].run || &kernel_ == &kernels_[1] || !b_.is_safe(127)) return false;
+    uint8_t most = 0;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < n; ++i) most = std::max(most, codes[r * stride + i]);
+    return b_.is_safe(most);
+  }
+
+  void finish_row_of(const int32_t* acc, int32_t row_sum, int64_t m, int64_t block, int64_t blocks) const {
+    const int64_t first = block * kGemmCols;
+    FinishArgs x{};
+    x.acc = acc, x.n = std::min(blocks * kGemmCols, b_.n - first);
+    x.add = columns_.add.get() + first;
+    if (a_.zero_per_row) {
+      x.by_a = b_.column.data() + first;
+      x.row_a = -(a_.zero[m] + shift_);
+    }
+    if (b_.has_zero) {
+      x.by_b = b_.zero.data() + first;
+      x.row_b = -row_sum;
+    }
+    if (finish_.result != Result::s32) {
+      x.scale = columns_.scale.get() + first;
+      x.bias = finish_.bias == nullptr ? nullptr : columns_.bias.get() + first;
+      x.row_scale = 1;
+      x.out_scale = 1;
+      if (finish_.scale_per_row) {
+        x.row_scale = finish_.row_scale[m];
+        x.out_scale = finish_.out_scale;
+      } else if (finish_.result < Result::s8 && finish_.row_scale != nullptr) {
+        x.row_scale = finish_.row_scale[0];
+      }
+      x.floor = finish_.floor, x.ceiling = finish_.ceiling;
+      x.zero = finish_.zero, x.lo = finish_.lo, x.hi = finish_.hi;
+    }
+    x.out = out_ + (m * stride_ + first) * result_bytes(finish_.result);
+    row_.run(x);
+  }
+
+  // The same in int64, one element at a time: sums so deep are rare.
+  void finish_deep(const int64_t* acc, int64_t row_sum, int64_t m, int64_t block, int64_t blocks) const {
+    const int64_t first = block * kGemmCols, n = std::min(blocks * kGemmCols, b_.n - first);
+    const int64_t zero = a_.zero[a_.zero_per_row ? m : 0] + shift_;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t column = first + i;
+      int64_t t = acc[i] - zero * b_.column[column] - static_cast<int64_t>(b_.zero[column]) * row_sum;
+      if (finish_.add != nullptr) t += finish_.add[column];
+      const int64_t at = m * stride_ + column;
+      if (finish_.result == Result::s32) {
+        reinterpret_cast<int64_t*>(out_)[at] = t;
+        continue;
+      }
+      // The value as one product of a float and a scale: the kernel's own path, with the sum already a float.
+      const float sum = static_cast<float>(t);
+      const float row = finish_.row_scale == nullptr ? 1.0f : finish_.row_scale[finish_.scale_per_row ? m : 0];
+      const float scale = row * finish_.scale[finish_.scale_per_column ? column : 0];
+      if (finish_.result >= Result::s8) {
+        const float low = static_cast<float>(finish_.lo - finish_.zero), high = static_cast<float>(finish_.hi - finish_.zero);
+        const float steps = std::clamp(std::nearbyintf(sum * (scale / finish_.out_scale)), low, high);
+        reinterpret_cast<uint8_t*>(out_)[at] = static_cast<uint8_t>(static_cast<int32_t>(steps) + finish_.zero);
+        continue;
+      }
+      float y = sum * scale;
+      if (finish_.bias != nullptr) y += finish_.bias[column];
+      y = std::clamp(y, finish_.floor, finish_.ceiling);
+      if (finish_.result == Result::f32) narrow(reinterpret_cast<float*>(out_) + at, y);
+      if (finish_.result == Result::f16) narrow(reinterpret_cast<half_t*>(out_) + at, y);
+      if (finish_.result == Result::bf16) narrow(reinterpret_cast<bfloat_t*>(out_) + at, y);
+    }
+  }
+
+  const CodeRows& a_;
+  const PackedMatrix& b_;
+  const Finish& finish_;
+  char* out_;
+  int64_t stride_;
+  Isa isa_;
+  const GemmRow* kernels_;
+  const GemmRow& kernel_;  // for any codes of a
+  const FinishRow& row_;
+  int64_t task_rows_;
+  int32_t shift_;
+  bool wide_;
+  Columns columns_;
+};
+
+}  // namespace
+
+PackedMatrix::PackedMatrix(const uint8_t* b, bool is_signed, int64_t depth, int64_t columns, int64_t stride_k,
+                           int64_t stride_n, const int32_t* zeros_of_b, int64_t zeros)
+    : k(depth),
+      n(columns),
+      quads(round_up((depth + 3) / 4, kGemmQuads)),
+      blocks((columns + kGemmCols - 1) / kGemmCols),
+      codes(aligned<int8_t>(blocks * kGemmCols * quads * 4)),
+      zero(static_cast<size_t>(blocks * kGemmCols), 0),
+      column(static_cast<size_t>(blocks * kGemmCols), 0),
+      flip_(is_signed ? 0 : 0x80) {
+  std::vector<int32_t> bounds(static_cast<size_t>(blocks), 0);
+  parallel_for(blocks, [&](int64_t block) {
+    for (int64_t q = 0; q < quads; ++q) std::memset(codes.get() + quad_at(block, q), 0, kGemmCols * 4);
+    const int64_t first = block * kGemmCols, count = std::min<int64_t>(kGemmCols, n - first);
+    for (int64_t j = 0; j < count; ++j) {
+      const uint8_t* from = b + (first + j) * stride_n;
+      int32_t sum = 0, before = 0;  // the code at the even place of a pair
+      for (int64_t i = 0; i < k; ++i) {
+        const int8_t code = static_cast<int8_t>(from[i * stride_k] ^ flip_);
+        codes[quad_at(block, i / 4) + j * 4 + i % 4] = code;
+        sum += code;
+        if (i % 2 == 0) {
+          before = code;
+          bounds[block] = std::max(bounds[block], std::abs(before));
+        } else {
+          const int32_t up = std::max(before, 0) + std::max<int32_t>(code, 0);
+          const int32_t down = std::min(before, 0) + std::min<int32_t>(code, 0);
+          bounds[block] = std::max({bounds[block], up, -down});
+        }
+      }
+      const int32_t z = (zeros_of_b == nullptr ? 0 : zeros_of_b[zeros == 1 ? 0 : first + j]) - (is_signed ? 0 : 128);
+      zero[first + j] = z;
+      column[first + j] = static_cast<int32_t>(sum - k * z);
+    }
+  });
+  for (const int32_t z : zero) has_zero |= z != 0;
+  for (const int32_t bound : bounds) pair_bound = std::max(pair_bound, bound);
+}
+
+int64_t PackedMatrix::quad_at(int64_t block, int64_t q) const {
+  const int64_t piece = q / kPieceQuads * kPieceQuads, length = std::min(kPieceQuads, quads - piece);
+  return (piece * blocks + block * length + q - piece) * kGemmCols * 4;
+}
+
+void PackedMatrix::unpack(uint8_t* to) const {
+  for (int64_t j = 0; j < n; ++j)
+    for (int64_t i = 0; i < k; ++i)
+      to[j * k + i] = static_cast<uint8_t>(codes[quad_at(j / kGemmCols, i / 4) + j % kGemmCols * 4 + i % 4] ^ flip_);
+}
+
+int64_t PackedMatrix::nbytes() const {
+  return blocks * kGemmCols * (quads * 4 + 2 * static_cast<int64_t>(sizeof(int32_t)));
+}
+
+void gemm(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* out, int64_t stride) {
+  if (a.rows == 0 || b.n == 0) return;
+  const Product product(a, b, finish, out, stride);
+  parallel_for(product.tasks(), [&](int64_t i) { product.task(i); });
+}
+
+int64_t gemm_thread_bytes(int64_t, int64_t k) { return workspace_bytes(k > kExactK); }
+int64_t gemm_call_bytes(int64_t n) { return 4 * lines(round_up(n, kGemmCols) * 4); }
+
+}  // namespace lowbit

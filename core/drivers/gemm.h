@@ -1,0 +1,75 @@
+// Products of matrices of codes: blocking, packing, threads. The kernels are in kernels/gemm and kernels/finish.
+//
+//   t[m][n] = sum over k of (a[m][k] - za[m]) * (b[k][n] - zb[n])   exactly, then as kernels/finish says.
+//
+// Sums run in int32 up to kExactK, where nothing can overflow; beyond, pieces of that depth are added in int64.
+#pragma once
+#include <vector>
+
+#include "base/memory.h"
+#include "kernels/finish/finish.h"
+#include "kernels/gemm/gemm.h"
+
+namespace lowbit {
+
+constexpr int64_t kExactK = 33025;  // 255 * 255 * kExactK < 2^31
+
+// b, packed once.
+struct PackedMatrix {
+  int64_t k = 0, n = 0, quads = 0, blocks = 0;
+  Aligned<int8_t> codes;         // as kernels/gemm/gemm.h says
+  std::vector<int32_t> zero;     // [n, padded] zero points of what is packed
+  std::vector<int32_t> column;   // [n, padded] sum over k of (packed code - zero)
+  bool has_zero = false;         // whether any zero point is not 0
+  int32_t pair_bound = 0;        // no two neighbours k = 2i, 2i + 1 sum to more, positive or negative parts alone
+
+  // Whether gemm_rows[1] serves it with codes of a, as u8, of at most `most`.
+  bool is_safe(int32_t most) const { return most * pair_bound <= 32767; }
+
+  // b is [k][n] with these strides in elements; zero null: none, else `zeros` (1 or n) of them.
+  PackedMatrix(const uint8_t* b, bool is_signed, int64_t k, int64_t n, int64_t stride_k, int64_t stride_n,
+               const int32_t* zero, int64_t zeros);
+  int64_t nbytes() const;
+  void unpack(uint8_t* to) const;  // [n][k], as it was given
+
+ private:
+  // Where quad q of a block is.
+  int64_t quad_at(int64_t block, int64_t q) const;
+  uint8_t flip_;
+};
+
+// Rows of a: codes one a byte.
+struct CodeRows {
+  int64_t rows;
+  bool is_signed;
+  const int32_t* zero;  // one, or one a row
+  bool zero_per_row;
+  const uint8_t* codes;  // with `stride` bytes from row to row; or null, and
+  int64_t stride;
+  void (*fetch)(const void* context, int64_t row, int64_t first, int64_t n, uint8_t* to);  // n codes of a row
+  const void* context;
+};
+
+// What becomes of the sums. Arrays over n have n elements; those over m have one for each row.
+struct Finish {
+  Result result;
+  const int32_t* add = nullptr;        // [n] integer bias
+  const float* scale = nullptr;        // [n], or one
+  bool scale_per_column = false;
+  const float* row_scale = nullptr;    // [m], or one, or null for 1
+  bool scale_per_row = false;
+  const float* bias = nullptr;         // [n]
+  float floor, ceiling;
+  float out_scale = 1;
+  int32_t zero = 0, lo = 0, hi = 0;
+  bool wide = false;                   // s32: int64 instead, for any depth
+};
+
+// out: [m][n] with `stride` elements from row to row.
+void gemm(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* out, int64_t stride);
+
+// Bytes one thread works in; and what a call allocates beside them.
+int64_t gemm_thread_bytes(int64_t m, int64_t k);
+int64_t gemm_call_bytes(int64_t n);
+
+}  // namespace lowbit

@@ -1,0 +1,47 @@
+// Weights of 4 or 2 bits in groups times s8 codes, as kernels/groups says, then y * row scale + bias.
+#pragma once
+#include "base/memory.h"
+#include "kernels/finish/finish.h"
+#include "kernels/groups/groups.h"
+
+namespace lowbit {
+
+// b, packed once.
+struct PackedGroups {
+  int64_t k, n, block;
+  int bits;
+  int64_t groups, steps, last_steps, blocks;
+  int64_t padded;  // codes of a row of a: groups padded to whole steps
+  Aligned<uint8_t> codes;
+  Aligned<float> scale;   // [blocks][groups][kGroupCols]
+  Aligned<uint8_t> zero;  // likewise, or null
+  int32_t zero_all;
+
+  // codes: [n][k], one a byte, from 0 to 2^bits - 1. scale: [n][groups]; zero likewise, or null: zero_all.
+  PackedGroups(const uint8_t* codes, int64_t k, int64_t n, int bits, int64_t block, const float* scale,
+               const uint8_t* zero, int32_t zero_all);
+  int64_t nbytes() const;
+  void unpack(uint8_t* to) const;  // [n][k], as it was given
+  // Whether rows of codes can be read as they are.
+  bool is_plain() const { return padded == k; }
+
+ private:
+  struct Place {
+    int64_t byte;  // of codes
+    int shift;
+  };
+  Place place_of(int64_t column, int64_t i) const;
+};
+
+struct FloatFinish {
+  Result result;  // f32, f16 or bf16
+  const float* bias = nullptr;
+  float floor, ceiling;
+};
+
+// a: [m][k] codes; a_scale: [m], or [m][groups]. out: [m][n], contiguous.
+void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_per_group, const PackedGroups& b,
+                  const FloatFinish& finish, void* out);
+int64_t group_matmul_workspace(const PackedGroups& b, int64_t m);  // bytes, for any number of threads
+
+}  // namespace lowbit

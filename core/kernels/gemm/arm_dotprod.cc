@@ -1,0 +1,39 @@
+// sdot: four products of s8 added to 32 bits, four columns a register.
+#include <arm_neon.h>
+
+#include "kernels/gemm/generic.h"
+
+namespace lowbit {
+namespace {
+
+struct DotprodDot {
+  static constexpr const char* name = "sdot";
+  using A = int8_t;
+  static constexpr GemmOperand operand = GemmOperand::s8;
+  static constexpr int group = 4, a_rows = 1, step = 1, max_rows = 6;
+  static constexpr int wide(int) { return 4; }
+
+  using Quad = int8x16_t;
+  using Cols = int8x16_t;
+  using Acc = int32x4_t;
+
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
+    int32_t four;
+    std::memcpy(&four, p, 4);
+    return vreinterpretq_s8_s32(vdupq_n_s32(four));
+  }
+  LOWBIT_INLINE Cols load_b(const int8_t* p) { return vld1q_s8(p); }
+  LOWBIT_INLINE Acc zero() { return vdupq_n_s32(0); }
+  LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) { acc = vdotq_s32(acc, b, a); }
+  template <bool Accumulate>
+  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t) {
+    if constexpr (Accumulate) acc = vaddq_s32(acc, vld1q_s32(c));
+    vst1q_s32(c, acc);
+  }
+};
+
+}  // namespace
+
+extern const GemmRow* const gemm_rows_dotprod;
+const GemmRow* const gemm_rows_dotprod = GemmTable<DotprodDot>::rows;
+}  // namespace lowbit

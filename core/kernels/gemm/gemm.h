@@ -1,0 +1,52 @@
+// c[m][n] (+)= sum over k of a[m][k] * b[k][n], exact in int32: products of codes, before zero points and scales.
+//
+// b is packed once, alike for every ISA: pieces of kGemmDepth of k, in a piece blocks of kGemmCols columns, in a block k by
+// fours ("quads"), in a quad the four bytes of a column side by side; s8, zeros beyond k and n. a is packed on the fly: rows of quads, zeros beyond k,
+// in the type the ISA multiplies by:
+//   s16   codes as they are. Widening: pairs of products never overflow 32 bits (vpmaddwd).
+//   u8    codes as they are, or s8 codes + 128 (VNNI multiplies u8 by s8)
+//   s8    codes as they are, or u8 codes - 128 (sdot, smmla, smull)
+// What the 128 adds is a zero point like any other, taken out afterwards with the columns' sums.
+//
+// Roofline: 2 operations a product; a tile of r rows and c columns loads r + c quads for r * c * 4 products, so that
+// arithmetic is the limit: AVX2 2 vpmaddwd = 32 products a cycle, AVX-512 64 VNNI products for each vpdpbusd unit.
+#pragma once
+#include "base/arch.h"
+#include "base/types.h"
+
+namespace lowbit {
+
+constexpr int kGemmCols = 16;    // columns of a packed block
+constexpr int kGemmQuads = 2;    // k is padded to so many quads, which smmla takes at once
+constexpr int kGemmDepth = 512;  // of a piece: two blocks of it fit L1, a task's blocks and rows L2
+
+struct GemmArgs {
+  const void* a;     // [rows, rounded up to even][quads * 4]
+  int64_t a_stride;  // bytes from row to row
+  int64_t rows;
+  const int8_t* b;   // the first block, at the first quad
+  int64_t b_stride;  // bytes from block to block of the piece
+  int64_t blocks;
+  int64_t quads;  // a multiple of kGemmQuads
+  int32_t* c;     // [rows, rounded up to even][c_stride], blocks * kGemmCols columns of it
+  int64_t c_stride;
+  bool accumulate;   // add to c
+};
+
+enum class GemmOperand : int { s16 = 0, u8 = 1, s8 = 2 };
+
+struct GemmRow {
+  const char* name;  // how it multiplies
+  GemmOperand a;
+  int rows;  // of a full tile: multiples of it waste nothing
+  void (*run)(const GemmArgs&);
+  // n codes of one row, s8 or u8, to a's type, then zeros up to `padded`. Returns the sum of what was written.
+  int32_t (*pack_a)(const uint8_t* codes, int64_t n, bool is_signed, void* to, int64_t padded);
+};
+
+// rows[0] serves any codes. rows[1] serves those of which no two products of neighbours k = 2i and 2i + 1 reach beyond 16
+// bits, for which see PackedMatrix::pair_bound: vpmaddubsw adds them there. On ISAs without it both are the same.
+constexpr int kGemmRows = 2;
+const GemmRow* gemm_rows(Isa isa);
+
+}  // namespace lowbit

@@ -1,0 +1,48 @@
+#include "kernels/gemm/generic.h"
+
+namespace lowbit {
+namespace {
+
+struct ScalarDot {
+  static constexpr const char* name = "multiply";
+  using A = int16_t;
+  static constexpr GemmOperand operand = GemmOperand::s16;
+  static constexpr int group = 4, a_rows = 1, step = 1, max_rows = 2;
+  static constexpr int wide(int) { return 1; }
+
+  struct Quad {
+    int32_t k[4];
+  };
+  struct Cols {
+    int8_t k[16];
+  };
+  struct Acc {
+    int32_t n[4];
+  };
+
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
+    int16_t v[4];
+    std::memcpy(v, p, 8);
+    return {{v[0], v[1], v[2], v[3]}};
+  }
+  LOWBIT_INLINE Cols load_b(const int8_t* p) {
+    Cols c;
+    std::memcpy(c.k, p, 16);
+    return c;
+  }
+  LOWBIT_INLINE Acc zero() { return {}; }
+  LOWBIT_INLINE void dot(Acc& acc, const Quad& a, const Cols& b) {
+    for (int n = 0; n < 4; ++n)
+      for (int k = 0; k < 4; ++k) acc.n[n] += a.k[k] * b.k[4 * n + k];
+  }
+  template <bool Accumulate>
+  LOWBIT_INLINE void store(const Acc& acc, int32_t* c, int64_t) {
+    for (int n = 0; n < 4; ++n) c[n] = acc.n[n] + (Accumulate ? c[n] : 0);
+  }
+};
+
+}  // namespace
+
+extern const GemmRow* const gemm_rows_scalar;
+const GemmRow* const gemm_rows_scalar = GemmTable<ScalarDot>::rows;
+}  // namespace lowbit

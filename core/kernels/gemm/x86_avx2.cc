@@ -1,0 +1,94 @@
+// vpmaddwd: four codes of four columns, widened to 16 bits, in a register; pairs of products in 32 bits.
+#include <immintrin.h>
+
+#include "kernels/gemm/generic.h"
+
+namespace lowbit {
+namespace {
+
+struct Avx2Dot {
+  static constexpr const char* name = "vpmaddwd";
+  using A = int16_t;
+  static constexpr GemmOperand operand = GemmOperand::s16;
+  static constexpr int group = 8, a_rows = 1, step = 1, max_rows = 6;
+  static constexpr int wide(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+
+  using Quad = __m256i;
+  struct Cols {
+    __m256i lo, hi;
+  };
+  using Acc = Cols;
+
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
+    long long four;
+    std::memcpy(&four, p, 8);
+    return _mm256_set1_epi64x(four);
+  }
+  LOWBIT_INLINE Cols load_b(const int8_t* p) {
+    const __m128i* b = reinterpret_cast<const __m128i*>(p);
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(b)), _mm256_cvtepi8_epi16(_mm_loadu_si128(b + 1))};
+  }
+  LOWBIT_INLINE Acc zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  // Written out: twelve accumulators, two of b, one of a and one product are all sixteen registers there are, and
+  // compilers spill when left to choose.
+  LOWBIT_INLINE __m256i add_product(__m256i acc, __m256i a, __m256i b) {
+    __m256i product;
+    asm("vpmaddwd %[b], %[a], %[product]\n\tvpaddd %[product], %[acc], %[acc]"
+        : [acc] "+x"(acc), [product] "=&x"(product)
+        : [a] "x"(a), [b] "x"(b));
+    return acc;
+  }
+  LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) {
+    acc.lo = add_product(acc.lo, a, b.lo);
+    acc.hi = add_product(acc.hi, a, b.hi);
+  }
+  template <bool Accumulate>
+  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t) {
+    // Two sums a column, columns 0 1 | 2 3 and 4 5 | 6 7: hadd leaves 0 1 4 5 | 2 3 6 7.
+    __m256i sum = _mm256_permute4x64_epi64(_mm256_hadd_epi32(acc.lo, acc.hi), 0xd8);
+    __m256i* to = reinterpret_cast<__m256i*>(c);
+    if constexpr (Accumulate) sum = _mm256_add_epi32(sum, _mm256_loadu_si256(to));
+    _mm256_storeu_si256(to, sum);
+  }
+};
+
+// vpmaddubsw: pairs of products in 16 bits, then pairs of those in 32. Half the work, for b that is known not to saturate.
+struct Avx2Pairs {
+  static constexpr const char* name = "vpmaddubsw";
+  using A = uint8_t;
+  static constexpr GemmOperand operand = GemmOperand::u8;
+  static constexpr int group = 8, a_rows = 1, step = 1, max_rows = 5;
+  static constexpr int wide(int rows) { return rows < 3 ? 4 : 2; }
+
+  using Quad = __m256i;
+  using Cols = __m256i;
+  using Acc = __m256i;
+
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
+    int four;
+    std::memcpy(&four, p, 4);
+    return _mm256_set1_epi32(four);
+  }
+  LOWBIT_INLINE Cols load_b(const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  LOWBIT_INLINE Acc zero() { return _mm256_setzero_si256(); }
+  LOWBIT_INLINE void dot(Acc& to, Quad a, Cols b) {
+    __m256i acc = to, product;
+    asm("vpmaddubsw %[b], %[a], %[product]\n\tvpmaddwd %[ones], %[product], %[product]\n\t"
+        "vpaddd %[product], %[acc], %[acc]"
+        : [acc] "+x"(acc), [product] "=&x"(product)
+        : [a] "x"(a), [b] "x"(b), [ones] "x"(_mm256_set1_epi16(1)));
+    to = acc;
+  }
+  template <bool Accumulate>
+  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t) {
+    __m256i* to = reinterpret_cast<__m256i*>(c);
+    if constexpr (Accumulate) acc = _mm256_add_epi32(acc, _mm256_loadu_si256(to));
+    _mm256_storeu_si256(to, acc);
+  }
+};
+
+}  // namespace
+
+extern const GemmRow* const gemm_rows_avx2;
+const GemmRow* const gemm_rows_avx2 = GemmTable<Avx2Dot, Avx2Pairs>::rows;
+}  // namespace lowbit

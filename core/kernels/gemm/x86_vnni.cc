@@ -1,0 +1,39 @@
+// vpdpbusd: four products of a u8 row and s8 columns added to 32 bits, sixteen columns a register.
+#include <immintrin.h>
+
+#include "kernels/gemm/generic.h"
+
+namespace lowbit {
+namespace {
+
+struct VnniDot {
+  static constexpr const char* name = "vpdpbusd";
+  using A = uint8_t;
+  static constexpr GemmOperand operand = GemmOperand::u8;
+  static constexpr int group = 16, a_rows = 1, step = 1, max_rows = 6;
+  static constexpr int wide(int) { return 4; }
+
+  using Quad = __m512i;
+  using Cols = __m512i;
+  using Acc = __m512i;
+
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
+    int four;
+    std::memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
+  }
+  LOWBIT_INLINE Cols load_b(const int8_t* p) { return _mm512_loadu_si512(p); }
+  LOWBIT_INLINE Acc zero() { return _mm512_setzero_si512(); }
+  LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) { acc = _mm512_dpbusd_epi32(acc, a, b); }
+  template <bool Accumulate>
+  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t) {
+    if constexpr (Accumulate) acc = _mm512_add_epi32(acc, _mm512_loadu_si512(c));
+    _mm512_storeu_si512(c, acc);
+  }
+};
+
+}  // namespace
+
+extern const GemmRow* const gemm_rows_vnni;
+const GemmRow* const gemm_rows_vnni = GemmTable<VnniDot>::rows;
+}  // namespace lowbit

@@ -1,0 +1,125 @@
+// The tile loop, once, over the vector vocabulary V and an engine E:
+//
+//   V                      E's columns are V::width, the lanes of V::I32
+//   Cols, load(p)          a step of b; part<Shift, Mask>(cols)  one quad of it, one code a byte
+//   Quad, load_a(p)        four codes of a for every column
+//   Sum, none(), add(sum, part, a)   sums of products in what is fast
+//   spill(bits)            steps after which a Sum must go to 32 bits; 0: it is 32 bits
+//   to_i32(sum)
+//   max_rows, wide(rows)   rows of a full tile; vectors of columns side by side
+#pragma once
+#include "kernels/groups/groups.h"
+#include "simd/vec.h"
+
+namespace lowbit {
+
+constexpr int64_t kStepBytes = kGroupCols * 4;
+
+template <class E, int Bits, int Part, class Cols>
+LOWBIT_INLINE auto part_of(const Cols& cols) {
+  return E::template part<Part * Bits, (1 << Bits) - 1>(cols);
+}
+
+// sums += one step, part after part.
+template <class E, int Bits, int Rows, int Wide, int Part = 0>
+LOWBIT_INLINE void add_step(typename E::Sum (&sum)[Rows][Wide], const typename E::Cols (&cols)[Wide], const int8_t* a,
+                            int64_t stride) {
+  decltype(part_of<E, Bits, Part>(cols[0])) part[Wide];
+  for (int j = 0; j < Wide; ++j) part[j] = part_of<E, Bits, Part>(cols[j]);
+  for (int i = 0; i < Rows; ++i) {
+    const typename E::Quad v = E::load_a(a + i * stride + Part * 4);
+    for (int j = 0; j < Wide; ++j) E::add(sum[i][j], part[j], v);
+  }
+  if constexpr (Part + 1 < 8 / Bits) add_step<E, Bits, Rows, Wide, Part + 1>(sum, cols, a, stride);
+}
+
+template <class E, int Bits, int Rows, int Wide>
+__attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64_t column) {
+  using V = typename E::V;
+  constexpr int64_t kStep = 32 / Bits;  // places of k
+  typename V::F32 y[Rows][Wide];
+  for (int i = 0; i < Rows; ++i)
+    for (int j = 0; j < Wide; ++j) y[i][j] = V::set(0.0f);
+  const uint8_t* b[Wide];
+  int64_t parameter[Wide];  // where the columns' scales are, at group 0
+  for (int j = 0; j < Wide; ++j) {
+    const int64_t n = column + j * V::width, block = n / kGroupCols, lane = n % kGroupCols;
+    b[j] = x.b + block * x.b_stride + lane * 4;
+    parameter[j] = block * x.groups * kGroupCols + lane;
+  }
+  const int8_t* a = x.a + row * x.a_stride;
+  int64_t offset = 0;  // bytes of b
+  for (int64_t g = 0; g < x.groups; ++g) {
+    const int64_t steps = g + 1 < x.groups ? x.steps : x.last_steps;
+    typename V::I32 dot[Rows][Wide];
+    for (int64_t first = 0; first < steps;) {
+      const int64_t end = E::spill(Bits) == 0 || steps - first <= E::spill(Bits) ? steps : first + E::spill(Bits);
+      typename E::Sum sum[Rows][Wide];
+      for (int i = 0; i < Rows; ++i)
+        for (int j = 0; j < Wide; ++j) sum[i][j] = E::none();
+      for (int64_t s = first; s < end; ++s, offset += kStepBytes, a += kStep) {
+        typename E::Cols cols[Wide];
+        for (int j = 0; j < Wide; ++j) cols[j] = E::load(b[j] + offset);
+        add_step<E, Bits, Rows, Wide>(sum, cols, a, x.a_stride);
+      }
+      for (int i = 0; i < Rows; ++i)
+        for (int j = 0; j < Wide; ++j)
+          dot[i][j] = first == 0 ? E::to_i32(sum[i][j]) : V::add(dot[i][j], E::to_i32(sum[i][j]));
+      first = end;
+    }
+    for (int j = 0; j < Wide; ++j) {
+      const int64_t at = parameter[j] + g * kGroupCols;
+      const typename V::F32 scale = V::load(x.scale + at);
+      const typename V::I32 zero = x.zero != nullptr ? V::load_codes(x.zero + at) : V::set_i32(x.zero_all);
+      for (int i = 0; i < Rows; ++i) {
+        const int64_t of_a = (row + i) * x.groups + g;
+        const typename V::I32 exact = V::sub(dot[i][j], V::mul_i32(zero, V::set_i32(x.a_sum[of_a])));
+        const typename V::F32 s = x.a_scale == nullptr ? scale : V::mul(V::set(x.a_scale[of_a]), scale);
+        y[i][j] = V::add(y[i][j], V::mul(V::to_f32(exact), s));
+      }
+    }
+  }
+  for (int i = 0; i < Rows; ++i)
+    for (int j = 0; j < Wide; ++j) V::store(x.c + (row + i) * x.c_stride + column + j * V::width, y[i][j]);
+}
+
+// All columns from `column` on for Rows rows, as many side by side as registers allow.
+template <class E, int Bits, int Rows, int Wide = E::wide(Rows)>
+void group_strip(const GroupArgs& x, int64_t row, int64_t column, int64_t end) {
+  constexpr int64_t kWidth = Wide * E::V::width;
+  for (; column + kWidth <= end; column += kWidth) group_tile<E, Bits, Rows, Wide>(x, row, column);
+  if constexpr (Wide > 1)
+    if (column < end) group_strip<E, Bits, Rows, Wide / 2>(x, row, column, end);
+}
+
+template <class E, int Bits, int Rows = E::max_rows>
+void group_rows_of(const GroupArgs& x, int64_t row, int64_t rows, int64_t column, int64_t end) {
+  if (rows >= Rows) {
+    group_strip<E, Bits, Rows>(x, row, column, end);
+  } else if constexpr (Rows > 1) {
+    group_rows_of<E, Bits, Rows - 1>(x, row, rows, column, end);
+  }
+}
+
+template <class E, int Bits>
+void groups(const GroupArgs& x) {
+  // Columns that stay in the caches while all rows pass them.
+  constexpr int64_t kStrip = 2 * kGroupCols;
+  const int64_t columns = x.blocks * kGroupCols;
+  for (int64_t column = 0; column < columns; column += kStrip) {
+    const int64_t end = column + kStrip < columns ? column + kStrip : columns;
+    for (int64_t row = 0; row < x.rows; row += E::max_rows)
+      group_rows_of<E, Bits>(x, row, x.rows - row, column, end);
+  }
+}
+
+template <class E>
+struct GroupTable {
+  static constexpr GroupRow rows[kGroupRows] = {
+#define ROW(bits) {bits, E::name, groups<E, bits>},
+#include "kernels/groups/kernels.inc"
+#undef ROW
+  };
+};
+
+}  // namespace lowbit

@@ -1,0 +1,360 @@
+"""Layers over quantized weights, called on floats: weights are arranged once, activations become codes on the way."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import _core
+from lowbit.dtypes import DTypeLike, QuantizedDType
+from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.kernels import cpu, weight_only
+from lowbit.ops.conv import ConvGeometry, prepack_conv2d, qconv2d
+from lowbit.ops.matmul import PackedMatrix, _multiplies_as_bytes, matmul_integer, pack_groups, qmatmul
+from lowbit.ops.outcome import Outcome
+from lowbit.ops.quantize import quantize, refuse_nonfinite
+from lowbit.params import QuantizationParams
+from lowbit.ranges import MAX_SCALE
+from lowbit.schemes import QuantizationScheme
+from lowbit.tensor import QuantizedTensor
+
+__all__ = ["QuantizedConv2d", "QuantizedLinear"]
+
+Array = npt.NDArray[Any]
+F32 = np.float32
+_ACTIVATIONS = {"int8": 0, "uint8": 1, "float": None}
+_FIXED = 2
+_DTYPES = {0: "float32", 2: "float16", 3: "bfloat16"}
+
+
+class QuantizedLinear:
+    """x @ weight.T + bias over quantized weights [out, in], for x [..., in] of float32, float16 or bfloat16.
+
+    The result has x's type, or codes of `out_params`. activation says what x becomes:
+
+    - "int8": codes of ±127 with a scale for each row, found in it. Exact integer sums.
+    - "uint8": codes of 0 to 255 with a scale and zero point for each row. Weights must not be in blocks.
+    - "float": x stays as it is; weights are expanded a piece at a time.
+
+    input_params (int8 or uint8, one scale) are used instead where given. Weights in blocks along their last axis of 4 or
+    2 bits are unpacked in registers; binary and logarithmic weights take float activations.
+
+    `path` says which kernels run: "integer", "groups", "blocks" (an integer product a block: any other linear dtype),
+    "float", "general". NaN or Inf in x is an error where its range is looked for.
+
+    >>> import lowbit as lb
+    >>> layer = lb.QuantizedLinear(np.float32([[1, 2], [3, -4]]), bias=[0.5, 0.0])
+    >>> layer(np.float32([1, 1])).round(1)
+    array([ 3.5, -1. ], dtype=float32)
+    >>> layer
+    QuantizedLinear(in=2, out=2, int8, activation='int8')
+    """
+
+    def __init__(
+        self,
+        weight: Any,
+        bias: Any = None,
+        *,
+        dtype: DTypeLike = "int8",
+        scheme: str | QuantizationScheme = "symmetric",
+        block_size: int | None = None,
+        activation: str = "int8",
+        input_params: QuantizationParams | None = None,
+        out_params: QuantizationParams | None = None,
+    ) -> None:
+        if activation not in _ACTIVATIONS:
+            raise InvalidProblem(f"activation: {activation!r}; expected one of {', '.join(_ACTIVATIONS)}")
+        if not isinstance(weight, QuantizedTensor):
+            weight = _quantized(weight, 2, dtype, scheme, block_size)
+        if weight.ndim != 2:
+            raise InvalidProblem(f"weight: shape {weight.shape}; expected (out, in)")
+        p = weight.params
+        self.out_features, self.in_features = weight.shape
+        self.activation, self.input_params, self.out_params = activation, input_params, out_params
+        self.params = p
+        self._outcome = Outcome.of(self.out_features, bias, out_params)
+        if input_params is not None:
+            _check_input(input_params)
+            self.input_params = input_params.for_compute(F32)
+        self.path = _path(p, activation, input_params)
+        self._packed: Any
+        if self.path == "integer":
+            self._packed = PackedMatrix(weight, transpose=True)
+        elif self.path == "groups":
+            self._packed = pack_groups(weight)
+        elif self.path == "float":
+            self._packed = weight_only.pack(weight)
+        else:
+            self._packed = weight
+
+    @property
+    def bias(self) -> Array | None:
+        return self._outcome.bias
+
+    @property
+    def weight(self) -> QuantizedTensor:
+        """The quantized weights, [out, in]."""
+        if self.path == "integer":
+            codes = np.empty((self.out_features, self.in_features), self.params.dtype.code_dtype)
+            self._packed.native.unpack(codes.view(np.uint8))
+            return QuantizedTensor.from_codes(codes, self.params)
+        if self.path == "groups":
+            up = np.empty((self.out_features, self.in_features), np.uint8)
+            self._packed.unpack(up)
+            return QuantizedTensor.from_codes(up.astype(np.int16) + self.params.dtype.qmin, self.params)
+        if self.path == "float":
+            held: QuantizedTensor = self._packed.weight
+            return held
+        kept: QuantizedTensor = self._packed
+        return kept
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights as they are kept, their scales, and the bias."""
+        return int(self._packed.nbytes) + (0 if self.bias is None else self.bias.nbytes)
+
+    def workspace_size(self, rows: int) -> int:
+        """Bytes a call on so many rows works in, beside its argument and its result."""
+        m, n, k = rows, self.out_features, self.in_features
+        if self.path == "integer":
+            return int(_core.linear_workspace(m, k) + _core.multiply_workspace(m, n, k))
+        if self.path == "groups":
+            return int(_core.linear_workspace(m, k) + _core.groups_workspace(self._packed, m))
+        if self.path == "float":
+            return int(weight_only.workspace(self._packed, m))
+        return m * k + 8 * m * n
+
+    def __call__(self, x: Any) -> Any:
+        """x [..., in] to [..., out], in x's type, or QuantizedTensor of out_params."""
+        rows = cpu.as_float_array(x, "x")
+        if not rows.shape or rows.shape[-1] != self.in_features:
+            raise InvalidProblem(f"x: shape {rows.shape}; expected (..., {self.in_features})")
+        if rows.element not in _DTYPES:
+            raise UnsupportedDType(f"x: {rows.compute}; expected float32, float16 or bfloat16")
+        m = math.prod(rows.shape[:-1])
+        outcome = self._outcome if self.out_params is not None else _typed(self._outcome, rows)
+        shape = (*rows.shape[:-1], self.out_features)
+        if self.path in ("integer", "groups"):
+            y = self._native(rows, m, outcome, shape)
+        elif self.path == "float":
+            y = self._weight_only(rows, m, outcome, shape)
+        else:
+            y = self._by_parts(rows, m, outcome, shape)
+        return y
+
+    def _native(self, x: cpu.FloatArray, m: int, outcome: Outcome, shape: tuple[int, ...]) -> Any:
+        given = self.input_params
+        sa = None if given is None else given.scale
+        if self.path == "groups":
+            finish, call, packed = outcome.groups_finish(), _core.linear_groups, self._packed
+        else:
+            sb = self.params.scale.astype(F32)
+            finish, call, packed = outcome.finish(sa, sb, self.in_features), _core.linear, self._packed.native
+        if finish is None:
+            return self._by_parts(x, m, outcome, shape)
+        how = _ACTIVATIONS[self.activation] if given is None else _FIXED
+        fixed = (0, 1.0, 0, -127, 127)
+        if given is not None:
+            code = 0 if given.dtype.is_signed else 1
+            fixed = (code, float(given.scale), int(given.zero_point), given.qmin, given.qmax)
+        y, memory = outcome.empty(shape)
+        nan, bad = call(x.array, x.element, m, how, *fixed, packed, finish, memory)
+        if nan or bad:
+            _refuse(x)
+        return outcome.wrap(y)
+
+    def _by_parts(self, x: cpu.FloatArray, m: int, outcome: Outcome, shape: tuple[int, ...]) -> Any:
+        """Activations first, then the product: for what has no kernel that does both."""
+        rows = x.widened().reshape(m, self.in_features)
+        if self.path == "general":
+            y = (rows.astype(np.float64) @ self.weight.dequantize(dtype=np.float64).T).astype(F32)
+            return _reshaped(outcome.from_floats(y, outcome.bias), shape)
+        q = self._codes(rows, x)
+        w = self.weight
+        if self.path == "integer":
+            za, sa = q.params.zero_point, q.params.scale
+            acc = matmul_integer(q.data, w.unpack().T, za, w.params.zero_point).astype(np.int64)
+            return _reshaped(outcome.general(acc, sa, w.params.scale.astype(F32)), shape)
+        p = w.params
+        turned = p.replace(axis=0, scale=p.scale.T, zero_point=p.zero_point.T)
+        wt = QuantizedTensor.from_codes(np.ascontiguousarray(w.unpack().T), turned)
+        y = qmatmul(q, wt)
+        assert isinstance(y, np.ndarray)
+        return _reshaped(outcome.from_floats(y, outcome.bias), shape)
+
+    def _codes(self, rows: Array, x: cpu.FloatArray) -> QuantizedTensor:
+        if self.input_params is not None:
+            return quantize(rows, params=self.input_params)
+        if rows.shape[0] == 0:
+            params = QuantizationParams(self.activation, scale=np.ones(0, F32), axis=0)
+            return QuantizedTensor(np.zeros(rows.shape, self.activation), params)
+        refuse_nonfinite(x, "x")
+        return quantize(
+            rows, self.activation, scheme="symmetric" if self.activation == "int8" else "asymmetric", axis=0
+        )
+
+    def _weight_only(self, x: cpu.FloatArray, m: int, outcome: Outcome, shape: tuple[int, ...]) -> Any:
+        rows = cpu.FloatArray(x.array.reshape(m, self.in_features), x.element)
+        if self.out_params is not None or (outcome.bias is not None and outcome.bias.dtype.kind == "i"):
+            y = np.empty((m, self.out_features), F32)
+            weight_only.linear(rows, self._packed, None, cpu.FloatArray(y, 0))
+            return _reshaped(outcome.from_floats(y, outcome.bias), shape)
+        y, memory = outcome.empty((m, self.out_features))
+        weight_only.linear(rows, self._packed, outcome.bias, cpu.FloatArray(memory, x.element))
+        return y.reshape(shape)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = {"activation": self.activation, "input_params": self.input_params, "out_params": self.out_params}
+        return _linear_again, (self.weight, self.bias, options)
+
+    def __repr__(self) -> str:
+        parts = [f"in={self.in_features}", f"out={self.out_features}", str(self.params.dtype)]
+        if self.params.block_size is not None:
+            parts.append(f"block_size={self.params.block_size}")
+        parts.append(f"activation={self.activation!r}")
+        return f"QuantizedLinear({', '.join(parts)})"
+
+
+class QuantizedConv2d:
+    """A convolution over quantized weights [out, in / groups, kh, kw], called on float images.
+
+    The result has x's type, or codes of `out_params`. x becomes int8 codes with one scale, found in it (±127), or codes
+    of `input_params`. Options as in `qconv2d`.
+
+    >>> import lowbit as lb
+    >>> layer = lb.QuantizedConv2d(np.ones((1, 1, 2, 2), np.float32), padding=(0, 0, 1, 1))
+    >>> layer(np.ones((1, 1, 2, 2), np.float32)).round(2)[0, 0]
+    array([[4., 2.],
+           [2., 1.]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        weight: Any,
+        bias: Any = None,
+        *,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        layout: str = "NCHW",
+        dtype: DTypeLike = "int8",
+        scheme: str | QuantizationScheme = "symmetric",
+        input_params: QuantizationParams | None = None,
+        out_params: QuantizationParams | None = None,
+    ) -> None:
+        self._geometry = ConvGeometry.of(stride, padding, dilation, groups, layout)
+        if not isinstance(weight, QuantizedTensor):
+            weight = _quantized(weight, 4, dtype, scheme, None)
+        self._packed = prepack_conv2d(weight, groups)
+        Outcome.of(weight.shape[0], bias, out_params)
+        if input_params is not None:
+            _check_input(input_params)
+        self.bias = None if bias is None else np.asarray(bias)
+        self.input_params, self.out_params = input_params, out_params
+
+    @property
+    def weight(self) -> QuantizedTensor:
+        """The quantized weights, [out, in / groups, kh, kw]."""
+        return self._packed.to_tensor()
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights as they are kept, their scales, and the bias."""
+        return self._packed.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: Any) -> Any:
+        """The convolution of x, in x's type, or a QuantizedTensor of out_params."""
+        floats = cpu.as_float_array(x, "x")
+        if floats.element not in _DTYPES:
+            raise UnsupportedDType(f"x: {floats.compute}; expected float32, float16 or bfloat16")
+        if len(floats.shape) != 4:
+            raise InvalidProblem(f"x: shape {floats.shape}; expected four dimensions, {self._geometry.layout}")
+        p = self.input_params
+        if p is None and math.prod(floats.shape) == 0:
+            p = QuantizationParams("int8")
+        q = quantize(x, "int8", name="x") if p is None else quantize(x, params=p)
+        g = self._geometry
+        y = qconv2d(
+            q, self._packed, self.bias, stride=g.stride, padding=g.padding, dilation=g.dilation, layout=g.layout,
+            out_params=self.out_params, out_dtype=_DTYPES[floats.element],
+        )  # fmt: skip
+        return y
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = {**self._geometry._asdict(), "input_params": self.input_params, "out_params": self.out_params}
+        return _conv_again, (self.weight, self.bias, options)
+
+    def __repr__(self) -> str:
+        out, per_group, kh, kw = self._packed.shape
+        g = self._geometry
+        return (
+            f"QuantizedConv2d({per_group * g.groups}, {out}, kernel=({kh}, {kw}), {self._packed.dtype}, "
+            f"stride={g.stride}, padding={g.padding}, groups={g.groups}, {g.layout})"
+        )
+
+
+def _linear_again(weight: QuantizedTensor, bias: Any, options: dict[str, Any]) -> QuantizedLinear:
+    return QuantizedLinear(weight, bias, **options)
+
+
+def _conv_again(weight: QuantizedTensor, bias: Any, options: dict[str, Any]) -> QuantizedConv2d:
+    return QuantizedConv2d(weight, bias, **options)
+
+
+def _path(p: QuantizationParams, activation: str, given: QuantizationParams | None) -> str:
+    """Which kernels serve these weights."""
+    if p.dtype.is_mixed:
+        return "general"
+    if activation == "float" and given is None:
+        return "float"
+    if p.dtype.is_binary or p.is_logarithmic:
+        return "float"
+    signed = activation == "int8" if given is None else given.dtype.is_signed and int(given.zero_point) == 0
+    if p.block_size is not None and p.axis in (1, -1):
+        if not signed:
+            raise Unsupported("activation: unsigned or with a zero point; weights in blocks take 'int8' or 'float'")
+        return "groups" if p.dtype.bits in (2, 4) else "blocks" if p.dtype.bits <= 8 else "float"
+    if not _multiplies_as_bytes(p) or p.axis not in (None, 0, -2):
+        return "float" if p.axis in (None, 0, -2) and p.block_size is None else "general"
+    return "integer"
+
+
+def _quantized(
+    weight: Any, ndim: int, dtype: DTypeLike, scheme: str | QuantizationScheme, block_size: int | None
+) -> QuantizedTensor:
+    floats = cpu.as_float_array(weight, "weight")
+    if len(floats.shape) != ndim:
+        raise InvalidProblem(f"weight: shape {floats.shape}; expected {ndim} dimensions, outputs first")
+    kind = QuantizedDType.of(dtype)
+    axis = -1 if block_size is not None else 0
+    return quantize(weight, kind, scheme=scheme, axis=axis, block_size=block_size, name="weight")
+
+
+def _check_input(p: QuantizationParams) -> None:
+    if not isinstance(p, QuantizationParams):
+        raise InvalidProblem(f"input_params: {type(p).__name__}; expected QuantizationParams")
+    if not _multiplies_as_bytes(p) or p.dtype.is_packed or p.axis is not None:
+        raise Unsupported(f"input_params: {p.dtype}, {p.scheme}, axis {p.axis}; expected int8 or uint8 with one scale")
+
+
+def _typed(outcome: Outcome, x: cpu.FloatArray) -> Outcome:
+    """The same outcome in x's float type."""
+    dtype = cpu.float_dtype(_DTYPES[x.element]) if x.element != cpu.BFLOAT16 else x.dtype
+    return outcome if dtype == outcome.dtype else Outcome(
+        outcome.n, np.dtype(dtype), None, outcome.bias, outcome.floor, outcome.ceiling, 0, 0
+    )  # fmt: skip
+
+
+def _refuse(x: cpu.FloatArray) -> None:
+    refuse_nonfinite(x, "x")
+    raise InvalidProblem(f"x: values too large: a scale would exceed {MAX_SCALE:.6g}")
+
+
+def _reshaped(y: Any, shape: tuple[int, ...]) -> Any:
+    if isinstance(y, QuantizedTensor):
+        return QuantizedTensor._trusted(y.data.reshape(shape), y.params, shape)
+    return y.reshape(shape)

@@ -1,0 +1,167 @@
+"""What becomes of exact sums of products: floats, or codes of another scale. Checked first, applied last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import _core, reference, reference_compute
+from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.kernels import cpu
+from lowbit.params import QuantizationParams
+from lowbit.tensor import QuantizedTensor
+
+__all__ = ["Outcome"]
+
+Array = npt.NDArray[Any]
+F32 = np.float32
+_ONE = np.ones(1, F32)
+_RESULTS = {"float32": 1, "float16": 2, "bfloat16": 3, "int8": 4, "uint8": 5}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """y = f32(t) * (sa * sb) + bias, clamped, as floats; or clamp(rne(f32(t) * ((sa * sb) / sy)) + zy) as codes.
+
+    A bias of integers belongs to the sums t. One of floats is added to float results; before requantizing it takes the
+    steps of the sums, rne(bias / (sa * sb)). relu and clamp speak of real numbers.
+    """
+
+    n: int
+    dtype: np.dtype[Any]
+    params: QuantizationParams | None
+    bias: Array | None
+    floor: float
+    ceiling: float
+    lo: int
+    hi: int
+
+    @classmethod
+    def of(
+        cls,
+        n: int,
+        bias: Any = None,
+        out_params: QuantizationParams | None = None,
+        out_dtype: Any = "float32",
+        activation: str | None = None,
+        clamp: tuple[float, float] | None = None,
+    ) -> Outcome:
+        """Raises for whatever cannot be, naming the argument."""
+        if activation not in (None, "relu"):
+            raise InvalidProblem(f"activation: {activation!r}; expected None or 'relu'")
+        floor, ceiling = (0.0, np.inf) if activation else (-np.inf, np.inf)
+        if clamp is not None:
+            try:
+                least, most = (float(v) for v in clamp)
+            except (TypeError, ValueError):
+                raise InvalidProblem(f"clamp: {clamp!r}; expected two numbers, least and greatest") from None
+            if not least <= most:
+                raise InvalidProblem(f"clamp: [{least}, {most}]; expected least <= greatest")
+            floor, ceiling = min(max(floor, least), most), most
+        if bias is not None:
+            bias = _checked_bias(bias, n)
+        if out_params is None:
+            try:
+                dtype = cpu.float_dtype(out_dtype)
+            except UnsupportedDType:
+                dtype = np.dtype(object)
+            if dtype.name not in _RESULTS:
+                raise UnsupportedDType(f"out_dtype: {out_dtype!r}; expected float32, float16 or bfloat16")
+            return cls(n, dtype, None, bias, floor, ceiling, 0, 0)
+        p = out_params
+        if not isinstance(p, QuantizationParams):
+            raise InvalidProblem(f"out_params: {type(p).__name__}; expected QuantizationParams")
+        if p.dtype.storage_dtype.name not in _RESULTS or p.dtype.is_packed or p.is_logarithmic:
+            raise Unsupported(f"out_params: {p.dtype}, {p.scheme}; expected linear int8 or uint8")
+        if p.axis is not None:
+            raise Unsupported(f"out_params: scales along axis {p.axis}; expected one scale")
+        p = p.for_compute(F32)
+        zero, lo, hi = int(p.zero_point), p.qmin, p.qmax
+        if activation:
+            lo = max(lo, zero)
+        if clamp is not None:
+            least, most = reference.quantize(np.asarray(clamp, F32), p).astype(np.int64)
+            lo, hi = min(max(lo, int(least)), int(most)), int(most)
+        return cls(n, p.dtype.storage_dtype, p, bias, floor, ceiling, lo, hi)
+
+    def empty(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """An array for the result, and its memory as kernels write it."""
+        y = np.empty(shape, self.dtype)
+        return y, y.view(np.uint16) if self.dtype.name == "bfloat16" else y
+
+    def wrap(self, y: Array) -> Array | QuantizedTensor:
+        return y if self.params is None else QuantizedTensor._trusted(y, self.params, y.shape)
+
+    def finish(self, sa: Array | None, sb: Array, depth: int) -> _core.Finish | None:
+        """The native form; None where there is none. sa: None where the kernel finds it, with a scale a row."""
+        per_row = sa is None or sa.ndim > 0
+        add = bias = None
+        if self.bias is not None:
+            if self.bias.dtype.kind == "i":
+                add = self.bias
+            elif self.params is None:
+                bias = self.bias
+            elif per_row:
+                return None
+            else:
+                assert sa is not None
+                steps = np.rint(self.bias / (sa * sb))
+                if np.abs(steps).max(initial=0) >= 2**31:
+                    return None
+                add = steps.astype(np.int32)
+        # Within these bounds no sum leaves int32, the bias included.
+        if add is not None and depth <= _core.exact_depth:
+            if int(np.abs(add.astype(np.int64)).max(initial=0)) + 65025 * depth >= 2**31:
+                return None
+        p = self.params
+        scale = 1.0 if p is None else float(p.scale)
+        zero = 0 if p is None else int(p.zero_point)
+        return _core.Finish(
+            _RESULTS[self.dtype.name], np.ascontiguousarray(sb.reshape(-1)), None if sa is None else sa.reshape(-1),
+            bias, add, self.floor, self.ceiling, scale, zero, self.lo, self.hi,
+        )  # fmt: skip
+
+    def groups_finish(self) -> _core.Finish | None:
+        """The native form for sums that are floats already; None where the result or the bias is of integers."""
+        if self.params is not None or (self.bias is not None and self.bias.dtype.kind == "i"):
+            return None
+        kind = _RESULTS[self.dtype.name]
+        return _core.Finish(kind, _ONE, None, self.bias, None, self.floor, self.ceiling, 1.0, 0, 0, 0)
+
+    def general(self, acc: Array, sa: Array, sb: Array) -> Array | QuantizedTensor:
+        """The same in NumPy, for sums [m, n] of any depth."""
+        bias = self.bias
+        if bias is not None and bias.dtype.kind == "i":
+            acc, bias = acc.astype(np.int64) + bias, None
+        if self.params is None:
+            return self.from_floats(reference_compute.scaled(acc, sa, sb, 0 if bias is None else bias), None)
+        if bias is not None:
+            acc = acc.astype(np.int64) + np.rint(bias / ((sa[:, None] if sa.ndim else sa) * sb)).astype(np.int64)
+        p = self.params
+        codes = reference_compute.requantize(acc, sa, sb, p.scale, int(p.zero_point), p.qmin, p.qmax)
+        return self.wrap(np.clip(codes, self.lo, self.hi).astype(self.dtype))
+
+    def from_floats(self, y: Array, bias: Array | None) -> Array | QuantizedTensor:
+        """Float sums, scaled already: plus bias, clamped and narrowed, or quantized."""
+        y = y if bias is None else y + bias.astype(F32)
+        if self.params is not None:
+            codes = reference.quantize(y, self.params)
+            return self.wrap(np.clip(codes, self.lo, self.hi).astype(self.dtype))
+        with np.errstate(over="ignore"):
+            return np.asarray(np.clip(y, F32(self.floor), F32(self.ceiling)).astype(self.dtype))
+
+
+def _checked_bias(bias: Any, n: int) -> Array:
+    array = np.asarray(bias)
+    if array.shape != (n,):
+        raise InvalidProblem(f"bias: shape {array.shape}; expected ({n},), one an output")
+    if array.dtype.kind == "i":
+        if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
+            raise InvalidProblem("bias: integers beyond int32")
+        return np.ascontiguousarray(array, np.int32)
+    if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+        return np.ascontiguousarray(array, F32)
+    raise UnsupportedDType(f"bias: {array.dtype}; expected floats or integers")
