@@ -12,6 +12,7 @@
 #include "base/threads.h"
 #include "bindings/buffer.h"
 #include "bindings/compute.h"
+#include "bindings/finish.h"
 #include "drivers/conv.h"
 #include "drivers/gemm.h"
 #include "drivers/groups.h"
@@ -22,15 +23,6 @@ using namespace nb::literals;
 
 namespace lowbit {
 namespace {
-
-Buffer optional(nb::handle array, const char* name) { return array.is_none() ? Buffer() : Buffer(array, name); }
-
-// One value, or `many` of them; says which.
-bool is_many(const Buffer& b, int64_t item, int64_t many, const char* name) {
-  if (b.bytes() == item && many != 1) return false;
-  b.require(item * many, name);
-  return true;
-}
 
 std::unique_ptr<PackedMatrix> pack_matrix(nb::handle codes, bool is_signed, int64_t k, int64_t n, bool transposed,
                                           nb::handle zero_points) {
@@ -50,45 +42,6 @@ void unpack_of(const Packed& packed, nb::handle output) {
   const nb::gil_scoped_release release;
   packed.unpack(out.as<uint8_t>());
 }
-
-// Everything after the sums, held while a call runs.
-struct FinishSpec {
-  Result result;
-  Buffer scale, row_scale, bias, add;
-  float floor, ceiling, out_scale;
-  int32_t zero, lo, hi;
-
-  FinishSpec(int kind, nb::handle scale_array, nb::handle row_scale_array, nb::handle bias_array, nb::handle add_array,
-             float least, float greatest, float step, int32_t zero_point, int32_t qmin, int32_t qmax)
-      : scale(optional(scale_array, "scale")),
-        row_scale(optional(row_scale_array, "row_scale")),
-        bias(optional(bias_array, "bias")),
-        add(optional(add_array, "add")),
-        floor(least),
-        ceiling(greatest),
-        out_scale(step),
-        zero(zero_point),
-        lo(qmin),
-        hi(qmax) {
-    if (kind < 0 || kind > 5) throw nb::value_error("result: unknown id");
-    result = static_cast<Result>(kind);
-    if (result != Result::s32 && !scale) throw nb::value_error("scale: missing");
-  }
-  Finish finish(int64_t m, int64_t n) const {
-    Finish f;
-    f.result = result;
-    f.add = add.as<int32_t>();
-    if (add) add.require(4 * n, "add");
-    f.bias = bias.as<float>();
-    if (bias) bias.require(4 * n, "bias");
-    f.scale = scale.as<float>();
-    if (scale) f.scale_per_column = is_many(scale, 4, n, "scale");
-    f.row_scale = row_scale.as<float>();
-    if (row_scale) f.scale_per_row = is_many(row_scale, 4, m, "row_scale");
-    f.floor = floor, f.ceiling = ceiling, f.out_scale = out_scale, f.zero = zero, f.lo = lo, f.hi = hi;
-    return f;
-  }
-};
 
 void multiply(nb::handle codes, bool is_signed, int64_t m, nb::handle zero_points, const PackedMatrix& b,
               const FinishSpec& spec, nb::handle output, bool wide) {

@@ -21,6 +21,7 @@
 #include "drivers/gradients.h"
 #include "kernels/binary/binary.h"
 #include "kernels/dequantize/dequantize.h"
+#include "kernels/dwconv/dwconv.h"
 #include "kernels/fake_quant/fake_quant.h"
 #include "kernels/pack/pack.h"
 #include "kernels/quantize/quantize.h"
@@ -460,6 +461,10 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> kern
       if (isa == Isa::avx512 && binary_rows_with_vpopcnt() != nullptr)
         rows.emplace_back("binary", isa_name(isa), name_of(binary_rows(isa)[k].code),
                           binary_rows_with_vpopcnt()[k].way);
+    for (int k = 0; k < kDwconvRows; ++k) {
+      const DwconvRow& r = dwconv_rows(isa)[k];
+      const std::string size = std::to_string(r.kh) + "x" + std::to_string(r.kw) + "/" + std::to_string(r.stride);
+      rows.emplace_back("dwconv", isa_name(isa), name_of(r.code), r.kh == 0 ? "any" : size);
     }
   }
   return rows;
@@ -563,6 +568,7 @@ NB_MODULE(_core, m) {
 
   bind_gemm(m);
   bind_weight_only(m);
+  bind_dwconv(m);
 
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, "n"_a);

@@ -3,6 +3,7 @@
 
 #include "kernels/binary/binary.h"
 #include "kernels/dequantize/dequantize.h"
+#include "kernels/dwconv/dwconv.h"
 #include "kernels/fake_quant/fake_quant.h"
 #include "kernels/finish/finish.h"
 #include "kernels/float_dot/float_dot.h"
@@ -54,6 +55,10 @@ LOWBIT_FAMILY(range, RangeRow)
 #define LOWBIT_DECLARE_PackRow(isa) extern const PackRow* const pack_rows_##isa;
 #define LOWBIT_CASE_PackRow(isa) LOWBIT_CASE(pack, isa)
 LOWBIT_FAMILY(pack, PackRow)
+
+#define LOWBIT_DECLARE_DwconvRow(isa) extern const DwconvRow* const dwconv_rows_##isa;
+#define LOWBIT_CASE_DwconvRow(isa) LOWBIT_CASE(dwconv, isa)
+LOWBIT_FAMILY(dwconv, DwconvRow)
 
 #define LOWBIT_DECLARE_FinishRow(isa) extern const FinishRow* const finish_rows_##isa;
 #define LOWBIT_CASE_FinishRow(isa) LOWBIT_CASE(finish, isa)
@@ -141,6 +146,11 @@ const GroupRow& group_row(Isa isa, int bits) {
 }
 const PackRow& pack_row(Isa isa, int bits) {
   return find(pack_rows(isa), kPackRows, [=](const PackRow& r) { return r.bits == bits; });
+}
+const DwconvRow& dwconv_row(Isa isa, Code code, int64_t kh, int64_t kw, int64_t stride) {
+  return find(dwconv_rows(isa), kDwconvRows, [=](const DwconvRow& r) {  // the row for any comes last
+    return r.code == code && (r.kh == 0 || (r.kh == kh && r.kw == kw && r.stride == stride));
+  });
 }
 
 const BinaryRow* binary_rows_with_vpopcnt() {

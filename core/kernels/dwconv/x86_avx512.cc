@@ -1,0 +1,7 @@
+#include "kernels/dwconv/generic.h"
+#include "kernels/dwconv/taps_avx512.h"
+
+namespace lowbit {
+extern const DwconvRow* const dwconv_rows_avx512;
+const DwconvRow* const dwconv_rows_avx512 = DwconvRows<Avx512>::rows;
+}  // namespace lowbit

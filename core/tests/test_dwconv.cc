@@ -1,0 +1,1 @@
+namespace lowbit { int test_dwconv_stub; }
