@@ -1,9 +1,12 @@
 // The only place that maps an ISA to its tables.
 #include <cassert>
 
+#include "kernels/codes/codes.h"
+#include "kernels/combine/combine.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/fake_quant/fake_quant.h"
 #include "kernels/pack/pack.h"
+#include "kernels/pool/pool.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/range.h"
 
@@ -50,6 +53,18 @@ LOWBIT_FAMILY(range, RangeRow)
 #define LOWBIT_CASE_PackRow(isa) LOWBIT_CASE(pack, isa)
 LOWBIT_FAMILY(pack, PackRow)
 
+#define LOWBIT_DECLARE_CombineRow(isa) extern const CombineRow* const combine_rows_##isa;
+#define LOWBIT_CASE_CombineRow(isa) LOWBIT_CASE(combine, isa)
+LOWBIT_FAMILY(combine, CombineRow)
+
+#define LOWBIT_DECLARE_CodesRow(isa) extern const CodesRow* const codes_rows_##isa;
+#define LOWBIT_CASE_CodesRow(isa) LOWBIT_CASE(codes, isa)
+LOWBIT_FAMILY(codes, CodesRow)
+
+#define LOWBIT_DECLARE_PoolRow(isa) extern const PoolRow* const pool_rows_##isa;
+#define LOWBIT_CASE_PoolRow(isa) LOWBIT_CASE(pool, isa)
+LOWBIT_FAMILY(pool, PoolRow)
+
 namespace {
 template <class Row, class Matches>
 const Row& find(const Row* rows, int count, Matches matches) {
@@ -75,6 +90,15 @@ const RangeRow& range_row(Isa isa, Element in) {
 }
 const PackRow& pack_row(Isa isa, int bits) {
   return find(pack_rows(isa), kPackRows, [=](const PackRow& r) { return r.bits == bits; });
+}
+const CombineRow& combine_row(Isa isa, CombineOp op, Code code) {
+  return find(combine_rows(isa), kCombineRows, [=](const CombineRow& r) { return r.op == op && r.code == code; });
+}
+const CodesRow& codes_row(Isa isa, Code code) {
+  return find(codes_rows(isa), kCodesRows, [=](const CodesRow& r) { return r.code == code; });
+}
+const PoolRow& pool_row(Isa isa, Code code) {
+  return find(pool_rows(isa), kPoolRows, [=](const PoolRow& r) { return r.code == code; });
 }
 
 }  // namespace lowbit
