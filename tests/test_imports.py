@@ -48,8 +48,9 @@ PUBLIC = {
     "QuantizationScheme", "QuantizedDType", "QuantizedTensor", "Unsupported", "UnsupportedDType", "__version__",
     "auto_quantize_tensor", "create_optimal_params", "dequantize", "dequantize_backward", "dequantize_from_int8",
     "estimate_accuracy_impact", "estimate_memory_savings", "fake_quantize", "fake_quantize_backward",
-    "fake_quantize_learned_backward", "get_num_threads", "hardware", "measure_accuracy_impact", "quantize",
-    "quantize_backward", "quantize_to_int8", "set_num_threads",
+    "fake_quantize_learned_backward", "get_num_threads", "hardware", "measure_accuracy_impact", "qadd",
+    "qavg_pool2d", "qclamp", "qconcat", "qmax_pool2d", "qmul", "qrelu", "quantize", "quantize_backward",
+    "quantize_to_int8", "set_num_threads",
 }  # fmt: skip
 
 
