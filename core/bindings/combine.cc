@@ -122,8 +122,8 @@ void average_pool_of(int code_id, nb::handle x_array, double scale, int32_t zero
   check_codes(out_code, qmin, qmax);
   const Buffer x(x_array, "x"), out(out_array, "out", true);
   x.require(p.count * p.height * p.width * p.depth, "x"), out.require(out_elements(p), "out");
-  const AverageParams f{static_cast<float>(scale), static_cast<float>(out_scale), zero, out_zero, qmin, qmax,
-                        count_padding};
+  const AverageParams f{
+      static_cast<float>(scale), static_cast<float>(out_scale), zero, out_zero, qmin, qmax, count_padding};
   without_gil(x.bytes(), [&] { average_pool(p, f, code, x.as(), out_code, out.as()); });
 }
 

@@ -446,7 +446,8 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> kern
       const CombineRow& r = combine_rows(isa)[k];
       rows.emplace_back("combine", isa_name(isa), r.op == CombineOp::add ? "add" : "mul", name_of(r.code));
     }
-    for (int k = 0; k < kCodesRows; ++k) rows.emplace_back("codes", isa_name(isa), name_of(codes_rows(isa)[k].code), "");
+    for (int k = 0; k < kCodesRows; ++k)
+      rows.emplace_back("codes", isa_name(isa), name_of(codes_rows(isa)[k].code), "");
     for (int k = 0; k < kPoolRows; ++k) rows.emplace_back("pool", isa_name(isa), name_of(pool_rows(isa)[k].code), "");
   }
   return rows;

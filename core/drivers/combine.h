@@ -25,8 +25,8 @@ struct CodesResult {
   const std::vector<int64_t>& shape;
 };
 
-// q = quantize(a op b). Operands that are repeated along leading axes are read where they lie; one code, and rows of one
-// code, through a few KiB of scratch.
+// q = quantize(a op b). Operands that are repeated along leading axes are read where they lie; one code, and rows of
+// one code, through a few KiB of scratch.
 void combine(CombineOp op, const CodesOperand& a, const CodesOperand& b, const CodesResult& q);
 
 // q = min(max(x, lo), hi) of n codes; q may be x.

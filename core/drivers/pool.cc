@@ -82,24 +82,26 @@ void max_pool(const PoolShape& p, Code code, const void* x, void* q) {
   const PoolRow& row = pool_row(active_isa(), code);
   const uint8_t lowest = code == Code::s8 ? 0x80 : 0;
   const int64_t d = p.depth, out_line = p.out_width() * d;
-  for_each_output_row<uint8_t>(
-      p, x, lowest, [&](RowScratch<uint8_t>& s, int64_t i, const std::vector<const void*>& rows) {
-        largest(row, rows, p.width * d, s.inside);
-        uint8_t* out = static_cast<uint8_t*>(q) + i * out_line;
-        std::vector<const void*> shifted(p.kernel_w);
-        const auto windows_at = [&](int64_t first, int64_t n, uint8_t* to) {
-          for (int64_t k = 0; k < p.kernel_w; ++k) shifted[k] = s.padded.data() + (first + k) * d;
-          largest(row, shifted, n, to);
-        };
-        if (p.stride_w == 1) {
-          windows_at(0, out_line, out);
-        } else if (takes_every_window(p)) {
-          windows_at(0, ((p.out_width() - 1) * p.stride_w + 1) * d, s.across.data());
-          keep_strided(s.across.data(), p, out);
-        } else {
-          for (int64_t j = 0; j < p.out_width(); ++j) windows_at(j * p.stride_w, d, out + j * d);
-        }
-      });
+  for_each_output_row<uint8_t>(p, x, lowest,
+                               [&](RowScratch<uint8_t>& s, int64_t i, const std::vector<const void*>& rows) {
+                                 largest(row, rows, p.width * d, s.inside);
+                                 uint8_t* out = static_cast<uint8_t*>(q) + i * out_line;
+                                 std::vector<const void*> shifted(p.kernel_w);
+                                 const auto windows_at = [&](int64_t first, int64_t n, uint8_t* to) {
+                                   for (int64_t k = 0; k < p.kernel_w; ++k)
+                                     shifted[k] = s.padded.data() + (first + k) * d;
+                                   largest(row, shifted, n, to);
+                                 };
+                                 if (p.stride_w == 1) {
+                                   windows_at(0, out_line, out);
+                                 } else if (takes_every_window(p)) {
+                                   windows_at(0, ((p.out_width() - 1) * p.stride_w + 1) * d, s.across.data());
+                                   keep_strided(s.across.data(), p, out);
+                                 } else {
+                                   for (int64_t j = 0; j < p.out_width(); ++j)
+                                     windows_at(j * p.stride_w, d, out + j * d);
+                                 }
+                               });
 }
 
 namespace {
@@ -130,23 +132,22 @@ void average_pool(const PoolShape& p, const AverageParams& f, Code code, const v
     const int64_t from = j * p.stride_w - p.left;
     return std::min(p.width, from + p.kernel_w) - std::max<int64_t>(0, from);
   };
-  for_each_output_row<int32_t>(
-      p, x, 0, [&](RowScratch<int32_t>& s, int64_t i, const std::vector<const void*>& rows) {
-        const int64_t down = static_cast<int64_t>(rows.size());
-        in.total({rows.data(), down, p.width * d, s.inside});
-        sum_across(p, s);
-        for (int64_t j = 0, end; j < out_width; j = end) {  // windows with as many places inside share a factor
-          for (end = j + 1; end < out_width && places_across(end) == places_across(j);) ++end;
-          const int64_t places = down * places_across(j);
-          const int64_t count = f.count_padding ? p.kernel_h * p.kernel_w : places;
-          AverageArgs k{};
-          k.sum = s.across.data() + j * d, k.n = (end - j) * d;
-          k.q = static_cast<uint8_t*>(q) + (i * out_width + j) * d;
-          k.zero = static_cast<int32_t>(places * f.z), k.by = (f.s / static_cast<float>(count)) / f.sy;
-          k.zy = f.zy, k.qmin = f.qmin, k.qmax = f.qmax;
-          out.average(k);
-        }
-      });
+  for_each_output_row<int32_t>(p, x, 0, [&](RowScratch<int32_t>& s, int64_t i, const std::vector<const void*>& rows) {
+    const int64_t down = static_cast<int64_t>(rows.size());
+    in.total({rows.data(), down, p.width * d, s.inside});
+    sum_across(p, s);
+    for (int64_t j = 0, end; j < out_width; j = end) {  // windows with as many places inside share a factor
+      for (end = j + 1; end < out_width && places_across(end) == places_across(j);) ++end;
+      const int64_t places = down * places_across(j);
+      const int64_t count = f.count_padding ? p.kernel_h * p.kernel_w : places;
+      AverageArgs k{};
+      k.sum = s.across.data() + j * d, k.n = (end - j) * d;
+      k.q = static_cast<uint8_t*>(q) + (i * out_width + j) * d;
+      k.zero = static_cast<int32_t>(places * f.z), k.by = (f.s / static_cast<float>(count)) / f.sy;
+      k.zy = f.zy, k.qmin = f.qmin, k.qmax = f.qmax;
+      out.average(k);
+    }
+  });
 }
 
 }  // namespace lowbit

@@ -38,8 +38,8 @@ struct AllPairs {
   }
 };
 
-// With t = a * A + b * B + c, the code is floor(t + 1/2) for all pairs just where c lies in an interval. Each pair bounds
-// it: from below unless its code is the least, from above unless it is the greatest.
+// With t = a * A + b * B + c, the code is floor(t + 1/2) for all pairs just where c lies in an interval. Each pair
+// bounds it: from below unless its code is the least, from above unless it is the greatest.
 class Bounds {
  public:
   Bounds(const AllPairs& pairs, double a, double b) : codes_(pairs.codes.data()), a_(a), b_(b) {

@@ -29,8 +29,8 @@ struct NeonBytes {
     uint8x16x4_t part[4];
     explicit Table(const uint8_t* p) {
       for (int k = 0; k < 4; ++k)
-        part[k] = {{vld1q_u8(p + 64 * k), vld1q_u8(p + 64 * k + 16), vld1q_u8(p + 64 * k + 32),
-                    vld1q_u8(p + 64 * k + 48)}};
+        part[k] = {
+            {vld1q_u8(p + 64 * k), vld1q_u8(p + 64 * k + 16), vld1q_u8(p + 64 * k + 32), vld1q_u8(p + 64 * k + 48)}};
     }
   };
   LOWBIT_INLINE Bytes lookup(const Table& t, Bytes x) {

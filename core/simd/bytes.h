@@ -50,8 +50,8 @@ struct Streamed {
   static constexpr bool value = Is;
 };
 
-// block(Streamed, a, b, q) for every Step bytes of a run; b may be null. The bytes left over go through copies, so that q
-// may be a or b. Streamed blocks start on a cache line.
+// block(Streamed, a, b, q) for every Step bytes of a run; b may be null. The bytes left over go through copies, so that
+// q may be a or b. Streamed blocks start on a cache line.
 template <int Step, class Block>
 LOWBIT_INLINE void for_each_block(const uint8_t* a, const uint8_t* b, uint8_t* q, int64_t n, bool stream,
                                   const Block& block) {

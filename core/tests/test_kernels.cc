@@ -17,6 +17,7 @@
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/range.h"
 #include "simd/scalar.h"
+#include "tests/check.h"
 
 namespace lowbit {
 namespace {
@@ -24,10 +25,14 @@ namespace {
 int passed = 0, failed = 0;
 bool half_stores = true;  // --no-half-stores: the emulator at hand rounds vcvtps2ph wrongly at ties
 
+}  // namespace
+
 void report(bool good, const std::string& what) {
   good ? ++passed : ++failed;
   if (!good) std::printf("FAILED %s\n", what.c_str());
 }
+
+namespace {
 
 const char* const kElement[] = {"f32", "f64", "f16", "bf16"};
 const char* const kCode[] = {"s8", "u8", "s16", "u16", "s4", "u4", "s2", "u2", "b1"};
@@ -754,6 +759,7 @@ int main(int argc, char** argv) {
       prove_quotient(isa);
     } else if (!proof && isa == base_isa(isa)) {
       test_rows(isa);
+      test_combine(isa);
     }
   }
   if (!proof) {

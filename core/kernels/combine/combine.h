@@ -13,11 +13,11 @@ namespace lowbit {
 enum class CombineOp : int { add = 0, mul = 1 };
 
 struct CombineShortcut {
-  static constexpr int kDigit = 7;   // bits
-  static constexpr int kPlanes = 4;  // digits at most
-  static constexpr int kFine = 2;    // the plane `fine` is added to, or the last where there are fewer
-  int planes = 0;                    // digits in use; 0: no shortcut
-  int fraction = 0;                  // bits below the point in the first plane, 1 to 8
+  static constexpr int kDigit = 7;           // bits
+  static constexpr int kPlanes = 4;          // digits at most
+  static constexpr int kFine = 2;            // the plane `fine` is added to, or the last where there are fewer
+  int planes = 0;                            // digits in use; 0: no shortcut
+  int fraction = 0;                          // bits below the point in the first plane, 1 to 8
   uint8_t a[kPlanes] = {}, b[kPlanes] = {};  // the digits of A and B, highest first
   int16_t coarse = 0, fine = 0;              // offset, in units of plane 0 and of plane kFine
   float ratio = 0, shift = 0;                // mul only
@@ -30,7 +30,7 @@ struct CombineArgs {
   bool a_signed, b_signed;  // s8, else u8
   float sa, sb, sy;
   int32_t za, zb, zy, qmin, qmax;
-  bool stream;                     // write past the caches
+  bool stream;                      // write past the caches
   const CombineShortcut* shortcut;  // `shortcut` only
 };
 

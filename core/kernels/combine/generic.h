@@ -51,9 +51,8 @@ void combine_as(const CombineArgs& k) {
       static_cast<const uint8_t*>(k.a), static_cast<const uint8_t*>(k.b), static_cast<uint8_t*>(k.q), k.n, k.stream,
       [&](auto stream, const uint8_t* a, const uint8_t* b, uint8_t* q) __attribute__((always_inline)) {
         for (int i = 0; i < 2 * half; i += half)
-          combiner.template block<decltype(stream)::value>(reinterpret_cast<const A*>(a + i),
-                                                           reinterpret_cast<const B*>(b + i),
-                                                           reinterpret_cast<C*>(q + i));
+          combiner.template block<decltype(stream)::value>(
+              reinterpret_cast<const A*>(a + i), reinterpret_cast<const B*>(b + i), reinterpret_cast<C*>(q + i));
       });
 }
 
@@ -80,8 +79,7 @@ struct CombineRows {
     return nullptr;
   }
   static constexpr CombineRow rows[kCombineRows] = {
-#define ROW(op, c, C) \
-  {CombineOp::op, Code::c, combine_exact<V, CombineOp::op, C>, shortcut<CombineOp::op, C>()},
+#define ROW(op, c, C) {CombineOp::op, Code::c, combine_exact<V, CombineOp::op, C>, shortcut<CombineOp::op, C>()},
 #include "kernels/combine/kernels.inc"
 #undef ROW
   };
