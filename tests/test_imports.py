@@ -52,7 +52,8 @@ PUBLIC = {
     "dequantize_backward", "dequantize_from_int8", "estimate_accuracy_impact", "estimate_memory_savings",
     "fake_quantize", "fake_quantize_backward", "fake_quantize_learned_backward", "get_num_threads", "hardware",
     "matmul_integer", "measure_accuracy_impact", "prepack", "prepack_binary", "prepack_binary_conv2d",
-    "prepack_conv2d", "qconv1d", "qconv2d", "qmatmul", "quantize", "quantize_backward",
+    "prepack_conv2d", "qadd", "qavg_pool2d", "qclamp", "qconcat", "qconv1d", "qconv2d", "qmatmul", "qmax_pool2d",
+    "qmul", "qrelu", "quantize", "quantize_backward",
     "quantize_to_int8", "set_num_threads",
 }  # fmt: skip
 

@@ -20,10 +20,15 @@
 #include "drivers/elementwise.h"
 #include "drivers/gradients.h"
 #include "kernels/binary/binary.h"
+#include "bindings/combine.h"
+#include "bindings/gil.h"
+#include "kernels/codes/codes.h"
+#include "kernels/combine/combine.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/dwconv/dwconv.h"
 #include "kernels/fake_quant/fake_quant.h"
 #include "kernels/pack/pack.h"
+#include "kernels/pool/pool.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/range.h"
 
@@ -35,19 +40,6 @@ namespace lowbit {
 void bind_binary(nb::module_& m);
 
 namespace {
-
-// Letting go of the GIL costs more than a small call does.
-constexpr int64_t kReleaseAt = 8192;
-
-template <class Work>
-void without_gil(int64_t elements, Work&& work) {
-  if (elements < kReleaseAt) {
-    work();
-  } else {
-    const nb::gil_scoped_release release;
-    work();
-  }
-}
 
 Element element_of(int id) {
   if (id < 0 || id > 3) throw nb::value_error("element: unknown id");
@@ -466,6 +458,12 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> kern
       const std::string size = std::to_string(r.kh) + "x" + std::to_string(r.kw) + "/" + std::to_string(r.stride);
       rows.emplace_back("dwconv", isa_name(isa), name_of(r.code), r.kh == 0 ? "any" : size);
     }
+    for (int k = 0; k < kCombineRows; ++k) {
+      const CombineRow& r = combine_rows(isa)[k];
+      rows.emplace_back("combine", isa_name(isa), r.op == CombineOp::add ? "add" : "mul", name_of(r.code));
+    for (int k = 0; k < kCodesRows; ++k)
+      rows.emplace_back("codes", isa_name(isa), name_of(codes_rows(isa)[k].code), "");
+    for (int k = 0; k < kPoolRows; ++k) rows.emplace_back("pool", isa_name(isa), name_of(pool_rows(isa)[k].code), "");
   }
   return rows;
 }
@@ -562,6 +560,7 @@ NB_MODULE(_core, m) {
   m.def(
       "learned_workspace", [](const Layout& layout) { return learned_workspace(layout) * 8; }, "layout"_a,
       "Bytes fake_quant_learned works in.");
+  bind_combine(m);
   m.def("pack", &pack_codes, "bits"_a, "codes"_a, "out"_a);
   m.def("unpack", &unpack_codes, "bits"_a, "is_signed"_a, "data"_a, "out"_a);
   m.def("bfloat16_bits", &bfloat16_bits, "array"_a, "The bits of a DLPack bfloat16 array, without a copy.");

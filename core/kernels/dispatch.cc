@@ -2,6 +2,8 @@
 #include <cassert>
 
 #include "kernels/binary/binary.h"
+#include "kernels/codes/codes.h"
+#include "kernels/combine/combine.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/dwconv/dwconv.h"
 #include "kernels/fake_quant/fake_quant.h"
@@ -10,6 +12,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/groups/groups.h"
 #include "kernels/pack/pack.h"
+#include "kernels/pool/pool.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/range.h"
 
@@ -111,6 +114,17 @@ LOWBIT_FAMILY(binary, BinaryRow)
 #if defined(__x86_64__)
 LOWBIT_DECLARE_BinaryRow(vpopcnt)
 #endif
+#define LOWBIT_DECLARE_CombineRow(isa) extern const CombineRow* const combine_rows_##isa;
+#define LOWBIT_CASE_CombineRow(isa) LOWBIT_CASE(combine, isa)
+LOWBIT_FAMILY(combine, CombineRow)
+
+#define LOWBIT_DECLARE_CodesRow(isa) extern const CodesRow* const codes_rows_##isa;
+#define LOWBIT_CASE_CodesRow(isa) LOWBIT_CASE(codes, isa)
+LOWBIT_FAMILY(codes, CodesRow)
+
+#define LOWBIT_DECLARE_PoolRow(isa) extern const PoolRow* const pool_rows_##isa;
+#define LOWBIT_CASE_PoolRow(isa) LOWBIT_CASE(pool, isa)
+LOWBIT_FAMILY(pool, PoolRow)
 
 namespace {
 template <class Row, class Matches>
@@ -165,6 +179,14 @@ const BinaryRow* binary_rows_with_vpopcnt() {
 const BinaryRow& binary_row(Isa isa) {
   const BinaryRow* with_vpopcnt = base_isa(isa) == Isa::avx512 ? binary_rows_with_vpopcnt() : nullptr;
   return with_vpopcnt != nullptr ? *with_vpopcnt : *binary_rows(isa);
+const CombineRow& combine_row(Isa isa, CombineOp op, Code code) {
+  return find(combine_rows(isa), kCombineRows, [=](const CombineRow& r) { return r.op == op && r.code == code; });
+}
+const CodesRow& codes_row(Isa isa, Code code) {
+  return find(codes_rows(isa), kCodesRows, [=](const CodesRow& r) { return r.code == code; });
+}
+const PoolRow& pool_row(Isa isa, Code code) {
+  return find(pool_rows(isa), kPoolRows, [=](const PoolRow& r) { return r.code == code; });
 }
 
 }  // namespace lowbit

@@ -25,6 +25,7 @@ struct Neon {
   LOWBIT_INLINE F32 load(const bfloat_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(load_u16(p), 16)); }
   LOWBIT_INLINE F64 load(const double* p) { return {vld1q_f64(p), vld1q_f64(p + 2)}; }
   LOWBIT_INLINE I32 load_i32(const int32_t* p) { return vld1q_s32(p); }
+  LOWBIT_INLINE void store_i32(int32_t* p, I32 i) { vst1q_s32(p, i); }
   LOWBIT_INLINE F32 set(float x) { return vdupq_n_f32(x); }
   LOWBIT_INLINE F64 set(double x) { return {vdupq_n_f64(x), vdupq_n_f64(x)}; }
   LOWBIT_INLINE I32 set_i32(int32_t i) { return vdupq_n_s32(i); }

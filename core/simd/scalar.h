@@ -18,6 +18,7 @@ struct Scalar {
     return widen(*p);
   }
   LOWBIT_INLINE I32 load_i32(const int32_t* p) { return *p; }
+  LOWBIT_INLINE void store_i32(int32_t* p, I32 i) { *p = i; }
   LOWBIT_INLINE F32 set(float x) { return x; }
   LOWBIT_INLINE F64 set(double x) { return x; }
   LOWBIT_INLINE I32 set_i32(int32_t i) { return i; }

@@ -12,6 +12,7 @@
 //   store(p, F32)                         to float, half, bfloat, rounding to nearest even
 //   store_number(p, F)                    the same for x that is not NaN
 //   store(p, F64)                         to double
+//   store_i32(p, i)
 //   limit(x, lo, hi)                      never above hi; whatever is NaN or below lo has round_i32(...) <= lo
 //   limit_needs_lo                        false: lo is not looked at (NaN and underflow convert to INT_MIN)
 //   mul(x, y), abs(x)

@@ -58,6 +58,7 @@ struct Avx2 {
   }
   LOWBIT_INLINE F64 load(const double* p) { return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4)}; }
   LOWBIT_INLINE I32 load_i32(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  LOWBIT_INLINE void store_i32(int32_t* p, I32 i) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), i); }
   LOWBIT_INLINE F32 set(float x) { return _mm256_set1_ps(x); }
   LOWBIT_INLINE F64 set(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
   LOWBIT_INLINE I32 set_i32(int32_t i) { return _mm256_set1_epi32(i); }

@@ -57,6 +57,7 @@ struct Avx512 {
   }
   LOWBIT_INLINE F64 load(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
   LOWBIT_INLINE I32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
+  LOWBIT_INLINE void store_i32(int32_t* p, I32 i) { _mm512_storeu_si512(p, i); }
   LOWBIT_INLINE F32 set(float x) { return _mm512_set1_ps(x); }
   LOWBIT_INLINE F64 set(double x) { return {_mm512_set1_pd(x), _mm512_set1_pd(x)}; }
   LOWBIT_INLINE I32 set_i32(int32_t i) { return _mm512_set1_epi32(i); }

@@ -762,6 +762,7 @@ int main(int argc, char** argv) {
     } else if (!proof && isa == base_isa(isa)) {
       test_rows(isa);
       test_binary_rows(isa);
+      test_combine(isa);
     }
   }
   if (!proof) {

@@ -105,6 +105,25 @@ def fake_quant_learned(x: object, dy: object, out: object, element: int, scale: 
 def learned_workspace(layout: Layout) -> int:
     """Bytes fake_quant_learned works in."""
 
+def combine(op: int, a: object, a_code: int, a_scale: float, a_zero: int, a_shape: Sequence[int], b: object, b_code: int, b_scale: float, b_zero: int, b_shape: Sequence[int], out: object, code: int, scale: float, zero: int, qmin: int, qmax: int, shape: Sequence[int]) -> None:
+    """
+    op 0: codes of the sums of what two arrays of codes stand for; 1: of the products.
+    """
+
+def clamp_codes(code: int, x: object, lo: int, hi: int, out: object) -> None: ...
+
+def lookup_codes(table: object | None, x: object, length: int, out: object, offset: int, stride: int) -> None:
+    """
+    Rows of x, each byte by its place in a table of 256, into rows of out; without a table as they are.
+    """
+
+def max_pool(code: int, x: object, out: object, shape: Sequence[int]) -> None:
+    """
+    shape: count, height, width, depth, kernel, stride, and padding (top, left, bottom, right).
+    """
+
+def average_pool(code: int, x: object, scale: float, zero: int, out_code: int, out: object, out_scale: float, out_zero: int, qmin: int, qmax: int, count_padding: bool, shape: Sequence[int]) -> None: ...
+
 def pack(bits: int, codes: object, out: object) -> None: ...
 
 def unpack(bits: int, is_signed: bool, data: object, out: object) -> None: ...

@@ -13,6 +13,7 @@ from lowbit.dtypes import DTypeLike, QuantizedDType
 from lowbit.errors import InvalidProblem
 from lowbit.granularity import Granularity
 from lowbit.kernels import cpu
+from lowbit.ops.outputs import codes_for, finished
 from lowbit.params import QuantizationParams, QuantizationScheme
 from lowbit.ranges import MAX_SCALE
 from lowbit.tensor import QuantizedTensor
@@ -105,12 +106,12 @@ def quantize_to_int8(x: Any, scale: float, zero_point: int = 0) -> npt.NDArray[n
 
 def _with_params(x: cpu.FloatArray, params: QuantizationParams, out: QuantizedTensor | Array | None) -> QuantizedTensor:
     resolved = params.for_compute(x.compute)
-    data = _output(resolved, x.shape, out)
+    data = codes_for(resolved, x.shape, out)
     cpu.quantize(x, resolved, data)
     if resolved.axis is None and not resolved.dtype.is_packed and not resolved.is_logarithmic:
         spec = cpu.native_spec(resolved, resolved.granularity(x.shape))
         params._cache[x.dtype] = resolved._cache[x.dtype] = (spec, resolved, resolved.dtype.storage_dtype, x.element)
-    return _result(data, resolved, x.shape, out)
+    return finished(data, resolved, x.shape, out)
 
 
 def _from_data(
@@ -131,7 +132,7 @@ def _from_data(
         divisor = 0
         if shape_of.is_symmetric:
             divisor = max(1, -lo_code if full_range and lo_code < 0 else shape_of.qmax)
-        data = _output(shape_of, x.shape, out)
+        data = codes_for(shape_of, x.shape, out)
         fused = cpu.quantize_dynamic(x, shape_of, g, lo_code, shape_of.qmax, divisor, data)
         if fused is not None:
             scale, zero, nan, bad = fused
@@ -141,7 +142,7 @@ def _from_data(
             if divisor and not dtype.is_signed:
                 _warn_unsigned(x, name)
             params = shape_of._with_arrays(scale, np.zeros(scale.shape, np.int32) if zero is None else zero, lo_code)
-            return _result(data, params, x.shape, out)
+            return finished(data, params, x.shape, out)
     lo, hi = _finite_range(x, g, on_nonfinite, name)
     mean = cpu.mean_abs(_finite_only(x, on_nonfinite), g) if dtype.is_binary or 1 in dtype.widths else None
     try:
@@ -154,9 +155,9 @@ def _from_data(
     if affine and params.is_symmetric and not dtype.is_signed and (lo < 0).any():
         _warn_unsigned(x, name)
     params = params.for_compute(x.compute)
-    data = _output(params, x.shape, out)
+    data = codes_for(params, x.shape, out)
     cpu.quantize(x, params, data)
-    return _result(data, params, x.shape, out)
+    return finished(data, params, x.shape, out)
 
 
 def _finite_range(x: cpu.FloatArray, g: Granularity, on_nonfinite: str, name: str) -> tuple[Array, Array]:
@@ -201,32 +202,6 @@ def _warn_unsigned(x: cpu.FloatArray, name: str) -> None:
             f"{name}: has negative values, which a symmetric unsigned dtype clips to 0; scheme='asymmetric' keeps them",
             stacklevel=4,
         )
-
-
-def _output(params: QuantizationParams, shape: tuple[int, ...], out: QuantizedTensor | Array | None) -> Array:
-    """The array codes go into: the caller's, checked, or a new one."""
-    dtype = params.dtype
-    expected = (params.codes_nbytes(shape),) if dtype.is_packed else shape
-    if out is None:
-        return np.empty(expected, dtype.storage_dtype)
-    data = out.data if isinstance(out, QuantizedTensor) else out
-    if isinstance(out, QuantizedTensor) and (out.shape != shape or out.dtype != dtype):
-        raise InvalidProblem(f"out: {out.dtype} of shape {out.shape}; expected {dtype} of shape {shape}")
-    if not isinstance(data, np.ndarray) or data.dtype != dtype.storage_dtype or data.shape != expected:
-        found = f"{data.dtype} of shape {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise InvalidProblem(f"out: {found}; expected {dtype.storage_dtype} of shape {expected}")
-    if not data.flags.carray:
-        raise InvalidProblem("out: expected a writable, aligned, C-contiguous array")
-    return data
-
-
-def _result(
-    data: Array, params: QuantizationParams, shape: tuple[int, ...], out: QuantizedTensor | Array | None
-) -> QuantizedTensor:
-    if isinstance(out, QuantizedTensor):
-        out.params = params
-        return out
-    return QuantizedTensor._trusted(data, params, shape)
 
 
 def _only_params(

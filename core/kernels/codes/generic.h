@@ -1,0 +1,42 @@
+// The algorithms once, for every vector width and code type.
+#pragma once
+#include "kernels/codes/codes.h"
+#include "simd/bytes.h"
+
+namespace lowbit {
+
+template <class B>
+constexpr int kCodesBlock = 2 * B::width > 64 ? 2 * B::width : 64;
+
+template <class B, class Map>
+LOWBIT_INLINE void map_codes(const CodesArgs& k, const Map& map) {
+  for_each_block<kCodesBlock<B>>(k.x, nullptr, k.q, k.n, k.stream,
+                                 [&](auto stream, const uint8_t* x, const uint8_t*, uint8_t* q)
+                                     __attribute__((always_inline)) {
+                                       for (int i = 0; i < kCodesBlock<B>; i += B::width)
+                                         B::template store<decltype(stream)::value>(q + i, map(B::load(x + i)));
+                                     });
+}
+
+template <class B, class C>
+void clamp_codes(const CodesArgs& k) {
+  const auto lo = B::set(k.lo), hi = B::set(k.hi);
+  map_codes<B>(k, [&](auto x) __attribute__((always_inline)) { return B::least(C{}, B::greatest(C{}, x, lo), hi); });
+}
+
+template <class B>
+void lookup_codes(const CodesArgs& k) {
+  const typename B::Table table(k.table);
+  map_codes<B>(k, [&](auto x) __attribute__((always_inline)) { return B::lookup(table, x); });
+}
+
+template <class V, class B>
+struct CodesRows {
+  static constexpr CodesRow rows[kCodesRows] = {
+#define ROW(c, C) {Code::c, clamp_codes<B, C>, lookup_codes<B>},
+#include "kernels/codes/kernels.inc"
+#undef ROW
+  };
+};
+
+}  // namespace lowbit

@@ -1,0 +1,139 @@
+// The cheaper formulas of combine.h. Whether one gives the right codes is found out by whoever asks for it.
+#pragma once
+#include "kernels/combine/combine.h"
+#include "simd/bytes.h"
+
+namespace lowbit {
+
+// How codes get into the arithmetic, which is on s8, and out of it.
+enum class Around {
+  nothing,   // all are s8, and the greatest is 127, where narrowing ends by itself
+  flips,     // some are u8; the greatest is 127 or 255
+  anything,  // the greatest is another one
+};
+
+// centre: what q less it is s8, 0 or 128.
+template <class B, Around Kind>
+struct Frame {
+  using Bytes = typename B::Bytes;
+  Bytes flip_a, flip_b, flip_q, qmin, qmax;
+
+  Frame(const CombineArgs& k, int centre)
+      : flip_a(B::set(k.a_signed ? 0 : 0x80)),
+        flip_b(B::set(k.b_signed ? 0 : 0x80)),
+        flip_q(B::set(centre != 0 ? 0x80 : 0)),
+        qmin(B::set(static_cast<uint8_t>(k.qmin - centre))),
+        qmax(B::set(static_cast<uint8_t>(k.qmax - centre))) {}
+
+  LOWBIT_INLINE Bytes in(const uint8_t* p, Bytes mask) {
+    if constexpr (Kind == Around::nothing) return B::load(p);
+    return B::flip(B::load(p), mask);
+  }
+  template <bool Stream>
+  __attribute__((always_inline)) void out(uint8_t* p, Bytes s8) const {
+    Bytes q = B::greatest(int8_t{}, s8, qmin);
+    if constexpr (Kind == Around::anything) q = B::least(int8_t{}, q, qmax);
+    if constexpr (Kind != Around::nothing) q = B::flip(q, flip_q);
+    B::template store<Stream>(p, q);
+  }
+};
+
+// a * A + b * B + offset from the lowest digit up: a plane is a digit's share, each is carried into the next, and
+// floors of floors are floors of the whole.
+template <class B, int Planes, bool Offset>
+struct PlanesSum {
+  using Words = typename B::Words;
+  static constexpr int kFine = Planes - 1 < CombineShortcut::kFine ? Planes - 1 : CombineShortcut::kFine;
+  typename B::Weights weights[Planes];
+  Words coarse, fine, by;
+
+  explicit PlanesSum(const CombineShortcut& s)
+      : coarse(B::words(s.coarse)), fine(B::words(s.fine)), by(B::words(static_cast<int16_t>(1 << (15 - s.fraction)))) {
+    for (int k = 0; k < Planes; ++k) weights[k] = typename B::Weights(s.a[k], s.b[k]);
+  }
+  template <int Plane, class Half>
+  __attribute__((always_inline)) Words from(Half h) const {
+    Words sum = B::dot(weights[Plane], h);
+    if constexpr (Offset && Plane == 0) sum = B::add_saturating(sum, coarse);
+    if constexpr (Offset && Plane != 0 && Plane == kFine) sum = B::add(sum, fine);
+    if constexpr (Plane + 1 < Planes) {
+      const Words carry = B::template shift_right<CombineShortcut::kDigit>(from<Plane + 1>(h));
+      return Plane == 0 ? B::add_saturating(sum, carry) : B::add(sum, carry);
+    }
+    return sum;
+  }
+  template <class Half>
+  __attribute__((always_inline)) Words rounded(Half h) const {
+    return B::scale(from<0>(h), by);
+  }
+};
+
+template <class B>
+constexpr int kShortcutBlock = 2 * B::width > 64 ? 2 * B::width : 64;
+
+template <class B, Around Kind, class Formula>
+LOWBIT_INLINE void shortcut_blocks(const CombineArgs& k, int centre, const Formula& formula) {
+  const Frame<B, Kind> frame(k, centre);
+  for_each_block<kShortcutBlock<B>>(
+      static_cast<const uint8_t*>(k.a), static_cast<const uint8_t*>(k.b), static_cast<uint8_t*>(k.q), k.n, k.stream,
+      [&](auto stream, const uint8_t* a, const uint8_t* b, uint8_t* q) __attribute__((always_inline)) {
+        for (int i = 0; i < kShortcutBlock<B>; i += B::width)
+          frame.template out<decltype(stream)::value>(
+              q + i, formula(frame.in(a + i, frame.flip_a), frame.in(b + i, frame.flip_b)));
+      });
+}
+
+template <class B, int Planes, bool Offset, Around Kind>
+void add_planes(const CombineArgs& k, int centre) {
+  const PlanesSum<B, Planes, Offset> sum(*k.shortcut);
+  shortcut_blocks<B, Kind>(k, centre, [&](auto a, auto b) __attribute__((always_inline)) {
+    const auto pairs = B::pair(a, b);
+    return B::narrow({sum.rounded(pairs.lo), sum.rounded(pairs.hi)});
+  });
+}
+
+template <class V, class B, Around Kind>
+void mul_scaled(const CombineArgs& k, int centre) {
+  const auto za = B::words(static_cast<int16_t>(k.za - (k.a_signed ? 0 : 128)));
+  const auto zb = B::words(static_cast<int16_t>(k.zb - (k.b_signed ? 0 : 128)));
+  const auto ratio = V::set(k.shortcut->ratio), shift = V::set(k.shortcut->shift);
+  const auto half = [&](auto a, auto b) __attribute__((always_inline)) {
+    const auto p = B::products(B::sub(a, za), B::sub(b, zb));
+    return B::narrow(V::round_i32(V::fma(p.a, ratio, shift)), V::round_i32(V::fma(p.b, ratio, shift)));
+  };
+  shortcut_blocks<B, Kind>(k, centre, [&](auto a, auto b) __attribute__((always_inline)) {
+    const auto x = B::widen(a), y = B::widen(b);
+    return B::narrow({half(x.lo, y.lo), half(x.hi, y.hi)});
+  });
+}
+
+template <class B, Around Kind>
+void add_shortcut(const CombineArgs& k, int centre) {
+  const bool offset = k.shortcut->coarse != 0 || k.shortcut->fine != 0;
+  switch (k.shortcut->planes) {
+    case 1:
+      return offset ? add_planes<B, 1, true, Kind>(k, centre) : add_planes<B, 1, false, Kind>(k, centre);
+    case 2:
+      return offset ? add_planes<B, 2, true, Kind>(k, centre) : add_planes<B, 2, false, Kind>(k, centre);
+    case 3:
+      return offset ? add_planes<B, 3, true, Kind>(k, centre) : add_planes<B, 3, false, Kind>(k, centre);
+    default:
+      return offset ? add_planes<B, 4, true, Kind>(k, centre) : add_planes<B, 4, false, Kind>(k, centre);
+  }
+}
+
+template <class V, class B, CombineOp Op, Around Kind>
+void shortcut_as(const CombineArgs& k, int centre) {
+  if constexpr (Op == CombineOp::mul) return mul_scaled<V, B, Kind>(k, centre);
+  return add_shortcut<B, Kind>(k, centre);
+}
+
+template <class V, class B, CombineOp Op, class C>
+void combine_shortcut(const CombineArgs& k) {
+  constexpr int centre = static_cast<C>(-1) < 0 ? 0 : 128;
+  if (k.qmax - centre != 127) return shortcut_as<V, B, Op, Around::anything>(k, centre);
+  if (!k.a_signed || !k.b_signed || centre != 0) return shortcut_as<V, B, Op, Around::flips>(k, centre);
+  shortcut_as<V, B, Op, Around::nothing>(k, centre);
+}
+
+}  // namespace lowbit

@@ -1,0 +1,290 @@
+"""Sums, products, bounds and joins of quantized tensors, quantized again.
+
+int8 and uint8 tensors with one scale stay codes all the way. Every other kind (16-bit, packed, logarithmic, binary,
+mixed, a scale per channel or block, float64 scales) takes the general path: dequantize, compute, quantize. Both give
+the codes of the same equation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import reference
+from lowbit.errors import InvalidProblem, Unsupported
+from lowbit.kernels import codes, cpu
+from lowbit.ops.outputs import codes_for, finished
+from lowbit.packing import pack
+from lowbit.params import QuantizationParams
+from lowbit.tensor import QuantizedTensor
+
+__all__ = ["qadd", "qclamp", "qconcat", "qmul", "qrelu"]
+
+Array = npt.NDArray[Any]
+
+
+def qadd(
+    a: QuantizedTensor,
+    b: QuantizedTensor,
+    *,
+    out_params: QuantizationParams | None = None,
+    out: QuantizedTensor | Array | None = None,
+) -> QuantizedTensor:
+    """The quantized sum of two tensors: quantize((qa - za) * sa + (qb - zb) * sb), every step rounded to float32.
+
+    Shapes broadcast as in NumPy. out_params: the params of the result, of any dtype; None means those of `a`.
+    out: a tensor, or an array of stored codes, to write into; it may be `a` or `b`.
+
+    >>> import lowbit as lb
+    >>> a = lb.quantize(np.float32([1.0, -2.0]))
+    >>> lb.qadd(a, a, out_params=lb.QuantizationParams("int8", scale=0.05)).dequantize().round(2)
+    array([ 2., -4.], dtype=float32)
+    """
+    return _combined(codes.ADD, np.add, a, b, out_params, out)
+
+
+def qmul(
+    a: QuantizedTensor,
+    b: QuantizedTensor,
+    *,
+    out_params: QuantizationParams | None = None,
+    out: QuantizedTensor | Array | None = None,
+) -> QuantizedTensor:
+    """The quantized product of two tensors, element by element: quantize(((qa - za) * sa) * ((qb - zb) * sb)), every
+    step rounded to float32. Arguments are those of `qadd`.
+
+    >>> import lowbit as lb
+    >>> a = lb.quantize(np.float32([[1.0, -2.0], [0.5, 0.25]]))
+    >>> half = lb.quantize(np.float32(0.5))
+    >>> lb.qmul(a, half, out_params=lb.QuantizationParams("int8", scale=0.125)).dequantize()
+    array([[ 0.5  , -1.   ],
+           [ 0.25 ,  0.125]], dtype=float32)
+    """
+    return _combined(codes.MUL, np.multiply, a, b, out_params, out)
+
+
+def qrelu(a: QuantizedTensor, *, out: QuantizedTensor | Array | None = None) -> QuantizedTensor:
+    """max(a, 0): codes below the zero point become the zero point. The params stay.
+
+    out: a tensor, or an array of stored codes, to write into; it may be `a`.
+
+    >>> import lowbit as lb
+    >>> lb.qrelu(lb.quantize(np.float32([-1.0, 0.5, 1.0]))).unpack()
+    array([  0,  64, 127], dtype=int8)
+    """
+    return _bounded(a, 0.0, math.inf, out)
+
+
+def qclamp(
+    a: QuantizedTensor,
+    lo: float | None = None,
+    hi: float | None = None,
+    *,
+    out: QuantizedTensor | Array | None = None,
+) -> QuantizedTensor:
+    """`a` bounded by two numbers: its codes are bounded by theirs, each rounded as `a`'s params round it.
+    None: no bound on that side. The params stay.
+
+    out: a tensor, or an array of stored codes, to write into; it may be `a`.
+
+    >>> import lowbit as lb
+    >>> lb.qclamp(lb.quantize(np.float32([-8.0, 4.0, 8.0])), 0.0, 6.0).dequantize().round(2)
+    array([0.  , 4.03, 5.98], dtype=float32)
+    """
+    low, high = _number("lo", lo, -math.inf), _number("hi", hi, math.inf)
+    if low > high:
+        raise InvalidProblem(f"lo: {low} is above hi {high}")
+    return _bounded(a, low, high, out)
+
+
+def qconcat(
+    tensors: Sequence[QuantizedTensor],
+    axis: int = 0,
+    *,
+    out_params: QuantizationParams | None = None,
+    out: QuantizedTensor | Array | None = None,
+) -> QuantizedTensor:
+    """Tensors one after the other along an axis, under one set of params.
+
+    Codes are copied where their params are the result's, and otherwise quantize(dequantize(code)). out_params: None
+    means those of the first tensor; if every tensor has a scale for each index of `axis`, their scales are joined as
+    the codes are, and nothing is rounded. out: a tensor, or an array of stored codes, to write into.
+
+    >>> import lowbit as lb
+    >>> one, two = lb.quantize(np.float32([1.0])), lb.quantize(np.float32([2.0]))
+    >>> lb.qconcat([two, one]).unpack()
+    array([127,  64], dtype=int8)
+    """
+    parts = list(tensors)
+    if not parts:
+        raise InvalidProblem("tensors: none; expected at least one")
+    for i, t in enumerate(parts):
+        _check_tensor(f"tensors[{i}]", t)
+    first = parts[0]
+    if not -first.ndim <= axis < first.ndim:
+        raise InvalidProblem(f"axis: {axis} is out of bounds for tensors of {first.ndim} dimensions")
+    axis %= first.ndim
+    around = (*first.shape[:axis], *first.shape[axis + 1 :])
+    for i, t in enumerate(parts):
+        if t.ndim != first.ndim or (*t.shape[:axis], *t.shape[axis + 1 :]) != around:
+            raise InvalidProblem(f"tensors[{i}]: shape {t.shape}; expected {first.shape} but for axis {axis}")
+    shape = (*first.shape[:axis], sum(t.shape[axis] for t in parts), *first.shape[axis + 1 :])
+    joined = _joined_params(parts, axis) if out_params is None else None
+    params = joined or _result_params(out_params, first, "tensors[0]", _compute_type(parts), shape)
+    data = codes_for(params, shape, out)
+    given = [t.data for t in parts]
+    target = _apart(data, given)
+    wanted, bytes_of = codes.byte_params(params), [codes.byte_params(t.params) for t in parts]
+    if wanted is not None and all(p is not None for p in bytes_of):
+        start = 0
+        for t, p in zip(parts, bytes_of, strict=True):
+            assert p is not None
+            codes.lookup(None if _keeps_codes(p, wanted) else _table(t.params, params), t.data, target, axis, start)
+            start += t.shape[axis]
+    elif joined is not None or all(t.params == params for t in parts):
+        _store(np.concatenate([t.unpack() for t in parts], axis), params, target)
+    else:
+        compute = params.scale.dtype
+        _quantize_into(np.concatenate([t.dequantize(dtype=compute) for t in parts], axis), params, target)
+    if target is not data:
+        data[...] = target
+    return finished(data, params, shape, out)
+
+
+def _combined(
+    op: int,
+    function: Callable[[Array, Array], Array],
+    a: QuantizedTensor,
+    b: QuantizedTensor,
+    out_params: QuantizationParams | None,
+    out: QuantizedTensor | Array | None,
+) -> QuantizedTensor:
+    _check_tensor("a", a)
+    _check_tensor("b", b)
+    try:
+        shape = np.broadcast_shapes(a.shape, b.shape)
+    except ValueError:
+        raise InvalidProblem(f"a, b: shapes {a.shape} and {b.shape} do not broadcast") from None
+    params = _result_params(out_params, a, "a", _compute_type([a, b]), shape)
+    data = codes_for(params, shape, out)
+    pa, pb, py = codes.byte_params(a.params), codes.byte_params(b.params), codes.byte_params(params)
+    if pa is None or pb is None or py is None:
+        compute = params.scale.dtype
+        with np.errstate(over="ignore"):
+            y = function(a.dequantize(dtype=compute), b.dequantize(dtype=compute))
+        _quantize_into(np.asarray(y, order="C"), params, data)
+    else:
+        target = data if out is None else _apart(data, [x.data for x in (a, b) if not _is_same(x.data, data)])
+        codes.combine(op, a.data, pa, b.data, pb, target, py, shape)
+        if target is not data:
+            data[...] = target
+    return finished(data, params, shape, out)
+
+
+def _bounded(a: QuantizedTensor, lo: float, hi: float, out: QuantizedTensor | Array | None) -> QuantizedTensor:
+    _check_tensor("a", a)
+    if a.dtype.is_binary or 1 in a.dtype.widths:
+        raise Unsupported(f"a: {a.dtype}; a binary code is one of two numbers, and neither is a bound")
+    params = a.params
+    data = codes_for(params, a.shape, out)
+    p = codes.byte_params(params)
+    if p is None:
+        x = a.dequantize(dtype=params.scale.dtype)
+        _quantize_into(np.asarray(np.minimum(np.maximum(x, x.dtype.type(lo)), x.dtype.type(hi))), params, data)
+    else:
+        low, high = (int(code) for code in reference.quantize(np.array([lo, hi], np.float32), _flat(params)))
+        low, high = params.dtype.qmin if lo == -math.inf else low, params.dtype.qmax if hi == math.inf else high
+        target = data if out is None or _is_same(a.data, data) else _apart(data, [a.data])
+        codes.clamp(p, a.data, low, high, target)
+        if target is not data:
+            data[...] = target
+    return finished(data, params, a.shape, out)
+
+
+def _number(name: str, value: Any, default: float) -> float:
+    try:
+        number = default if value is None else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number):
+        raise InvalidProblem(f"{name}: {value!r}; expected a number")
+    return number
+
+
+def _check_tensor(name: str, x: Any) -> None:
+    if not isinstance(x, QuantizedTensor):
+        raise InvalidProblem(f"{name}: {type(x).__name__}; expected a QuantizedTensor")
+
+
+def _compute_type(tensors: Sequence[QuantizedTensor]) -> np.dtype[Any]:
+    """float64 where a tensor was made from float64, else float32."""
+    wide = any(t.params.scale.dtype == np.float64 for t in tensors)
+    return np.dtype(np.float64 if wide else np.float32)
+
+
+def _result_params(
+    given: QuantizationParams | None, first: QuantizedTensor, name: str, compute: np.dtype[Any], shape: tuple[int, ...]
+) -> QuantizationParams:
+    """Params of the result, in the type the arithmetic runs in; InvalidProblem where they do not fit its shape."""
+    if given is not None and not isinstance(given, QuantizationParams):
+        raise InvalidProblem(f"out_params: {type(given).__name__}; expected QuantizationParams")
+    params = (first.params if given is None else given).for_compute(compute)
+    try:
+        params.granularity(shape)
+    except InvalidProblem as error:
+        whose = f"out_params: none, and {name}'s do not fit the result" if given is None else "out_params"
+        raise InvalidProblem(f"{whose}: {error}") from None
+    return params
+
+
+def _is_same(x: Array, data: Array) -> bool:
+    """Whether x is all of `data`, code by code at the same place: it may be written while it is read."""
+    return x.shape == data.shape and x.ctypes.data == data.ctypes.data and x.flags.c_contiguous
+
+
+def _apart(data: Array, others: Sequence[Array]) -> Array:
+    """data, or room for a result where writing it would change what is still to be read."""
+    return np.empty_like(data) if any(np.may_share_memory(data, x) for x in others) else data
+
+
+def _quantize_into(x: Array, params: QuantizationParams, data: Array) -> None:
+    cpu.quantize(cpu.as_float_array(x), params, data)
+
+
+def _store(unpacked: Array, params: QuantizationParams, data: Array) -> None:
+    """Codes, one an element, as they are stored."""
+    data[...] = pack(unpacked, params.dtype, params.axis)
+
+
+def _flat(params: QuantizationParams) -> QuantizationParams:
+    """Linear params that have one scale, for arrays of any shape."""
+    return QuantizationParams(
+        params.dtype, "linear", params.scale, params.zero_point, qmin=params.qmin, qmax=params.qmax
+    )
+
+
+def _keeps_codes(p: codes.ByteParams, wanted: codes.ByteParams) -> bool:
+    return p[:3] == wanted[:3] and wanted.qmin <= p.qmin and p.qmax <= wanted.qmax
+
+
+def _table(source: QuantizationParams, target: QuantizationParams) -> Array:
+    """quantize(dequantize(code)) for every byte."""
+    every = np.arange(256, dtype=np.uint8).view(source.dtype.code_dtype)
+    return reference.quantize(reference.dequantize(every, _flat(source)), _flat(target)).view(np.uint8)
+
+
+def _joined_params(parts: Sequence[QuantizedTensor], axis: int) -> QuantizationParams | None:
+    """The params of all, one after the other, where each has a scale for every index of the axis; else None."""
+    first = parts[0].params
+    for t in parts:
+        p = t.params
+        per_index = p.axis is not None and p.axis % t.ndim == axis and p.block_size is None and p.scale.ndim == 1
+        alike = all(getattr(p, n) == getattr(first, n) for n in ("dtype", "scheme", "qmin", "qmax", "steps_per_octave"))
+        if not per_index or not alike or p.dtype.is_mixed or p.scale.dtype != first.scale.dtype:
+            return None
+    scale, zero = (np.concatenate([getattr(t.params, name) for t in parts]) for name in ("scale", "zero_point"))
+    return first.replace(scale=scale, zero_point=zero, axis=axis)

@@ -1,0 +1,43 @@
+"""Where codes go: an array of the caller's, checked, or a new one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.errors import InvalidProblem
+from lowbit.params import QuantizationParams
+from lowbit.tensor import QuantizedTensor
+
+__all__ = ["codes_for", "finished"]
+
+Array = npt.NDArray[Any]
+
+
+def codes_for(params: QuantizationParams, shape: tuple[int, ...], out: QuantizedTensor | Array | None) -> Array:
+    """The array codes go into: the caller's, checked, or a new one."""
+    dtype = params.dtype
+    expected = (params.codes_nbytes(shape),) if dtype.is_packed else shape
+    if out is None:
+        return np.empty(expected, dtype.storage_dtype)
+    data = out.data if isinstance(out, QuantizedTensor) else out
+    if isinstance(out, QuantizedTensor) and (out.shape != shape or out.dtype != dtype):
+        raise InvalidProblem(f"out: {out.dtype} of shape {out.shape}; expected {dtype} of shape {shape}")
+    if not isinstance(data, np.ndarray) or data.dtype != dtype.storage_dtype or data.shape != expected:
+        found = f"{data.dtype} of shape {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise InvalidProblem(f"out: {found}; expected {dtype.storage_dtype} of shape {expected}")
+    if not data.flags.carray:
+        raise InvalidProblem("out: expected a writable, aligned, C-contiguous array")
+    return data
+
+
+def finished(
+    data: Array, params: QuantizationParams, shape: tuple[int, ...], out: QuantizedTensor | Array | None
+) -> QuantizedTensor:
+    """The tensor of codes written: the caller's own, now with these params, or a new one."""
+    if isinstance(out, QuantizedTensor):
+        out.params = params
+        return out
+    return QuantizedTensor._trusted(data, params, shape)
