@@ -16,4 +16,7 @@ void test_products(Isa isa);
 void test_binary_rows(Isa isa);
 void test_binary_drivers();
 
+// Sums, products, bounds, tables and pooling of codes on one ISA.
+void test_combine(Isa isa);
+
 }  // namespace lowbit
