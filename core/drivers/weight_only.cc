@@ -60,6 +60,11 @@ void WeightOnly::expand(int64_t r, int64_t begin, int64_t end, float* to) const 
   }
 }
 
+void WeightOnly::prefetch(int64_t r, int64_t begin, int64_t end) const {
+  const char* codes = codes_ + r * row_bytes();
+  for (int64_t b = packed_bytes(code_, begin); b < packed_bytes(code_, end); b += kCacheLine) __builtin_prefetch(codes + b);
+}
+
 void WeightOnly::run(const FloatInput& input, const FloatFinish& output, void* out) const {
   if (input.m == 0 || n_ == 0) return;
   const Isa isa = active_isa();
@@ -99,20 +104,20 @@ void WeightOnly::run(const FloatInput& input, const FloatFinish& output, void* o
       }
       FloatDotArgs a{};
       a.rows = rows, a.w_stride = strip.k, a.total_stride = kTaskColumns;
-      for (int64_t k = 0; k < k_; k += strip.k) {
-        const int64_t depth = std::min(strip.k, k_ - k);
-        for (int64_t c = 0; c < columns; c += strip.columns) {
-          const int64_t wide = std::min(strip.columns, columns - c);
-          a.columns = round_up(wide, kFloatCols);
+      for (int64_t c = 0; c < columns; c += strip.columns) {
+        const int64_t wide = std::min(strip.columns, columns - c);
+        a.columns = round_up(wide, kFloatCols), a.totals = totals + c;
+        for (int64_t k = 0; k < k_; k += strip.k) {
+          const int64_t depth = std::min(strip.k, k_ - k);
           for (int64_t j = 0; j < wide; ++j) {
+            if (c + j + strip.columns < columns) prefetch(column + c + j + strip.columns, k, k + depth);
             expand(column + c + j, k, k + depth, w + j * strip.k);
             std::fill(w + j * strip.k + depth, w + j * strip.k + padded(depth), 0.0f);
           }
           for (int64_t j = wide; j < a.columns; ++j) std::fill_n(w + j * strip.k, padded(depth), 0.0f);
           for (int64_t p = 0; p < depth; p += kPieceK) {
             a.k = a.x_stride = padded(std::min(kPieceK, depth - p));
-            a.x = place(r, (k + p) / kPieceK, count);
-            a.w = w + p, a.totals = totals + c;
+            a.x = place(r, (k + p) / kPieceK, count), a.w = w + p;
             kernel.run(a);
           }
         }

@@ -42,6 +42,8 @@ class WeightOnly {
  private:
   // Elements [begin, end) of row r, as f32.
   void expand(int64_t r, int64_t begin, int64_t end, float* to) const;
+  // Asks for their codes: with few rows of x, waiting for memory is a third of the time.
+  void prefetch(int64_t r, int64_t begin, int64_t end) const;
 
   Code code_;
   const char* codes_;
