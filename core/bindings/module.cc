@@ -453,6 +453,7 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> kern
       if (isa == Isa::avx512 && binary_rows_with_vpopcnt() != nullptr)
         rows.emplace_back("binary", isa_name(isa), name_of(binary_rows(isa)[k].code),
                           binary_rows_with_vpopcnt()[k].way);
+    }
     for (int k = 0; k < kDwconvRows; ++k) {
       const DwconvRow& r = dwconv_rows(isa)[k];
       const std::string size = std::to_string(r.kh) + "x" + std::to_string(r.kw) + "/" + std::to_string(r.stride);
@@ -461,6 +462,7 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> kern
     for (int k = 0; k < kCombineRows; ++k) {
       const CombineRow& r = combine_rows(isa)[k];
       rows.emplace_back("combine", isa_name(isa), r.op == CombineOp::add ? "add" : "mul", name_of(r.code));
+    }
     for (int k = 0; k < kCodesRows; ++k)
       rows.emplace_back("codes", isa_name(isa), name_of(codes_rows(isa)[k].code), "");
     for (int k = 0; k < kPoolRows; ++k) rows.emplace_back("pool", isa_name(isa), name_of(pool_rows(isa)[k].code), "");

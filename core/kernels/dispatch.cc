@@ -179,6 +179,7 @@ const BinaryRow* binary_rows_with_vpopcnt() {
 const BinaryRow& binary_row(Isa isa) {
   const BinaryRow* with_vpopcnt = base_isa(isa) == Isa::avx512 ? binary_rows_with_vpopcnt() : nullptr;
   return with_vpopcnt != nullptr ? *with_vpopcnt : *binary_rows(isa);
+}
 const CombineRow& combine_row(Isa isa, CombineOp op, Code code) {
   return find(combine_rows(isa), kCombineRows, [=](const CombineRow& r) { return r.op == op && r.code == code; });
 }

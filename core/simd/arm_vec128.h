@@ -29,7 +29,6 @@ struct Neon {
   LOWBIT_INLINE F32 set(float x) { return vdupq_n_f32(x); }
   LOWBIT_INLINE F64 set(double x) { return {vdupq_n_f64(x), vdupq_n_f64(x)}; }
   LOWBIT_INLINE I32 set_i32(int32_t i) { return vdupq_n_s32(i); }
-  LOWBIT_INLINE void store_i32(int32_t* p, I32 i) { vst1q_s32(p, i); }
   LOWBIT_INLINE I32 mul_i32(I32 i, I32 j) { return vmulq_s32(i, j); }
 
   LOWBIT_INLINE void store(float* p, F32 x) { vst1q_f32(p, x); }

@@ -62,7 +62,6 @@ struct Avx2 {
   LOWBIT_INLINE F32 set(float x) { return _mm256_set1_ps(x); }
   LOWBIT_INLINE F64 set(double x) { return {_mm256_set1_pd(x), _mm256_set1_pd(x)}; }
   LOWBIT_INLINE I32 set_i32(int32_t i) { return _mm256_set1_epi32(i); }
-  LOWBIT_INLINE void store_i32(int32_t* p, I32 i) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), i); }
   LOWBIT_INLINE I32 mul_i32(I32 i, I32 j) { return _mm256_mullo_epi32(i, j); }
 
   LOWBIT_INLINE void store(float* p, F32 x) { _mm256_storeu_ps(p, x); }

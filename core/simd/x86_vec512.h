@@ -61,7 +61,6 @@ struct Avx512 {
   LOWBIT_INLINE F32 set(float x) { return _mm512_set1_ps(x); }
   LOWBIT_INLINE F64 set(double x) { return {_mm512_set1_pd(x), _mm512_set1_pd(x)}; }
   LOWBIT_INLINE I32 set_i32(int32_t i) { return _mm512_set1_epi32(i); }
-  LOWBIT_INLINE void store_i32(int32_t* p, I32 i) { _mm512_storeu_si512(p, i); }
   LOWBIT_INLINE I32 mul_i32(I32 i, I32 j) { return _mm512_mullo_epi32(i, j); }
 
   LOWBIT_INLINE void store(float* p, F32 x) { _mm512_storeu_ps(p, x); }

@@ -1,1 +1,0 @@
-namespace lowbit { int test_dwconv_stub; }
