@@ -1,4 +1,4 @@
-"""Linear layers on floats with quantized weights: near float64 for any data, the same bits for any number of threads."""
+"""Linear layers on floats with quantized weights: near float64 for any data, the same bits for any threads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from conftest import THREADS
 
 import lowbit as lb
+from conftest import THREADS
 from lowbit import _core, reference
 from lowbit.kernels import cpu, weight_only
 
@@ -40,7 +40,9 @@ def numbers(seed: int, *shape: int, positive: bool = False) -> Array:
     return np.abs(x) if positive else x
 
 
-def multiply(x: Any, q: lb.QuantizedTensor, bias: Array | None = None, dtype: Any = np.float32, **clamp: float) -> Array:
+def multiply(
+    x: Any, q: lb.QuantizedTensor, bias: Array | None = None, dtype: Any = np.float32, **clamp: float
+) -> Array:
     given = cpu.as_float_array(x)
     y, out = cpu.empty_float((given.shape[0], q.shape[0]), dtype)
     weight_only.linear(given, weight_only.pack(q), bias, out, **clamp)
@@ -138,7 +140,9 @@ def test_nan_and_infinity_stay_in_their_row(isa: str) -> None:
 def test_clamp(isa: str) -> None:
     q = lb.quantize(numbers(1, 20, 64), "int8")
     x = numbers(2, 5, 64)
-    assert multiply(x, q, floor=0.0, ceiling=6.0).tobytes() == np.clip(multiply(x, q), 0, 6).astype(np.float32).tobytes()
+    assert (
+        multiply(x, q, floor=0.0, ceiling=6.0).tobytes() == np.clip(multiply(x, q), 0, 6).astype(np.float32).tobytes()
+    )
 
 
 def test_weights_live_as_long_as_their_packed_form() -> None:

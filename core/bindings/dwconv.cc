@@ -48,7 +48,8 @@ void run(const DwconvWeights& weights, const DwconvShape& shape, nb::handle x_ar
   const Buffer x(x_array, "x"), out(out_array, "out", true);
   x.require(shape.batch * shape.height * shape.width * shape.channels, "x");
   out.require(shape.outputs() * result_bytes(spec.result), "out");
-  const Finish finish = spec.finish(1, shape.channels);
+  Finish finish = spec.finish(1, shape.channels);
+  finish.scale_per_row = false;  // one for all pixels
   const nb::gil_scoped_release release;
   dwconv(shape, weights, x.as(), x_zero, finish, out.as());
 }

@@ -131,6 +131,151 @@ def unpack(bits: int, is_signed: bool, data: object, out: object) -> None: ...
 def bfloat16_bits(array: object) -> NDArray[numpy.uint16]:
     """The bits of a DLPack bfloat16 array, without a copy."""
 
+class PackedMatrix:
+    """The right side of a product, arranged as kernels read it."""
+
+    @property
+    def k(self) -> int: ...
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether pairs of products fit 16 bits, whatever the codes on the left."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def unpack(self, out: object) -> None:
+        """Writes the codes, [n, k], as they were given."""
+
+def pack_matrix(codes: object, is_signed: bool, k: int, n: int, transposed: bool, zero_point: object | None) -> PackedMatrix:
+    """codes: [k, n], or [n, k] if transposed."""
+
+class Finish:
+    """
+    What becomes of sums of products. result: 0 s32, 1 f32, 2 f16, 3 bf16, 4 s8, 5 u8.
+    """
+
+    def __init__(self, result: int, scale: object | None, row_scale: object | None, bias: object | None, add: object | None, floor: float, ceiling: float, out_scale: float, zero: int, lo: int, hi: int) -> None: ...
+
+def multiply(a: object, is_signed: bool, m: int, a_zero_point: object, b: PackedMatrix, finish: Finish, out: object, wide: bool) -> None:
+    """
+    Codes a [m, k] times b. out: [m, n]; s32 is int64 where wide, or where k is past exact_depth.
+    """
+
+def convolve(x: object, is_signed: bool, zero: int, geometry: Sequence[int], w: PackedMatrix, finish: Finish, out: object, first_out: int, stride: int) -> None:
+    """
+    x [batch, height, width, channels] by w. geometry: batch, height, width, channels, kernel (h, w), stride, padding (top, left), dilation, output (h, w), first channel and channels of the group. out: [pixels, stride].
+    """
+
+def transpose(from_array: object, to: object, batch: int, rows: int, columns: int, item: int) -> None:
+    """to[b][j][i] = from[b][i][j], items of 1, 2, 4 or 8 bytes."""
+
+class PackedGroups:
+    """Weights of 4 or 2 bits in groups, arranged as kernels read them."""
+
+    @property
+    def k(self) -> int: ...
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def unpack(self, out: object) -> None:
+        """Writes the codes, [n, k], one a byte, as they were given."""
+
+def pack_groups(codes: object, k: int, n: int, bits: int, block: int, scale: object, zero_point: object | None, zero_all: int) -> PackedGroups:
+    """
+    codes: [n, k], one a byte, from 0 on; scale: [n, groups], zero_point likewise, in bytes.
+    """
+
+def multiply_groups(a: object, m: int, a_scale: object, b: PackedGroups, finish: Finish, out: object) -> None:
+    """Codes a [m, k], s8, times b. a_scale: [m], or [m, groups]."""
+
+def linear(x: object, element: int, m: int, how: int, code: int, scale: float, zero: int, qmin: int, qmax: int, b: PackedMatrix, finish: Finish, out: object) -> tuple[int, int]:
+    """
+    Floats x [m, k] to codes (how: 0 s8 per row, 1 u8 per row, 2 as given), times b. Returns (NaN seen, rows whose range is too wide).
+    """
+
+def linear_groups(x: object, element: int, m: int, how: int, code: int, scale: float, zero: int, qmin: int, qmax: int, b: PackedGroups, finish: Finish, out: object) -> tuple[int, int]:
+    """The same for weights in groups."""
+
+def linear_workspace(m: int, k: int) -> int:
+    """Bytes of codes that linear keeps."""
+
+def groups_workspace(b: PackedGroups, m: int) -> int:
+    """Bytes multiply_groups works in."""
+
+def dot_limit() -> float:
+    """
+    Operations a second that dot products of 8 bits reach on one thread of this CPU, measured: arithmetic alone.
+    """
+
+exact_depth: int = 33025
+
+def multiply_workspace(m: int, n: int, k: int) -> int:
+    """Bytes multiply works in beside its arguments."""
+
+class WeightOnly:
+    """
+    Weights [n, k] of a linear layer on floats, packed, each row from a whole byte on.
+    """
+
+    def __init__(self, code: int, codes: object, n: int, k: int, kind: int, block: int, scale: object, zero_point: object | None, thresholds: object | None, magnitudes: object | None) -> None:
+        """kind: 0 one scale, 1 one a row, 2 one for each block of k."""
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def k(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def run(self, x: object, element: int, m: int, bias: object | None, floor: float, ceiling: float, result: int, out: object) -> None:
+        """x [m, k] by the weights to out [m, n]. result: 1 f32, 2 f16, 3 bf16."""
+
+    def workspace(self, m: int) -> int:
+        """Bytes run works in beside its arguments."""
+
+class DwconvShape:
+    """Sizes of a depthwise convolution, NHWC."""
+
+    def __init__(self, batch: int, height: int, width: int, channels: int, kh: int, kw: int, stride_h: int, stride_w: int, top: int, left: int, bottom: int, right: int, dilation_h: int, dilation_w: int) -> None: ...
+
+    @property
+    def out_height(self) -> int: ...
+
+    @property
+    def out_width(self) -> int: ...
+
+class DwconvWeights:
+    """Weights [channels, kh, kw] prepared for one kernel, stride and ISA."""
+
+    def __init__(self, shape: DwconvShape, x_signed: bool, w: object, w_signed: bool, w_zero_point: object | None) -> None: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def run(self, shape: DwconvShape, x: object, x_zero_point: int, finish: Finish, out: object) -> None:
+        """
+        x [batch, height, width, channels] by these weights. out: [batch, out_height, out_width, channels].
+        """
+
+def dwconv_thread_bytes(shape: DwconvShape, weights: DwconvWeights) -> int:
+    """Bytes a thread of run works in."""
+
+def dwconv_call_bytes(shape: DwconvShape, weights: DwconvWeights) -> int:
+    """Bytes run allocates beside them."""
+
 def num_threads() -> int: ...
 
 def set_num_threads(n: int) -> None: ...

@@ -67,8 +67,9 @@ def depthwise_conv2d(
     x: Array, w: Array | PackedDepthwise, x_zero_point: int = 0, w_zero_point: Any = 0, *,
     stride: Any = 1, padding: Any = 0, dilation: Any = 1,
 ) -> npt.NDArray[np.int32]:  # fmt: skip
-    """int32 sums [n, oh, ow, channels] of (x - x_zero_point) * (w - w_zero_point). x: int8 or uint8 [n, h, w, channels];
-    padding of x's zero point: one, (h, w) or (top, left, bottom, right).
+    """int32 sums [n, oh, ow, channels] of (x - x_zero_point) * (w - w_zero_point).
+
+    x: int8 or uint8 [n, h, w, channels]; padding of x's zero point: one, (h, w) or (top, left, bottom, right).
 
     >>> depthwise_conv2d(np.full((1, 2, 2, 1), 5, np.uint8), np.ones((1, 1, 2, 2), np.int8), 3)
     array([[[[8]]]], dtype=int32)
@@ -131,7 +132,9 @@ def _problem(
     if not isinstance(w, PackedDepthwise):
         w = prepack_depthwise(w, w_zero_point, x_dtype=x.dtype, stride=stride, dilation=dilation)
     elif (w.x_dtype, w.stride, w.dilation) != (x.dtype, _pair(stride, "stride", 1), _pair(dilation, "dilation", 1)):
-        raise InvalidProblem(f"w: prepared for {w.x_dtype}, stride {w.stride}, dilation {w.dilation}; not for this call")
+        raise InvalidProblem(
+            f"w: prepared for {w.x_dtype}, stride {w.stride}, dilation {w.dilation}; not for this call"
+        )
     channels, kh, kw = w.shape
     if x.shape[3] != channels:
         raise InvalidProblem(f"x: {x.shape[3]} channels; expected {channels}, as w has")

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from lowbit import _core
 from lowbit.dtypes import is_integer
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.kernels.dwconv import MAX_TAPS, PackedDepthwise, prepack_depthwise
 from lowbit.ops.matmul import _SUMS, _multiplies_as_bytes, _require_tensor, _sum_dtype, _zero
 from lowbit.ops.outcome import Outcome
 from lowbit.params import QuantizationParams
@@ -69,15 +70,28 @@ class PackedConv:
     """A kernel [out, in / groups, kh, kw], arranged once as the product's kernels read it. Made by `prepack_conv2d`."""
 
     def __init__(self, tensor: QuantizedTensor, groups: int = 1) -> None:
-        out, self.per_group, *self.kernel = tensor.shape
+        out, per_group, kh, kw = tensor.shape
         self.params, self.groups, self.shape = tensor.params, groups, tensor.shape
-        codes = np.ascontiguousarray(np.moveaxis(tensor.unpack(), 1, -1)).reshape(
-            groups, out // groups, self.per_group * math.prod(self.kernel)
-        )
-        zero = np.broadcast_to(tensor.params.zero_point.astype(np.int32).reshape(-1), out).reshape(
-            groups, out // groups
-        )
-        self.parts = [_pack_rows(rows, z) for rows, z in zip(codes, zero, strict=True)]
+        codes = np.ascontiguousarray(np.moveaxis(tensor.unpack(), 1, -1))
+        zero = np.broadcast_to(tensor.params.zero_point.astype(np.int32).reshape(-1), out)
+        # A filter a channel has kernels of its own, prepared for a stride and dilation when they are first met.
+        self.is_depthwise = per_group == 1 and out == groups and out > 0 and 0 < kh * kw <= MAX_TAPS
+        self.parts: list[Any] = []
+        if self.is_depthwise:
+            self._filters, self._zero = codes.reshape(out, kh, kw).copy(), zero.copy()
+            self._prepared: dict[Any, PackedDepthwise] = {}
+        else:
+            rows = codes.reshape(groups, out // groups, kh * kw * per_group)
+            zeros = zero.reshape(groups, out // groups)
+            self.parts = [_pack_rows(r, z) for r, z in zip(rows, zeros, strict=True)]
+
+    def depthwise(self, dtype: np.dtype[Any], g: ConvGeometry) -> PackedDepthwise:
+        key = dtype, g.stride, g.dilation, _core.active_isa()
+        if key not in self._prepared:
+            self._prepared[key] = prepack_depthwise(
+                self._filters, self._zero, x_dtype=dtype, stride=g.stride, dilation=g.dilation
+            )
+        return self._prepared[key]
 
     @property
     def dtype(self) -> Any:
@@ -86,11 +100,14 @@ class PackedConv:
     @property
     def nbytes(self) -> int:
         """Of codes, scales, zero points and sums."""
-        return sum(int(p.nbytes) for p in self.parts) + self.params.scale.nbytes
+        kept = self._filters.nbytes if self.is_depthwise else sum(int(p.nbytes) for p in self.parts)
+        return kept + self.params.scale.nbytes
 
     def to_tensor(self) -> QuantizedTensor:
         """The kernel it was made of."""
         out, c, kh, kw = self.shape
+        if self.is_depthwise:
+            return QuantizedTensor.from_codes(self._filters[:, None], self.params)
         codes = np.empty((self.groups, out // self.groups, kh * kw * c), self.params.dtype.code_dtype)
         for part, rows in zip(self.parts, codes, strict=True):
             part.unpack(rows.view(np.uint8))
@@ -219,7 +236,11 @@ def qconv2d(
         result = outcome.general(sums.reshape(-1, out), sa, sb)
         y = (result.data if isinstance(result, QuantizedTensor) else result).reshape(shape)
     else:
-        parts = [whole] if g.groups == 1 else [_part(outcome, sa, sb, depth, i, g.groups) for i in range(g.groups)]
+        parts = (
+            [whole]
+            if g.groups == 1 or packed.is_depthwise
+            else [_part(outcome, sa, sb, depth, i, g.groups) for i in range(g.groups)]
+        )
         y, memory = outcome.empty(shape)
         _convolve(image, zero, packed, g, parts, memory)
     return outcome.wrap(_from_nhwc(y, g))
@@ -270,6 +291,10 @@ def _convolve(image: Array, zero: int, w: PackedConv, g: ConvGeometry, parts: li
     x = _to_nhwc(image, g)
     batch, height, width, channels = x.shape
     out, per_group, kh, kw = w.shape
+    if w.is_depthwise:
+        shape = _core.DwconvShape(batch, height, width, channels, kh, kw, *g.stride, *g.padding, *g.dilation)
+        w.depthwise(x.dtype, g).native.run(shape, x, zero, parts[0], y)
+        return
     (top, left, _, _), (out_h, out_w) = g.padding, y.shape[1:3]
     for i, (part, finish) in enumerate(zip(w.parts, parts, strict=True)):
         geometry = [

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from lowbit import _core
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.kernels import binary
 from lowbit.ops.outcome import Outcome
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
@@ -278,8 +279,10 @@ def _general(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome) -> Array 
 
 
 def _binary(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome) -> Array | QuantizedTensor:
-    left, right = (2 * t.unpack().astype(np.int8) - 1 for t in (a, b))
-    acc = matmul_integer(left, right)
+    k = a.shape[1]
+    left = np.packbits(a.unpack(), axis=1, bitorder="little")
+    right = np.packbits(np.ascontiguousarray(b.unpack().T), axis=1, bitorder="little")
+    acc = binary.matmul(left, binary.prepack(right, k), k)
     return outcome.general(acc, a.params.scale.astype(F32), b.params.scale.astype(F32))
 
 

@@ -134,7 +134,9 @@ def _window(
     pad = _sizes("padding", padding, (2, 4), 0)
     top, left, bottom, right = pad if len(pad) == 4 else (*pad, *pad)
     if max(top, bottom) >= k[0] or max(left, right) >= k[1]:
-        raise InvalidProblem(f"padding: {padding}; expected less than the kernel, {k}: no window may lie in it altogether")
+        raise InvalidProblem(
+            f"padding: {padding}; expected less than the kernel, {k}: no window may lie in it altogether"
+        )
     if 0 in size:
         raise InvalidProblem(f"x: shape {x.shape}; images have no places")
     if size[0] + top + bottom < k[0] or size[1] + left + right < k[1]:
