@@ -32,6 +32,7 @@ LAYERS = [
     ["plans"],
     ["ops"],
     ["layers"],
+    ["quantization_ops"],
     ["accuracy"],
     ["data"],
     ["demo"],
@@ -45,15 +46,15 @@ FACTS = {
 }  # fmt: skip
 
 PUBLIC = {
-    "AccuracyImpact", "ErrorReport", "FormatError", "HardwareFeatures", "InvalidProblem", "PackedConv",
-    "PackedMatrix", "QuantizationParams", "QuantizationScheme", "QuantizedConv2d", "QuantizedDType",
-    "QuantizedLinear", "QuantizedTensor", "Unsupported", "UnsupportedDType", "__version__", "auto_quantize_tensor",
-    "binary_conv2d", "binary_matmul", "conv2d_integer", "create_optimal_params", "dequantize",
-    "dequantize_backward", "dequantize_from_int8", "estimate_accuracy_impact", "estimate_memory_savings",
-    "fake_quantize", "fake_quantize_backward", "fake_quantize_learned_backward", "get_num_threads", "hardware",
-    "matmul_integer", "measure_accuracy_impact", "prepack", "prepack_binary", "prepack_binary_conv2d",
-    "prepack_conv2d", "qadd", "qavg_pool2d", "qclamp", "qconcat", "qconv1d", "qconv2d", "qmatmul", "qmax_pool2d",
-    "qmul", "qrelu", "quantize", "quantize_backward",
+    "AccuracyImpact", "CpuQuantizationOps", "ErrorReport", "FormatError", "HardwareFeatures", "InvalidProblem",
+    "PackedConv", "PackedMatrix", "QuantizationOps", "QuantizationParams", "QuantizationScheme", "QuantizedConv2d",
+    "QuantizedDType", "QuantizedLinear", "QuantizedTensor", "ReferenceQuantizationOps", "Unsupported",
+    "UnsupportedDType", "__version__", "auto_quantize_tensor", "binary_conv2d", "binary_matmul", "conv2d_integer",
+    "create_optimal_params", "dequantize", "dequantize_backward", "dequantize_from_int8",
+    "estimate_accuracy_impact", "estimate_memory_savings", "fake_quantize", "fake_quantize_backward",
+    "fake_quantize_learned_backward", "get_num_threads", "hardware", "matmul_integer", "measure_accuracy_impact",
+    "prepack", "prepack_binary", "prepack_binary_conv2d", "prepack_conv2d", "qadd", "qavg_pool2d", "qclamp",
+    "qconcat", "qconv1d", "qconv2d", "qmatmul", "qmax_pool2d", "qmul", "qrelu", "quantize", "quantize_backward",
     "quantize_to_int8", "set_num_threads",
 }  # fmt: skip
 

@@ -14,9 +14,15 @@ namespace {
 
 // A task's rows of a and blocks of b: both in L2, for one piece of k.
 constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kPieceBytes = kTaskRows * kGemmDepth * 2;
-constexpr int64_t kPieceQuads = kGemmDepth / 4;
+constexpr int64_t kUsualQuads = 128;  // of a piece
 
 int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
+
+// About kUsualQuads, and all pieces alike: a short one costs nearly as much as a whole.
+int64_t piece_quads(int64_t quads) {
+  const int64_t pieces = std::max<int64_t>(1, (quads + kUsualQuads / 2) / kUsualQuads);
+  return std::max<int64_t>(kGemmQuads, round_up((quads + pieces - 1) / pieces, kGemmQuads));
+}
 
 // As equal as whole tiles allow.
 int64_t task_rows(const GemmRow& kernel, int64_t m) {
@@ -63,6 +69,22 @@ Aligned<T> padded(const T* from, int64_t n, int64_t size, bool repeat) {
   return to;
 }
 
+uint8_t greatest(const uint8_t* codes, int64_t n) {
+  uint8_t most = 0;
+  for (int64_t i = 0; i < n; ++i) most = std::max(most, codes[i]);
+  return most;
+}
+
+uint8_t greatest(const CodeRows& a, int64_t k) {
+  constexpr int64_t kRows = 64;
+  std::vector<uint8_t> most(static_cast<size_t>((a.rows + kRows - 1) / kRows), 0);
+  parallel_for(static_cast<int64_t>(most.size()), [&](int64_t i) {
+    for (int64_t r = i * kRows; r < std::min(a.rows, (i + 1) * kRows); ++r)
+      most[i] = std::max(most[i], greatest(a.codes + r * a.stride, k));
+  });
+  return *std::max_element(most.begin(), most.end());
+}
+
 class Product {
  public:
   Product(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* out, int64_t stride)
@@ -80,6 +102,10 @@ class Product {
     if (kernel_.a == GemmOperand::u8 && a.is_signed) shift_ = 128;
     if (kernel_.a == GemmOperand::s8 && !a.is_signed) shift_ = -128;
     wide_ = finish.wide || b.k > kExactK;
+    const bool two_kernels = kernels_[0].run != kernels_[1].run && &kernel_ == kernels_;
+    may_be_small_ = two_kernels && !a.is_signed && b.is_safe(127);
+    is_small_ = may_be_small_ && a.codes != nullptr && b.is_safe(greatest(a, b.k));
+    is_plain_ = finish.add == nullptr && !b.has_zero && !a.zero_per_row && a.zero[0] + shift_ == 0;
     const int64_t size = b.blocks * kGemmCols;
     if (!wide_) {
       columns_.add = aligned<int32_t>(size);
@@ -110,28 +136,34 @@ class Product {
     const Workspace w = workspace(wide_);
     std::fill_n(w.row_sum, rows, 0);
     const int64_t outputs = rows * blocks * kGemmCols;
+    // Sums that are the result go to their place, unless columns of padding would go beyond it.
+    const bool in_place = finish_.result == Result::s32 && !wide_ && (block + blocks) * kGemmCols <= b_.n && rows % 2 == 0;
+    int32_t* sums = in_place ? reinterpret_cast<int32_t*>(out_) + row * stride_ + block * kGemmCols : w.c;
+    const int64_t sums_stride = in_place ? stride_ : blocks * kGemmCols;
     if (wide_) std::fill_n(w.total, outputs, int64_t{0});
     std::vector<int64_t> deep_sum(wide_ ? static_cast<size_t>(rows) : 0, 0);
-    for (int64_t quad = 0; quad < b_.quads; quad += kPieceQuads) {
-      const int64_t quads = std::min(kPieceQuads, b_.quads - quad);
-      const GemmRow& kernel = pack(w, row, rows, quad, quads);
+    for (int64_t quad = 0; quad < b_.quads; quad += b_.piece) {
+      const int64_t quads = std::min(b_.piece, b_.quads - quad);
       GemmArgs x{};
-      x.a = w.a, x.a_stride = quads * 4 * operand_bytes(kernel.a), x.rows = rows;
-      x.b_stride = quads * 4 * kGemmCols, x.blocks = blocks, x.quads = quads;
+      const GemmRow& kernel = pack(w, row, rows, quad, quads, x);
+      x.rows = rows, x.columns = std::min(blocks * kGemmCols, b_.n - block * kGemmCols);
+      x.b_stride = quads * 4 * kGemmCols, x.quads = quads;
       x.b = b_.codes.get() + quad * 4 * kGemmCols * b_.blocks + block * x.b_stride;
-      x.c = w.c, x.c_stride = blocks * kGemmCols, x.accumulate = !wide_ && quad > 0;
+      x.c = sums, x.c_stride = sums_stride, x.accumulate = !wide_ && quad > 0;
       kernel.run(x);
       if (wide_) {
         for (int64_t j = 0; j < outputs; ++j) w.total[j] += w.c[j];
         for (int64_t r = 0; r < rows; ++r) deep_sum[r] += std::exchange(w.row_sum[r], 0);
       }
     }
-    if (b_.quads == 0) std::fill_n(w.c, outputs, 0);
+    if (b_.quads == 0)
+      for (int64_t r = 0; r < rows; ++r) std::fill_n(sums + r * sums_stride, blocks * kGemmCols, 0);
+    if (in_place && is_plain_) return;
     for (int64_t r = 0; r < rows; ++r) {
       if (wide_) {
         finish_deep(w.total + r * blocks * kGemmCols, deep_sum[r], row + r, block, blocks);
       } else {
-        finish_row_of(w.c + r * blocks * kGemmCols, w.row_sum[r], row + r, block, blocks);
+        finish_row_of(sums + r * sums_stride, w.row_sum[r], row + r, block, blocks);
       }
     }
   }
@@ -141,7 +173,7 @@ class Product {
   int64_t column_tasks() const { return (b_.blocks + kTaskBlocks - 1) / kTaskBlocks; }
 
   // One piece of the rows, packed for the kernel that is returned.
-  const GemmRow& pack(const Workspace& w, int64_t row, int64_t rows, int64_t quad, int64_t quads) const {
+  const GemmRow& pack(const Workspace& w, int64_t row, int64_t rows, int64_t quad, int64_t quads, GemmArgs& x) const {
     const int64_t first = quad * 4, depth = quads * 4, n = std::clamp<int64_t>(b_.k - first, 0, depth);
     const uint8_t* codes = w.codes;
     int64_t stride = depth;
@@ -151,8 +183,14 @@ class Product {
     } else {
       for (int64_t r = 0; r < rows; ++r) a_.fetch(a_.context, row + r, first, n, w.codes + r * stride);
     }
-    const GemmRow& kernel = serves_pairs(codes, stride, rows, n) ? kernels_[1] : kernel_;
+    const GemmRow& kernel = is_small_ || serves_pairs(codes, stride, rows, n) ? kernels_[1] : kernel_;
+    const bool crowded = stride % 4096 == 0;  // all rows in the same few places of L1
+    if (a_.codes != nullptr && n == depth && !b_.has_zero && kernel.a == GemmOperand::u8 && !a_.is_signed && !crowded) {
+      x.a = codes, x.a_stride = stride;  // they are what the kernel reads
+      return kernel;
+    }
     const int64_t bytes = depth * operand_bytes(kernel.a);
+    x.a = w.a, x.a_stride = bytes;
     for (int64_t r = 0; r < rows; ++r)
       w.row_sum[r] += kernel.pack_a(codes + r * stride, n, a_.is_signed, w.a + r * bytes, depth);
     if (rows % 2 != 0) std::memset(w.a + rows * bytes, 0, static_cast<size_t>(bytes));
@@ -161,10 +199,9 @@ class Product {
 
   // Whether these codes are small enough for pairs of products in 16 bits, where not all codes are.
   bool serves_pairs(const uint8_t* codes, int64_t stride, int64_t rows, int64_t n) const {
-    if (a_.is_signed || kernels_[0].run == kernels_[1].run || &kernel_ == &kernels_[1] || !b_.is_safe(127)) return false;
+    if (a_.codes != nullptr || !may_be_small_) return false;  // looked at already
     uint8_t most = 0;
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t i = 0; i < n; ++i) most = std::max(most, codes[r * stride + i]);
+    for (int64_t r = 0; r < rows; ++r) most = std::max(most, greatest(codes + r * stride, n));
     return b_.is_safe(most);
   }
 
@@ -243,6 +280,8 @@ class Product {
   int64_t task_rows_;
   int32_t shift_;
   bool wide_;
+  bool may_be_small_, is_small_;  // whether codes of a may, and do, all fit gemm_rows[1]
+  bool is_plain_;                 // nothing is to be added to the sums
   Columns columns_;
 };
 
@@ -254,6 +293,7 @@ PackedMatrix::PackedMatrix(const uint8_t* b, bool is_signed, int64_t depth, int6
       n(columns),
       quads(round_up((depth + 3) / 4, kGemmQuads)),
       blocks((columns + kGemmCols - 1) / kGemmCols),
+      piece(piece_quads(quads)),
       codes(aligned<int8_t>(blocks * kGemmCols * quads * 4)),
       zero(static_cast<size_t>(blocks * kGemmCols), 0),
       column(static_cast<size_t>(blocks * kGemmCols), 0),
@@ -288,8 +328,8 @@ PackedMatrix::PackedMatrix(const uint8_t* b, bool is_signed, int64_t depth, int6
 }
 
 int64_t PackedMatrix::quad_at(int64_t block, int64_t q) const {
-  const int64_t piece = q / kPieceQuads * kPieceQuads, length = std::min(kPieceQuads, quads - piece);
-  return (piece * blocks + block * length + q - piece) * kGemmCols * 4;
+  const int64_t first = q / piece * piece, length = std::min(piece, quads - first);
+  return (first * blocks + block * length + q - first) * kGemmCols * 4;
 }
 
 void PackedMatrix::unpack(uint8_t* to) const {

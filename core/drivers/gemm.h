@@ -17,6 +17,7 @@ constexpr int64_t kExactK = 33025;  // 255 * 255 * kExactK < 2^31
 // b, packed once.
 struct PackedMatrix {
   int64_t k = 0, n = 0, quads = 0, blocks = 0;
+  int64_t piece = 0;  // quads of a piece; the last may be shorter
   Aligned<int8_t> codes;         // as kernels/gemm/gemm.h says
   std::vector<int32_t> zero;     // [n, padded] zero points of what is packed
   std::vector<int32_t> column;   // [n, padded] sum over k of (packed code - zero)

@@ -46,23 +46,27 @@ from lowbit.ops import (
     quantize_to_int8,
 )
 from lowbit.params import QuantizationParams, QuantizationScheme
+from lowbit.quantization_ops import CpuQuantizationOps, QuantizationOps, ReferenceQuantizationOps
 from lowbit.tensor import QuantizedTensor
 from lowbit.threads import get_num_threads, set_num_threads
 
 __all__ = [
     "AccuracyImpact",
+    "CpuQuantizationOps",
     "ErrorReport",
     "FormatError",
     "HardwareFeatures",
     "InvalidProblem",
     "PackedConv",
     "PackedMatrix",
+    "QuantizationOps",
     "QuantizationParams",
     "QuantizationScheme",
     "QuantizedConv2d",
     "QuantizedDType",
     "QuantizedLinear",
     "QuantizedTensor",
+    "ReferenceQuantizationOps",
     "Unsupported",
     "UnsupportedDType",
     "__version__",

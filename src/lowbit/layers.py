@@ -80,7 +80,7 @@ class QuantizedLinear:
             _check_input(input_params)
             self.input_params = input_params.for_compute(F32)
         self.path = _path(p, activation, input_params)
-        self._weight = weight if self.path not in ("integer", "groups") else None  # those are kept packed alone
+        self._weight: Any = weight if self.path not in ("integer", "groups") else None  # those are kept packed alone
         self._packed: Any
         if self.path == "integer":
             self._packed = PackedMatrix(weight, transpose=True)
@@ -106,8 +106,8 @@ class QuantizedLinear:
             up = np.empty((self.out_features, self.in_features), np.uint8)
             self._packed.unpack(up)
             return QuantizedTensor.from_codes(up.astype(np.int16) + self.params.dtype.qmin, self.params)
-        assert self._weight is not None
-        return self._weight
+        kept: QuantizedTensor = self._weight
+        return kept
 
     @property
     def nbytes(self) -> int:
@@ -123,7 +123,7 @@ class QuantizedLinear:
             return int(_core.linear_workspace(m, k) + _core.groups_workspace(self._packed, m))
         if self.path == "float":
             return int(self._packed.workspace(m))
-        return m * k + 8 * m * n
+        return int(m * k + 8 * m * n)
 
     def __call__(self, x: Any) -> Any:
         """x [..., in] to [..., out], in x's type, or QuantizedTensor of out_params."""
@@ -146,11 +146,13 @@ class QuantizedLinear:
     def _native(self, x: cpu.FloatArray, m: int, outcome: Outcome, shape: tuple[int, ...]) -> Any:
         given = self.input_params
         sa = None if given is None else given.scale
+        call: Any = _core.linear_groups
+        packed = self._packed
         if self.path == "groups":
-            finish, call, packed = outcome.groups_finish(), _core.linear_groups, self._packed
+            finish = outcome.groups_finish()
         else:
-            sb = self.params.scale.astype(F32)
-            finish, call, packed = outcome.finish(sa, sb, self.in_features), _core.linear, self._packed.native
+            finish = outcome.finish(sa, self.params.scale.astype(F32), self.in_features)
+            call, packed = _core.linear, packed.native
         if finish is None:
             return self._by_parts(x, m, outcome, shape)
         how = _ACTIVATIONS[self.activation] if given is None else _FIXED
@@ -283,6 +285,17 @@ class QuantizedConv2d:
             out_params=self.out_params, out_dtype=_DTYPES[floats.element],
         )  # fmt: skip
         return y
+
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the result for x of this shape.
+
+        >>> QuantizedConv2d(np.ones((4, 3, 3, 3), np.float32), padding=1).output_shape((2, 3, 8, 8))
+        (2, 4, 8, 8)
+        """
+        g, (out, _, kh, kw) = self._geometry, self._packed.shape
+        first = 2 if g.layout == "NCHW" else 1
+        height, width = g.output(shape[first : first + 2], (kh, kw))
+        return (shape[0], out, height, width) if first == 2 else (shape[0], height, width, out)
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {**self._geometry._asdict(), "input_params": self.input_params, "out_params": self.out_params}

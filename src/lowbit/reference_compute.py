@@ -29,13 +29,14 @@ def matmul_integer(a: Array, b: Array, za: Any = 0, zb: Any = 0) -> Array:
     array([[-32512]])
     """
     za, zb = np.asarray(za, np.int64), np.asarray(zb, np.int64)
-    return np.matmul(a.astype(np.int64) - (za[:, None] if za.ndim else za), b.astype(np.int64) - zb)
+    return np.asarray(np.matmul(a.astype(np.int64) - (za[:, None] if za.ndim else za), b.astype(np.int64) - zb))
 
 
 def scaled(acc: Array, sa: Any, sb: Any, bias: Any = 0) -> Array:
     """y = f32(acc) * (sa * sb) + bias. sa: one or [m]; sb: one or [n]; bias: one or [n]."""
     sa = np.asarray(sa, F32)
-    return acc.astype(F32) * ((sa[:, None] if sa.ndim else sa) * np.asarray(sb, F32)) + np.asarray(bias, F32)
+    y = acc.astype(F32) * ((sa[:, None] if sa.ndim else sa) * np.asarray(sb, F32)) + np.asarray(bias, F32)
+    return np.asarray(y)
 
 
 def requantize(acc: Array, sa: Any, sb: Any, sy: Any, zy: Any, qmin: int, qmax: int) -> Array:
@@ -138,4 +139,4 @@ def average_pool(
     inside = _windows(np.ones_like(x, np.int64), kernel, stride, padding, int(count_include_pad)).sum(-1)
     by = (F32(s) / inside.astype(F32)) / F32(sy)
     steps = np.rint(sums.astype(F32) * by)
-    return np.clip(steps, F32(qmin - zy), F32(qmax - zy)).astype(np.int64) + zy
+    return np.asarray(np.clip(steps, F32(qmin - zy), F32(qmax - zy)).astype(np.int64) + zy)

@@ -7,51 +7,79 @@
 
 namespace lowbit {
 
+// What is the same for every column, in registers: a store to bytes might alias anything, and would have them loaded
+// again each time.
 template <class V>
-LOWBIT_INLINE typename V::I32 exact_sums(const FinishArgs& x, int64_t i) {
+struct FinishConstants {
+  typename V::I32 row_a, row_b, zero;
+  typename V::F32 row_scale, out_scale, low, high, floor, ceiling;
+  bool divides;
+
+  explicit FinishConstants(const FinishArgs& x)
+      : row_a(V::set_i32(x.row_a)),
+        row_b(V::set_i32(x.row_b)),
+        zero(V::set_i32(x.zero)),
+        row_scale(V::set(x.row_scale)),
+        out_scale(V::set(x.out_scale)),
+        low(V::set(static_cast<float>(x.lo - x.zero))),
+        high(V::set(static_cast<float>(x.hi - x.zero))),
+        floor(V::set(x.floor)),
+        ceiling(V::set(x.ceiling)),
+        divides(x.out_scale != 1.0f) {}
+};
+
+template <class V>
+LOWBIT_INLINE typename V::I32 exact_sums(const FinishArgs& x, const FinishConstants<V>& k, int64_t i) {
   typename V::I32 t = V::load_i32(static_cast<const int32_t*>(x.acc) + i);
   if (x.add != nullptr) t = V::add(t, V::load_i32(x.add + i));
-  if (x.by_a != nullptr) t = V::add(t, V::mul_i32(V::set_i32(x.row_a), V::load_i32(x.by_a + i)));
-  if (x.by_b != nullptr) t = V::add(t, V::mul_i32(V::set_i32(x.row_b), V::load_i32(x.by_b + i)));
+  if (x.by_a != nullptr) t = V::add(t, V::mul_i32(k.row_a, V::load_i32(x.by_a + i)));
+  if (x.by_b != nullptr) t = V::add(t, V::mul_i32(k.row_b, V::load_i32(x.by_b + i)));
   return t;
 }
 
+template <class V>
+LOWBIT_INLINE typename V::I32 codes_of(const FinishArgs& x, const FinishConstants<V>& k, int64_t i) {
+  typename V::F32 scale = V::mul(k.row_scale, V::load(x.scale + i));
+  if (k.divides) scale = V::divide(scale, k.out_scale);
+  const typename V::F32 y = V::mul(V::to_f32(exact_sums<V>(x, k, i)), scale);
+  return V::add(V::round_i32(V::clamp(y, k.low, k.high)), k.zero);
+}
+
 template <class V, class Out>
-LOWBIT_INLINE void finish_vector(const FinishArgs& x, int64_t i, Out* to) {
-  const typename V::I32 t = exact_sums<V>(x, i);
+LOWBIT_INLINE void finish_vector(const FinishArgs& x, const FinishConstants<V>& k, int64_t i, Out* to) {
   if constexpr (std::is_same_v<Out, int32_t>) {
-    V::store_i32(to, t);
+    V::store_i32(to, exact_sums<V>(x, k, i));
+  } else if constexpr (sizeof(Out) == 1) {
+    V::store_codes(to, codes_of<V>(x, k, i));
   } else {
-    const typename V::F32 sum = V::to_f32(t), scale = V::mul(V::set(x.row_scale), V::load(x.scale + i));
-    if constexpr (sizeof(Out) == 1) {
-      const bool is_divided = x.out_scale == 1.0f;
-      const typename V::F32 y = V::mul(sum, is_divided ? scale : V::divide(scale, V::set(x.out_scale)));
-      const typename V::F32 inside =
-          V::clamp(y, V::set(static_cast<float>(x.lo - x.zero)), V::set(static_cast<float>(x.hi - x.zero)));
-      V::store_codes(to, V::add(V::round_i32(inside), V::set_i32(x.zero)));
-    } else {
-      typename V::F32 y = V::mul(sum, scale);
-      if (x.bias != nullptr) y = V::add(y, V::load(x.bias + i));
-      V::store(to, V::clamp(y, V::set(x.floor), V::set(x.ceiling)));
-    }
+    typename V::F32 y = V::mul(V::to_f32(exact_sums<V>(x, k, i)), V::mul(k.row_scale, V::load(x.scale + i)));
+    if (x.bias != nullptr) y = V::add(y, V::load(x.bias + i));
+    V::store(to, V::clamp(y, k.floor, k.ceiling));
   }
 }
 
 template <class V, class Out>
-LOWBIT_INLINE void finish_floats(const FinishArgs& x, int64_t i, Out* to) {
-  typename V::F32 y = V::mul(V::load(static_cast<const float*>(x.acc) + i), V::set(x.row_scale));
+LOWBIT_INLINE void finish_floats(const FinishArgs& x, const FinishConstants<V>& k, int64_t i, Out* to) {
+  typename V::F32 y = V::mul(V::load(static_cast<const float*>(x.acc) + i), k.row_scale);
   if (x.bias != nullptr) y = V::add(y, V::load(x.bias + i));
-  V::store(to, V::clamp(y, V::set(x.floor), V::set(x.ceiling)));
+  V::store(to, V::clamp(y, k.floor, k.ceiling));
 }
 
-template <class V, class Out, void (*Vector)(const FinishArgs&, int64_t, Out*)>
-void finish(const FinishArgs& x) {
+template <class V, class Out, void (*Vector)(const FinishArgs&, const FinishConstants<V>&, int64_t, Out*)>
+void finish(const FinishArgs& given) {
+  const FinishArgs x = given;
+  const FinishConstants<V> k(x);
   Out* out = static_cast<Out*>(x.out);
   int64_t i = 0;
-  for (; i + V::width <= x.n; i += V::width) Vector(x, i, out + i);
+  if constexpr (sizeof(Out) == 1) {
+    for (; i + 4 * V::width <= x.n; i += 4 * V::width)
+      V::template store_codes4<false>(out + i, codes_of<V>(x, k, i), codes_of<V>(x, k, i + V::width),
+                                      codes_of<V>(x, k, i + 2 * V::width), codes_of<V>(x, k, i + 3 * V::width));
+  }
+  for (; i + V::width <= x.n; i += V::width) Vector(x, k, i, out + i);
   if (i < x.n) {
     Out last[V::width];
-    Vector(x, i, last);
+    Vector(x, k, i, last);
     std::memcpy(out + i, last, static_cast<size_t>(x.n - i) * sizeof(Out));
   }
 }

@@ -1,6 +1,6 @@
 // c[m][n] (+)= sum over k of a[m][k] * b[k][n], exact in int32: products of codes, before zero points and scales.
 //
-// b is packed once, alike for every ISA: pieces of kGemmDepth of k, in a piece blocks of kGemmCols columns, in a block k by
+// b is packed once, alike for every ISA: pieces of at most kGemmDepth of k, in a piece blocks of kGemmCols columns, in a block k by
 // fours ("quads"), in a quad the four bytes of a column side by side; s8, zeros beyond k and n. a is packed on the fly: rows of quads, zeros beyond k,
 // in the type the ISA multiplies by:
 //   s16   codes as they are. Widening: pairs of products never overflow 32 bits (vpmaddwd).
@@ -18,7 +18,7 @@ namespace lowbit {
 
 constexpr int kGemmCols = 16;    // columns of a packed block
 constexpr int kGemmQuads = 2;    // k is padded to so many quads, which smmla takes at once
-constexpr int kGemmDepth = 512;  // of a piece: two blocks of it fit L1, a task's blocks and rows L2
+constexpr int kGemmDepth = 768;  // of a piece at most: two blocks of it fit L1, a task's blocks and rows L2
 
 struct GemmArgs {
   const void* a;     // [rows, rounded up to even][quads * 4]
@@ -26,9 +26,9 @@ struct GemmArgs {
   int64_t rows;
   const int8_t* b;   // the first block, at the first quad
   int64_t b_stride;  // bytes from block to block of the piece
-  int64_t blocks;
-  int64_t quads;  // a multiple of kGemmQuads
-  int32_t* c;     // [rows, rounded up to even][c_stride], blocks * kGemmCols columns of it
+  int64_t columns;   // that are looked at: a kernel may stop at whole vectors of them
+  int64_t quads;     // a multiple of kGemmQuads
+  int32_t* c;     // [rows, rounded up to even][c_stride], whole blocks of columns of it
   int64_t c_stride;
   bool accumulate;   // add to c
 };

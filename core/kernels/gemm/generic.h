@@ -76,7 +76,7 @@ LOWBIT_INLINE void with_rows(int64_t rows, const F& f) {
 template <class E>
 void gemm(const GemmArgs& x) {
   constexpr int64_t kPer = kGemmCols / E::group;
-  const int64_t groups = x.blocks * kPer, padded = (x.rows + E::a_rows - 1) / E::a_rows;  // in units of a_rows
+  const int64_t groups = (x.columns + E::group - 1) / E::group, padded = (x.rows + E::a_rows - 1) / E::a_rows;  // in units of a_rows
   constexpr int64_t kTile = E::max_rows / E::a_rows;
   const auto rows_at = [&](int64_t i) { return padded - i < kTile ? padded - i : kTile; };
   // A strip of columns that stays in L1 while all rows pass it.

@@ -142,7 +142,8 @@ def _problem(
     extent = (w.dilation[0] * (kh - 1) + 1, w.dilation[1] * (kw - 1) + 1)
     if x.shape[1] + top + bottom < extent[0] or x.shape[2] + left + right < extent[1]:
         raise InvalidProblem(f"x: {x.shape[1]} x {x.shape[2]} and padding {around}; expected at least {extent}")
-    shape = _core.DwconvShape(*x.shape, kh, kw, *w.stride, *around, *w.dilation)
+    batch, height, width, _ = x.shape
+    shape = _core.DwconvShape(batch, height, width, channels, kh, kw, *w.stride, *around, *w.dilation)
     return x, w, shape
 
 
