@@ -22,6 +22,7 @@ import lowbit as lb
 from benchmarks import (
     bench_binary,
     bench_calls,
+    bench_codes,
     bench_conv,
     bench_dequantize,
     bench_fake_quant,
@@ -56,6 +57,7 @@ FAMILIES: dict[str, ModuleType] = {
     "conv": bench_conv,
     "sweep": bench_sweep,
     "binary": bench_binary,
+    "codes": bench_codes,
     "threads": bench_threads,
 }
 

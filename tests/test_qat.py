@@ -463,7 +463,7 @@ def test_converted_is_the_trained_model_to_the_bit(model: str, recipe: str) -> N
     net, x = prepared(model, recipe)
     final = lt.convert(net)
     assert torch.equal(final(x), net.eval()(x))
-    weights = [m.quantized_weight for m in final.modules() if isinstance(m, (lt.QuantizedLinear, lt.QuantizedConv2d))]
+    weights = [m.quantized_weight for m in final.modules() if isinstance(m, (lt.ConvertedLinear, lt.ConvertedConv2d))]
     assert weights
     assert all(w.dtype.name == RECIPES[recipe].get("weight", "int8") for w in weights)
     for m in final.modules():

@@ -1,4 +1,6 @@
 // Integer products: packed matrices, and a call that multiplies and finishes.
+#include "drivers/gemm.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -14,7 +16,6 @@
 #include "bindings/compute.h"
 #include "bindings/finish.h"
 #include "drivers/conv.h"
-#include "drivers/gemm.h"
 #include "drivers/groups.h"
 #include "drivers/linear.h"
 
@@ -124,8 +125,8 @@ void multiply_groups(nb::handle codes, int64_t m, nb::handle scales, const Packe
 // (NaN seen, rows whose range is too wide)
 template <class Packed>
 std::pair<int64_t, int64_t> linear_of(nb::handle input, int element, int64_t m, int how, int code, float scale,
-                                      int32_t zero, int32_t qmin, int32_t qmax, const Packed& b,
-                                      const FinishSpec& spec, nb::handle output) {
+                                      int32_t zero, int32_t qmin, int32_t qmax, const Packed& b, const FinishSpec& spec,
+                                      nb::handle output) {
   const Buffer x(input, "x"), out(output, "out", true);
   if (element != 0 && element != 2 && element != 3) throw nb::value_error("element: expected f32, f16 or bf16");
   if (how < 0 || how > 2 || code < 0 || code > 1) throw nb::value_error("activation: unknown id");
@@ -142,7 +143,8 @@ std::pair<int64_t, int64_t> linear_of(nb::handle input, int element, int64_t m, 
   out.require(m * b.n * result_bytes(spec.result), "out");
   DynamicResult result;
   if constexpr (std::is_same_v<Packed, PackedGroups>) {
-    if (how == 1 || code == 1 || zero != 0) throw nb::value_error("activation: groups take signed codes without a zero point");
+    if (how == 1 || code == 1 || zero != 0)
+      throw nb::value_error("activation: groups take signed codes without a zero point");
     const FloatFinish f = float_finish(spec, b.n);
     const nb::gil_scoped_release release;
     result = linear(a, b, f, out.as());
@@ -181,17 +183,19 @@ void bind_gemm(nb::module_& m) {
       .def("unpack", &unpack_of<PackedMatrix>, "out"_a, "Writes the codes, [n, k], as they were given.");
   m.def("pack_matrix", &pack_matrix, "codes"_a, "is_signed"_a, "k"_a, "n"_a, "transposed"_a, "zero_point"_a.none(),
         "codes: [k, n], or [n, k] if transposed.");
-  nb::class_<FinishSpec>(m, "Finish", "What becomes of sums of products. result: 0 s32, 1 f32, 2 f16, 3 bf16, 4 s8, 5 u8.")
+  nb::class_<FinishSpec>(m, "Finish",
+                         "What becomes of sums of products. result: 0 s32, 1 f32, 2 f16, 3 bf16, 4 s8, 5 u8.")
       .def(nb::init<int, nb::handle, nb::handle, nb::handle, nb::handle, float, float, float, int32_t, int32_t,
                     int32_t>(),
            "result"_a, "scale"_a.none(), "row_scale"_a.none(), "bias"_a.none(), "add"_a.none(), "floor"_a, "ceiling"_a,
            "out_scale"_a, "zero"_a, "lo"_a, "hi"_a);
   m.def("multiply", &multiply, "a"_a, "is_signed"_a, "m"_a, "a_zero_point"_a, "b"_a, "finish"_a, "out"_a, "wide"_a,
         "Codes a [m, k] times b. out: [m, n]; s32 is int64 where wide, or where k is past exact_depth.");
-  m.def("convolve", &convolve_of, "x"_a, "is_signed"_a, "zero"_a, "geometry"_a, "w"_a, "finish"_a, "out"_a,
-        "first_out"_a, "stride"_a,
-        "x [batch, height, width, channels] by w. geometry: batch, height, width, channels, kernel (h, w), stride, "
-        "padding (top, left), dilation, output (h, w), first channel and channels of the group. out: [pixels, stride].");
+  m.def(
+      "convolve", &convolve_of, "x"_a, "is_signed"_a, "zero"_a, "geometry"_a, "w"_a, "finish"_a, "out"_a, "first_out"_a,
+      "stride"_a,
+      "x [batch, height, width, channels] by w. geometry: batch, height, width, channels, kernel (h, w), stride, "
+      "padding (top, left), dilation, output (h, w), first channel and channels of the group. out: [pixels, stride].");
   m.def("transpose", &transpose_of, "from_array"_a, "to"_a, "batch"_a, "rows"_a, "columns"_a, "item"_a,
         "to[b][j][i] = from[b][i][j], items of 1, 2, 4 or 8 bytes.");
   nb::class_<PackedGroups>(m, "PackedGroups", "Weights of 4 or 2 bits in groups, arranged as kernels read them.")
@@ -204,10 +208,11 @@ void bind_gemm(nb::module_& m) {
         "zero_all"_a, "codes: [n, k], one a byte, from 0 on; scale: [n, groups], zero_point likewise, in bytes.");
   m.def("multiply_groups", &multiply_groups, "a"_a, "m"_a, "a_scale"_a, "b"_a, "finish"_a, "out"_a,
         "Codes a [m, k], s8, times b. a_scale: [m], or [m, groups].");
-  m.def("linear", &linear_of<PackedMatrix>, "x"_a, "element"_a, "m"_a, "how"_a, "code"_a, "scale"_a, "zero"_a, "qmin"_a,
-        "qmax"_a, "b"_a, "finish"_a, "out"_a,
-        "Floats x [m, k] to codes (how: 0 s8 per row, 1 u8 per row, 2 as given), times b. Returns (NaN seen, rows whose "
-        "range is too wide).");
+  m.def(
+      "linear", &linear_of<PackedMatrix>, "x"_a, "element"_a, "m"_a, "how"_a, "code"_a, "scale"_a, "zero"_a, "qmin"_a,
+      "qmax"_a, "b"_a, "finish"_a, "out"_a,
+      "Floats x [m, k] to codes (how: 0 s8 per row, 1 u8 per row, 2 as given), times b. Returns (NaN seen, rows whose "
+      "range is too wide).");
   m.def("linear_groups", &linear_of<PackedGroups>, "x"_a, "element"_a, "m"_a, "how"_a, "code"_a, "scale"_a, "zero"_a,
         "qmin"_a, "qmax"_a, "b"_a, "finish"_a, "out"_a, "The same for weights in groups.");
   m.def("linear_workspace", &linear_workspace, "m"_a, "k"_a, "Bytes of codes that linear keeps.");
@@ -217,9 +222,7 @@ void bind_gemm(nb::module_& m) {
   m.attr("exact_depth") = kExactK;
   m.def(
       "multiply_workspace",
-      [](int64_t m_, int64_t n, int64_t k) {
-        return gemm_call_bytes(n) + num_threads() * gemm_thread_bytes(m_, k);
-      },
+      [](int64_t m_, int64_t n, int64_t k) { return gemm_call_bytes(n) + num_threads() * gemm_thread_bytes(m_, k); },
       "m"_a, "n"_a, "k"_a, "Bytes multiply works in beside its arguments.");
 }
 

@@ -1,4 +1,6 @@
 // Linear layers on floats with quantized weights.
+#include "drivers/weight_only.h"
+
 #include <nanobind/nanobind.h>
 
 #include <memory>
@@ -6,7 +8,6 @@
 
 #include "bindings/buffer.h"
 #include "bindings/compute.h"
-#include "drivers/weight_only.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

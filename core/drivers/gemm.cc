@@ -40,8 +40,8 @@ struct Workspace {
 
 int64_t workspace_bytes(bool wide) {
   const int64_t outputs = kTaskRows * kTaskBlocks * kGemmCols;
-  return lines(kPieceBytes) + lines(outputs * 4) + (wide ? lines(outputs * 8) : 0) +
-         lines(kTaskRows * 4) + lines(kTaskRows * kGemmDepth);
+  return lines(kPieceBytes) + lines(outputs * 4) + (wide ? lines(outputs * 8) : 0) + lines(kTaskRows * 4) +
+         lines(kTaskRows * kGemmDepth);
 }
 
 Workspace workspace(bool wide) {
@@ -137,7 +137,8 @@ class Product {
     std::fill_n(w.row_sum, rows, 0);
     const int64_t outputs = rows * blocks * kGemmCols;
     // Sums that are the result go to their place, unless columns of padding would go beyond it.
-    const bool in_place = finish_.result == Result::s32 && !wide_ && (block + blocks) * kGemmCols <= b_.n && rows % 2 == 0;
+    const bool in_place =
+        finish_.result == Result::s32 && !wide_ && (block + blocks) * kGemmCols <= b_.n && rows % 2 == 0;
     int32_t* sums = in_place ? reinterpret_cast<int32_t*>(out_) + row * stride_ + block * kGemmCols : w.c;
     const int64_t sums_stride = in_place ? stride_ : blocks * kGemmCols;
     if (wide_) std::fill_n(w.total, outputs, int64_t{0});
@@ -254,7 +255,8 @@ class Product {
       const float row = finish_.row_scale == nullptr ? 1.0f : finish_.row_scale[finish_.scale_per_row ? m : 0];
       const float scale = row * finish_.scale[finish_.scale_per_column ? column : 0];
       if (finish_.result >= Result::s8) {
-        const float low = static_cast<float>(finish_.lo - finish_.zero), high = static_cast<float>(finish_.hi - finish_.zero);
+        const float low = static_cast<float>(finish_.lo - finish_.zero),
+                    high = static_cast<float>(finish_.hi - finish_.zero);
         const float steps = std::clamp(std::nearbyintf(sum * (scale / finish_.out_scale)), low, high);
         reinterpret_cast<uint8_t*>(out_)[at] = static_cast<uint8_t>(static_cast<int32_t>(steps) + finish_.zero);
         continue;

@@ -17,12 +17,12 @@ constexpr int64_t kExactK = 33025;  // 255 * 255 * kExactK < 2^31
 // b, packed once.
 struct PackedMatrix {
   int64_t k = 0, n = 0, quads = 0, blocks = 0;
-  int64_t piece = 0;  // quads of a piece; the last may be shorter
-  Aligned<int8_t> codes;         // as kernels/gemm/gemm.h says
-  std::vector<int32_t> zero;     // [n, padded] zero points of what is packed
-  std::vector<int32_t> column;   // [n, padded] sum over k of (packed code - zero)
-  bool has_zero = false;         // whether any zero point is not 0
-  int32_t pair_bound = 0;        // no two neighbours k = 2i, 2i + 1 sum to more, positive or negative parts alone
+  int64_t piece = 0;            // quads of a piece; the last may be shorter
+  Aligned<int8_t> codes;        // as kernels/gemm/gemm.h says
+  std::vector<int32_t> zero;    // [n, padded] zero points of what is packed
+  std::vector<int32_t> column;  // [n, padded] sum over k of (packed code - zero)
+  bool has_zero = false;        // whether any zero point is not 0
+  int32_t pair_bound = 0;       // no two neighbours k = 2i, 2i + 1 sum to more, positive or negative parts alone
 
   // Whether gemm_rows[1] serves it with codes of a, as u8, of at most `most`.
   bool is_safe(int32_t most) const { return most * pair_bound <= 32767; }
@@ -54,16 +54,16 @@ struct CodeRows {
 // What becomes of the sums. Arrays over n have n elements; those over m have one for each row.
 struct Finish {
   Result result;
-  const int32_t* add = nullptr;        // [n] integer bias
-  const float* scale = nullptr;        // [n], or one
+  const int32_t* add = nullptr;  // [n] integer bias
+  const float* scale = nullptr;  // [n], or one
   bool scale_per_column = false;
-  const float* row_scale = nullptr;    // [m], or one, or null for 1
+  const float* row_scale = nullptr;  // [m], or one, or null for 1
   bool scale_per_row = false;
-  const float* bias = nullptr;         // [n]
+  const float* bias = nullptr;  // [n]
   float floor, ceiling;
   float out_scale = 1;
   int32_t zero = 0, lo = 0, hi = 0;
-  bool wide = false;                   // s32: int64 instead, for any depth
+  bool wide = false;  // s32: int64 instead, for any depth
 };
 
 // out: [m][n] with `stride` elements from row to row.

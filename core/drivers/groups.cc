@@ -141,8 +141,8 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
 
 int64_t group_matmul_workspace(const PackedGroups& b, int64_t m) {
   const int64_t at_once = rows_at_once(b, m);
-  return lines(b.is_plain() ? 0 : at_once * b.padded) + lines(at_once * b.groups * 4) + lines(b.blocks * kGroupCols * 4) +
-         num_threads() * kTaskRows * kTaskColumns * 4;
+  return lines(b.is_plain() ? 0 : at_once * b.padded) + lines(at_once * b.groups * 4) +
+         lines(b.blocks * kGroupCols * 4) + num_threads() * kTaskRows * kTaskColumns * 4;
 }
 
 }  // namespace lowbit

@@ -32,8 +32,9 @@ DynamicResult by_pieces(const Activations& a, int64_t k, const Multiply& multipl
       continue;
     }
     const bool symmetric = a.how == Activation::s8_per_row;
-    const DynamicArgs d{symmetric ? Code::s8 : Code::u8, symmetric ? -127 : 0, symmetric ? 127 : 255,
-                        symmetric ? 127 : 0, scale.get(), symmetric ? nullptr : zero.get()};
+    const DynamicArgs d{
+        symmetric ? Code::s8 : Code::u8, symmetric ? -127 : 0, symmetric ? 127 : 255, symmetric ? 127 : 0, scale.get(),
+        symmetric ? nullptr : zero.get()};
     if (k > 0) {
       result = quantize_from_data(rows_of(rows, k), d, x, a.in, codes.get(), range.get());
     } else {
@@ -49,17 +50,18 @@ DynamicResult by_pieces(const Activations& a, int64_t k, const Multiply& multipl
 }  // namespace
 
 DynamicResult linear(const Activations& a, const PackedMatrix& b, const Finish& finish, void* out) {
-  return by_pieces(a, b.k, [&](int64_t first, int64_t count, const uint8_t* codes, const float* scale, const int32_t* zero) {
-    CodeRows rows{};
-    rows.rows = count, rows.codes = codes, rows.stride = b.k, rows.zero = zero;
-    rows.is_signed = a.how == Activation::fixed ? a.code == Code::s8 : a.how == Activation::s8_per_row;
-    static const int32_t none = 0;
-    if (a.how == Activation::s8_per_row) rows.zero = &none;
-    rows.zero_per_row = a.how == Activation::u8_per_row;
-    Finish f = finish;
-    f.row_scale = scale, f.scale_per_row = a.how != Activation::fixed;
-    gemm(rows, b, f, static_cast<char*>(out) + first * b.n * result_bytes(f.result), b.n);
-  });
+  return by_pieces(a, b.k,
+                   [&](int64_t first, int64_t count, const uint8_t* codes, const float* scale, const int32_t* zero) {
+                     CodeRows rows{};
+                     rows.rows = count, rows.codes = codes, rows.stride = b.k, rows.zero = zero;
+                     rows.is_signed = a.how == Activation::fixed ? a.code == Code::s8 : a.how == Activation::s8_per_row;
+                     static const int32_t none = 0;
+                     if (a.how == Activation::s8_per_row) rows.zero = &none;
+                     rows.zero_per_row = a.how == Activation::u8_per_row;
+                     Finish f = finish;
+                     f.row_scale = scale, f.scale_per_row = a.how != Activation::fixed;
+                     gemm(rows, b, f, static_cast<char*>(out) + first * b.n * result_bytes(f.result), b.n);
+                   });
 }
 
 DynamicResult linear(const Activations& a, const PackedGroups& b, const FloatFinish& finish, void* out) {

@@ -20,8 +20,8 @@ struct Activations {
   int32_t zero, qmin, qmax;
 };
 
-// finish.row_scale and zero points are found here. Stops at the first rows with NaN, Inf or a range too wide; then `out`
-// is undefined.
+// finish.row_scale and zero points are found here. Stops at the first rows with NaN, Inf or a range too wide; then
+// `out` is undefined.
 DynamicResult linear(const Activations& a, const PackedMatrix& b, const Finish& finish, void* out);
 DynamicResult linear(const Activations& a, const PackedGroups& b, const FloatFinish& finish, void* out);  // s8 only
 

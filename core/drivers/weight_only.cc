@@ -16,8 +16,8 @@ constexpr int64_t kPieceK = WeightOnly::kPieceK;
 constexpr int64_t kTaskRows = 64, kTaskColumns = 64;
 constexpr int64_t kWidenedBytes = 4 << 20;  // of x, widened, at a time
 
-// What is expanded at once. With many rows of x: all columns of a task, a piece deep, to meet every row while in L2. With
-// few, expanding is the cost: deep, so that a call is long, and no wider than a tile, so that it stays in L1.
+// What is expanded at once. With many rows of x: all columns of a task, a piece deep, to meet every row while in L2.
+// With few, expanding is the cost: deep, so that a call is long, and no wider than a tile, so that it stays in L1.
 struct Strip {
   int64_t columns, k;
 };
@@ -31,7 +31,8 @@ int64_t rows_at_once(int64_t m, int64_t k) {
   return std::clamp<int64_t>(fit > kTaskRows ? fit / kTaskRows * kTaskRows : fit, 1, std::max<int64_t>(1, m));
 }
 
-constexpr int64_t kThreadBytes = lines(kStripFloats * 4) + lines(kTaskRows * kTaskColumns * 8) + lines(kTaskColumns * 4);
+constexpr int64_t kThreadBytes =
+    lines(kStripFloats * 4) + lines(kTaskRows * kTaskColumns * 8) + lines(kTaskColumns * 4);
 
 }  // namespace
 
@@ -62,7 +63,8 @@ void WeightOnly::expand(int64_t r, int64_t begin, int64_t end, float* to) const 
 
 void WeightOnly::prefetch(int64_t r, int64_t begin, int64_t end) const {
   const char* codes = codes_ + r * row_bytes();
-  for (int64_t b = packed_bytes(code_, begin); b < packed_bytes(code_, end); b += kCacheLine) __builtin_prefetch(codes + b);
+  for (int64_t b = packed_bytes(code_, begin); b < packed_bytes(code_, end); b += kCacheLine)
+    __builtin_prefetch(codes + b);
 }
 
 void WeightOnly::run(const FloatInput& input, const FloatFinish& output, void* out) const {
@@ -87,7 +89,8 @@ void WeightOnly::run(const FloatInput& input, const FloatFinish& output, void* o
         kernel.widen(x, std::min(kPieceK, k_ - p * kPieceK), place(r, p, count));
       }
     });
-    const int64_t row_tasks = (count + kTaskRows - 1) / kTaskRows, column_tasks = (n_ + kTaskColumns - 1) / kTaskColumns;
+    const int64_t row_tasks = (count + kTaskRows - 1) / kTaskRows,
+                  column_tasks = (n_ + kTaskColumns - 1) / kTaskColumns;
     parallel_for(row_tasks * column_tasks, [&](int64_t i) {
       const FpEnvironment environment;
       // Tasks that share weights follow one another.

@@ -116,24 +116,24 @@ LOWBIT_DECLARE_BinaryRow(vpopcnt)
 #endif
 #define LOWBIT_DECLARE_CombineRow(isa) extern const CombineRow* const combine_rows_##isa;
 #define LOWBIT_CASE_CombineRow(isa) LOWBIT_CASE(combine, isa)
-LOWBIT_FAMILY(combine, CombineRow)
+    LOWBIT_FAMILY(combine, CombineRow)
 
 #define LOWBIT_DECLARE_CodesRow(isa) extern const CodesRow* const codes_rows_##isa;
 #define LOWBIT_CASE_CodesRow(isa) LOWBIT_CASE(codes, isa)
-LOWBIT_FAMILY(codes, CodesRow)
+        LOWBIT_FAMILY(codes, CodesRow)
 
 #define LOWBIT_DECLARE_PoolRow(isa) extern const PoolRow* const pool_rows_##isa;
 #define LOWBIT_CASE_PoolRow(isa) LOWBIT_CASE(pool, isa)
-LOWBIT_FAMILY(pool, PoolRow)
+            LOWBIT_FAMILY(pool, PoolRow)
 
-namespace {
-template <class Row, class Matches>
-const Row& find(const Row* rows, int count, Matches matches) {
-  for (int i = 0; i < count; ++i)
-    if (matches(rows[i])) return rows[i];
-  assert(!"no such row in kernels.inc");
-  __builtin_trap();
-}
+                namespace {
+  template <class Row, class Matches>
+  const Row& find(const Row* rows, int count, Matches matches) {
+    for (int i = 0; i < count; ++i)
+      if (matches(rows[i])) return rows[i];
+    assert(!"no such row in kernels.inc");
+    __builtin_trap();
+  }
 }  // namespace
 
 const QuantizeRow& quantize_row(Isa isa, Element in, Code code) {

@@ -22,7 +22,9 @@ struct Scalar {
   LOWBIT_INLINE F32 set(float x) { return x; }
   LOWBIT_INLINE F64 set(double x) { return x; }
   LOWBIT_INLINE I32 set_i32(int32_t i) { return i; }
-  LOWBIT_INLINE I32 mul_i32(I32 i, I32 j) { return static_cast<I32>(static_cast<uint32_t>(i) * static_cast<uint32_t>(j)); }
+  LOWBIT_INLINE I32 mul_i32(I32 i, I32 j) {
+    return static_cast<I32>(static_cast<uint32_t>(i) * static_cast<uint32_t>(j));
+  }
   template <class Out, class F>
   LOWBIT_INLINE void store(Out* p, F x) {
     narrow(p, x);

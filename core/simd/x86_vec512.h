@@ -345,9 +345,7 @@ struct Avx512 {
   LOWBIT_INLINE void add_products(Sum8& acc, F64 x, F64 y) {
     acc.all = _mm512_add_pd(_mm512_add_pd(acc.all, _mm512_mul_pd(x.lo, y.lo)), _mm512_mul_pd(x.hi, y.hi));
   }
-  LOWBIT_INLINE void add_products(Sum8& acc, F32 x, F32 y) {
-    add_products(acc, to_f64(x), to_f64(y));
-  }
+  LOWBIT_INLINE void add_products(Sum8& acc, F32 x, F32 y) { add_products(acc, to_f64(x), to_f64(y)); }
   LOWBIT_INLINE bool all_in(F32 r, F32 lo, F32 hi) {
     return _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(r, lo, _CMP_GE_OQ), r, hi, _CMP_LE_OQ) == 0xffff;
   }

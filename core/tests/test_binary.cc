@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "tests/check.h"
 #include "drivers/binary.h"
 #include "kernels/binary/binary.h"
+#include "tests/check.h"
 
 namespace lowbit {
 

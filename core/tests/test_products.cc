@@ -18,7 +18,9 @@ namespace {
 
 std::mt19937_64 rng(11);
 
-int32_t between(int32_t lo, int32_t hi) { return lo + static_cast<int32_t>(rng() % static_cast<uint64_t>(hi - lo + 1)); }
+int32_t between(int32_t lo, int32_t hi) {
+  return lo + static_cast<int32_t>(rng() % static_cast<uint64_t>(hi - lo + 1));
+}
 
 // A third of them at the ends of the range, where sums grow fastest and pairs saturate.
 std::vector<uint8_t> codes(int64_t n, int32_t lo, int32_t hi) {
@@ -51,7 +53,8 @@ void test_sums(Isa isa) {
       const bool a_signed = kind & 1, b_signed = kind & 2, small = kind & 4;  // small: pairs fit 16 bits
       const int32_t a_lo = a_signed ? -128 : 0, b_lo = b_signed ? -128 : 0;
       const auto a = codes(s.m * s.k, a_lo, a_lo + 255);
-      const auto b = small ? codes(s.k * s.n, b_signed ? -64 : 64, b_signed ? 63 : 191) : codes(s.k * s.n, b_lo, b_lo + 255);
+      const auto b =
+          small ? codes(s.k * s.n, b_signed ? -64 : 64, b_signed ? 63 : 191) : codes(s.k * s.n, b_lo, b_lo + 255);
       std::vector<int32_t> za(static_cast<size_t>(std::max<int64_t>(1, s.m))), zb(static_cast<size_t>(s.n));
       for (auto& z : za) z = between(a_lo, a_lo + 255);
       for (auto& z : zb) z = between(b_lo, b_lo + 255);
@@ -127,7 +130,8 @@ void test_finish(Isa isa) {
 void test_groups(Isa isa) {
   const struct {
     int64_t m, n, k, block;
-  } sizes[] = {{1, 1, 1, 16}, {2, 3, 50, 16}, {7, 17, 33, 32}, {33, 140, 256, 128}, {5, 48, 1000, 100}, {4, 16, 64, 64}};
+  } sizes[] = {{1, 1, 1, 16},       {2, 3, 50, 16},     {7, 17, 33, 32},
+               {33, 140, 256, 128}, {5, 48, 1000, 100}, {4, 16, 64, 64}};
   for (const auto& s : sizes) {
     for (int kind = 0; kind < 8; ++kind) {
       const int bits = kind & 1 ? 4 : 2;
@@ -162,8 +166,8 @@ void test_groups(Isa isa) {
       std::vector<uint8_t> back(b.size());
       packed.unpack(back.data());
       good &= back == b;
-      report(good, std::string("groups ") + isa_name(isa) + " " + std::to_string(s.k) + " by " + std::to_string(s.block) +
-                       " " + std::to_string(kind));
+      report(good, std::string("groups ") + isa_name(isa) + " " + std::to_string(s.k) + " by " +
+                       std::to_string(s.block) + " " + std::to_string(kind));
     }
   }
 }
@@ -184,7 +188,8 @@ void test_convolution(Isa isa) {
     for (int64_t o = 0; o < out; ++o) {
       int64_t sum = 0;
       for (int64_t d = 0; d < s.depth(); ++d) {
-        const int64_t c = d % s.group_channels, kx = d / s.group_channels % s.kernel_w, ky = d / s.group_channels / s.kernel_w;
+        const int64_t c = d % s.group_channels, kx = d / s.group_channels % s.kernel_w,
+                      ky = d / s.group_channels / s.kernel_w;
         const int64_t iy = row / s.out_w % s.out_h * s.stride_h - s.top + ky * s.dilation_h;
         const int64_t ix = row % s.out_w * s.stride_w - s.left + kx * s.dilation_w;
         if (iy < 0 || iy >= s.height || ix < 0 || ix >= s.width) continue;

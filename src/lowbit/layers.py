@@ -356,7 +356,7 @@ def _check_input(p: QuantizationParams) -> None:
 
 def _typed(outcome: Outcome, x: cpu.FloatArray) -> Outcome:
     """The same outcome in x's float type."""
-    dtype = cpu.float_dtype(_DTYPES[x.element]) if x.element != cpu.BFLOAT16 else x.dtype
+    dtype = cpu.float_dtype(_DTYPES[x.element])
     return outcome if dtype == outcome.dtype else Outcome(
         outcome.n, np.dtype(dtype), None, outcome.bias, outcome.floor, outcome.ceiling, 0, 0
     )  # fmt: skip

@@ -111,7 +111,14 @@ class ReferenceQuantizationOps:
         g = ConvGeometry.of(stride, padding, dilation, groups, "NCHW")
         outcome = Outcome.of(w.shape[0], bias, out_params)
         acc = reference_compute.conv2d_integer(
-            x.unpack(), w.unpack(), int(x.params.zero_point), w.params.zero_point, g.stride, g.padding, g.dilation, groups
+            x.unpack(),
+            w.unpack(),
+            int(x.params.zero_point),
+            w.params.zero_point,
+            g.stride,
+            g.padding,
+            g.dilation,
+            groups,
         )
         rows = np.moveaxis(acc, 1, -1)
         y = outcome.general(rows.reshape(-1, w.shape[0]), x.params.scale.astype(F32), w.params.scale.astype(F32))

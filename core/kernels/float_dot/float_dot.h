@@ -2,11 +2,11 @@
 //
 //   totals[r][c] += sum over k of x[r][k] * w[c][k]
 //
-// The order of the sum. Element k of a call is in lane k mod width, width being the ISA's. Each lane multiplies and adds
-// in f32 a chain of at most kFloatChain elements: a product, then fused multiply-adds (scalar: a multiplication and an
-// addition). A chain is widened and added to its lane's f64 sum; at the end lane l + width / 2 is added to lane l,
-// then l + width / 4 ..., and lane 0 to the total. A driver that calls this for pieces of k, in order, has thereby an
-// order that depends on k and the ISA only.
+// The order of the sum. Element k of a call is in lane k mod width, width being the ISA's. Each lane multiplies and
+// adds in f32 a chain of at most kFloatChain elements: a product, then fused multiply-adds (scalar: a multiplication
+// and an addition). A chain is widened and added to its lane's f64 sum; at the end lane l + width / 2 is added to lane
+// l, then l + width / 4 ..., and lane 0 to the total. A driver that calls this for pieces of k, in order, has thereby
+// an order that depends on k and the ISA only.
 //
 // Its error: a term passes kFloatChain roundings to f32 at most, and one more where the total is narrowed. These 7
 // are 3.5 * 2^-23 of sum|terms|, whatever the data; what f64 adds stays below the remaining 0.5 * 2^-23 for

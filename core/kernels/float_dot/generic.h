@@ -41,8 +41,7 @@ LOWBIT_INLINE void add_chain(const FloatDotArgs& a, const float* x, const float*
   using F32 = typename V::F32;
   step(0, [](F32 v, F32 u, F32) __attribute__((always_inline)) { return V::mul(v, u); });
   for (int64_t s = 1; s < steps; ++s) {
-    step(s * V::width,
-         [](F32 v, F32 u, F32 t) __attribute__((always_inline)) { return multiply_add<V>(v, u, t); });
+    step(s * V::width, [](F32 v, F32 u, F32 t) __attribute__((always_inline)) { return multiply_add<V>(v, u, t); });
   }
   for (int i = 0; i < Rows; ++i)
     for (int j = 0; j < kFloatCols; ++j) total[i][j] = V::add(total[i][j], V::to_f64(sum[i][j]));

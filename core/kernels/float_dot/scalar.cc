@@ -1,5 +1,6 @@
-#include "kernels/float_dot/generic.h"
 #include "simd/scalar.h"
+
+#include "kernels/float_dot/generic.h"
 
 namespace lowbit {
 extern const FloatDotRow* const float_dot_rows_scalar;

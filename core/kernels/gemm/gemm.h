@@ -1,8 +1,8 @@
 // c[m][n] (+)= sum over k of a[m][k] * b[k][n], exact in int32: products of codes, before zero points and scales.
 //
-// b is packed once, alike for every ISA: pieces of at most kGemmDepth of k, in a piece blocks of kGemmCols columns, in a block k by
-// fours ("quads"), in a quad the four bytes of a column side by side; s8, zeros beyond k and n. a is packed on the fly: rows of quads, zeros beyond k,
-// in the type the ISA multiplies by:
+// b is packed once, alike for every ISA: pieces of at most kGemmDepth of k, in a piece blocks of kGemmCols columns, in
+// a block k by fours ("quads"), in a quad the four bytes of a column side by side; s8, zeros beyond k and n. a is
+// packed on the fly: rows of quads, zeros beyond k, in the type the ISA multiplies by:
 //   s16   codes as they are. Widening: pairs of products never overflow 32 bits (vpmaddwd).
 //   u8    codes as they are, or s8 codes + 128 (VNNI multiplies u8 by s8)
 //   s8    codes as they are, or u8 codes - 128 (sdot, smmla, smull)
@@ -28,9 +28,9 @@ struct GemmArgs {
   int64_t b_stride;  // bytes from block to block of the piece
   int64_t columns;   // that are looked at: a kernel may stop at whole vectors of them
   int64_t quads;     // a multiple of kGemmQuads
-  int32_t* c;     // [rows, rounded up to even][c_stride], whole blocks of columns of it
+  int32_t* c;        // [rows, rounded up to even][c_stride], whole blocks of columns of it
   int64_t c_stride;
-  bool accumulate;   // add to c
+  bool accumulate;  // add to c
 };
 
 enum class GemmOperand : int { s16 = 0, u8 = 1, s8 = 2 };
@@ -47,8 +47,8 @@ struct GemmRow {
   int64_t (*peak)(int64_t rounds);
 };
 
-// rows[0] serves any codes. rows[1] serves those of which no two products of neighbours k = 2i and 2i + 1 reach beyond 16
-// bits, for which see PackedMatrix::pair_bound: vpmaddubsw adds them there. On ISAs without it both are the same.
+// rows[0] serves any codes. rows[1] serves those of which no two products of neighbours k = 2i and 2i + 1 reach beyond
+// 16 bits, for which see PackedMatrix::pair_bound: vpmaddubsw adds them there. On ISAs without it both are the same.
 constexpr int kGemmRows = 2;
 const GemmRow* gemm_rows(Isa isa);
 

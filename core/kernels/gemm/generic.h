@@ -76,7 +76,8 @@ LOWBIT_INLINE void with_rows(int64_t rows, const F& f) {
 template <class E>
 void gemm(const GemmArgs& x) {
   constexpr int64_t kPer = kGemmCols / E::group;
-  const int64_t groups = (x.columns + E::group - 1) / E::group, padded = (x.rows + E::a_rows - 1) / E::a_rows;  // in units of a_rows
+  const int64_t groups = (x.columns + E::group - 1) / E::group,
+                padded = (x.rows + E::a_rows - 1) / E::a_rows;  // in units of a_rows
   constexpr int64_t kTile = E::max_rows / E::a_rows;
   const auto rows_at = [&](int64_t i) { return padded - i < kTile ? padded - i : kTile; };
   // A strip of columns that stays in L1 while all rows pass it.
@@ -84,8 +85,7 @@ void gemm(const GemmArgs& x) {
   for (int64_t g = 0; g < groups; g += kStrip) {
     const int64_t end = g + kStrip < groups ? g + kStrip : groups;
     for (int64_t i = 0; i < padded; i += kTile)
-      with_rows<kTile>(
-          rows_at(i), [&]<int Rows>() { strip<E, Rows * E::a_rows>(x, i * E::a_rows, g, end); });
+      with_rows<kTile>(rows_at(i), [&]<int Rows>() { strip<E, Rows * E::a_rows>(x, i * E::a_rows, g, end); });
   }
 }
 

@@ -52,7 +52,8 @@ struct Avx2Dot {
   }
 };
 
-// vpmaddubsw: pairs of products in 16 bits, then pairs of those in 32. Half the work, for b that is known not to saturate.
+// vpmaddubsw: pairs of products in 16 bits, then pairs of those in 32. Half the work, for b that is known not to
+// saturate.
 struct Avx2Pairs {
   static constexpr const char* name = "vpmaddubsw";
   using A = uint8_t;

@@ -65,8 +65,7 @@ __attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64
         add_step<E, Bits, Rows, Wide>(sum, cols, a, x.a_stride);
       }
       for (int i = 0; i < Rows; ++i)
-        for (int j = 0; j < Wide; ++j)
-          dot[i][j] = V::add(dot[i][j], E::to_i32(sum[i][j]));
+        for (int j = 0; j < Wide; ++j) dot[i][j] = V::add(dot[i][j], E::to_i32(sum[i][j]));
       first = end;
     }
     for (int j = 0; j < Wide; ++j) {
@@ -110,8 +109,7 @@ void groups(const GroupArgs& x) {
   const int64_t columns = x.blocks * kGroupCols;
   for (int64_t column = 0; column < columns; column += kStrip) {
     const int64_t end = column + kStrip < columns ? column + kStrip : columns;
-    for (int64_t row = 0; row < x.rows; row += E::max_rows)
-      group_rows_of<E, Bits>(x, row, x.rows - row, column, end);
+    for (int64_t row = 0; row < x.rows; row += E::max_rows) group_rows_of<E, Bits>(x, row, x.rows - row, column, end);
   }
 }
 

@@ -1,7 +1,8 @@
 // Weights of 4 or 2 bits with a scale for every group of k, times s8 activations:
 //
 //   dot_g[n] = sum over k in group g of a[k] * (b[k][n] - zero_g[n])    exact in int32
-//   y[n]     = sum over g, in order, of f32(dot_g[n]) * s,  s = scale_g[n], or a_scale_g * scale_g[n] where a has scales
+//   y[n]     = sum over g, in order, of f32(dot_g[n]) * s,  s = scale_g[n], or a_scale_g * scale_g[n] where a has
+//   scales
 //              for groups too; every float operation rounded by itself
 //
 // b is packed once, alike for every ISA: blocks of kGroupCols columns; in a block, steps of 32 / bits places of k: a
@@ -20,7 +21,7 @@ namespace lowbit {
 constexpr int kGroupCols = 16;
 
 struct GroupArgs {
-  const int8_t* a;      // [rows][a_stride], groups padded to whole steps
+  const int8_t* a;  // [rows][a_stride], groups padded to whole steps
   int64_t a_stride;
   const int32_t* a_sum;  // [rows][groups]
   const float* a_scale;  // [rows][groups], or null

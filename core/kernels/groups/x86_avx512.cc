@@ -26,9 +26,7 @@ struct Avx512Groups {
     return _mm512_set1_epi32(four);
   }
   LOWBIT_INLINE Sum none() { return _mm512_setzero_si512(); }
-  LOWBIT_INLINE void add(Sum& sum, __m512i part, Quad a) {
-    sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(part, a));
-  }
+  LOWBIT_INLINE void add(Sum& sum, __m512i part, Quad a) { sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(part, a)); }
   LOWBIT_INLINE Avx512::I32 to_i32(Sum s) { return _mm512_madd_epi16(s, _mm512_set1_epi16(1)); }
 };
 

@@ -1,12 +1,16 @@
-"""lowbit for torch: differentiable quantization operators, and modules for quantization-aware training."""
+"""lowbit for torch: differentiable quantization operators, modules for quantization-aware training and for inference."""
 
-from lowbit.torch.modules import QATConv1d, QATConv2d, QATLinear, QuantizedConv1d, QuantizedConv2d, QuantizedLinear
+from lowbit.torch.layers import QuantizedConv2d, QuantizedLinear
+from lowbit.torch.modules import ConvertedConv1d, ConvertedConv2d, ConvertedLinear, QATConv1d, QATConv2d, QATLinear
 from lowbit.torch.observers import Histogram, MinMax, MovingAverage, Observer
 from lowbit.torch.ops import dequantize, dequantize_ste, fake_quantize, fake_quantize_learned, quantize, quantize_ste
 from lowbit.torch.qat import Coverage, CoverageRow, QATRecipe, calibrate, convert, prepare_qat
 from lowbit.torch.quantizer import FakeQuantize
 
 __all__ = [
+    "ConvertedConv1d",
+    "ConvertedConv2d",
+    "ConvertedLinear",
     "Coverage",
     "CoverageRow",
     "FakeQuantize",
@@ -18,7 +22,6 @@ __all__ = [
     "QATConv2d",
     "QATLinear",
     "QATRecipe",
-    "QuantizedConv1d",
     "QuantizedConv2d",
     "QuantizedLinear",
     "calibrate",

@@ -16,7 +16,7 @@ from lowbit.tensor import QuantizedTensor
 from lowbit.torch.observers import FixedBuffers
 from lowbit.torch.quantizer import FakeQuantize
 
-__all__ = ["QATConv1d", "QATConv2d", "QATLinear", "QuantizedConv1d", "QuantizedConv2d", "QuantizedLinear"]
+__all__ = ["ConvertedConv1d", "ConvertedConv2d", "ConvertedLinear", "QATConv1d", "QATConv2d", "QATLinear"]
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 
@@ -212,21 +212,21 @@ class _Quantized(FixedBuffers):
         )
 
 
-class QuantizedLinear(_Quantized):
+class ConvertedLinear(_Quantized):
     """What a QATLinear becomes."""
 
     def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
 
 
-class QuantizedConv1d(_Quantized):
+class ConvertedConv1d(_Quantized):
     """What a QATConv1d becomes."""
 
     def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return nn.Conv1d._conv_forward(self, x, weight, bias)  # type: ignore[arg-type, no-any-return]
 
 
-class QuantizedConv2d(_Quantized):
+class ConvertedConv2d(_Quantized):
     """What a QATConv2d becomes."""
 
     def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

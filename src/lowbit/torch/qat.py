@@ -15,12 +15,12 @@ from torch import fx, nn
 from lowbit.errors import InvalidProblem
 from lowbit.torch.modules import (
     BatchNorm,
+    ConvertedConv1d,
+    ConvertedConv2d,
+    ConvertedLinear,
     QATConv1d,
     QATConv2d,
     QATLinear,
-    QuantizedConv1d,
-    QuantizedConv2d,
-    QuantizedLinear,
 )
 from lowbit.torch.quantizer import FakeQuantize
 
@@ -28,9 +28,9 @@ __all__ = ["Coverage", "CoverageRow", "QATRecipe", "calibrate", "convert", "prep
 
 _TRAINED: dict[type[nn.Module], Any] = {nn.Linear: QATLinear, nn.Conv1d: QATConv1d, nn.Conv2d: QATConv2d}
 _FINAL: dict[type[nn.Module], Any] = {
-    QATLinear: QuantizedLinear,
-    QATConv1d: QuantizedConv1d,
-    QATConv2d: QuantizedConv2d,
+    QATLinear: ConvertedLinear,
+    QATConv1d: ConvertedConv1d,
+    QATConv2d: ConvertedConv2d,
 }
 _NORMS: dict[type[nn.Module], Any] = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d}
 
@@ -210,7 +210,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
 def convert(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """The trained model for inference: weights become codes, ranges are frozen; in eval() mode.
 
-    Its output is to the bit that of the prepared model in eval() mode. Arithmetic is float (see QuantizedLinear).
+    Its output is to the bit that of the prepared model in eval() mode. Arithmetic is float (see ConvertedLinear).
     """
     if not inplace:
         model = copy.deepcopy(model)
