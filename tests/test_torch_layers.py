@@ -30,7 +30,7 @@ def test_a_linear_module_gives_what_the_layer_gives(dtype: Any, options: dict[st
     layer = lb.QuantizedLinear(linear.weight.detach().numpy(), linear.bias.detach().numpy(), **options)
     x = torch.randn(2, 5, 70).to(dtype)
     y = module(x)
-    assert y.dtype is dtype and y.shape == (2, 5, 19)
+    assert (y.dtype, y.shape) == (dtype, (2, 5, 19))
     assert np.array_equal(numpy_of(y), layer(x).astype(np.float32))
 
 
@@ -41,7 +41,7 @@ def test_a_convolution_module_gives_what_the_layer_gives(dtype: Any) -> None:
     module = lt.QuantizedConv2d.from_float(conv)
     x = torch.randn(2, 6, 9, 10).to(dtype)
     y = module(x)
-    assert y.dtype is dtype and y.shape == conv(x.float()).shape
+    assert (y.dtype, y.shape) == (dtype, conv(x.float()).shape)
     assert np.array_equal(numpy_of(y), module.layer(x).astype(np.float32))
     assert (y.float() - conv(x.float())).abs().max() < 0.1
 
@@ -77,18 +77,18 @@ def test_modules_are_copied_saved_and_loaded() -> None:
 
 def test_modules_refuse_what_they_cannot_return() -> None:
     weight = np.ones((3, 4), np.float32)
-    with pytest.raises(lb.InvalidProblem, match="^out_params"):
+    with pytest.raises(lb.InvalidProblem, match=r"^out_params"):
         lt.QuantizedLinear(weight, out_params=lb.QuantizationParams("int8"))
-    with pytest.raises(lb.InvalidProblem, match="^layout"):
+    with pytest.raises(lb.InvalidProblem, match=r"^layout"):
         lt.QuantizedConv2d(np.ones((3, 4, 1, 1), np.float32), layout="NHWC")
-    with pytest.raises(lb.InvalidProblem, match="^padding"):
+    with pytest.raises(lb.InvalidProblem, match=r"^padding"):
         lt.QuantizedConv2d.from_float(torch.nn.Conv2d(3, 4, 3, padding="same"))
 
 
 def test_both_backends_of_operations_agree() -> None:
     rng = np.random.default_rng(4)
     fast, slow = lb.CpuQuantizationOps(), lb.ReferenceQuantizationOps()
-    assert isinstance(fast, lb.QuantizationOps) and isinstance(slow, lb.QuantizationOps)
+    assert all(isinstance(o, lb.QuantizationOps) for o in (fast, slow))
     params = lb.QuantizationParams("uint8", "asymmetric", np.float32(0.03), 120)
     out = lb.QuantizationParams("int8", "asymmetric", np.float32(0.5), -3)
     x, y = (rng.standard_normal((6, 8)).astype(np.float32) for _ in range(2))

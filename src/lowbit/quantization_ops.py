@@ -127,8 +127,8 @@ class ReferenceQuantizationOps:
 
     def qadd(self, a: QuantizedTensor, b: QuantizedTensor, *, out_params: QuantizationParams) -> QuantizedTensor:
         p = out_params.for_compute(F32)
-        parts = (v for q in (a, b) for v in (q.unpack(), q.params.scale, q.params.zero_point))
-        codes = reference_compute.qadd(*parts, p.scale, p.zero_point, p.qmin, p.qmax)
+        left, right = ((q.unpack(), q.params.scale, q.params.zero_point) for q in (a, b))
+        codes = reference_compute.qadd(*left, *right, p.scale, p.zero_point, p.qmin, p.qmax)
         return QuantizedTensor.from_codes(codes, p)
 
     def qrelu(self, a: QuantizedTensor) -> QuantizedTensor:

@@ -1,4 +1,4 @@
-"""lowbit for torch: differentiable quantization operators, modules for quantization-aware training and for inference."""
+"""lowbit for torch: differentiable quantization operators, modules for training with them and for inference."""
 
 from lowbit.torch.layers import QuantizedConv2d, QuantizedLinear
 from lowbit.torch.modules import ConvertedConv1d, ConvertedConv2d, ConvertedLinear, QATConv1d, QATConv2d, QATLinear
