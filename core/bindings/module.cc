@@ -27,6 +27,10 @@
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/dwconv/dwconv.h"
 #include "kernels/fake_quant/fake_quant.h"
+#include "kernels/finish/finish.h"
+#include "kernels/float_dot/float_dot.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/groups/groups.h"
 #include "kernels/pack/pack.h"
 #include "kernels/pool/pool.h"
 #include "kernels/quantize/quantize.h"
@@ -430,11 +434,22 @@ int64_t fake_quant_learned_of(nb::handle x_array, nb::handle dy_array, nb::handl
   return bad;
 }
 
+constexpr const char* kResultNames[] = {"s32", "f32", "f16", "bf16", "s8", "u8"};
+
 std::vector<std::tuple<std::string, std::string, std::string, std::string>> kernel_rows() {
   std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
   for (int i = 0; i < kIsaCount; ++i) {
     const Isa isa = static_cast<Isa>(i);
-    if (!isa_available(isa) || isa != base_isa(isa)) continue;
+    if (!isa_available(isa)) continue;
+    for (int k = 0; k < kGemmRows; ++k)
+      rows.emplace_back("gemm", isa_name(isa), k == 0 ? "any codes" : "pairs that fit 16 bits", gemm_rows(isa)[k].name);
+    for (int k = 0; k < kGroupRows; ++k)
+      rows.emplace_back("groups", isa_name(isa), std::to_string(group_rows(isa)[k].bits), group_rows(isa)[k].name);
+    if (isa != base_isa(isa)) continue;  // the tables of the others are those of this
+    for (int k = 0; k < kFinishRows; ++k)
+      rows.emplace_back("finish", isa_name(isa), "s32", kResultNames[static_cast<int>(finish_rows(isa)[k].out)]);
+    for (int k = 0; k < kFloatDotRows; ++k)
+      rows.emplace_back("float_dot", isa_name(isa), name_of(float_dot_rows(isa)[k].in), "");
     for (int k = 0; k < kQuantizeRows; ++k) {
       const QuantizeRow& r = quantize_rows(isa)[k];
       rows.emplace_back("quantize", isa_name(isa), name_of(r.in), name_of(r.code));
