@@ -260,6 +260,21 @@ def test_ties_go_to_even_before_the_zero_point(subject: ModuleType) -> None:
         assert same_codes(subject.qmatmul(a, b, out_params=out), expected, out)
 
 
+def test_the_ratio_of_scales_is_a_division(subject: ModuleType) -> None:
+    """20.5 / 41 is 0.5, so every other sum is a tie; in float32 20.5 * (1 / 41) is below it."""
+    a = QuantizedTensor(np.arange(-128, 128, dtype=np.int8)[:, None], QuantizationParams("int8", scale=F32(20.5)))
+    out = output_params("int8", 41.0, 1)
+    expected = np.clip(np.rint(np.arange(-128, 128) / 2) + 1, -128, 127).astype(np.int64)[:, None]
+    assert same_codes(subject.qmatmul(a, constant(1, (1, 1), "int8"), out_params=out), expected, out)
+
+
+def test_a_float_bias_is_rounded_to_even_steps(subject: ModuleType) -> None:
+    bias = np.float32([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.49, 3.51])
+    a, b, out = constant(0, (2, 4), "int8"), constant(1, (4, 8), "int8"), output_params("int8", 1.0, 7)
+    expected = np.array([[-2, -2, 0, 0, 2, 2, 0, 4]] * 2) + 7
+    assert same_codes(subject.qmatmul(a, b, bias=bias, out_params=out), expected, out)
+
+
 def test_codes_stay_within_the_range_the_params_ask_for(subject: ModuleType) -> None:
     rng = np.random.default_rng(6)
     a, b = tensor(rng, (9, 30), "uint8"), tensor(rng, (30, 20), "int8", 1)
