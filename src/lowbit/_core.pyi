@@ -215,7 +215,7 @@ def groups_workspace(b: PackedGroups, m: int) -> int:
 
 def dot_limit() -> float:
     """
-    Operations a second that dot products of 8 bits reach on one thread of this CPU, measured: arithmetic alone.
+    Operations a second that dot products of 8 bits reach on one thread of this CPU, measured: arithmetic alone. 0 where that cannot be measured.
     """
 
 exact_depth: int = 33025

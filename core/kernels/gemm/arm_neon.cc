@@ -11,6 +11,7 @@ struct NeonDot {
   using A = int8_t;
   static constexpr GemmOperand operand = GemmOperand::s8;
   static constexpr int group = 4, a_rows = 1, step = 1, max_rows = 4;
+  static constexpr bool is_one = false;
   static constexpr int wide(int rows) { return rows == 1 ? 4 : 2; }
 
   using Quad = int8x16_t;

@@ -43,7 +43,7 @@ struct GemmRow {
   // n codes of one row, s8 or u8, to a's type, then zeros up to `padded`. Returns the sum of what was written.
   int32_t (*pack_a)(const uint8_t* codes, int64_t n, bool is_signed, void* to, int64_t padded);
   // A tile's dot products over and over, with nothing loaded or stored for them: what the arithmetic alone could reach.
-  // Returns the operations done, two a product.
+  // Returns the operations done, two a product. Null where compilers would not let that be measured.
   int64_t (*peak)(int64_t rounds);
 };
 

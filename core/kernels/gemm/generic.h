@@ -7,6 +7,7 @@
 //   Quad, load_a(p, stride)  a's step at p, for every column (of a_rows rows)
 //   Cols, load_b(p)        b's step: `group` columns; bytes from one quad to the next are kQuadBytes
 //   Acc, zero(), dot(acc&, a, b), store<Accumulate>(acc, c, stride)   to c[a_rows][group]
+//   is_one                 whether compilers see dot as one operation, and cannot multiply once for many sums
 //   max_rows, wide(rows)   rows of a full tile; groups side by side in a tile of so many rows
 #pragma once
 #include <type_traits>
@@ -109,7 +110,7 @@ int32_t pack_a(const uint8_t* codes, int64_t n, bool is_signed, void* to, int64_
 
 template <class E>
 int64_t peak(int64_t rounds) {
-  constexpr int kAccs = E::max_rows / E::a_rows * E::wide(E::max_rows);
+  constexpr int kAccs = E::max_rows / E::a_rows * E::wide(E::max_rows), kRepeats = 8;
   alignas(64) static const int8_t ones[2 * kQuadBytes * 2] = {1};
   typename E::Acc acc[kAccs];
   for (int i = 0; i < kAccs; ++i) acc[i] = E::zero();
@@ -117,18 +118,20 @@ int64_t peak(int64_t rounds) {
     asm volatile("" ::: "memory");  // or compilers would multiply once for all rounds
     const typename E::Quad a = E::load_a(reinterpret_cast<const char*>(ones), kQuadBytes);
     const typename E::Cols b = E::load_b(ones);
-    for (int i = 0; i < kAccs; ++i) E::dot(acc[i], a, b);
+    for (int repeat = 0; repeat < kRepeats; ++repeat)
+      for (int i = 0; i < kAccs; ++i) E::dot(acc[i], a, b);
   }
   int32_t out[2 * kGemmCols];
   for (int i = 0; i < kAccs; ++i) {
     E::template store<false>(acc[i], out, kGemmCols);
     asm volatile("" ::"r"(out) : "memory");
   }
-  return rounds * kAccs * E::group * E::a_rows * E::step * 8;
+  return rounds * kRepeats * kAccs * E::group * E::a_rows * E::step * 8;
 }
 
 template <class E>
-constexpr GemmRow gemm_row = {E::name, E::operand, E::max_rows, gemm<E>, pack_a<typename E::A>, peak<E>};
+constexpr GemmRow gemm_row = {
+    E::name, E::operand, E::max_rows, gemm<E>, pack_a<typename E::A>, E::is_one ? peak<E> : nullptr};
 
 // `Exact` for any codes, `Safe` where pairs are known not to saturate.
 template <class Exact, class Safe = Exact>

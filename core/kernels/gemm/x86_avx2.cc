@@ -11,6 +11,7 @@ struct Avx2Dot {
   using A = int16_t;
   static constexpr GemmOperand operand = GemmOperand::s16;
   static constexpr int group = 8, a_rows = 1, step = 1, max_rows = 6;
+  static constexpr bool is_one = true;
   static constexpr int wide(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
   using Quad = __m256i;
@@ -59,6 +60,7 @@ struct Avx2Pairs {
   using A = uint8_t;
   static constexpr GemmOperand operand = GemmOperand::u8;
   static constexpr int group = 8, a_rows = 1, step = 1, max_rows = 5;
+  static constexpr bool is_one = true;
   static constexpr int wide(int rows) { return rows < 3 ? 4 : 2; }
 
   using Quad = __m256i;
