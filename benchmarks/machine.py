@@ -64,6 +64,8 @@ def dot_limit(operations: int, threads: int) -> Contender:
     def build() -> Callable[[], Any]:
         if not hasattr(_core, "dot_limit"):
             raise NotImplementedError("this build of lowbit has no loop that measures it")
+        if not _core.dot_limit():
+            raise NotImplementedError(f"no loop measures it for {_core.active_isa()}")
         return _core.dot_limit
 
     return Contender(DOT_LIMIT, build, kind="limit", seconds=lambda rate: operations / (rate * threads))
