@@ -76,6 +76,8 @@ class QuantizedLinear:
         self.activation, self.input_params, self.out_params = activation, input_params, out_params
         self.params = p
         self._outcome = Outcome.of(self.out_features, bias, out_params)
+        self._settled: dict[int, tuple[Any, ...]] = {}  # by the element type of x
+        self._typed: dict[int, Outcome] = {}
         if input_params is not None:
             _check_input(input_params)
             self.input_params = input_params.for_compute(F32)
@@ -133,7 +135,10 @@ class QuantizedLinear:
         if rows.element not in _DTYPES:
             raise UnsupportedDType(f"x: {rows.compute}; expected float32, float16 or bfloat16")
         m = math.prod(rows.shape[:-1])
-        outcome = self._outcome if self.out_params is not None else _typed(self._outcome, rows)
+        outcome = self._typed.get(rows.element)
+        if outcome is None:
+            outcome = self._outcome if self.out_params is not None else _typed(self._outcome, rows)
+            self._typed[rows.element] = outcome
         shape = (*rows.shape[:-1], self.out_features)
         if self.path in ("integer", "groups"):
             y = self._native(rows, m, outcome, shape)
@@ -144,27 +149,29 @@ class QuantizedLinear:
         return y
 
     def _native(self, x: cpu.FloatArray, m: int, outcome: Outcome, shape: tuple[int, ...]) -> Any:
-        given = self.input_params
-        sa = None if given is None else given.scale
-        call: Any = _core.linear_groups
-        packed = self._packed
-        if self.path == "groups":
-            finish = outcome.groups_finish()
-        else:
-            finish = outcome.finish(sa, self.params.scale.astype(F32), self.in_features)
-            call, packed = _core.linear, packed.native
+        if x.element not in self._settled:
+            self._settled[x.element] = self._call_for(outcome)
+        call, how, packed, finish = self._settled[x.element]
         if finish is None:
             return self._by_parts(x, m, outcome, shape)
-        how = _ACTIVATIONS[self.activation] if given is None else _FIXED
-        fixed = (0, 1.0, 0, -127, 127)
-        if given is not None:
-            code = 0 if given.dtype.is_signed else 1
-            fixed = (code, float(given.scale), int(given.zero_point), given.qmin, given.qmax)
         y, memory = outcome.empty(shape)
-        nan, bad = call(x.array, x.element, m, how, *fixed, packed, finish, memory)
+        nan, bad = call(x.array, x.element, m, *how, packed, finish, memory)
         if nan or bad:
             _refuse(x)
         return outcome.wrap(y)
+
+    def _call_for(self, outcome: Outcome) -> tuple[Any, ...]:
+        """The native function, how activations become codes, the weights, and what becomes of the sums."""
+        given = self.input_params
+        how: tuple[Any, ...] = (_ACTIVATIONS[self.activation], 0, 1.0, 0, -127, 127)
+        if given is not None:
+            code = 0 if given.dtype.is_signed else 1
+            how = (_FIXED, code, float(given.scale), int(given.zero_point), given.qmin, given.qmax)
+        if self.path == "groups":
+            return _core.linear_groups, how, self._packed, outcome.groups_finish()
+        sa = None if given is None else given.scale
+        finish = outcome.finish(sa, self.params.scale.astype(F32), self.in_features)
+        return _core.linear, how, self._packed.native, finish
 
     def _by_parts(self, x: cpu.FloatArray, m: int, outcome: Outcome, shape: tuple[int, ...]) -> Any:
         """Activations first, then the product: for what has no kernel that does both."""
