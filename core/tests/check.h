@@ -19,4 +19,7 @@ void test_binary_drivers();
 // Sums, products, bounds, tables and pooling of codes on one ISA.
 void test_combine(Isa isa);
 
+// Depthwise convolution: rows and driver.
+void test_dwconv(Isa isa);
+
 }  // namespace lowbit

@@ -763,6 +763,7 @@ int main(int argc, char** argv) {
       test_rows(isa);
       test_binary_rows(isa);
       test_combine(isa);
+      test_dwconv(isa);
     }
   }
   if (!proof) {
