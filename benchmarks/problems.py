@@ -28,8 +28,8 @@ _SPREAD = 40  # codes an output's standard deviation takes: few outputs are clip
 
 
 @dataclass(frozen=True)
-class Product:
-    """uint8 codes a [m, k] by int8 codes w [k, n] with a scale a column; to int32, or requantized to uint8."""
+class Sizes:
+    """m rows of k by n columns."""
 
     m: int
     k: int
@@ -42,6 +42,11 @@ class Product:
     @property
     def operations(self) -> int:
         return 2 * self.m * self.k * self.n
+
+
+@dataclass(frozen=True)
+class Product(Sizes):
+    """uint8 codes a [m, k] by int8 codes w [k, n] with a scale a column; to int32, or requantized to uint8."""
 
     @cached_property
     def a(self) -> Array:
@@ -85,20 +90,8 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Layer:
+class Layer(Sizes):
     """y = x w^T in float32, x [m, k], w [n, k]: what a linear layer is asked for, whatever it does inside."""
-
-    m: int
-    k: int
-    n: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.m}×{self.k}×{self.n}"
-
-    @property
-    def operations(self) -> int:
-        return 2 * self.m * self.k * self.n
 
     @cached_property
     def x(self) -> Array:

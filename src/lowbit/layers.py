@@ -13,7 +13,8 @@ from lowbit.dtypes import DTypeLike, QuantizedDType
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.kernels import cpu, weight_only
 from lowbit.ops.conv import ConvGeometry, prepack_conv2d, qconv2d
-from lowbit.ops.matmul import PackedMatrix, _multiplies_as_bytes, matmul_integer, pack_groups, qmatmul
+from lowbit.ops.matmul import PackedMatrix, matmul_integer, pack_groups, qmatmul
+from lowbit.ops.operands import multiplies_as_bytes
 from lowbit.ops.outcome import Outcome
 from lowbit.ops.quantize import quantize, refuse_nonfinite
 from lowbit.params import QuantizationParams
@@ -338,7 +339,7 @@ def _path(p: QuantizationParams, activation: str, given: QuantizationParams | No
         if not signed:
             raise Unsupported("activation: unsigned or with a zero point; weights in blocks take 'int8' or 'float'")
         return "groups" if p.dtype.bits in (2, 4) else "blocks" if p.dtype.bits <= 8 else "float"
-    if not _multiplies_as_bytes(p) or p.axis not in (None, 0, -2):
+    if not multiplies_as_bytes(p) or p.axis not in (None, 0, -2):
         return "float" if p.axis in (None, 0, -2) and p.block_size is None else "general"
     return "integer"
 
@@ -357,7 +358,7 @@ def _quantized(
 def _check_input(p: QuantizationParams) -> None:
     if not isinstance(p, QuantizationParams):
         raise InvalidProblem(f"input_params: {type(p).__name__}; expected QuantizationParams")
-    if not _multiplies_as_bytes(p) or p.dtype.is_packed or p.axis is not None:
+    if not multiplies_as_bytes(p) or p.dtype.is_packed or p.axis is not None:
         raise Unsupported(f"input_params: {p.dtype}, {p.scheme}, axis {p.axis}; expected int8 or uint8 with one scale")
 
 

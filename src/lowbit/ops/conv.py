@@ -16,7 +16,7 @@ from lowbit import _core
 from lowbit.dtypes import is_integer
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.kernels.dwconv import MAX_TAPS, PackedDepthwise, prepack_depthwise
-from lowbit.ops.matmul import _SUMS, _multiplies_as_bytes, _require_tensor, _sum_dtype, _zero
+from lowbit.ops.operands import SUMS, multiplies_as_bytes, require_tensor, sum_dtype, zero_points
 from lowbit.ops.outcome import Outcome
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
@@ -128,10 +128,10 @@ def prepack_conv2d(w: QuantizedTensor, groups: int = 1) -> PackedConv:
     >>> lb.prepack_conv2d(lb.quantize(np.ones((4, 3, 2, 2), np.float32), axis=0))
     PackedConv((4, 3, 2, 2), int8, groups=1)
     """
-    _require_tensor("w", w)
+    require_tensor("w", w)
     if w.ndim != 4:
         raise InvalidProblem(f"w: shape {w.shape}; expected (out, in / groups, height, width)")
-    if not _multiplies_as_bytes(w.params):
+    if not multiplies_as_bytes(w.params):
         raise Unsupported(f"w: {w.dtype}, {w.params.scheme}; expected linear codes of at most 8 bits")
     if w.params.block_size is not None or w.params.axis not in (None, 0, -4):
         raise Unsupported(f"w: scales along axis {w.params.axis}; expected one scale, or one an output (axis 0)")
@@ -163,8 +163,8 @@ def conv2d_integer(
     """
     g = ConvGeometry.of(stride, padding, dilation, groups, layout)
     image, kernel = _codes("x", x, 4), _codes("w", w, 4)
-    zx = _zero("x_zero_point", x_zero_point, image, 1)
-    zw = _zero("w_zero_point", w_zero_point, kernel, kernel.shape[0])
+    zx = zero_points("x_zero_point", x_zero_point, image, 1)
+    zw = zero_points("w_zero_point", w_zero_point, kernel, kernel.shape[0])
     _fit(image.shape, kernel.shape, g)
     params = QuantizationParams(
         kernel.dtype.name, "asymmetric", np.ones(zw.shape if zw.size != 1 else (), F32),
@@ -172,9 +172,9 @@ def conv2d_integer(
     )  # fmt: skip
     packed = PackedConv(QuantizedTensor(kernel, params), g.groups)
     out_h, out_w = g.output(_height_width(image.shape, g), (kernel.shape[2], kernel.shape[3]))
-    dtype = _sum_dtype(math.prod(kernel.shape[1:]))
+    dtype = sum_dtype(math.prod(kernel.shape[1:]))
     y = np.empty((image.shape[0], out_h, out_w, kernel.shape[0]), dtype)
-    _convolve(image, int(zx[0]), packed, g, [_SUMS] * g.groups, y)
+    _convolve(image, int(zx[0]), packed, g, [SUMS] * g.groups, y)
     return _from_nhwc(y, g)
 
 
@@ -206,15 +206,15 @@ def qconv2d(
     array([[4., 2.],
            [2., 1.]], dtype=float32)
     """
-    _require_tensor("x", x)
+    require_tensor("x", x)
     if isinstance(w, PackedConv):
         groups = w.groups
     else:
-        _require_tensor("w", w)
+        require_tensor("w", w)
     g = ConvGeometry.of(stride, padding, dilation, groups, layout)
     if x.ndim != 4:
         raise InvalidProblem(f"x: shape {x.shape}; expected four dimensions, {layout}")
-    if not _multiplies_as_bytes(x.params):
+    if not multiplies_as_bytes(x.params):
         raise Unsupported(f"x: {x.dtype}, {x.params.scheme}; expected linear codes of at most 8 bits")
     if x.params.axis is not None:
         raise Unsupported(f"x: scales along axis {x.params.axis}; expected one scale")
@@ -232,7 +232,7 @@ def qconv2d(
     whole = outcome.finish(sa, sb, depth)
     if whole is None:
         sums = np.empty(shape, np.int64 if depth > _core.exact_depth else np.int32)
-        _convolve(image, zero, packed, g, [_SUMS] * g.groups, sums)
+        _convolve(image, zero, packed, g, [SUMS] * g.groups, sums)
         result = outcome.general(sums.reshape(-1, out), sa, sb)
         y = (result.data if isinstance(result, QuantizedTensor) else result).reshape(shape)
     else:
@@ -266,8 +266,8 @@ def qconv1d(
     >>> lb.qconv1d(x, w).round(2)
     array([[[3., 3.]]], dtype=float32)
     """
-    _require_tensor("x", x)
-    _require_tensor("w", w)
+    require_tensor("x", x)
+    require_tensor("w", w)
     for name, t in (("x", x), ("w", w)):
         if t.ndim != 3:
             raise InvalidProblem(f"{name}: shape {t.shape}; expected three dimensions")

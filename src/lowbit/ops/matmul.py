@@ -21,6 +21,7 @@ import numpy.typing as npt
 from lowbit import _core
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.kernels import binary
+from lowbit.ops.operands import BYTES, SUMS, multiplies_as_bytes, require_tensor, sum_dtype, zero_points
 from lowbit.ops.outcome import Outcome
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
@@ -29,11 +30,7 @@ __all__ = ["PackedMatrix", "matmul_integer", "path_of", "prepack", "qmatmul"]
 
 Array = npt.NDArray[Any]
 F32 = np.float32
-_BYTES = {np.dtype(np.int8): True, np.dtype(np.uint8): False}  # whether signed
-_NO_ZERO = np.zeros(1, np.int32)
-_NO_ZERO.flags.writeable = False
 _REMEMBERED = 16  # calls whose checks a PackedMatrix remembers
-_SUMS = _core.Finish(0, None, None, None, None, 0.0, 0.0, 1.0, 0, 0, 0)
 
 
 class PackedMatrix:
@@ -91,10 +88,10 @@ def prepack(b: QuantizedTensor, transpose: bool = False) -> PackedMatrix:
     >>> lb.qmatmul(a, lb.prepack(b)).round(1)
     array([[-2., -2.]], dtype=float32)
     """
-    _require_tensor("b", b)
+    require_tensor("b", b)
     if b.ndim != 2:
         raise InvalidProblem(f"b: shape {b.shape}; expected two dimensions")
-    if not _multiplies_as_bytes(b.params):
+    if not multiplies_as_bytes(b.params):
         raise Unsupported(f"b: {b.dtype}, {b.params.scheme}; expected linear codes of at most 8 bits")
     if b.params.block_size is not None or b.params.axis not in (None, 0 if transpose else 1, -2 if transpose else -1):
         raise Unsupported(f"b: scales along axis {b.params.axis}; expected one scale, or one an output")
@@ -116,17 +113,17 @@ def matmul_integer(
     if isinstance(b, PackedMatrix):
         if left.shape[-1] != b.shape[0]:
             raise InvalidProblem(f"a: {left.shape[-1]} columns; b has {b.shape[0]} rows")
-        rows = _zero("a_zero_point", a_zero_point, left, left.shape[-2])
+        rows = zero_points("a_zero_point", a_zero_point, left, left.shape[-2])
         return _multiply_rows(left, rows, b.native)
     right = _codes("b", b)
     if left.shape[-1] != right.shape[-2]:
         raise InvalidProblem(f"a: {left.shape[-1]} columns; b has {right.shape[-2]} rows")
-    za = _zero("a_zero_point", a_zero_point, left, left.shape[-2])
-    zb = _zero("b_zero_point", b_zero_point, right, right.shape[-1])
+    za = zero_points("a_zero_point", a_zero_point, left, left.shape[-2])
+    zb = zero_points("b_zero_point", b_zero_point, right, right.shape[-1])
     if right.ndim == 2:
         return _multiply_rows(left, za, _packed(right, zb))
     batch = _batch(left, right)
-    out = np.empty((*batch, left.shape[-2], right.shape[-1]), _sum_dtype(left.shape[-1]))
+    out = np.empty((*batch, left.shape[-2], right.shape[-1]), sum_dtype(left.shape[-1]))
     lefts, rights = np.broadcast_to(left, batch + left.shape[-2:]), np.broadcast_to(right, batch + right.shape[-2:])
     for index in np.ndindex(batch):
         out[index] = _multiply_rows(np.ascontiguousarray(lefts[index]), za, _packed(rights[index], zb))
@@ -169,9 +166,9 @@ def qmatmul(
             y, memory = outcome.empty((a.shape[0], b.shape[1]))
             _core.multiply(a.data, signed, a.shape[0], za, b.native, finish, memory, False)
             return cast("Array | QuantizedTensor", outcome.wrap(y))
-    _require_tensor("a", a)
+    require_tensor("a", a)
     if not isinstance(b, PackedMatrix):
-        _require_tensor("b", b)
+        require_tensor("b", b)
     _require_matrix("a", a)
     if isinstance(b, PackedMatrix):
         if transpose_b:
@@ -235,7 +232,7 @@ def _integer(a: QuantizedTensor, b: PackedMatrix, outcome: Outcome) -> Array | Q
     shape = (*a.shape[:-1], b.shape[1])
     if finish is None:
         acc = np.empty((rows, b.shape[1]), np.int64)
-        _core.multiply(codes, codes.dtype == np.int8, rows, za, b.native, _SUMS, acc, True)
+        _core.multiply(codes, codes.dtype == np.int8, rows, za, b.native, SUMS, acc, True)
         return _unfolded(outcome.general(acc, sa, sb), shape)
     y, memory = outcome.empty(shape)
     _core.multiply(codes, codes.dtype == np.int8, rows, za, b.native, finish, memory, False)
@@ -378,14 +375,6 @@ def _in_bytes(codes: Array) -> list[tuple[Array, int]]:
     return [(high, 256), ((codes & 255).astype(np.uint8), 1)]
 
 
-def _multiplies_as_bytes(p: QuantizationParams) -> bool:
-    return p.dtype.bits <= 8 and not (p.is_logarithmic or p.dtype.is_mixed or p.dtype.is_binary)
-
-
-def _sum_dtype(k: int) -> type[np.signedinteger[Any]]:
-    return np.int64 if k > _core.exact_depth else np.int32
-
-
 def _packed(b: Array, zero: Array) -> _core.PackedMatrix:
     k, n = b.shape
     turned = not b.flags.c_contiguous and b.T.flags.c_contiguous
@@ -398,32 +387,18 @@ def _multiply_rows(a: Array, zero: Array, b: _core.PackedMatrix) -> Array:
     rows = math.prod(a.shape[:-1])
     if zero.size != 1 and a.ndim > 2:
         zero = np.tile(zero, rows // zero.size if zero.size else 0)
-    out = np.empty((*a.shape[:-1], b.n), _sum_dtype(a.shape[-1]))
-    _core.multiply(np.ascontiguousarray(a), a.dtype == np.int8, rows, zero, b, _SUMS, out, False)
+    out = np.empty((*a.shape[:-1], b.n), sum_dtype(a.shape[-1]))
+    _core.multiply(np.ascontiguousarray(a), a.dtype == np.int8, rows, zero, b, SUMS, out, False)
     return out
 
 
 def _codes(name: str, value: Any) -> Array:
     array = np.asarray(value)
-    if array.dtype not in _BYTES:
+    if array.dtype not in BYTES:
         raise UnsupportedDType(f"{name}: {array.dtype}; expected int8 or uint8")
     if array.ndim < 2:
         raise InvalidProblem(f"{name}: shape {array.shape}; expected at least two dimensions")
     return array
-
-
-def _zero(name: str, value: Any, codes: Array, count: int) -> Array:
-    if type(value) is int and value == 0 and codes.dtype in _BYTES:
-        return _NO_ZERO
-    zero = np.asarray(value)
-    if zero.dtype.kind not in "iu":
-        raise InvalidProblem(f"{name}: {zero.dtype}; expected integers")
-    if zero.shape not in ((), (1,), (count,)):
-        raise InvalidProblem(f"{name}: shape {zero.shape}; expected one, or ({count},)")
-    info = np.iinfo(codes.dtype)
-    if zero.size and (zero.min() < info.min or zero.max() > info.max):
-        raise InvalidProblem(f"{name}: [{zero.min()}, {zero.max()}]; expected codes of {codes.dtype}")
-    return np.ascontiguousarray(zero.reshape(-1), np.int32)
 
 
 def _batch(a: Any, b: Any) -> tuple[int, ...]:
@@ -433,11 +408,6 @@ def _batch(a: Any, b: Any) -> tuple[int, ...]:
         raise InvalidProblem(
             f"a: leading dimensions {a.shape[:-2]} do not broadcast with b's, {b.shape[:-2]}"
         ) from None
-
-
-def _require_tensor(name: str, value: Any) -> None:
-    if not isinstance(value, QuantizedTensor):
-        raise InvalidProblem(f"{name}: {type(value).__name__}; expected a QuantizedTensor")
 
 
 def _require_matrix(name: str, value: QuantizedTensor) -> None:

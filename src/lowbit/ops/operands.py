@@ -1,0 +1,48 @@
+"""What products and convolutions ask of their operands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import _core
+from lowbit.errors import InvalidProblem
+from lowbit.params import QuantizationParams
+from lowbit.tensor import QuantizedTensor
+
+__all__ = ["BYTES", "SUMS", "multiplies_as_bytes", "require_tensor", "sum_dtype", "zero_points"]
+
+Array = npt.NDArray[Any]
+BYTES = {np.dtype(np.int8): True, np.dtype(np.uint8): False}  # whether signed
+SUMS = _core.Finish(0, None, None, None, None, 0.0, 0.0, 1.0, 0, 0, 0)  # sums as they are
+_NO_ZERO = np.zeros(1, np.int32)
+_NO_ZERO.flags.writeable = False
+
+
+def require_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, QuantizedTensor):
+        raise InvalidProblem(f"{name}: {type(value).__name__}; expected a QuantizedTensor")
+
+
+def multiplies_as_bytes(p: QuantizationParams) -> bool:
+    return p.dtype.bits <= 8 and not (p.is_logarithmic or p.dtype.is_mixed or p.dtype.is_binary)
+
+
+def sum_dtype(k: int) -> type[np.signedinteger[Any]]:
+    return np.int64 if k > _core.exact_depth else np.int32
+
+
+def zero_points(name: str, value: Any, codes: Array, count: int) -> Array:
+    if type(value) is int and value == 0 and codes.dtype in BYTES:
+        return _NO_ZERO
+    zero = np.asarray(value)
+    if zero.dtype.kind not in "iu":
+        raise InvalidProblem(f"{name}: {zero.dtype}; expected integers")
+    if zero.shape not in ((), (1,), (count,)):
+        raise InvalidProblem(f"{name}: shape {zero.shape}; expected one, or ({count},)")
+    info = np.iinfo(codes.dtype)
+    if zero.size and (zero.min() < info.min or zero.max() > info.max):
+        raise InvalidProblem(f"{name}: [{zero.min()}, {zero.max()}]; expected codes of {codes.dtype}")
+    return np.ascontiguousarray(zero.reshape(-1), np.int32)
