@@ -584,6 +584,7 @@ NB_MODULE(_core, m) {
 
   bind_gemm(m);
   bind_weight_only(m);
+  bind_sketch(m);
   bind_dwconv(m);
 
   m.def("num_threads", &num_threads);

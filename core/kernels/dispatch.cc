@@ -15,6 +15,7 @@
 #include "kernels/pool/pool.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/range.h"
+#include "kernels/sketch/sketch.h"
 
 namespace lowbit {
 
@@ -54,6 +55,10 @@ LOWBIT_FAMILY(fake_quant, FakeQuantRow)
 #define LOWBIT_DECLARE_RangeRow(isa) extern const RangeRow* const range_rows_##isa;
 #define LOWBIT_CASE_RangeRow(isa) LOWBIT_CASE(range, isa)
 LOWBIT_FAMILY(range, RangeRow)
+
+#define LOWBIT_DECLARE_SketchRow(isa) extern const SketchRow* const sketch_rows_##isa;
+#define LOWBIT_CASE_SketchRow(isa) LOWBIT_CASE(sketch, isa)
+LOWBIT_FAMILY(sketch, SketchRow)
 
 #define LOWBIT_DECLARE_PackRow(isa) extern const PackRow* const pack_rows_##isa;
 #define LOWBIT_CASE_PackRow(isa) LOWBIT_CASE(pack, isa)

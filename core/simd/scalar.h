@@ -61,6 +61,8 @@ struct Scalar {
   LOWBIT_INLINE F sub(F x, F y) {
     return x - y;
   }
+  LOWBIT_INLINE I32 sub(I32 i, I32 j) { return static_cast<I32>(static_cast<uint32_t>(i) - static_cast<uint32_t>(j)); }
+  LOWBIT_INLINE I32 shift_right(I32 i, int n) { return static_cast<I32>(static_cast<uint32_t>(i) >> n); }
   template <class Out, class F>
   LOWBIT_INLINE void stream(Out* p, F x) {
     narrow(p, x);
@@ -148,6 +150,13 @@ struct Scalar {
   template <class T>
   LOWBIT_INLINE void sum_products(Sum8& acc, const T* p, const T* q) {
     for (int i = 0; i < 8; ++i) acc.lane[i] += static_cast<double>(p[i]) * static_cast<double>(q[i]);
+  }
+  LOWBIT_INLINE void add_powers(Sum8 (&acc)[5], const float* p) {
+    for (int i = 0; i < 8; ++i) {
+      const double x = p[i], square = x * x;
+      acc[0].lane[i] += x, acc[1].lane[i] += square, acc[2].lane[i] += square * x, acc[3].lane[i] += square * square;
+      acc[4].lane[i] += std::fabs(x);
+    }
   }
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) {
     for (int i = 0; i < 8; ++i) out[i] = acc.lane[i];

@@ -161,6 +161,7 @@ struct Avx512 {
   }
   LOWBIT_INLINE I32 add(I32 i, I32 j) { return _mm512_add_epi32(i, j); }
   LOWBIT_INLINE I32 sub(I32 i, I32 j) { return _mm512_sub_epi32(i, j); }
+  LOWBIT_INLINE I32 shift_right(I32 i, int n) { return _mm512_srl_epi32(i, _mm_cvtsi32_si128(n)); }
   LOWBIT_INLINE I32 max(I32 i, I32 j) { return _mm512_max_epi32(i, j); }
 
   LOWBIT_INLINE I32 load_codes(const int8_t* p) {
@@ -353,6 +354,14 @@ struct Avx512 {
     const __mmask8 a = _mm512_mask_cmp_pd_mask(_mm512_cmp_pd_mask(r.lo, lo.lo, _CMP_GE_OQ), r.lo, hi.lo, _CMP_LE_OQ);
     const __mmask8 b = _mm512_mask_cmp_pd_mask(_mm512_cmp_pd_mask(r.hi, lo.hi, _CMP_GE_OQ), r.hi, hi.hi, _CMP_LE_OQ);
     return (a & b) == 0xff;
+  }
+  LOWBIT_INLINE void add_powers(Sum8 (&acc)[5], const float* p) {
+    const __m512d x = load8(p), square = _mm512_mul_pd(x, x);
+    acc[0].all = _mm512_add_pd(acc[0].all, x);
+    acc[1].all = _mm512_add_pd(acc[1].all, square);
+    acc[2].all = _mm512_add_pd(acc[2].all, _mm512_mul_pd(square, x));
+    acc[3].all = _mm512_add_pd(acc[3].all, _mm512_mul_pd(square, square));
+    acc[4].all = _mm512_add_pd(acc[4].all, _mm512_abs_pd(x));
   }
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) { _mm512_storeu_pd(out, acc.all); }
 

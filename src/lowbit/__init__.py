@@ -9,6 +9,13 @@ from lowbit.accuracy import (
     estimate_memory_savings,
     measure_accuracy_impact,
 )
+from lowbit.calibration import (
+    CalibrationMethod,
+    CalibrationStatistics,
+    Calibrator,
+    PercentileCalibrator,
+    calibrate,
+)
 from lowbit.dtypes import QuantizedDType
 from lowbit.errors import FormatError, InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.hardware import HardwareFeatures, hardware
@@ -52,6 +59,9 @@ from lowbit.threads import get_num_threads, set_num_threads
 
 __all__ = [
     "AccuracyImpact",
+    "CalibrationMethod",
+    "CalibrationStatistics",
+    "Calibrator",
     "CpuQuantizationOps",
     "ErrorReport",
     "FormatError",
@@ -59,6 +69,7 @@ __all__ = [
     "InvalidProblem",
     "PackedConv",
     "PackedMatrix",
+    "PercentileCalibrator",
     "QuantizationOps",
     "QuantizationParams",
     "QuantizationScheme",
@@ -73,6 +84,7 @@ __all__ = [
     "auto_quantize_tensor",
     "binary_conv2d",
     "binary_matmul",
+    "calibrate",
     "conv2d_integer",
     "create_optimal_params",
     "dequantize",

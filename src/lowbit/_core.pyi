@@ -246,6 +246,61 @@ class WeightOnly:
     def workspace(self, m: int) -> int:
         """Bytes run works in beside its arguments."""
 
+class Sketches:
+    """
+    What streams of numbers look like, in fixed memory; one for each scale.
+    """
+
+    def __init__(self, scales: int, bins: int, reservoir: int) -> None: ...
+
+    @property
+    def scales(self) -> int: ...
+
+    @property
+    def bins(self) -> int: ...
+
+    @property
+    def reservoir(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def add(self, x: object, element: int, layout: Layout, skip: bool) -> int:
+        """
+        Returns how many NaN and Inf there are; unless they are to be skipped, then nothing was added.
+        """
+
+    def merge(self, other: Sketches) -> None: ...
+
+    def state(self, counters: object, extremes: object, limbs: object, counts: object, priorities: object, values: object, tails: object) -> None:
+        """Writes all there is."""
+
+    def restore(self, counters: object, extremes: object, limbs: object, counts: object, priorities: object, values: object, tails: object) -> None:
+        """Takes over what `state` wrote."""
+
+    def bin_layout(self, scale: int) -> tuple[int, int, int]:
+        """
+        (shift, first, negative): |x| is counted in bin (bits of |x| >> shift) - first, bin 0 and below being tiny; negative numbers `negative` further.
+        """
+
+sketch_counters: int = 15
+
+sketch_limbs: int = 68
+
+sketch_tail: int = 64
+
+sketch_moments: int = 7
+
+def squared_error(lower: object, upper: object, count: object, scale: object, least: object, most: object, out: object) -> None:
+    """
+    Of each mapping: the sum of squared errors of numbers spread evenly over bins [lower, upper).
+    """
+
+def divergence(lower: object, upper: object, count: object, scale: object, least: object, most: object, floor: float, out: object) -> None:
+    """
+    Of each mapping: the Kullback-Leibler divergence from the clipped numbers to what codes tell of them.
+    """
+
 class DwconvShape:
     """Sizes of a depthwise convolution, NHWC."""
 

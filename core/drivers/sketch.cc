@@ -1,0 +1,491 @@
+#include "drivers/sketch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+
+#include "base/fp_environment.h"
+#include "base/memory.h"
+#include "base/threads.h"
+#include "drivers/elementwise.h"
+#include "simd/vec.h"
+
+namespace lowbit {
+namespace {
+
+constexpr int64_t kBlock = kSumBlock;
+constexpr int64_t kParallel = 1 << 17;   // elements from which several threads pay
+constexpr int64_t kLookFirst = 1 << 18;  // up to here a look at all of it costs little: it stays in the cache
+constexpr int64_t kTile = 16;            // columns turned to rows at once
+constexpr int64_t kNormalizeAt = 1 << 20;
+constexpr uint32_t kInfinity = 0x7f800000u;
+
+bool before(const Kept& a, const Kept& b) {  // a total order but for equals; the heap's first is the least
+  if (a.priority != b.priority) return a.priority > b.priority;
+  return float_to_bits(a.value) > float_to_bits(b.value);
+}
+
+float narrowed(double x) {  // an Inf stays one, a large number does not become one
+  constexpr double most = std::numeric_limits<float>::max();
+  return std::isfinite(x) ? static_cast<float>(std::clamp(x, -most, most)) : static_cast<float>(x);
+}
+
+template <class F>
+void visit(Element in, F&& f) {
+  switch (in) {
+    case Element::f32:
+      return f(float{});
+    case Element::f64:
+      return f(double{});
+    case Element::f16:
+      return f(half_t{});
+    case Element::bf16:
+      return f(bfloat_t{});
+  }
+}
+
+// The same sums as the kernel's, of doubles.
+void wide_stats(const double* x, int64_t n, BlockStats& s, double& lo, double& hi) {
+  double sums[kPowers][8] = {};
+  s.zeros = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const double d = x[i], square = d * d;
+    const int64_t k = i % 8;
+    sums[0][k] += d, sums[1][k] += square, sums[2][k] += square * d, sums[3][k] += square * square;
+    sums[4][k] += std::fabs(d);
+    lo = std::min(lo, d), hi = std::max(hi, d);
+    s.zeros += d == 0;
+  }
+  for (int k = 0; k < kPowers; ++k) {
+    const double* v = sums[k];
+    s.sum[k] = ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+    uint64_t bits;
+    std::memcpy(&bits, &s.sum[k], 8);
+    s.hash = (s.hash ^ bits) * 0x9e3779b97f4a7c15ull;  // what rounding to f32 lost still counts
+  }
+  lo += 0.0, hi += 0.0;
+}
+
+}  // namespace
+
+// ---- ExactSum ------------------------------------------------------------------------------------------------------
+
+void ExactSum::add(double x) {
+  uint64_t bits;
+  std::memcpy(&bits, &x, 8);
+  const int exponent = static_cast<int>(bits >> 52 & 0x7ff);
+  if (exponent == 0x7ff) {
+    finite = false;
+    return;
+  }
+  const uint64_t fraction = bits & ((uint64_t{1} << 52) - 1);
+  const uint64_t mantissa = exponent == 0 ? fraction : fraction | uint64_t{1} << 52;
+  const int at = std::max(exponent, 1) - 1;
+  const unsigned __int128 shifted = static_cast<unsigned __int128>(mantissa) << (at % 32);
+  const int64_t sign = bits >> 63 ? -1 : 1;
+  for (int i = 0; i < 3; ++i)
+    limb[at / 32 + i] += sign * static_cast<int64_t>(static_cast<uint32_t>(shifted >> (32 * i)));
+  if (++pending_ >= kNormalizeAt) normalize();
+}
+
+void ExactSum::add(const ExactSum& other) {
+  for (int i = 0; i < kLimbs; ++i) limb[i] += other.limb[i];
+  finite = finite && other.finite;
+  pending_ += other.pending_ + 1;
+  if (pending_ >= kNormalizeAt) normalize();
+}
+
+void ExactSum::normalize() {
+  int64_t carry = 0;
+  for (int i = 0; i + 1 < kLimbs; ++i) {
+    const int64_t v = limb[i] + carry;
+    limb[i] = v & 0xffffffff;
+    carry = v >> 32;
+  }
+  limb[kLimbs - 1] += carry;
+  pending_ = 0;
+}
+
+// ---- the histogram -------------------------------------------------------------------------------------------------
+
+BinLayout bin_layout(const SketchTotals& t, int64_t bins) {
+  if (t.top == 0) return {};
+  const bool both = t.positive && t.negative;
+  const int64_t half = both ? bins / 2 : bins;
+  const int32_t octaves = static_cast<int32_t>(t.top >> 23) - static_cast<int32_t>(t.least >> 23);
+  const bool capped = octaves > kOctaves;
+  // Aligned to an octave where it is not the least |x| itself, so that no bin of any shift lies across it.
+  const uint32_t base = capped ? ((t.top >> 23) - kOctaves) << 23 : t.least;
+  const int64_t span = capped ? int64_t{kOctaves + 1} << 23 : static_cast<int64_t>(t.top) - t.least;
+  BinLayout l;
+  while ((span >> l.shift) + 3 > half) ++l.shift;
+  l.first = static_cast<int32_t>(base >> l.shift) - 1;
+  l.negative = both ? static_cast<int32_t>(half) : 0;
+  return l;
+}
+
+namespace {
+
+// Adds counts laid out for `from` to counts laid out for `to`, which covers more.
+void fold(const SketchTotals& from, const uint64_t* counts, const SketchTotals& to, uint64_t* into, int64_t bins) {
+  const BinLayout old = bin_layout(from, bins), now = bin_layout(to, bins);
+  const int64_t half = old.negative != 0 ? old.negative : bins;
+  for (int64_t i = 0; i < bins; ++i) {
+    if (counts[i] == 0) continue;
+    const int64_t at = i % half, bits = (at + old.first) << old.shift;
+    const int64_t bin = at == 0 ? 0 : (bits >> now.shift) - now.first;  // tiny ones of either sign stay tiny
+    const bool negative = old.negative != 0 ? i >= half : !from.positive;
+    into[bin > 0 ? bin + (negative ? now.negative : 0) : 0] += counts[i];
+  }
+}
+
+SketchTotals covering(SketchTotals t, uint32_t top, uint32_t least, bool positive, bool negative) {
+  t.top = std::max(t.top, top);
+  t.least = least == 0 ? t.least : t.least == 0 ? least : std::min(t.least, least);
+  t.positive |= positive, t.negative |= negative;
+  return t;
+}
+
+}  // namespace
+
+// Moves counts to where they belong once the totals are `to`.
+void Sketches::grow(int64_t scale, const SketchTotals& to) {
+  SketchTotals& t = totals[scale];
+  if (t.top == to.top && t.least == to.least && t.positive == to.positive && t.negative == to.negative) return;
+  const BinLayout now = bin_layout(to, bins_);
+  if (!(layouts_[scale] == now)) {
+    uint64_t* c = counts.data() + scale * bins_;
+    const std::vector<uint64_t> from(c, c + bins_);
+    std::fill(c, c + bins_, 0);
+    fold(t, from.data(), to, c, bins_);
+  }
+  layouts_[scale] = now;
+  t = to;
+}
+
+// ---- the reservoir -------------------------------------------------------------------------------------------------
+
+int32_t Sketches::floor(int64_t scale) const {
+  return held[scale] == reservoir_ ? std::max(floor_, kept[scale * reservoir_].priority) : floor_;
+}
+
+void Sketches::keep(int64_t scale, Kept k) {
+  Kept* heap = kept.data() + scale * reservoir_;
+  int32_t& size = held[scale];
+  if (size < reservoir_) {
+    heap[size++] = k;
+    if (size == reservoir_) std::make_heap(heap, heap + size, before);
+    return;
+  }
+  if (!before(k, heap[0])) return;
+  // In place of the least: the better child moves up until k's place is found.
+  int64_t at = 0;
+  for (int64_t child; (child = 2 * at + 1) < size; at = child) {
+    if (child + 1 < size && before(heap[child], heap[child + 1])) ++child;
+    if (!before(k, heap[child])) break;
+    heap[at] = heap[child];
+  }
+  heap[at] = k;
+}
+
+// ---- the tails -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Puts those of x that belong to the first kTail in order `ahead`, of which there were `had`.
+template <class Ahead>
+void extend(float* tail, int64_t had, const float* x, int64_t n, Ahead ahead) {
+  const bool full = had >= kTail;
+  std::vector<float> all(tail, tail + std::min(had, kTail));
+  for (int64_t i = 0; i < n; ++i)
+    if (!full || ahead(x[i], tail[kTail - 1])) all.push_back(x[i] + 0.0f);
+  const int64_t size = std::min<int64_t>(kTail, static_cast<int64_t>(all.size()));
+  std::partial_sort(all.begin(), all.begin() + size, all.end(), ahead);
+  std::copy(all.begin(), all.begin() + size, tail);
+}
+
+}  // namespace
+
+// Before t.n is updated.
+void Sketches::extend_tails(int64_t scale, const float* greatest, int64_t n, const float* least, int64_t m) {
+  float* tail = tails.data() + scale * 2 * kTail;
+  extend(tail, totals[scale].n, greatest, n, std::greater<float>());
+  extend(tail + kTail, totals[scale].n, least, m, std::less<float>());
+}
+
+// ---- adding --------------------------------------------------------------------------------------------------------
+
+Sketches::Sketches(int64_t scales, int64_t bins, int64_t reservoir)
+    : totals(scales),
+      moments(scales * kMoments),
+      counts(scales * bins),
+      tails(bins == 0 ? 0 : scales * 2 * kTail),
+      kept(scales * reservoir),
+      held(scales),
+      bins_(bins),
+      reservoir_(reservoir),
+      layouts_(scales) {}
+
+void Sketches::restored() {
+  for (int64_t s = 0; s < scales(); ++s) layouts_[s] = bin_layout(totals[s], bins_);
+}
+
+int64_t Sketches::nbytes() const {
+  return static_cast<int64_t>(totals.size() * sizeof(SketchTotals) + moments.size() * sizeof(ExactSum) +
+                              counts.size() * sizeof(uint64_t) + tails.size() * sizeof(float) +
+                              kept.size() * sizeof(Kept) + held.size() * sizeof(int32_t));
+}
+
+void Sketches::block(int64_t scale, const float* x, int64_t n, const double* wide, double& lo, double& hi) {
+  const SketchRow& row = *sketch_rows(active_isa());
+  SketchTotals& t = totals[scale];
+  BlockStats s;
+  row.stats(x, n, s);
+  if (s.top >= kInfinity) {  // at leisure: count what is no number, and go on with the rest
+    std::vector<float> left;
+    std::vector<double> left_wide;
+    for (int64_t i = 0; i < n; ++i) {
+      if (std::isfinite(x[i])) {
+        left.push_back(x[i]);
+        if (wide != nullptr) left_wide.push_back(wide[i]);
+      } else {
+        ++(std::isnan(x[i]) ? t.nan : x[i] > 0 ? t.above : t.below);
+      }
+    }
+    if (!left.empty())
+      block(scale, left.data(), static_cast<int64_t>(left.size()), wide != nullptr ? left_wide.data() : nullptr, lo,
+            hi);
+    return;
+  }
+  double block_lo = s.lo, block_hi = s.hi;
+  if (wide != nullptr) {
+    block_lo = __builtin_inf(), block_hi = -block_lo;
+    wide_stats(wide, n, s, block_lo, block_hi);
+  }
+  grow(scale, covering(t, s.top, s.least, s.hi > 0, s.lo < 0));
+  const float* tail = tails.data() + scale * 2 * kTail;
+  const bool more = t.n < kTail;
+  extend_tails(scale, x, more || s.hi > tail[kTail - 1] ? n : 0, x, more || s.lo < tail[2 * kTail - 1] ? n : 0);
+  t.n += n, t.zeros += s.zeros;
+  t.lo = std::min(t.lo, block_lo), t.hi = std::max(t.hi, block_hi);
+  lo = std::min(lo, block_lo), hi = std::max(hi, block_hi);
+  t.hash[0] += s.hash, t.hash[1] += (s.hash ^ s.hash >> 31) * 0xd6e8feb86659fd93ull;
+  ExactSum* m = moments.data() + scale * kMoments;
+  for (int k = 0; k < kPowers; ++k) m[k].add(s.sum[k]);
+  const BinLayout& l = layouts_[scale];
+  row.count({x, n, l.shift, l.first, l.negative, counts.data() + scale * bins_});
+  if (reservoir_ == 0) return;
+  Candidate found[kBlock];
+  const int64_t candidates = row.sample(n, static_cast<uint32_t>(s.hash >> 16), floor(scale), found);
+  for (int64_t i = 0; i < candidates; ++i) keep(scale, {found[i].priority, x[found[i].index]});
+}
+
+void Sketches::run(int64_t scale, const void* x, Element in, int64_t n, double& lo, double& hi) {
+  visit(in, [&](auto kind) {
+    using In = decltype(kind);
+    const In* p = static_cast<const In*>(x);
+    if constexpr (std::is_same_v<In, float>) {
+      for (int64_t i = 0; i < n; i += kBlock) block(scale, p + i, std::min(kBlock, n - i), nullptr, lo, hi);
+    } else {
+      alignas(64) float rounded[kBlock];
+      for (int64_t i = 0; i < n; i += kBlock) {
+        const int64_t m = std::min(kBlock, n - i);
+        const double* wide = nullptr;
+        if constexpr (std::is_same_v<In, double>) {
+          wide = p + i;
+          for (int64_t j = 0; j < m; ++j) rounded[j] = narrowed(p[i + j]);
+        } else {
+          const SketchRow& row = *sketch_rows(active_isa());
+          (std::is_same_v<In, half_t> ? row.widen_half : row.widen_bfloat)(p + i, m, rounded);
+        }
+        block(scale, rounded, m, wide, lo, hi);
+      }
+    }
+  });
+}
+
+// Scales [first, last) of an array.
+void Sketches::layout_run(const Layout& layout, const void* x, Element in, int64_t first, int64_t last) {
+  const int64_t bytes = element_bytes(in);
+  const char* data = static_cast<const char*>(x);
+  std::vector<double> lo(last - first, __builtin_inf()), hi(last - first, -__builtin_inf());
+  std::vector<char> tile;
+  for_each_segment(
+      layout, 0, layout.elements(),
+      [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
+        for (int64_t g = std::max<int64_t>(0, first - scale); g < std::min(count, last - scale); ++g)
+          run(scale + g, data + (start + g * length) * bytes, in, length, lo[scale + g - first], hi[scale + g - first]);
+      },
+      [&](int64_t start, int64_t rows, int64_t stride, int64_t columns, int64_t scale) {
+        if (tile.empty()) tile.resize(kTile * kBlock * bytes);
+        const int64_t end = std::min(columns, last - scale);
+        for (int64_t c = std::max<int64_t>(0, first - scale); c < end; c += kTile) {
+          const int64_t wide = std::min(kTile, end - c);
+          for (int64_t r = 0; r < rows; r += kBlock) {
+            const int64_t high = std::min(kBlock, rows - r);
+            const auto turn = [&](auto kind) {
+              using Word = decltype(kind);
+              for (int64_t i = 0; i < high; ++i) {
+                const char* from = data + (start + (r + i) * stride + c) * bytes;
+                for (int64_t j = 0; j < wide; ++j)
+                  std::memcpy(tile.data() + (j * kBlock + i) * bytes, from + j * bytes, sizeof(Word));
+              }
+            };
+            if (bytes == 4) turn(uint32_t{});
+            if (bytes == 8) turn(uint64_t{});
+            if (bytes == 2) turn(uint16_t{});
+            for (int64_t j = 0; j < wide; ++j) {
+              const int64_t s = scale + c + j;
+              run(s, tile.data() + j * kBlock * bytes, in, high, lo[s - first], hi[s - first]);
+            }
+          }
+        }
+      });
+  for (int64_t s = first; s < last; ++s) {
+    if (!(lo[s - first] <= hi[s - first])) continue;
+    ++totals[s].samples;
+    moments[s * kMoments + kLow].add(lo[s - first]);
+    moments[s * kMoments + kHigh].add(hi[s - first]);
+  }
+}
+
+namespace {
+
+// Least and greatest of each scale, as doubles.
+struct Ranges {
+  std::vector<double> lo, hi;
+  int64_t nan;
+  Ranges(const Layout& layout, const void* x, Element in) : lo(layout.scales()), hi(layout.scales()) {
+    nan = layout.elements() == 0 ? 0 : range(layout, x, in, lo.data(), hi.data());
+    if (in == Element::f64) return;
+    for (std::vector<double>* v : {&lo, &hi})  // floats, from the last on: each takes the place of two
+      for (int64_t i = layout.scales(); i-- > 0;) {
+        float f;
+        std::memcpy(&f, reinterpret_cast<const char*>(v->data()) + 4 * i, 4);
+        (*v)[i] = f;
+      }
+  }
+  int64_t bad() const {
+    int64_t found = nan;
+    for (size_t i = 0; i < lo.size(); ++i) found += std::isinf(lo[i]) || std::isinf(hi[i]);
+    return found;
+  }
+};
+
+}  // namespace
+
+// Ranges alone, at the speed of memory.
+Sketches::Added Sketches::add_range(const Layout& layout, const void* x, Element in) {
+  const Ranges found(layout, x, in);
+  if (layout.elements() == 0) return {};
+  if (const int64_t bad = found.bad(); bad != 0) return {bad};
+  for (int64_t s = 0; s < scales(); ++s) {
+    const int64_t group = layout.kind == Granularity::group ? s / layout.inner % layout.groups() : 0;
+    SketchTotals& t = totals[s];
+    t.n += layout.kind == Granularity::group ? std::min(layout.block, layout.axis - group * layout.block)
+                                             : layout.elements() / layout.scales();
+    t.lo = std::min(t.lo, found.lo[s]), t.hi = std::max(t.hi, found.hi[s]);
+    ++t.samples;
+    moments[s * kMoments + kLow].add(found.lo[s]);
+    moments[s * kMoments + kHigh].add(found.hi[s]);
+  }
+  return {};
+}
+
+Sketches::Added Sketches::add(const Layout& layout, const void* x, Element in, bool skip) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const int64_t n = layout.elements();
+  const auto bad_of = [](const Sketches& s) {
+    int64_t bad = 0;
+    for (const SketchTotals& t : s.totals) bad += t.nan + t.above + t.below;
+    return bad;
+  };
+  const int64_t had = bad_of(*this);
+  if (bins_ == 0) return add_range(layout, x, in);
+  if (!skip && (scales() > 1 || n <= kLookFirst)) {
+    Layout whole;
+    whole.inner = n;
+    const int64_t bad = Ranges(whole, x, in).bad();
+    if (bad != 0) return {bad};
+    skip = true;
+  }
+  if (scales() > 1) {
+    const int64_t tasks = n < kParallel ? 1 : std::min<int64_t>(num_threads(), scales());
+    parallel_for(tasks, [&](int64_t t) {
+      const FpEnvironment environment;
+      layout_run(layout, x, in, scales() * t / tasks, scales() * (t + 1) / tasks);
+    });
+    return {bad_of(*this) - had};
+  }
+  const int64_t blocks = (n + kBlock - 1) / kBlock;
+  const int64_t tasks = n < kParallel ? 1 : std::min<int64_t>(num_threads(), blocks);
+  const char* data = static_cast<const char*>(x);
+  if (tasks == 1 && skip) {
+    const FpEnvironment environment;
+    double lo = __builtin_inf(), hi = -lo;
+    run(0, data, in, n, lo, hi);
+    if (lo <= hi) ++totals[0].samples, moments[kLow].add(lo), moments[kHigh].add(hi);
+    return {bad_of(*this) - had};
+  }
+  // Each task fills a sketch of its own: nothing here changes until all is known to be well.
+  std::vector<std::unique_ptr<Sketches>> part;
+  std::vector<double> lo(tasks, __builtin_inf()), hi(tasks, -__builtin_inf());
+  for (int64_t t = 0; t < tasks; ++t) {
+    part.push_back(std::make_unique<Sketches>(1, bins_, reservoir_));
+    part[t]->floor_ = floor(0);  // what could not stay here need not be kept there
+  }
+  parallel_for(tasks, [&](int64_t t) {
+    const FpEnvironment environment;
+    const int64_t first = blocks * t / tasks * kBlock, last = std::min(n, blocks * (t + 1) / tasks * kBlock);
+    part[t]->run(0, data + first * element_bytes(in), in, last - first, lo[t], hi[t]);
+  });
+  int64_t bad = 0;
+  for (const auto& p : part) bad += bad_of(*p);
+  if (bad != 0 && !skip) return {bad};
+  for (const auto& p : part) merge(0, *p);
+  const double least = *std::min_element(lo.begin(), lo.end()), most = *std::max_element(hi.begin(), hi.end());
+  if (least <= most) ++totals[0].samples, moments[kLow].add(least), moments[kHigh].add(most);
+  return {bad};
+}
+
+void Sketches::merge(int64_t scale, const Sketches& other) {
+  SketchTotals& t = totals[scale];
+  const SketchTotals& o = other.totals[scale];
+  grow(scale, covering(t, o.top, o.least, o.positive, o.negative));
+  if (o.n != 0) fold(o, other.counts.data() + scale * bins_, t, counts.data() + scale * bins_, bins_);
+  if (bins_ != 0) {
+    const float* theirs = other.tails.data() + scale * 2 * kTail;
+    const int64_t n = std::min(o.n, kTail);
+    extend_tails(scale, theirs, n, theirs + kTail, n);
+  }
+  t.n += o.n, t.zeros += o.zeros, t.samples += o.samples;
+  t.nan += o.nan, t.above += o.above, t.below += o.below;
+  t.hash[0] += o.hash[0], t.hash[1] += o.hash[1];
+  t.lo = std::min(t.lo, o.lo), t.hi = std::max(t.hi, o.hi);
+  for (int k = 0; k < kMoments; ++k) moments[scale * kMoments + k].add(other.moments[scale * kMoments + k]);
+  for (int32_t i = 0; i < other.held[scale]; ++i) keep(scale, other.kept[scale * reservoir_ + i]);
+}
+
+void Sketches::add(const Sketches& other) {
+  const std::scoped_lock lock(mutex, const_cast<std::mutex&>(other.mutex));
+  for (int64_t s = 0; s < scales(); ++s) merge(s, other);
+}
+
+void Sketches::settle() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (ExactSum& m : moments) m.normalize();
+  for (int64_t s = 0; s < scales(); ++s) {
+    std::sort(kept.data() + s * reservoir_, kept.data() + s * reservoir_ + held[s],
+              [](const Kept& a, const Kept& b) { return before(b, a); });  // ascending: still a heap
+    const BinLayout l = bin_layout(totals[s], bins_);
+    if (l.negative == 0) continue;
+    uint64_t* c = counts.data() + s * bins_;
+    c[0] += c[l.negative];
+    c[l.negative] = 0;
+  }
+}
+
+}  // namespace lowbit

@@ -1,0 +1,25 @@
+"""Calibration: streams of arrays to ranges to params, in one pass and fixed memory."""
+
+from lowbit.calibration.cache import CalibrationCache
+from lowbit.calibration.calibrator import Calibrator, PercentileCalibrator, calibrate
+from lowbit.calibration.methods import (
+    MSE,
+    Adaptive,
+    CalibrationMethod,
+    Choice,
+    Custom,
+    Entropy,
+    MethodCost,
+    MinMax,
+    MovingAverage,
+    Percentile,
+)
+from lowbit.calibration.statistics import CalibrationStatistics
+from lowbit.ops.distribution import Distribution, Histogram
+from lowbit.ops.sketch import Sketch
+
+__all__ = [
+    "MSE", "Adaptive", "CalibrationCache", "CalibrationMethod", "CalibrationStatistics", "Calibrator", "Choice",
+    "Custom", "Distribution", "Entropy", "Histogram", "MethodCost", "MinMax", "MovingAverage", "Percentile",
+    "PercentileCalibrator", "Sketch", "calibrate",
+]  # fmt: skip

@@ -1,0 +1,325 @@
+"""Calibrators: arrays in, one after another; params out, by any method, for any dtype."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.calibration.cache import CalibrationCache
+from lowbit.calibration.methods import Adaptive, CalibrationMethod, Choice, MinMax, Percentile
+from lowbit.calibration.statistics import CalibrationStatistics, statistics_of
+from lowbit.container import read_arrays, write_arrays
+from lowbit.dtypes import DTypeLike, QuantizedDType
+from lowbit.errors import FormatError, InvalidProblem
+from lowbit.ops.distribution import Distribution
+from lowbit.ops.scores import Target
+from lowbit.ops.sketch import Sketch
+from lowbit.params import QuantizationParams
+from lowbit.schemes import QuantizationScheme
+
+__all__ = ["Calibrator", "PercentileCalibrator", "calibrate"]
+
+Array = npt.NDArray[Any]
+MethodLike = CalibrationMethod | str | Callable[[Distribution], tuple[float, float]]
+SchemeLike = str | QuantizationScheme
+
+
+class Calibrator:
+    """Sees arrays, then gives params for them: one pass, fixed memory, every method and dtype from the same pass.
+
+    One range for all; with `axis` one for each of its indices; with `block_size` one for so many along it. `name` is
+    what errors call the tensor. on_nonfinite="ignore" leaves NaN and Inf out and counts them.
+
+    >>> import lowbit as lb
+    >>> c = lb.Calibrator("percentile", name="layer1.input")
+    >>> for batch in np.random.default_rng(0).standard_normal((4, 1000)).astype(np.float32):
+    ...     c.add(batch)
+    >>> c.num_samples, c.count
+    (4, 4000)
+    >>> p = c.calibrate("int8")
+    >>> c.calibrate("uint4", method="mse").zero_point
+    array(8, dtype=int32)
+    """
+
+    def __init__(
+        self,
+        method: MethodLike = "adaptive",
+        *,
+        axis: int | None = None,
+        block_size: int | None = None,
+        name: str = "x",
+        on_nonfinite: Literal["raise", "ignore"] = "raise",
+        collect: Literal["all", "range"] = "all",
+        bins: int | None = None,
+        reservoir: int | None = None,
+    ) -> None:
+        self.method = CalibrationMethod.of(method)
+        options = {"name": name, "on_nonfinite": on_nonfinite, "collect": collect, "bins": bins, "reservoir": reservoir}
+        self.sketch = Sketch(axis, block_size, **options)  # type: ignore[arg-type]
+        self._options = {"axis": axis, "block_size": block_size, **options}
+        self.choices: list[Choice] = []  # how the last `calibrate` found each range
+        self.from_cache = False  # whether the last `calibrate` found its answer in a cache
+
+    # ---- filling ------------------------------------------------------------------------------------------------
+
+    def add(self, x: Any) -> None:
+        """Takes one array into account. Raises, changing nothing, if it has NaN or Inf or does not fit."""
+        self.sketch.add(x)
+
+    def add_many(self, samples: Iterable[Any], progress: bool = False) -> None:
+        """Takes each array of an iterable into account, one at a time; with a progress bar if rich is installed."""
+        for i, x in enumerate(_tracked(samples, f"Calibrating {self.name}", progress)):
+            self.sketch.add(x, f"{self.name}[{i}]")
+
+    def clear(self) -> None:
+        """Forgets all samples."""
+        self.sketch = Sketch(**self._options)  # type: ignore[arg-type]
+        self.choices = []
+
+    def merge(self, other: Calibrator | Sketch) -> None:
+        """Takes all that another calibrator has seen into account; the order of merges does not matter."""
+        if not isinstance(other, Calibrator | Sketch):
+            raise InvalidProblem(f"other: {type(other).__name__}; expected a Calibrator")
+        self.sketch.merge(other.sketch if isinstance(other, Calibrator) else other)
+
+    # ---- asking -------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self.sketch.name
+
+    @property
+    def num_samples(self) -> int:
+        """Arrays seen."""
+        return self.sketch.num_samples
+
+    @property
+    def count(self) -> int:
+        """Finite numbers seen."""
+        return self.sketch.count
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it takes, however long the stream."""
+        return self.sketch.nbytes
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the arrays seen, whatever their order."""
+        return self.sketch.fingerprint
+
+    def calibrate(
+        self,
+        dtype: DTypeLike = "int8",
+        scheme: SchemeLike = "linear",
+        *,
+        method: MethodLike | None = None,
+        qmin: int | None = None,
+        qmax: int | None = None,
+        full_range: bool = False,
+        steps_per_octave: float | None = None,
+        cache: CalibrationCache | str | os.PathLike[str] | None = None,
+    ) -> QuantizationParams:
+        """Params for what was seen. scheme "linear" is symmetric for signed dtypes and asymmetric for unsigned ones.
+
+        `choices` then says how each range was found. With a cache, params of the same data, method and target are taken
+        from it, and `from_cache` says so.
+        """
+        chosen = self.method if method is None else CalibrationMethod.of(method)
+        template = _template(dtype, scheme, qmin, qmax, steps_per_octave, self._options)
+        chosen.check(template)
+        self._require_samples(chosen, template)
+        codes = (template.qmin, template.qmax) if (qmin, qmax) != (None, None) else None
+        target = Target(template, full_range, self.sketch.is_wide, codes)
+        store = CalibrationCache.of(cache)
+        key = store.key(self.fingerprint, chosen, target, self._options) if store is not None else None
+        found = store.get(key) if store is not None and key is not None else None
+        self.from_cache = found is not None
+        if found is not None:
+            self.choices = []
+            return found
+        params = self._derive(chosen, target)
+        if store is not None and key is not None:
+            store.put(key, params)
+        return params
+
+    def statistics(self, dtype: DTypeLike = "int8", scheme: SchemeLike = "linear", index: int = 0) -> CalibrationStatistics:
+        """What was seen, what each method would cost at this dtype, and which to take. With an axis, of one index."""
+        template = _template(dtype, scheme, None, None, None, self._options)
+        self._require_samples(Adaptive(), template)
+        return statistics_of(self.sketch, Target(template, wide=self.sketch.is_wide), index)
+
+    def _require_samples(self, method: CalibrationMethod, template: QuantizationParams) -> None:
+        if self.count == 0:
+            seen = f"; {self.sketch.num_nonfinite} NaN and Inf were left out" if self.sketch.num_nonfinite else ""
+            raise InvalidProblem(f"{self.name}: no samples{seen}")
+        needs = method.needs_histogram or template.dtype.is_binary or 1 in template.dtype.widths
+        if needs and self.sketch.collect == "range":
+            raise InvalidProblem(f"{self.name}: only ranges were collected; {method.name} needs collect='all'")
+        widths = template.dtype.widths
+        if widths and self.sketch.shape != (len(widths),):
+            raise InvalidProblem(
+                f"dtype: {len(widths)} mixed channels; {self.name} was seen with scales of shape {self.sketch.shape}"
+            )
+
+    def _derive(self, method: CalibrationMethod, target: Target) -> QuantizationParams:
+        shape = self.sketch.shape
+        scope = {"axis": self._options["axis"], "block_size": self._options["block_size"]}
+        p = target.template
+        mean = None
+        if p.dtype.is_binary or 1 in p.dtype.widths:
+            each = [self.sketch.distribution(i).mean_abs for i in range(int(np.prod(shape)))]
+            mean = np.asarray(each).reshape(shape)
+        if isinstance(method, MinMax):
+            lo, hi = self.sketch.ranges()
+            self.choices = [Choice(float(a), float(b), method.name) for a, b in zip(lo.flat, hi.flat, strict=True)]
+            return target.params(lo, hi, mean, **scope)
+        self.choices = []
+        for i in range(int(np.prod(shape))):
+            d = self.sketch.distribution(i)
+            if d.count == 0:
+                raise InvalidProblem(f"{self.name}: no finite numbers for index {i} of axis {scope['axis']}")
+            self.choices.append(method.choose(d, _of_channel(target, i)))
+        lo, hi = (np.asarray([getattr(c, end) for c in self.choices]).reshape(shape) for end in ("lo", "hi"))
+        return target.params(lo, hi, mean, **scope)
+
+    # ---- keeping ------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes what was seen, whole or not at all, so that `load` can go on."""
+        arrays, about = self.sketch.to_arrays()
+        write_arrays(path, arrays, {"lowbit.calibrator": json.dumps({"method": self.method.name, "sketch": about})})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], method: MethodLike | None = None) -> Calibrator:
+        """The calibrator that `save` wrote; with what it adds later it ends in the same bits as without the pause.
+
+        Methods are known by name; for one with options, or a callable, give `method`.
+        """
+        arrays, metadata = read_arrays(path)
+        try:
+            about = json.loads(metadata["lowbit.calibrator"])
+            kept, sketch = about["method"], about["sketch"]
+        except (KeyError, TypeError, ValueError):
+            raise FormatError(f"{path}: not a calibrator") from None
+        made = cls(kept if method is None and kept != "custom" else method or "adaptive")
+        made._adopt(Sketch.from_arrays(arrays, sketch))
+        return made
+
+    def _adopt(self, sketch: Sketch) -> None:
+        self.sketch = sketch
+        bins, reservoir = sketch._sizes
+        self._options = {
+            "axis": sketch.axis, "block_size": sketch.block_size, "name": sketch.name, "bins": bins,
+            "on_nonfinite": sketch.on_nonfinite, "collect": sketch.collect, "reservoir": reservoir,
+        }  # fmt: skip
+
+    # ---- models -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def observe(model: Any, loader: Iterable[Any], **options: Any) -> dict[str, Calibrator]:
+        """A calibrator for each tensor of a model, filled by running it on the loader's batches, one at a time.
+
+        model: a torch.nn.Module (lowbit.torch.observe has the options), or an ONNX model or a path to one
+        (lowbit.formats.onnx.observe).
+        """
+        is_module = any(t.__module__.startswith("torch.") and t.__name__ == "Module" for t in type(model).__mro__)
+        # The doors are named, not imported: nothing inside depends on torch or onnx.
+        door = importlib.import_module("lowbit.torch" if is_module else "lowbit.formats.onnx")
+        found: dict[str, Calibrator] = door.observe(model, loader, **options)
+        return found
+
+    def __repr__(self) -> str:
+        return f"Calibrator({self.method!r}, {self.sketch!r})"
+
+
+class PercentileCalibrator(Calibrator):
+    """A calibrator that cuts off the outermost numbers: p percent stay in range.
+
+    >>> c = PercentileCalibrator(50.0)
+    >>> c.add(np.linspace(0, 1, 1001, dtype=np.float32))
+    >>> round(float(c.calibrate("uint8").scale) * 255, 2)
+    0.75
+    """
+
+    def __init__(self, percentile: float = 99.99, **options: Any) -> None:
+        super().__init__(Percentile(percentile), **options)
+
+
+def calibrate(
+    samples: Any,
+    dtype: DTypeLike = "int8",
+    method: MethodLike = "adaptive",
+    *,
+    scheme: SchemeLike = "linear",
+    axis: int | None = None,
+    block_size: int | None = None,
+    name: str = "samples",
+    on_nonfinite: Literal["raise", "ignore"] = "raise",
+    cache: CalibrationCache | str | os.PathLike[str] | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> QuantizationParams:
+    """Params for samples: an array, or an iterable of arrays of any shapes. Options: of `Calibrator.calibrate`.
+
+    >>> calibrate(np.float32([-1, 0.5]), "int8", "min_max").scale
+    array(0.00787402, dtype=float32)
+    >>> calibrate([np.float32([0.0, 1.0]), np.float32([[2.55]])], "uint8", "min_max")
+    QuantizationParams(uint8, linear, scale=0.01, zero_point=0)
+    """
+    chosen = CalibrationMethod.of(method)
+    scope = {"axis": axis, "block_size": block_size}
+    template = _template(dtype, scheme, options.get("qmin"), options.get("qmax"), options.get("steps_per_octave"), scope)
+    chosen.check(template)
+    light = isinstance(chosen, MinMax) and on_nonfinite == "raise" and cache is None
+    light = light and not (template.dtype.is_binary or 1 in template.dtype.widths)
+    c = Calibrator(chosen, **scope, name=name, on_nonfinite=on_nonfinite, collect="range" if light else "all")
+    if hasattr(samples, "shape") or hasattr(samples, "__dlpack__"):
+        c.add(samples)
+    elif isinstance(samples, str | bytes) or not isinstance(samples, Iterable):
+        raise InvalidProblem(f"{name}: {type(samples).__name__}; expected an array or an iterable of arrays")
+    else:
+        c.add_many(samples, progress)
+    return c.calibrate(dtype, scheme, cache=cache, **options)
+
+
+def _template(
+    dtype: DTypeLike, scheme: SchemeLike, qmin: int | None, qmax: int | None, steps: float | None, scope: dict[str, Any]
+) -> QuantizationParams:
+    """Params of the target without scales; raises for a combination there is none of."""
+    kind, wanted = QuantizedDType.of(dtype), QuantizationScheme.of(scheme)
+    one_scale = wanted not in (QuantizationScheme.CHANNEL_WISE, QuantizationScheme.BLOCK_WISE)
+    if wanted is QuantizationScheme.ASYMMETRIC and (kind.is_binary or kind.is_mixed):
+        raise InvalidProblem(f"scheme: asymmetric; {kind} codes are symmetric")
+    if not one_scale:
+        needs = "axis" if wanted is QuantizationScheme.CHANNEL_WISE else "block_size"
+        if scope.get(needs) is None:
+            raise InvalidProblem(f"scheme: {wanted} needs the calibrator to have {needs}")
+        wanted = QuantizationScheme.LINEAR
+    axis = scope.get("axis") if kind.is_mixed else None
+    return QuantizationParams(kind, wanted, axis=axis, qmin=qmin, qmax=qmax, steps_per_octave=steps)
+
+
+def _of_channel(target: Target, index: int) -> Target:
+    """Mixed dtypes: the target of one channel."""
+    if not target.template.dtype.widths:
+        return target
+    dtype = target.template.dtype.channel(index)
+    return Target(QuantizationParams(dtype, target.template.scheme), target.full_range, target.wide)
+
+
+def _tracked(samples: Iterable[Any], title: str, progress: bool) -> Iterable[Any]:
+    if not progress:
+        return samples
+    try:
+        from rich.progress import track
+    except ImportError:
+        return samples
+    length = len(samples) if hasattr(samples, "__len__") else None
+    return track(samples, title, total=length, transient=True)

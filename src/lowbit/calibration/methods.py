@@ -1,0 +1,310 @@
+"""Methods: from a distribution and a target dtype to a range.
+
+Each method sees the whole distribution of one sketch, so one pass over the data serves them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import reference
+from lowbit.calibration.search import best_range
+from lowbit.errors import InvalidProblem, Unsupported
+from lowbit.ops.distribution import Distribution
+from lowbit.ops.scores import Target, divergence, mean_squared_error
+from lowbit.params import QuantizationParams
+
+__all__ = [
+    "MSE", "Adaptive", "CalibrationMethod", "Choice", "Custom", "Entropy", "MethodCost", "MinMax", "MovingAverage",
+    "Percentile",
+]  # fmt: skip
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MethodCost:
+    """What a method's range costs: from all numbers seen, by the histogram."""
+
+    method: str
+    lo: float
+    hi: float
+    mse: float
+    sqnr_db: float
+    clipped: float  # share of numbers beyond the range
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A range and how it was found."""
+
+    lo: float
+    hi: float
+    method: str  # the one that gave the range
+    costs: tuple[MethodCost, ...] = ()  # Adaptive: of every method tried, the best first
+    decided_by: str = ""  # Adaptive: "histogram" or "values"
+
+    def __str__(self) -> str:
+        text = f"{self.method}: [{self.lo:.6g}, {self.hi:.6g}]"
+        if len(self.costs) > 1:
+            first, second = self.costs[0], self.costs[1]
+            ahead = second.mse / first.mse - 1 if first.mse > 0 else np.inf
+            text += f", MSE {first.mse:.4g}, {100 * ahead:.1f} % below {second.method}'s, by its {self.decided_by}"
+        return text
+
+
+class CalibrationMethod:
+    """Finds the range to quantize from what was seen. `CalibrationMethod.of` also takes names.
+
+    >>> CalibrationMethod.of("percentile")
+    Percentile(p=99.99)
+    >>> CalibrationMethod.of(MSE()).name
+    'mse'
+    """
+
+    name: ClassVar[str] = ""
+    needs_histogram: ClassVar[bool] = True
+
+    @staticmethod
+    def of(method: CalibrationMethod | str | Callable[[Distribution], tuple[float, float]]) -> CalibrationMethod:
+        """A method from itself, its name ("min_max", "mse", ...), or a callable from a distribution to a range."""
+        if isinstance(method, CalibrationMethod):
+            return method
+        if isinstance(method, str):
+            plain = method.lower().replace("-", "_").replace("minmax", "min_max")
+            if plain in _NAMED:
+                return _NAMED[plain]()
+            raise InvalidProblem(f"method: {method!r}; expected one of {', '.join(_NAMED)}")
+        if isinstance(method, type) and issubclass(method, CalibrationMethod):
+            return method()
+        if callable(method):
+            return Custom(method)
+        raise InvalidProblem(f"method: {method!r}; expected a name, a CalibrationMethod or a callable")
+
+    def check(self, target: QuantizationParams) -> None:
+        """Raises Unsupported if the method cannot serve such params."""
+
+    def choose(self, d: Distribution, target: Target) -> Choice:
+        """The range for one distribution."""
+        lo, hi = self.range(d, target)
+        return Choice(float(lo), float(hi), self.name)
+
+    def range(self, d: Distribution, target: Target) -> tuple[float, float]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MinMax(CalibrationMethod):
+    """From the least to the greatest number seen: nothing is clipped."""
+
+    name: ClassVar[str] = "min_max"
+    needs_histogram: ClassVar[bool] = False
+
+    def range(self, d: Distribution, target: Target) -> tuple[float, float]:
+        return d.lo, d.hi
+
+
+@dataclass(frozen=True)
+class MovingAverage(CalibrationMethod):
+    """From the mean of the arrays' least numbers to the mean of their greatest: one odd batch does not set the range.
+
+    Every array counts the same. An exponential average would depend on their order, and two halves of a stream could
+    not be merged.
+    """
+
+    name: ClassVar[str] = "moving_average"
+    needs_histogram: ClassVar[bool] = False
+
+    def range(self, d: Distribution, target: Target) -> tuple[float, float]:
+        return d.mean_lo, d.mean_hi
+
+
+@dataclass(frozen=True)
+class Percentile(CalibrationMethod):
+    """The range that p percent of the numbers lie in: by |x| for symmetric mappings, else with equal tails."""
+
+    p: float = 99.99
+    name: ClassVar[str] = "percentile"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.p, (int, float)) or not 0 < self.p <= 100:
+            raise InvalidProblem(f"p: {self.p!r}; expected more than 0 and at most 100")
+
+    def range(self, d: Distribution, target: Target) -> tuple[float, float]:
+        share = self.p / 100
+        if target.is_symmetric:
+            most = float(d.magnitudes.quantile(share)) if self.p < 100 else d.absmax
+            return -most, most
+        if self.p == 100:
+            return d.lo, d.hi
+        lo, hi = d.histogram.quantile([(1 - share) / 2, (1 + share) / 2])
+        return max(float(lo), d.lo), min(float(hi), d.hi)
+
+
+class _Searched(CalibrationMethod):
+    """The least of a score over all ranges."""
+
+    def range(self, d: Distribution, target: Target) -> tuple[float, float]:
+        return best_range(d, target.is_symmetric, lambda lo, hi: self.score(d, target, lo, hi))
+
+    def score(self, d: Distribution, target: Target, lo: Floats, hi: Floats) -> Floats:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Entropy(_Searched):
+    """The range whose codes tell most about the numbers: least Kullback-Leibler divergence.
+
+    `reference_calibration.divergence` has the definition: cells are those that rounding makes, on both sides of zero for
+    signed and asymmetric codes; clipped numbers count as lost; zeros, which have a code of their own, do not count.
+    Linear codes only.
+    """
+
+    name: ClassVar[str] = "entropy"
+
+    def check(self, target: QuantizationParams) -> None:
+        if target.dtype.is_binary or target.is_logarithmic:
+            kind = "binary" if target.dtype.is_binary else "logarithmic"
+            raise Unsupported(f"method: entropy needs evenly spaced codes; {kind} codes take min_max, percentile or mse")
+
+    def score(self, d: Distribution, target: Target, lo: Floats, hi: Floats) -> Floats:
+        return divergence(d, target, lo, hi)
+
+
+@dataclass(frozen=True)
+class MSE(_Searched):
+    """The range of least mean squared error, sought over both ends."""
+
+    name: ClassVar[str] = "mse"
+
+    def score(self, d: Distribution, target: Target, lo: Floats, hi: Floats) -> Floats:
+        return mean_squared_error(d, target, lo, hi)
+
+
+@dataclass(frozen=True)
+class Custom(CalibrationMethod):
+    """A range from any callable on a `Distribution`.
+
+    >>> Custom(lambda d: (-3 * d.std, 3 * d.std)).name
+    'custom'
+    """
+
+    function: Callable[[Distribution], tuple[float, float]]
+    name: ClassVar[str] = "custom"
+
+    def range(self, d: Distribution, target: Target) -> tuple[float, float]:
+        found = self.function(d)
+        try:
+            lo, hi = (float(v) for v in found)
+        except (TypeError, ValueError):
+            raise InvalidProblem(f"method: the callable returned {found!r}; expected two numbers") from None
+        if not (np.isfinite(lo) and np.isfinite(hi) and lo <= hi):
+            raise InvalidProblem(f"method: the callable returned [{lo}, {hi}]; expected a finite range")
+        return lo, hi
+
+
+def _default_methods() -> tuple[CalibrationMethod, ...]:
+    return MinMax(), MovingAverage(), Percentile(99.9), Percentile(99.99), Entropy(), MSE()
+
+
+@dataclass(frozen=True)
+class Adaptive(CalibrationMethod):
+    """Tries the others at the target dtype and takes the one of least squared error; `Choice` says by how much.
+
+    Errors are those of all numbers, by the histogram, checked against the sketch's sample of real numbers. Where that
+    differs by more than chance allows, the numbers do not lie evenly within bins (they were quantized before, say), and
+    the sample decides.
+    """
+
+    methods: Sequence[CalibrationMethod] = field(default_factory=_default_methods)
+    name: ClassVar[str] = "adaptive"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "methods", tuple(CalibrationMethod.of(m) for m in self.methods))
+        if not self.methods:
+            raise InvalidProblem("methods: none; expected at least one")
+
+    def choose(self, d: Distribution, target: Target) -> Choice:
+        costs: list[MethodCost] = []
+        for method in self.methods:
+            try:
+                method.check(target.template)
+            except Unsupported:
+                continue
+            costs.append(cost_of(d, target, method))
+        if not costs:
+            raise Unsupported(f"methods: none of them serves {target.template.dtype}, {target.template.scheme}")
+        seen = np.array([c.mse for c in costs])
+        sampled, spread = _on_values(d, target, costs)
+        by_values = bool((np.abs(sampled - seen) > 8 * spread + 1e-3 * seen).any())
+        order = np.argsort(sampled if by_values else seen, kind="stable")
+        best = costs[order[0]]
+        return Choice(
+            best.lo, best.hi, best.method, tuple(costs[i] for i in order), "values" if by_values else "histogram"
+        )
+
+    def range(self, d: Distribution, target: Target) -> tuple[float, float]:
+        found = self.choose(d, target)
+        return found.lo, found.hi
+
+
+def cost_of(d: Distribution, target: Target, method: CalibrationMethod) -> MethodCost:
+    """What a method's range would cost."""
+    lo, hi = method.range(d, target)
+    mse = float(mean_squared_error(d, target, lo, hi)[0])
+    clipped = d.share_outside(*(_both(lo, hi) if target.is_symmetric else (lo, hi)))
+    name = f"percentile {method.p:g}" if isinstance(method, Percentile) else method.name
+    return MethodCost(name, lo, hi, mse, sqnr_db(d, mse), clipped)
+
+
+def sqnr_db(d: Distribution, mse: float) -> float:
+    """Signal to noise, in decibels; infinite where nothing is lost."""
+    return float(10 * np.log10(d.mean_square / mse)) if mse > 0 and d.mean_square > 0 else float("inf")
+
+
+def _both(lo: float, hi: float) -> tuple[float, float]:
+    most = max(abs(lo), abs(hi))
+    return -most, most
+
+
+def _on_values(d: Distribution, target: Target, costs: list[MethodCost]) -> tuple[Floats, Floats]:
+    """Mean squared errors of the sample, and their standard errors. What lies beyond a range is left to the histogram:
+    a sample has too few of the rare numbers that clipping is about."""
+    p = target.candidates(d, np.array([c.lo for c in costs]), np.array([c.hi for c in costs]))
+    x = d.values.astype(np.float64)
+    means, errors = [], []
+    for i, cost in enumerate(costs):
+        if x.size < 64 or p.dtype.is_binary:
+            means.append(cost.mse), errors.append(np.inf)
+            continue
+        one = p.replace(scale=p.scale[i], zero_point=p.zero_point[i], axis=None)
+        lo, hi = _ends(one, cost)
+        inside = x[(x >= lo) & (x <= hi)]
+        if inside.size < 64:
+            means.append(cost.mse), errors.append(np.inf)
+            continue
+        back = reference.dequantize(reference.quantize(inside, one), one, np.float64)
+        lost = (inside - back) ** 2
+        share = 1 - d.share_outside(lo, hi)
+        beyond = cost.mse - float(mean_squared_error(d.within(lo, hi), target, cost.lo, cost.hi)[0])
+        means.append(beyond + share * float(lost.mean()))
+        errors.append(share * float(lost.std()) / np.sqrt(inside.size))
+    return np.asarray(means), np.asarray(errors)
+
+
+def _ends(p: QuantizationParams, cost: MethodCost) -> tuple[float, float]:
+    """Between which numbers rounding, not clipping, makes the error."""
+    if p.is_logarithmic:
+        return _both(cost.lo, cost.hi)
+    s, z = float(p.scale), int(p.zero_point)
+    return s * (p.qmin - z - 0.5), s * (p.qmax - z + 0.5)
+
+
+_NAMED: dict[str, type[Any]] = {
+    m.name: m for m in (MinMax, MovingAverage, Percentile, Entropy, MSE, Adaptive)
+}  # fmt: skip

@@ -1,0 +1,237 @@
+"""One distribution of a sketch: its moments, its histogram, its quantiles, and some of its numbers."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Distribution", "Histogram", "exact_sum"]
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+
+
+class Histogram(NamedTuple):
+    """Counts of numbers in [lower, upper), ascending; within a bin they are taken to lie evenly."""
+
+    lower: Floats
+    upper: Floats
+    count: Floats
+
+    def quantile(self, share: npt.ArrayLike) -> Floats:
+        """The number that a share of all lie below.
+
+        >>> Histogram(np.array([0.0, 2.0]), np.array([1.0, 4.0]), np.array([1.0, 3.0])).quantile([0.125, 0.5])
+        array([0.5       , 2.66666667])
+        """
+        ends = np.concatenate([[0.0], np.cumsum(self.count)])
+        rank = np.clip(np.asarray(share, np.float64), 0, 1) * ends[-1]
+        bin_ = np.clip(np.searchsorted(ends, rank, side="left") - 1, 0, self.count.size - 1)
+        within = np.clip((rank - ends[bin_]) / np.maximum(self.count[bin_], 1e-300), 0, 1)
+        found: Floats = self.lower[bin_] + within * (self.upper[bin_] - self.lower[bin_])
+        return found
+
+    def below(self, value: npt.ArrayLike) -> Floats:
+        """How many lie below each of some numbers."""
+        ends = np.concatenate([[0.0], np.cumsum(self.count)])
+        v = np.asarray(value, np.float64)
+        at = np.searchsorted(self.lower, v, side="left")  # bins that start below it
+        last = np.maximum(at - 1, 0)
+        width = np.maximum(self.upper[last] - self.lower[last], 1e-300) if self.count.size else np.ones(v.shape)
+        part = np.clip((v - self.lower[last]) / width, 0, 1) * self.count[last] if self.count.size else np.zeros(v.shape)
+        found: Floats = np.where(at > 0, ends[last] + part, 0.0)
+        return found
+
+
+class Distribution:
+    """What one sketch says of its numbers.
+
+    count, zeros, lo, hi and absmax are exact; mean, std, mean_abs and excess_kurtosis come from sums whose only rounding
+    is that of float64 within blocks of 4,096. `histogram` counts every number.
+    """
+
+    def __init__(
+        self, counters: Array, extremes: Array, limbs: Array, counts: Array, values: Array, tails: Array,
+        layout: tuple[int, int, int],
+    ) -> None:  # fmt: skip
+        self.count, self.zeros, self.num_samples = (int(v) for v in counters[:3])
+        self.nan, self.above, self.below = (int(v) for v in counters[3:6])
+        self._top, self._least = int(counters[8]), int(counters[9])
+        self._positive, self._negative = bool(counters[10]), bool(counters[11])
+        self._finite = int(counters[12])
+        self.lo, self.hi = float(extremes[0]), float(extremes[1])
+        self.values = values[: int(counters[13])]  # a fair sample, float32, in no meaningful order
+        held = min(self.count, tails.shape[1])
+        self._high = tails[0, :held].astype(np.float64)  # the greatest, falling
+        self._low = tails[1, : min(held, self.count - held)].astype(np.float64)  # the least of the others, rising
+        self._limbs, self._counts, self._layout = limbs, counts, layout
+
+    @property
+    def absmax(self) -> float:
+        return max(abs(self.lo), abs(self.hi))
+
+    @property
+    def has_histogram(self) -> bool:
+        return self._counts.size > 0
+
+    # ---- moments --------------------------------------------------------------------------------------------------
+
+    def _sum(self, which: int) -> Fraction | None:
+        """The exact sum of x, x^2, x^3, x^4 or |x|; None where float64 did not hold a block's."""
+        if not self._finite >> which & 1:
+            return None
+        return exact_sum(self._limbs[which])
+
+    @functools.cached_property
+    def mean(self) -> float:
+        total = self._sum(0)
+        return math.nan if total is None or not self.count else float(total / self.count)
+
+    @property
+    def mean_lo(self) -> float:
+        """The mean of the arrays' least numbers."""
+        return float(exact_sum(self._limbs[5]) / max(1, self.num_samples))
+
+    @property
+    def mean_hi(self) -> float:
+        """The mean of the arrays' greatest numbers."""
+        return float(exact_sum(self._limbs[6]) / max(1, self.num_samples))
+
+    @functools.cached_property
+    def mean_abs(self) -> float:
+        total = self._sum(4)
+        return math.nan if total is None or not self.count else float(total / self.count)
+
+    @functools.cached_property
+    def mean_square(self) -> float:
+        total = self._sum(1)
+        return math.inf if total is None else float(total / max(1, self.count))
+
+    @functools.cached_property
+    def _variance(self) -> Fraction | None:
+        first, second = self._sum(0), self._sum(1)
+        if first is None or second is None or not self.count:
+            return None
+        return max(Fraction(0), second / self.count - (first / self.count) ** 2)
+
+    @property
+    def std(self) -> float:
+        """Of the population."""
+        return math.inf if self._variance is None else math.sqrt(self._variance)
+
+    @functools.cached_property
+    def excess_kurtosis(self) -> float:
+        """0 for a normal distribution; larger where a few numbers lie far out. NaN for a constant."""
+        sums = [self._sum(k) for k in range(4)]
+        if self._variance is None or any(s is None for s in sums):
+            return math.nan
+        m, x2, x3, x4 = (s / self.count for s in sums if s is not None)
+        fourth = x4 - 4 * m * x3 + 6 * m**2 * x2 - 3 * m**4
+        # Rounding within blocks leaves this much of a constant's variance.
+        if self._variance <= (x2 * Fraction(1, 1 << 44)):
+            return math.nan
+        return float(fourth / self._variance**2) - 3.0
+
+    # ---- the histogram --------------------------------------------------------------------------------------------
+
+    def _bins(self) -> Histogram:
+        """The counted bins, ascending, as if numbers lay evenly in each."""
+        shift, first, negative = self._layout
+        half = negative or self._counts.size
+        c = self._counts.astype(np.float64)
+        none = np.zeros(half - 1)
+        if negative:
+            pos, neg = c[1:half], c[half + 1 : 2 * half]
+        else:
+            pos, neg = (none, c[1:half]) if self._negative else (c[1:half], none)
+        keys = np.arange(1, half, dtype=np.int64) + first
+        lower, upper = _from_bits(keys << shift), _from_bits((keys + 1) << shift)
+        tiny = c[0] - self.zeros
+        # Where the tiny ones end: below the first bin there is.
+        edge = float(_from_bits(np.array([(1 + first) << shift]))[0]) if tiny else _from_bits(np.array([self._least]))[0]
+        sides = 1.0 + (self._positive and self._negative)
+        middle = np.array([
+            [-edge, -edge / 2, self._negative * tiny / sides], [-edge / 2, edge / 2, self.zeros],
+            [edge / 2, edge, self._positive * tiny / sides],
+        ])  # fmt: skip
+        rows = np.concatenate([np.stack([-upper, -lower, neg], 1)[::-1], middle, np.stack([lower, upper, pos], 1)])
+        rows = rows[rows[:, 2] > 0]
+        return Histogram(rows[:, 0], rows[:, 1], rows[:, 2])
+
+    @functools.cached_property
+    def histogram(self) -> Histogram:
+        """Every number: the outermost as they are, the others in bins between them."""
+        if not self._top:
+            return Histogram(np.zeros(1), np.zeros(1), np.array([float(self.count)]))
+        lower, upper, count = (v.copy() for v in self._bins())
+        low, high = self._low, self._high[::-1]
+        count = _without(count, high.size)
+        count = _without(count[::-1], low.size)[::-1]
+        some = count > 0
+        lower, upper, count = lower[some], upper[some], count[some]
+        if count.size:  # what is left lies between the tails
+            upper = np.minimum(upper, high[0]) if high.size else upper
+            lower = np.maximum(lower, low[-1]) if low.size else lower
+            upper = np.maximum(upper, lower)
+        return Histogram(
+            np.concatenate([low, lower, high]), np.concatenate([low, upper, high]),
+            np.concatenate([np.ones(low.size), count, np.ones(high.size)]),
+        )  # fmt: skip
+
+    @functools.cached_property
+    def smooth(self) -> Histogram:
+        """Every number but the zeros in bins alone, which end where the numbers do; each has a width."""
+        h = self._bins()
+        away = ~((h.lower < 0) & (h.upper > 0))
+        lower, upper = np.maximum(h.lower[away], self.lo), np.minimum(h.upper[away], self.hi)
+        return Histogram(lower, np.maximum(upper, lower + np.abs(lower) * 2.0**-30), h.count[away])
+
+    @functools.cached_property
+    def magnitudes(self) -> Histogram:
+        """The same of |x|."""
+        h = self.histogram
+        spread = h.upper > h.lower
+        points = np.stack([np.abs(h.lower), np.abs(h.lower), h.count], 1)[~spread]
+        edges = np.unique(np.abs(np.concatenate([h.lower, h.upper, [0.0]])))
+        below = Histogram(h.lower[spread], h.upper[spread], h.count[spread])
+        folded = np.diff(below.below(edges) - below.below(-edges))
+        rows = np.concatenate([np.stack([edges[:-1], edges[1:], folded], 1), points])
+        rows = rows[rows[:, 2] > 0]
+        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+        return Histogram(rows[:, 0], rows[:, 1], rows[:, 2])
+
+    def within(self, lo: float, hi: float) -> Distribution:
+        """The same, with a histogram of the numbers in [lo, hi] alone."""
+        h, part = self.histogram, copy.copy(self)
+        low, high = np.clip(h.lower, lo, hi), np.clip(h.upper, lo, hi)
+        inside = (h.lower >= lo) & (h.lower <= hi)
+        share = np.where(h.upper > h.lower, (high - low) / np.maximum(h.upper - h.lower, 1e-300), inside)
+        part.__dict__["histogram"] = Histogram(low, high, h.count * share)
+        return part
+
+    def share_outside(self, lo: float, hi: float) -> float:
+        """The share of numbers below lo or above hi."""
+        h, total = self.histogram, max(1, self.count)
+        below, most = float(h.below(lo)), float(h.below(np.nextafter(hi, np.inf)))
+        return min(1.0, max(0.0, (below + total - most) / total))
+
+
+def exact_sum(limbs: Array) -> Fraction:
+    """The number that the limbs of an exact sum stand for."""
+    return Fraction(sum(int(v) << (32 * i) for i, v in enumerate(limbs) if v), 1 << 1074)
+
+
+def _from_bits(bits: npt.NDArray[np.int64]) -> Floats:
+    return np.minimum(bits, 0x7F800000 - 1).astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def _without(count: Floats, taken: int) -> Floats:
+    """Counts with so many taken away from the last ones."""
+    left = np.maximum(np.cumsum(count[::-1])[::-1] - taken, 0.0)  # of each and those after it
+    return left - np.append(left[1:], 0.0)
