@@ -735,11 +735,13 @@ void prove_quotient(Isa isa) {
 
 int main(int argc, char** argv) {
   using namespace lowbit;
-  bool proof = false;
+  bool proof = false, rows_only = false;  // rows: what an ISA has of its own, for emulators, which are slow
   std::string only;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--proof") == 0) {
       proof = true;
+    } else if (std::strcmp(argv[i], "--rows") == 0) {
+      rows_only = true;
     } else if (std::strcmp(argv[i], "--no-half-stores") == 0) {
       half_stores = false;
       std::printf("dequantize and fake_quant to f16: not run\n");
@@ -766,7 +768,7 @@ int main(int argc, char** argv) {
       test_dwconv(isa);
     }
   }
-  if (!proof) {
+  if (!proof && !rows_only) {
     test_conversions();
     test_threads();
     test_layouts();
