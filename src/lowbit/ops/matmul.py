@@ -28,7 +28,7 @@ from lowbit.tensor import QuantizedTensor
 
 __all__ = [
     "PackedMatrix", "float_bias", "matmul_integer", "multiply_groups", "multiply_into", "pack_groups", "path_of",
-    "prepack", "qmatmul",
+    "prepack", "qmatmul", "settled",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -243,20 +243,28 @@ def _integer(
 ) -> Array | QuantizedTensor:
     codes = np.ascontiguousarray(a.unpack())
     rows, k = math.prod(a.shape[:-1]), a.shape[-1]
-    sa, sb = a.params.scale.astype(F32), b.params.scale.astype(F32)
-    za = np.ascontiguousarray(a.params.zero_point.reshape(-1), np.int32)
-    finish = outcome.finish(sa, sb, k)
+    finish, signed, za = settled(a.params, b.params, k, outcome)
     y, memory = outcome.empty((*a.shape[:-1], b.shape[1]), out)
     if finish is not None:
-        _core.multiply(codes, codes.dtype == np.int8, rows, za, b.native, finish, memory, False)
+        _core.multiply(codes, signed, rows, za, b.native, finish, memory, False)
         return outcome.wrap(y)
+    sa, sb = a.params.scale.astype(F32), b.params.scale.astype(F32)
     codes, target = codes.reshape(rows, k), y.reshape(rows, b.shape[1])
     for part in row_pieces(target.shape):
         acc = np.empty((part.stop - part.start, b.shape[1]), np.int64)
         own = za if za.size == 1 else za[part]
-        _core.multiply(codes[part], codes.dtype == np.int8, len(acc), own, b.native, SUMS, acc, True)
+        _core.multiply(codes[part], signed, len(acc), own, b.native, SUMS, acc, True)
         outcome.general(acc, sa[part] if sa.ndim else sa, sb, target[part])
     return outcome.wrap(y)
+
+
+def settled(
+    a: QuantizationParams, b: QuantizationParams, k: int, outcome: Outcome
+) -> tuple[_core.Finish | None, bool, Array]:
+    """What one native call on the integer path needs beside codes: what becomes of the sums (None: NumPy's business),
+    whether a is signed, and its zero points."""
+    finish = outcome.finish(a.scale.astype(F32), b.scale.astype(F32), k)
+    return finish, a.dtype.is_signed, np.ascontiguousarray(a.zero_point.reshape(-1), np.int32)
 
 
 def _settle(
@@ -267,14 +275,13 @@ def _settle(
         hash(options)
     except TypeError:
         return
-    finish = outcome.finish(a.scale.astype(F32), b.params.scale.astype(F32), b.shape[0])
-    if finish is None:
+    ready = settled(a, b.params, b.shape[0], outcome)
+    if ready[0] is None:
         return
     if len(b._settled) >= _REMEMBERED:
         b._settled.clear()
-    za = np.ascontiguousarray(a.zero_point.reshape(-1), np.int32)
     key = (id(a), id(out), *options, False)
-    b._settled[key] = (a, out, outcome, finish, a.dtype.is_signed, za)
+    b._settled[key] = (a, out, outcome, *ready)
 
 
 def _bytes(

@@ -131,9 +131,7 @@ def _integer(m: int, n: int, k: int, numpy_may_finish: bool = True) -> int:
     return max(native, int(_core.multiply_workspace(m, n, k, True)) + 8 * _rows_at_once(m, n) * n + _finishing(m, n))
 
 
-def _depthwise(
-    x_shape: tuple[int, ...], w_shape: tuple[int, ...], x: QuantizationParams, g: ConvGeometry
-) -> int:
+def _depthwise(x_shape: tuple[int, ...], w_shape: tuple[int, ...], x: QuantizationParams, g: ConvGeometry) -> int:
     n, c, height, width = x_shape if g.layout == "NCHW" else (x_shape[0], x_shape[3], *x_shape[1:3])
     out, _, kh, kw = w_shape
     # Sizes do not depend on the weights' values; these are as good as any.
