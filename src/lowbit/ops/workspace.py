@@ -18,7 +18,7 @@ from lowbit.params import QuantizationParams
 
 __all__ = ["conv_workspace", "linear_workspace", "matmul_workspace", "reference_conv_workspace", "reference_workspace"]
 
-_FINISH = 64  # bytes an element: sums, floats, steps and codes of a piece that NumPy finishes
+_FINISH = 48  # bytes an element: sums, floats, steps and codes of a piece that NumPy finishes
 _LOOKED_AT = 1 << 20  # elements that are checked at once for NaN and Inf
 _OBJECTS = 1 << 14  # views, scalars and params
 
@@ -40,7 +40,8 @@ def matmul_workspace(
     if path == "binary":
         return int(rest + _core.binary_matmul_workspace(m, n, k) + 2 * m * k + 3 * k * n + 4 * m * n)
     if path == "general":
-        return rest + 18 * (m * k + k * n) + 12 * m * n
+        numbers = m * k * (2 if a.dtype.is_mixed else 1) + k * n * (2 if b.dtype.is_mixed else 1)
+        return rest + 9 * numbers + 12 * m * n  # mixed ones are put in order
     depth = min(k, b.block_size or k)
     native = int(_core.multiply_workspace(m, n, depth) + _core.packed_matrix_bytes(depth, n))
     if path == "blocks":
