@@ -170,7 +170,7 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
         if self.path in ("groups", "blocks", "general"):
             float_bias(outcome, self.path)
         b = getattr(args.b, "data", None)
-        return outcome, self._output(args.output, (d.m, d.n), a=args.a.data, b=b, bias=args.bias)
+        return outcome, self._output(args.output, (d.m, d.n), a=args.a.data, b=b, bias=outcome.bias)
 
 
 class Conv2dPlan(ComputePlan[Conv2dArgs]):
@@ -238,7 +238,7 @@ class Conv2dPlan(ComputePlan[Conv2dArgs]):
             raise InvalidProblem(f"w: packed for {args.w.groups} groups; expected {d.groups}")
         outcome = self._outcome_with(args.bias, d.w_shape[0])
         w = getattr(args.w, "data", None)
-        return outcome, self._output(args.output, d.output_shape, x=args.x.data, w=w, bias=args.bias)
+        return outcome, self._output(args.output, d.output_shape, x=args.x.data, w=w, bias=outcome.bias)
 
 
 class LinearPlan(ComputePlan[LinearArgs]):
