@@ -289,7 +289,7 @@ def test_the_family_is_whole() -> None:
     given = {f"{op}_per_{s}{b}" for op in ("quantize", "dequantize", "fake_quantize") for s in scopes
              for b in ("", "_backward")}  # fmt: skip
     found = {f"dynamic_range_quantize_{m}_per_{s}" for m in ("symmetric", "asymmetric") for s in scopes}
-    assert set(PLANS) == given | found
+    assert set(PLANS) == given | found | {"matmul", "conv2d", "linear"}
     assert all(getattr(plans, cls.__name__) is cls for cls in PLANS.values())
 
 

@@ -169,6 +169,8 @@ void bind_binary(nb::module_& m) {
   m.def("binary_matmul", &matmul, "a"_a, "m"_a, "b"_a, "out"_a, "a_scale"_a.none() = nb::none(),
         "b_scale"_a.none() = nb::none(), "bias"_a.none() = nb::none(),
         "Writes k - 2 * popcount(a xor b) as int32, or scaled as float32.");
+  m.def("binary_matmul_workspace", &binary_matmul_workspace, "m"_a, "n"_a, "k"_a,
+        "Bytes binary_matmul works in at most, b's own as packed included.");
   m.def("binary_conv2d", &conv2d, "x"_a, "w"_a, "out"_a, "image"_a, "stride"_a, "padding"_a, "dilation"_a,
         "channels_first"_a, "x_scale"_a.none() = nb::none(), "w_scale"_a.none() = nb::none(),
         "bias"_a.none() = nb::none(), "As binary_matmul, of bits [image, height, width, group, bytes].");

@@ -217,15 +217,26 @@ void bind_gemm(nb::module_& m) {
   m.def("linear_groups", &linear_of<PackedGroups>, "x"_a, "element"_a, "m"_a, "how"_a, "code"_a, "scale"_a, "zero"_a,
         "qmin"_a, "qmax"_a, "b"_a, "finish"_a, "out"_a, "The same for weights in groups.");
   m.def("linear_workspace", &linear_workspace, "m"_a, "k"_a, "Bytes of codes that linear keeps.");
-  m.def("groups_workspace", &group_matmul_workspace, "b"_a, "m"_a, "Bytes multiply_groups works in.");
+  m.def(
+      "groups_workspace",
+      [](int64_t rows, int64_t n, int64_t k, int bits, int64_t block) {
+        if (bits != 4 && bits != 2) throw nb::value_error("bits: expected 4 or 2");
+        if (block < 1) throw nb::value_error("block: must be positive");
+        const GroupSizes sizes(k, n, bits, block);
+        return std::pair(group_matmul_workspace(sizes, rows), sizes.packed_bytes(true));
+      },
+      "m"_a, "n"_a, "k"_a, "bits"_a, "block"_a, "Bytes multiply_groups works in, and of b, packed, at most.");
   m.def("dot_limit", &dot_limit,
         "Operations a second that dot products of 8 bits reach on one thread of this CPU, measured: arithmetic alone. "
         "0 where that cannot be measured.");
   m.attr("exact_depth") = kExactK;
   m.def(
       "multiply_workspace",
-      [](int64_t m_, int64_t n, int64_t k) { return gemm_call_bytes(n) + num_threads() * gemm_thread_bytes(m_, k); },
-      "m"_a, "n"_a, "k"_a, "Bytes multiply works in beside its arguments.");
+      [](int64_t rows, int64_t n, int64_t k, bool wide) {
+        return gemm_call_bytes(rows, n) + num_threads() * gemm_thread_bytes(k, wide);
+      },
+      "m"_a, "n"_a, "k"_a, "wide"_a = false, "Bytes multiply works in beside its arguments.");
+  m.def("packed_matrix_bytes", &packed_matrix_bytes, "k"_a, "n"_a, "Bytes of what pack_matrix makes of [k, n].");
 }
 
 }  // namespace lowbit

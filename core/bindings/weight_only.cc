@@ -88,6 +88,9 @@ void bind_weight_only(nb::module_& m) {
       .def(
           "workspace", [](const WeightOnlySpec& s, int64_t rows) { return s.weights.workspace(rows); }, "m"_a,
           "Bytes run works in beside its arguments.");
+  m.def(
+      "weight_only_workspace", [](int64_t rows, int64_t k) { return WeightOnly::workspace(rows, k); }, "m"_a, "k"_a,
+      "The same from sizes alone.");
 }
 
 }  // namespace lowbit

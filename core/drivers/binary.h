@@ -39,6 +39,7 @@ struct BinaryScales {
 
 // y [m][n] of bits a [m][ceil(k / 8)], whose padding is not looked at, by b, whose columns have k bits. k < 2^31.
 void binary_matmul(const uint8_t* a, int64_t m, const PackedBits& b, int64_t k, const BinaryScales* scales, void* y);
+int64_t binary_matmul_workspace(int64_t m, int64_t n, int64_t k);  // bytes at most, b's own as packed included
 
 // Rows of k bits each, one after another in a stream without gaps, as rows of whole bytes, padding 0.
 void binary_align_rows(const uint8_t* stream, int64_t rows, int64_t k, uint8_t* out);

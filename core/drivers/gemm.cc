@@ -75,11 +75,12 @@ uint8_t greatest(const uint8_t* codes, int64_t n) {
   return most;
 }
 
+constexpr int64_t kLookedAtRows = 64;  // at once, for their greatest code
+
 uint8_t greatest(const CodeRows& a, int64_t k) {
-  constexpr int64_t kRows = 64;
-  std::vector<uint8_t> most(static_cast<size_t>((a.rows + kRows - 1) / kRows), 0);
+  std::vector<uint8_t> most(static_cast<size_t>((a.rows + kLookedAtRows - 1) / kLookedAtRows), 0);
   parallel_for(static_cast<int64_t>(most.size()), [&](int64_t i) {
-    for (int64_t r = i * kRows; r < std::min(a.rows, (i + 1) * kRows); ++r)
+    for (int64_t r = i * kLookedAtRows; r < std::min(a.rows, (i + 1) * kLookedAtRows); ++r)
       most[i] = std::max(most[i], greatest(a.codes + r * a.stride, k));
   });
   return *std::max_element(most.begin(), most.end());
@@ -340,9 +341,7 @@ void PackedMatrix::unpack(uint8_t* to) const {
       to[j * k + i] = static_cast<uint8_t>(codes[quad_at(j / kGemmCols, i / 4) + j % kGemmCols * 4 + i % 4] ^ flip_);
 }
 
-int64_t PackedMatrix::nbytes() const {
-  return blocks * kGemmCols * (quads * 4 + 2 * static_cast<int64_t>(sizeof(int32_t)));
-}
+int64_t PackedMatrix::nbytes() const { return packed_matrix_bytes(k, n); }
 
 void gemm(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* out, int64_t stride) {
   if (a.rows == 0 || b.n == 0) return;
@@ -350,7 +349,16 @@ void gemm(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* 
   parallel_for(product.tasks(), [&](int64_t i) { product.task(i); });
 }
 
-int64_t gemm_thread_bytes(int64_t, int64_t k) { return workspace_bytes(k > kExactK); }
-int64_t gemm_call_bytes(int64_t n) { return 4 * lines(round_up(n, kGemmCols) * 4); }
+int64_t gemm_thread_bytes(int64_t k, bool wide) {
+  const bool deep = wide || k > kExactK;
+  return workspace_bytes(deep) + (deep ? lines(kTaskRows * 8) : 0);  // and sums of rows
+}
+int64_t gemm_call_bytes(int64_t m, int64_t n) {
+  return 4 * lines(round_up(n, kGemmCols) * 4) + lines(m / kLookedAtRows + 1);
+}
+int64_t packed_matrix_bytes(int64_t k, int64_t n) {
+  const int64_t depth = round_up((k + 3) / 4, kGemmQuads) * 4;
+  return round_up(n, kGemmCols) * (depth + 2 * static_cast<int64_t>(sizeof(int32_t)));
+}
 
 }  // namespace lowbit

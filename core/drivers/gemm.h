@@ -69,8 +69,10 @@ struct Finish {
 // out: [m][n] with `stride` elements from row to row.
 void gemm(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* out, int64_t stride);
 
-// Bytes one thread works in; and what a call allocates beside them.
-int64_t gemm_thread_bytes(int64_t m, int64_t k);
-int64_t gemm_call_bytes(int64_t n);
+// Bytes one thread works in; and what a call allocates beside them. wide: as the finish says.
+int64_t gemm_thread_bytes(int64_t k, bool wide);
+int64_t gemm_call_bytes(int64_t m, int64_t n);
+// Bytes of a packed b of this size.
+int64_t packed_matrix_bytes(int64_t k, int64_t n);
 
 }  // namespace lowbit

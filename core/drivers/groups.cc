@@ -12,26 +12,29 @@ namespace {
 constexpr int64_t kTaskRows = 32, kTaskBlocks = 8, kTaskColumns = kTaskBlocks * kGroupCols;
 constexpr int64_t kPaddedBytes = 4 << 20;  // of rows that are padded at a time
 
-int64_t rows_at_once(const PackedGroups& b, int64_t m) {
+int64_t rows_at_once(const GroupSizes& b, int64_t m) {
   return std::clamp<int64_t>(kPaddedBytes / std::max<int64_t>(1, b.padded), 1, std::max<int64_t>(1, m));
 }
 
 }  // namespace
 
-PackedGroups::PackedGroups(const uint8_t* from, int64_t k_, int64_t n_, int bits_, int64_t block_, const float* scales,
-                           const uint8_t* zeros, int32_t zero_for_all)
+GroupSizes::GroupSizes(int64_t k_, int64_t n_, int bits_, int64_t block_)
     : k(k_),
       n(n_),
       block(block_),
       bits(bits_),
       groups((k + block - 1) / block),
-      blocks((n + kGroupCols - 1) / kGroupCols),
-      zero_all(zero_for_all) {
+      blocks((n + kGroupCols - 1) / kGroupCols) {
   const int64_t step = 32 / bits, last = groups == 0 ? 0 : k - (groups - 1) * block;
   steps = (block + step - 1) / step;
   last_steps = (last + step - 1) / step;
-  const int64_t all = groups == 0 ? 0 : (groups - 1) * steps + last_steps, block_bytes = all * kGroupCols * 4;
-  padded = all * step;
+  padded = (groups == 0 ? 0 : (groups - 1) * steps + last_steps) * step;
+}
+
+PackedGroups::PackedGroups(const uint8_t* from, int64_t k_, int64_t n_, int bits_, int64_t block_, const float* scales,
+                           const uint8_t* zeros, int32_t zero_for_all)
+    : GroupSizes(k_, n_, bits_, block_), zero_all(zero_for_all) {
+  const int64_t block_bytes = padded / (32 / bits) * kGroupCols * 4;
   codes = aligned<uint8_t>(blocks * block_bytes);
   scale = aligned<float>(blocks * groups * kGroupCols);
   if (zeros != nullptr) zero = aligned<uint8_t>(blocks * groups * kGroupCols);
@@ -70,9 +73,9 @@ void PackedGroups::unpack(uint8_t* to) const {
   }
 }
 
-int64_t PackedGroups::nbytes() const {
+int64_t GroupSizes::packed_bytes(bool zeros) const {
   const int64_t parameters = blocks * groups * kGroupCols;
-  return blocks * kGroupCols * padded * bits / 8 + parameters * 4 + (zero ? parameters : 0);
+  return blocks * kGroupCols * padded * bits / 8 + parameters * (zeros ? 5 : 4);
 }
 
 void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_per_group, const PackedGroups& b,
@@ -139,7 +142,7 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
   }
 }
 
-int64_t group_matmul_workspace(const PackedGroups& b, int64_t m) {
+int64_t group_matmul_workspace(const GroupSizes& b, int64_t m) {
   const int64_t at_once = rows_at_once(b, m);
   return lines(b.is_plain() ? 0 : at_once * b.padded) + lines(at_once * b.groups * 4) +
          lines(b.blocks * kGroupCols * 4) + num_threads() * kTaskRows * kTaskColumns * 4;

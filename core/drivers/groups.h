@@ -6,12 +6,20 @@
 
 namespace lowbit {
 
-// b, packed once.
-struct PackedGroups {
+struct GroupSizes {
   int64_t k, n, block;
   int bits;
   int64_t groups, steps, last_steps, blocks;
   int64_t padded;  // codes of a row of a: groups padded to whole steps
+
+  GroupSizes(int64_t k, int64_t n, int bits, int64_t block);
+  int64_t packed_bytes(bool zeros) const;  // of b
+  // Whether rows of codes can be read as they are.
+  bool is_plain() const { return padded == k; }
+};
+
+// b, packed once.
+struct PackedGroups : GroupSizes {
   Aligned<uint8_t> codes;
   Aligned<float> scale;   // [blocks][groups][kGroupCols]
   Aligned<uint8_t> zero;  // likewise, or null
@@ -20,10 +28,8 @@ struct PackedGroups {
   // codes: [n][k], one a byte, from 0 to 2^bits - 1. scale: [n][groups]; zero likewise, or null: zero_all.
   PackedGroups(const uint8_t* codes, int64_t k, int64_t n, int bits, int64_t block, const float* scale,
                const uint8_t* zero, int32_t zero_all);
-  int64_t nbytes() const;
+  int64_t nbytes() const { return packed_bytes(zero != nullptr); }
   void unpack(uint8_t* to) const;  // [n][k], as it was given
-  // Whether rows of codes can be read as they are.
-  bool is_plain() const { return padded == k; }
 
  private:
   struct Place {
@@ -42,6 +48,6 @@ struct FloatFinish {
 // a: [m][k] codes; a_scale: [m], or [m][groups]. out: [m][n], contiguous.
 void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_per_group, const PackedGroups& b,
                   const FloatFinish& finish, void* out);
-int64_t group_matmul_workspace(const PackedGroups& b, int64_t m);  // bytes, for any number of threads
+int64_t group_matmul_workspace(const GroupSizes& b, int64_t m);  // bytes, for any number of threads
 
 }  // namespace lowbit

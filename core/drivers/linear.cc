@@ -75,7 +75,7 @@ DynamicResult linear(const Activations& a, const PackedGroups& b, const FloatFin
 
 int64_t linear_workspace(int64_t m, int64_t k) {
   const int64_t at_once = rows_at_once(m, k);
-  return lines(at_once * k) + 2 * lines(at_once * 4) + lines(dynamic_workspace(rows_of(at_once, k), Element::f32));
+  return lines(at_once * k) + 3 * lines(at_once * 4) + lines(dynamic_workspace(rows_of(at_once, k), Element::f32));
 }
 
 }  // namespace lowbit

@@ -136,8 +136,8 @@ void WeightOnly::run(const FloatInput& input, const FloatFinish& output, void* o
   }
 }
 
-int64_t WeightOnly::workspace(int64_t m) const {
-  return lines(rows_at_once(m, k_) * padded(k_) * 4) + num_threads() * kThreadBytes;
+int64_t WeightOnly::workspace(int64_t m, int64_t k) {
+  return lines(rows_at_once(m, k) * padded(k) * 4) + num_threads() * kThreadBytes;
 }
 
 }  // namespace lowbit

@@ -37,7 +37,8 @@ class WeightOnly {
   int64_t scales() const { return kind_ == Granularity::tensor ? 1 : n_ * scales_a_row_; }
 
   void run(const FloatInput& input, const FloatFinish& output, void* out) const;  // out: [m][n]
-  int64_t workspace(int64_t m) const;                                             // bytes, for any number of threads
+  int64_t workspace(int64_t m) const { return workspace(m, k_); }
+  static int64_t workspace(int64_t m, int64_t k);  // bytes, for any number of threads
 
  private:
   // Elements [begin, end) of row r, as f32.

@@ -210,8 +210,8 @@ def linear_groups(x: object, element: int, m: int, how: int, code: int, scale: f
 def linear_workspace(m: int, k: int) -> int:
     """Bytes of codes that linear keeps."""
 
-def groups_workspace(b: PackedGroups, m: int) -> int:
-    """Bytes multiply_groups works in."""
+def groups_workspace(m: int, n: int, k: int, bits: int, block: int) -> tuple[int, int]:
+    """Bytes multiply_groups works in, and of b, packed, at most."""
 
 def dot_limit() -> float:
     """
@@ -220,8 +220,11 @@ def dot_limit() -> float:
 
 exact_depth: int = 33025
 
-def multiply_workspace(m: int, n: int, k: int) -> int:
+def multiply_workspace(m: int, n: int, k: int, wide: bool = False) -> int:
     """Bytes multiply works in beside its arguments."""
+
+def packed_matrix_bytes(k: int, n: int) -> int:
+    """Bytes of what pack_matrix makes of [k, n]."""
 
 class WeightOnly:
     """
@@ -245,6 +248,9 @@ class WeightOnly:
 
     def workspace(self, m: int) -> int:
         """Bytes run works in beside its arguments."""
+
+def weight_only_workspace(m: int, k: int) -> int:
+    """The same from sizes alone."""
 
 class Sketches:
     """
@@ -389,6 +395,9 @@ class BinaryConv:
 
 def binary_matmul(a: object, m: int, b: BinaryMatrix, out: object, a_scale: object | None = None, b_scale: object | None = None, bias: object | None = None) -> None:
     """Writes k - 2 * popcount(a xor b) as int32, or scaled as float32."""
+
+def binary_matmul_workspace(m: int, n: int, k: int) -> int:
+    """Bytes binary_matmul works in at most, b's own as packed included."""
 
 def binary_conv2d(x: object, w: BinaryConv, out: object, image: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], channels_first: bool, x_scale: object | None = None, w_scale: object | None = None, bias: object | None = None) -> None:
     """As binary_matmul, of bits [image, height, width, group, bytes]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,17 @@ from lowbit.dtypes import DTypeLike, QuantizedDType
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.kernels import cpu, weight_only
 from lowbit.ops.conv import ConvGeometry, prepack_conv2d, qconv2d
-from lowbit.ops.matmul import PackedMatrix, matmul_integer, pack_groups, qmatmul
+from lowbit.ops.matmul import PackedMatrix, multiply_groups, multiply_into, pack_groups
 from lowbit.ops.operands import multiplies_as_bytes
-from lowbit.ops.outcome import Outcome
+from lowbit.ops.outcome import Outcome, row_pieces
 from lowbit.ops.quantize import quantize, refuse_nonfinite
+from lowbit.ops.workspace import conv_workspace, linear_workspace
 from lowbit.params import QuantizationParams
 from lowbit.ranges import MAX_SCALE
 from lowbit.schemes import QuantizationScheme
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["QuantizedConv2d", "QuantizedLinear"]
+__all__ = ["QuantizedConv2d", "QuantizedLinear", "check_input", "linear_path"]
 
 Array = npt.NDArray[Any]
 F32 = np.float32
@@ -66,8 +68,7 @@ class QuantizedLinear:
         input_params: QuantizationParams | None = None,
         out_params: QuantizationParams | None = None,
     ) -> None:
-        if activation not in _ACTIVATIONS:
-            raise InvalidProblem(f"activation: {activation!r}; expected one of {', '.join(_ACTIVATIONS)}")
+        _check_activation(activation)
         if not isinstance(weight, QuantizedTensor):
             weight = _quantized(weight, 2, dtype, scheme, block_size)
         if weight.ndim != 2:
@@ -80,9 +81,9 @@ class QuantizedLinear:
         self._settled: dict[int, tuple[Any, ...]] = {}  # by the element type of x
         self._typed: dict[int, Outcome] = {}
         if input_params is not None:
-            _check_input(input_params)
+            check_input(input_params)
             self.input_params = input_params.for_compute(F32)
-        self.path = _path(p, activation, input_params)
+        self.path = linear_path(p, activation, input_params)
         self._weight: Any = weight if self.path not in ("integer", "groups") else None  # those are kept packed alone
         self._packed: Any
         if self.path == "integer":
@@ -118,15 +119,8 @@ class QuantizedLinear:
         return int(self._packed.nbytes) + (0 if self.bias is None else self.bias.nbytes)
 
     def workspace_size(self, rows: int) -> int:
-        """Bytes a call on so many rows works in, beside its argument and its result."""
-        m, n, k = rows, self.out_features, self.in_features
-        if self.path == "integer":
-            return int(_core.linear_workspace(m, k) + _core.multiply_workspace(m, n, k))
-        if self.path == "groups":
-            return int(_core.linear_workspace(m, k) + _core.groups_workspace(self._packed, m))
-        if self.path == "float":
-            return int(self._packed.workspace(m))
-        return int(m * k + 8 * m * n)
+        """Bytes a call on so many rows works in at most, beside its argument and its result."""
+        return linear_workspace(self.path, rows, self.out_features, self.in_features, self.params)
 
     def __call__(self, x: Any) -> Any:
         """x [..., in] to [..., out], in x's type, or QuantizedTensor of out_params."""
@@ -135,31 +129,38 @@ class QuantizedLinear:
             raise InvalidProblem(f"x: shape {rows.shape}; expected (..., {self.in_features})")
         if rows.element not in _DTYPES:
             raise UnsupportedDType(f"x: {rows.compute}; expected float32, float16 or bfloat16")
-        m = math.prod(rows.shape[:-1])
-        outcome = self._typed.get(rows.element)
-        if outcome is None:
-            outcome = self._outcome if self.out_params is not None else _typed(self._outcome, rows)
-            self._typed[rows.element] = outcome
-        shape = (*rows.shape[:-1], self.out_features)
-        if self.path in ("integer", "groups"):
-            y = self._native(rows, m, outcome, shape)
-        elif self.path == "float":
-            y = self._weight_only(rows, m, outcome, shape)
-        else:
-            y = self._by_parts(rows, m, outcome, shape)
-        return y
+        outcome = self._outcome_for(rows)
+        y, _ = outcome.empty((*rows.shape[:-1], self.out_features))
+        self.write(rows, y)
+        return outcome.wrap(y)
 
-    def _native(self, x: cpu.FloatArray, m: int, outcome: Outcome, shape: tuple[int, ...]) -> Any:
+    def write(self, x: cpu.FloatArray, y: Array) -> None:
+        """The same into y, contiguous and of the result's shape and type. For callers who have made all checks."""
+        m, outcome = math.prod(x.shape[:-1]), self._outcome_for(x)
+        if self.path in ("integer", "groups"):
+            self._native(x, m, outcome, y)
+        elif self.path == "float":
+            self._weight_only(x, m, outcome, y)
+        else:
+            self._by_parts(x, m, outcome, y)
+
+    def _outcome_for(self, x: cpu.FloatArray) -> Outcome:
+        outcome = self._typed.get(x.element)
+        if outcome is None:
+            outcome = self._outcome if self.out_params is not None else _typed(self._outcome, x)
+            self._typed[x.element] = outcome
+        return outcome
+
+    def _native(self, x: cpu.FloatArray, m: int, outcome: Outcome, y: Array) -> None:
         if x.element not in self._settled:
             self._settled[x.element] = self._call_for(outcome)
         call, how, packed, finish = self._settled[x.element]
         if finish is None:
-            return self._by_parts(x, m, outcome, shape)
-        y, memory = outcome.empty(shape)
-        nan, bad = call(x.array, x.element, m, *how, packed, finish, memory)
+            self._by_parts(x, m, outcome, y)
+            return
+        nan, bad = call(x.array, x.element, m, *how, packed, finish, outcome.empty(y.shape, y)[1])
         if nan or bad:
             _refuse(x)
-        return outcome.wrap(y)
 
     def _call_for(self, outcome: Outcome) -> tuple[Any, ...]:
         """The native function, how activations become codes, the weights, and what becomes of the sums."""
@@ -174,47 +175,57 @@ class QuantizedLinear:
         finish = outcome.finish(sa, self.params.scale.astype(F32), self.in_features)
         return _core.linear, how, self._packed.native, finish
 
-    def _by_parts(self, x: cpu.FloatArray, m: int, outcome: Outcome, shape: tuple[int, ...]) -> Any:
-        """Activations first, then the product: for what has no kernel that does both."""
-        rows = x.widened().reshape(m, self.in_features)
-        if self.path == "general":
-            y = (rows.astype(np.float64) @ self.weight.dequantize(dtype=np.float64).T).astype(F32)
-            return _reshaped(outcome.from_floats(y, outcome.bias), shape)
-        q = self._codes(rows, x)
-        w = self.weight
-        if self.path == "integer":
-            za, sa = q.params.zero_point, q.params.scale
-            acc = matmul_integer(q.data, w.unpack().T, za, w.params.zero_point).astype(np.int64)
-            return _reshaped(outcome.general(acc, sa, w.params.scale.astype(F32)), shape)
-        p = w.params
-        turned = p.replace(axis=0, scale=p.scale.T, zero_point=p.zero_point.T)
-        wt = QuantizedTensor.from_codes(np.ascontiguousarray(w.unpack().T), turned)
-        y = qmatmul(q, wt)
-        assert isinstance(y, np.ndarray)
-        return _reshaped(outcome.from_floats(y, outcome.bias), shape)
+    def _by_parts(self, x: cpu.FloatArray, m: int, outcome: Outcome, y: Array) -> None:
+        """Activations first, then the product, some rows at a time: for what has no kernel that does both."""
+        n, k = self.out_features, self.in_features
+        if self.path != "general" and self.input_params is None:
+            refuse_nonfinite(x, "x")
+        multiply, rows, target = self._multiplier(outcome), x.array.reshape(m, k), y.reshape(m, n)
+        for part in row_pieces((m, max(n, k))):
+            multiply(cpu.FloatArray(rows[part], x.element).widened(), target[part])
 
-    def _codes(self, rows: Array, x: cpu.FloatArray) -> QuantizedTensor:
+    def _multiplier(self, outcome: Outcome) -> Callable[[Array, Array], Any]:
+        """What makes results of rows of x."""
+        packed, plain = self._packed, Outcome.of(self.out_features)
+        if self.path == "integer":
+            return lambda rows, y: multiply_into("integer", self._codes(rows), packed, outcome, y)
+        if self.path == "groups":
+            return lambda rows, y: multiply_groups(self._codes(rows), packed, outcome, outcome.bias, y)
+        if self.path == "general":
+            wide = self.weight.dequantize(dtype=np.float64).T
+            return lambda rows, y: outcome.from_floats(
+                (rows.astype(np.float64) @ wide).astype(F32), outcome.bias, y
+            )  # fmt: skip
+        p = self.params
+        turned = p.replace(axis=0, scale=p.scale.T, zero_point=p.zero_point.T)
+        weight = QuantizedTensor.from_codes(np.ascontiguousarray(self.weight.unpack().T), turned)
+
+        def by_blocks(rows: Array, y: Array) -> None:
+            sums = np.empty(y.shape, F32)
+            multiply_into("blocks", self._codes(rows), weight, plain, sums)
+            outcome.from_floats(sums, outcome.bias, y)
+
+        return by_blocks
+
+    def _codes(self, rows: Array) -> QuantizedTensor:
         if self.input_params is not None:
             return quantize(rows, params=self.input_params)
-        if rows.shape[0] == 0:
-            params = QuantizationParams(self.activation, scale=np.ones(0, F32), axis=0)
-            return QuantizedTensor(np.zeros(rows.shape, self.activation), params)
-        refuse_nonfinite(x, "x")
         return quantize(
             rows, self.activation, scheme="symmetric" if self.activation == "int8" else "asymmetric", axis=0
         )
 
-    def _weight_only(self, x: cpu.FloatArray, m: int, outcome: Outcome, shape: tuple[int, ...]) -> Any:
-        rows = cpu.FloatArray(x.array.reshape(m, self.in_features), x.element)
-        if self.out_params is not None or (outcome.bias is not None and outcome.bias.dtype.kind == "i"):
-            y = np.empty((m, self.out_features), F32)
-            weight_only.linear(rows, self._packed, None, cpu.FloatArray(y, 0))
-            return _reshaped(outcome.from_floats(y, outcome.bias), shape)
-        y, memory = outcome.empty((m, self.out_features))
-        weight_only.linear(
-            rows, self._packed, outcome.bias, cpu.FloatArray(memory, x.element), outcome.floor, outcome.ceiling
-        )
-        return y.reshape(shape)
+    def _weight_only(self, x: cpu.FloatArray, m: int, outcome: Outcome, y: Array) -> None:
+        rows, target = x.array.reshape(m, self.in_features), y.reshape(m, self.out_features)
+        if self.out_params is None and (outcome.bias is None or outcome.bias.dtype.kind == "f"):
+            out = cpu.FloatArray(outcome.empty(target.shape, target)[1], x.element)
+            weight_only.linear(
+                cpu.FloatArray(rows, x.element), self._packed, outcome.bias, out, outcome.floor, outcome.ceiling
+            )
+            return
+        for part in row_pieces(target.shape):
+            sums = np.empty(target[part].shape, F32)
+            weight_only.linear(cpu.FloatArray(rows[part], x.element), self._packed, None, cpu.FloatArray(sums, 0))
+            outcome.from_floats(sums, outcome.bias, target[part])
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"activation": self.activation, "input_params": self.input_params, "out_params": self.out_params}
@@ -262,7 +273,7 @@ class QuantizedConv2d:
         self._packed = prepack_conv2d(weight, groups)
         Outcome.of(weight.shape[0], bias, out_params)
         if input_params is not None:
-            _check_input(input_params)
+            check_input(input_params)
         self.bias = None if bias is None else np.asarray(bias)
         self.input_params, self.out_params = input_params, out_params
 
@@ -300,10 +311,19 @@ class QuantizedConv2d:
         >>> QuantizedConv2d(np.ones((4, 3, 3, 3), np.float32), padding=1).output_shape((2, 3, 8, 8))
         (2, 4, 8, 8)
         """
-        g, (out, _, kh, kw) = self._geometry, self._packed.shape
-        first = 2 if g.layout == "NCHW" else 1
-        height, width = g.output(shape[first : first + 2], (kh, kw))
-        return (shape[0], out, height, width) if first == 2 else (shape[0], height, width, out)
+        return self._geometry.output_shape(shape, self._packed.shape)
+
+    def workspace_size(self, shape: tuple[int, ...]) -> int:
+        """Bytes a call on x of this shape works in at most, beside its argument and its result.
+
+        >>> layer = QuantizedConv2d(np.ones((4, 3, 3, 3), np.float32), padding=1, layout="NHWC")
+        >>> layer.workspace_size((2, 8, 8, 3)) < 4 << 20
+        True
+        """
+        p = QuantizationParams("int8") if self.input_params is None else self.input_params
+        item = 4 if self.out_params is None else 1
+        found = conv_workspace(shape, self._packed.shape, p, self._packed.params, self._geometry, item, prepacked=True)
+        return found + math.prod(shape)  # the codes of x
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {**self._geometry._asdict(), "input_params": self.input_params, "out_params": self.out_params}
@@ -326,8 +346,13 @@ def _conv_again(weight: QuantizedTensor, bias: Any, options: dict[str, Any]) -> 
     return QuantizedConv2d(weight, bias, **options)
 
 
-def _path(p: QuantizationParams, activation: str, given: QuantizationParams | None) -> str:
-    """Which kernels serve these weights."""
+def linear_path(p: QuantizationParams, activation: str, given: QuantizationParams | None = None) -> str:
+    """The path a QuantizedLinear takes for weights of these params.
+
+    >>> linear_path(QuantizationParams("int8"), "float")
+    'float'
+    """
+    _check_activation(activation)
     if p.dtype.is_mixed:
         return "general"
     if activation == "float" and given is None:
@@ -355,7 +380,12 @@ def _quantized(
     return quantize(weight, kind, scheme=scheme, axis=axis, block_size=block_size, name="weight")
 
 
-def _check_input(p: QuantizationParams) -> None:
+def _check_activation(activation: Any) -> None:
+    if activation not in _ACTIVATIONS:
+        raise InvalidProblem(f"activation: {activation!r}; expected one of {', '.join(_ACTIVATIONS)}")
+
+
+def check_input(p: QuantizationParams) -> None:
     if not isinstance(p, QuantizationParams):
         raise InvalidProblem(f"input_params: {type(p).__name__}; expected QuantizationParams")
     if not multiplies_as_bytes(p) or p.dtype.is_packed or p.axis is not None:
@@ -373,9 +403,3 @@ def _typed(outcome: Outcome, x: cpu.FloatArray) -> Outcome:
 def _refuse(x: cpu.FloatArray) -> None:
     refuse_nonfinite(x, "x")
     raise InvalidProblem(f"x: values too large: a scale would exceed {MAX_SCALE:.6g}")
-
-
-def _reshaped(y: Any, shape: tuple[int, ...]) -> Any:
-    if isinstance(y, QuantizedTensor):
-        return QuantizedTensor._trusted(y.data.reshape(shape), y.params, shape)
-    return y.reshape(shape)

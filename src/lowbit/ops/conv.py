@@ -21,7 +21,10 @@ from lowbit.ops.outcome import Outcome
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["ConvGeometry", "PackedConv", "conv2d_integer", "prepack_conv2d", "qconv1d", "qconv2d"]
+__all__ = [
+    "ConvGeometry", "PackedConv", "check_image", "check_kernel", "conv2d_integer", "convolution", "is_depthwise",
+    "prepack_conv2d", "qconv1d", "qconv2d",
+]  # fmt: skip
 
 Array = npt.NDArray[Any]
 F32 = np.float32
@@ -65,6 +68,17 @@ class ConvGeometry(NamedTuple):
             found.append((size + pads - reach) // s + 1)
         return found[0], found[1]
 
+    def output_shape(self, x: tuple[int, ...], w: tuple[int, ...]) -> tuple[int, int, int, int]:
+        """The shape of the result, for x and w of these shapes."""
+        height, width = self.output(_height_width(x, self), (w[2], w[3]))
+        return (x[0], w[0], height, width) if self.layout == "NCHW" else (x[0], height, width, w[0])
+
+
+def is_depthwise(w: tuple[int, ...], groups: int) -> bool:
+    """Whether each channel has one filter of its own, and few enough taps for the kernels that serve just that."""
+    out, per_group, kh, kw = w
+    return per_group == 1 and out == groups and out > 0 and 0 < kh * kw <= MAX_TAPS
+
 
 class PackedConv:
     """A kernel [out, in / groups, kh, kw], arranged once as the product's kernels read it. Made by `prepack_conv2d`."""
@@ -75,7 +89,7 @@ class PackedConv:
         codes = np.ascontiguousarray(np.moveaxis(tensor.unpack(), 1, -1))
         zero = np.broadcast_to(tensor.params.zero_point.astype(np.int32).reshape(-1), out)
         # A filter a channel has kernels of its own, prepared for a stride and dilation when they are first met.
-        self.is_depthwise = per_group == 1 and out == groups and out > 0 and 0 < kh * kw <= MAX_TAPS
+        self.is_depthwise = is_depthwise(tensor.shape, groups)
         self.parts: list[Any] = []
         if self.is_depthwise:
             self._filters, self._zero = codes.reshape(out, kh, kw).copy(), zero.copy()
@@ -129,15 +143,32 @@ def prepack_conv2d(w: QuantizedTensor, groups: int = 1) -> PackedConv:
     PackedConv((4, 3, 2, 2), int8, groups=1)
     """
     require_tensor("w", w)
-    if w.ndim != 4:
-        raise InvalidProblem(f"w: shape {w.shape}; expected (out, in / groups, height, width)")
-    if not multiplies_as_bytes(w.params):
-        raise Unsupported(f"w: {w.dtype}, {w.params.scheme}; expected linear codes of at most 8 bits")
-    if w.params.block_size is not None or w.params.axis not in (None, 0, -4):
-        raise Unsupported(f"w: scales along axis {w.params.axis}; expected one scale, or one an output (axis 0)")
-    if not _is_count(groups) or groups < 1 or w.shape[0] % groups:
-        raise InvalidProblem(f"groups: {groups!r}; expected a divisor of w's {w.shape[0]} outputs")
+    check_kernel(w.shape, w.params, groups)
     return PackedConv(w, int(groups))
+
+
+def check_kernel(shape: tuple[int, ...], p: QuantizationParams, groups: Any) -> None:
+    """Raises for a w that no convolution takes."""
+    if len(shape) != 4:
+        raise InvalidProblem(f"w: shape {shape}; expected (out, in / groups, height, width)")
+    if not multiplies_as_bytes(p):
+        raise Unsupported(f"w: {p.dtype}, {p.scheme}; expected linear codes of at most 8 bits")
+    if p.block_size is not None or p.axis not in (None, 0, -4):
+        raise Unsupported(f"w: scales along axis {p.axis}; expected one scale, or one an output (axis 0)")
+    if not _is_count(groups) or groups < 1 or shape[0] % groups:
+        raise InvalidProblem(f"groups: {groups!r}; expected a divisor of w's {shape[0]} outputs")
+
+
+def check_image(shape: tuple[int, ...], p: QuantizationParams, w: tuple[int, ...], g: ConvGeometry) -> None:
+    """Raises for an x that no convolution, or not this w, takes."""
+    if len(shape) != 4:
+        raise InvalidProblem(f"x: shape {shape}; expected four dimensions, {g.layout}")
+    if not multiplies_as_bytes(p):
+        raise Unsupported(f"x: {p.dtype}, {p.scheme}; expected linear codes of at most 8 bits")
+    if p.axis is not None:
+        raise Unsupported(f"x: scales along axis {p.axis}; expected one scale")
+    if len(w) == 4:
+        _fit(shape, w, g)
 
 
 def conv2d_integer(
@@ -212,38 +243,36 @@ def qconv2d(
     else:
         require_tensor("w", w)
     g = ConvGeometry.of(stride, padding, dilation, groups, layout)
-    if x.ndim != 4:
-        raise InvalidProblem(f"x: shape {x.shape}; expected four dimensions, {layout}")
-    if not multiplies_as_bytes(x.params):
-        raise Unsupported(f"x: {x.dtype}, {x.params.scheme}; expected linear codes of at most 8 bits")
-    if x.params.axis is not None:
-        raise Unsupported(f"x: scales along axis {x.params.axis}; expected one scale")
-    if len(w.shape) == 4:
-        _fit(x.shape, w.shape, g)
+    check_image(x.shape, x.params, w.shape, g)
     packed = w if isinstance(w, PackedConv) else prepack_conv2d(w, g.groups)
-    out = packed.shape[0]
-    outcome = Outcome.of(out, bias, out_params, out_dtype, activation, clamp)
-    image = x.unpack()
-    out_h, out_w = g.output(_height_width(image.shape, g), (packed.shape[2], packed.shape[3]))
-    sa, sb = x.params.scale.astype(F32), packed.params.scale.astype(F32)
+    outcome = Outcome.of(packed.shape[0], bias, out_params, out_dtype, activation, clamp)
+    return outcome.wrap(convolution(x, packed, g, outcome))
+
+
+def convolution(
+    x: QuantizedTensor, w: PackedConv, g: ConvGeometry, outcome: Outcome, out: Array | None = None
+) -> Array:
+    """What qconv2d computes, into `out` where it is given. For callers who have made its checks."""
+    image, kernels = x.unpack(), w.shape[0]
+    out_h, out_w = g.output(_height_width(image.shape, g), (w.shape[2], w.shape[3]))
+    sa, sb = x.params.scale.astype(F32), w.params.scale.astype(F32)
     zero = int(x.params.zero_point)
-    shape = (image.shape[0], out_h, out_w, out)
-    depth = math.prod(packed.shape[1:])
+    depth = math.prod(w.shape[1:])
+    y, memory = outcome.empty((image.shape[0], out_h, out_w, kernels), out if g.layout == "NHWC" else None)
     whole = outcome.finish(sa, sb, depth)
     if whole is None:
-        sums = np.empty(shape, np.int64 if depth > _core.exact_depth else np.int32)
-        _convolve(image, zero, packed, g, [SUMS] * g.groups, sums)
-        result = outcome.general(sums.reshape(-1, out), sa, sb)
-        y = (result.data if isinstance(result, QuantizedTensor) else result).reshape(shape)
+        sums = np.empty((1, out_h, out_w, kernels), sum_dtype(depth))
+        for i in range(image.shape[0]):
+            _convolve(image[i : i + 1], zero, w, g, [SUMS] * g.groups, sums)
+            outcome.general(sums.reshape(-1, kernels), sa, sb, y[i].reshape(-1, kernels))
     else:
         parts = (
             [whole]
-            if g.groups == 1 or packed.is_depthwise
+            if g.groups == 1 or w.is_depthwise
             else [_part(outcome, sa, sb, depth, i, g.groups) for i in range(g.groups)]
         )
-        y, memory = outcome.empty(shape)
-        _convolve(image, zero, packed, g, parts, memory)
-    return outcome.wrap(_from_nhwc(y, g))
+        _convolve(image, zero, w, g, parts, memory)
+    return _from_nhwc(y, g, out)
 
 
 def qconv1d(
@@ -344,11 +373,11 @@ def _to_nhwc(x: Array, g: ConvGeometry) -> Array:
     return turned
 
 
-def _from_nhwc(y: Array, g: ConvGeometry) -> Array:
+def _from_nhwc(y: Array, g: ConvGeometry, out: Array | None = None) -> Array:
     if g.layout == "NHWC":
         return y
     n, h, w, c = y.shape
-    turned = np.empty((n, c, h, w), y.dtype)
+    turned = np.empty((n, c, h, w), y.dtype) if out is None else out
     bits = np.dtype(f"u{y.itemsize}")  # bfloat16 lends no buffer
     _core.transpose(y.view(bits), turned.view(bits), n, h * w, c, y.itemsize)
     return turned

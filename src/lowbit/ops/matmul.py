@@ -22,11 +22,14 @@ from lowbit import _core
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.kernels import binary
 from lowbit.ops.operands import BYTES, SUMS, multiplies_as_bytes, require_tensor, sum_dtype, zero_points
-from lowbit.ops.outcome import Outcome
+from lowbit.ops.outcome import Outcome, row_pieces
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["PackedMatrix", "matmul_integer", "path_of", "prepack", "qmatmul"]
+__all__ = [
+    "PackedMatrix", "float_bias", "matmul_integer", "multiply_groups", "multiply_into", "pack_groups", "path_of",
+    "prepack", "qmatmul", "settled",
+]  # fmt: skip
 
 Array = npt.NDArray[Any]
 F32 = np.float32
@@ -220,23 +223,48 @@ def path_of(a: QuantizationParams, b: QuantizationParams, a_ndim: int = 2, b_ndi
     return "general"
 
 
-# ---- paths ----------------------------------------------------------------------------------------------------------
+def multiply_into(
+    path: str, a: QuantizedTensor, b: QuantizedTensor | PackedMatrix, outcome: Outcome, out: Array
+) -> None:
+    """a [m, k] by b [k, n] on this path, into `out` [m, n]. For callers who have made all of qmatmul's checks."""
+    if isinstance(b, PackedMatrix):
+        if path == "integer":
+            _integer(a, b, outcome, out)
+            return
+        b = b.to_tensor()
+    _PATHS[path](a, b, outcome, out)
 
 
-def _integer(a: QuantizedTensor, b: PackedMatrix, outcome: Outcome) -> Array | QuantizedTensor:
+# ---- paths: into `out` where it is given ----------------------------------------------------------------------------
+
+
+def _integer(
+    a: QuantizedTensor, b: PackedMatrix, outcome: Outcome, out: Array | None = None
+) -> Array | QuantizedTensor:
     codes = np.ascontiguousarray(a.unpack())
     rows, k = math.prod(a.shape[:-1]), a.shape[-1]
+    finish, signed, za = settled(a.params, b.params, k, outcome)
+    y, memory = outcome.empty((*a.shape[:-1], b.shape[1]), out)
+    if finish is not None:
+        _core.multiply(codes, signed, rows, za, b.native, finish, memory, False)
+        return outcome.wrap(y)
     sa, sb = a.params.scale.astype(F32), b.params.scale.astype(F32)
-    za = np.ascontiguousarray(a.params.zero_point.reshape(-1), np.int32)
-    finish = outcome.finish(sa, sb, k)
-    shape = (*a.shape[:-1], b.shape[1])
-    if finish is None:
-        acc = np.empty((rows, b.shape[1]), np.int64)
-        _core.multiply(codes, codes.dtype == np.int8, rows, za, b.native, SUMS, acc, True)
-        return _unfolded(outcome.general(acc, sa, sb), shape)
-    y, memory = outcome.empty(shape)
-    _core.multiply(codes, codes.dtype == np.int8, rows, za, b.native, finish, memory, False)
+    codes, target = codes.reshape(rows, k), y.reshape(rows, b.shape[1])
+    for part in row_pieces(target.shape):
+        acc = np.empty((part.stop - part.start, b.shape[1]), np.int64)
+        own = za if za.size == 1 else za[part]
+        _core.multiply(codes[part], signed, len(acc), own, b.native, SUMS, acc, True)
+        outcome.general(acc, sa[part] if sa.ndim else sa, sb, target[part])
     return outcome.wrap(y)
+
+
+def settled(
+    a: QuantizationParams, b: QuantizationParams, k: int, outcome: Outcome
+) -> tuple[_core.Finish | None, bool, Array]:
+    """What one native call on the integer path needs beside codes: what becomes of the sums (None: NumPy's business),
+    whether a is signed, and its zero points."""
+    finish = outcome.finish(a.scale.astype(F32), b.scale.astype(F32), k)
+    return finish, a.dtype.is_signed, np.ascontiguousarray(a.zero_point.reshape(-1), np.int32)
 
 
 def _settle(
@@ -247,35 +275,51 @@ def _settle(
         hash(options)
     except TypeError:
         return
-    finish = outcome.finish(a.scale.astype(F32), b.params.scale.astype(F32), b.shape[0])
-    if finish is None:
+    ready = settled(a, b.params, b.shape[0], outcome)
+    if ready[0] is None:
         return
     if len(b._settled) >= _REMEMBERED:
         b._settled.clear()
-    za = np.ascontiguousarray(a.zero_point.reshape(-1), np.int32)
     key = (id(a), id(out), *options, False)
-    b._settled[key] = (a, out, outcome, finish, a.dtype.is_signed, za)
+    b._settled[key] = (a, out, outcome, *ready)
 
 
-def _bytes(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome) -> Array | QuantizedTensor:
-    return _integer(a, PackedMatrix(b), outcome)
+def _bytes(
+    a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None
+) -> Array | QuantizedTensor:
+    return _integer(a, PackedMatrix(b), outcome, out)
 
 
-def _groups(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome) -> Array | QuantizedTensor:
-    codes, packed = np.ascontiguousarray(a.unpack()), pack_groups(_transposed(b))
-    sa = np.ascontiguousarray(np.broadcast_to(a.params.scale.astype(F32).reshape(-1), a.shape[:1]))
+def _groups(
+    a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None
+) -> Array | QuantizedTensor:
+    bias = float_bias(outcome, "groups")
+    return multiply_groups(a, pack_groups(_transposed(b)), outcome, bias, out)
+
+
+def multiply_groups(
+    a: QuantizedTensor, b: _core.PackedGroups, outcome: Outcome, bias: Array | None, out: Array | None = None
+) -> Array | QuantizedTensor:
+    """a [m, k] of signed codes without zero points by packed groups. bias: the outcome's, or what it is as floats."""
+    m, codes = a.shape[0], np.ascontiguousarray(a.unpack())
+    sa = np.ascontiguousarray(np.broadcast_to(a.params.scale.astype(F32).reshape(-1), m))
     finish = outcome.groups_finish()
-    if finish is None:
-        y = np.empty((a.shape[0], b.shape[1]), F32)
-        plain = Outcome.of(b.shape[1])
-        _core.multiply_groups(codes, a.shape[0], sa, packed, cast(Any, plain.groups_finish()), y)
-        return outcome.from_floats(y, _float_bias(outcome, "groups"))
-    y, memory = outcome.empty((a.shape[0], b.shape[1]))
-    _core.multiply_groups(codes, a.shape[0], sa, packed, finish, memory)
+    y, memory = outcome.empty((m, b.n), out)
+    if finish is not None:
+        _core.multiply_groups(codes, m, sa, b, finish, memory)
+        return outcome.wrap(y)
+    plain = cast(Any, Outcome.of(b.n).groups_finish())
+    for part in row_pieces(y.shape):
+        sums = np.empty((part.stop - part.start, b.n), F32)
+        _core.multiply_groups(codes[part], len(sums), sa[part], b, plain, sums)
+        outcome.from_floats(sums, bias, y[part])
     return outcome.wrap(y)
 
 
-def _blocks(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome) -> Array | QuantizedTensor:
+def _blocks(
+    a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None
+) -> Array | QuantizedTensor:
+    bias = float_bias(outcome, "blocks")
     left, right, p = a.unpack(), b.unpack(), b.params
     assert p.block_size is not None
     za, sa = a.params.zero_point, a.params.scale.astype(F32)
@@ -285,10 +329,12 @@ def _blocks(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome) -> Array |
         sums = matmul_integer(np.ascontiguousarray(left[:, part]), right[part], za, p.zero_point[g])
         y += sums.astype(F32) * p.scale[g].astype(F32)
     y *= sa[:, None] if sa.ndim else sa
-    return outcome.from_floats(y, _float_bias(outcome, "blocks"))
+    return outcome.from_floats(y, bias, out)
 
 
-def _integer16(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome) -> Array | QuantizedTensor:
+def _integer16(
+    a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None
+) -> Array | QuantizedTensor:
     acc = np.zeros((a.shape[0], b.shape[1]), np.int64)
     for left, by_left in _in_bytes(a.unpack()):
         for right, by_right in _in_bytes(b.unpack()):
@@ -298,20 +344,25 @@ def _integer16(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome) -> Arra
     columns, rows = b.unpack().astype(np.int64).sum(0), a.unpack().astype(np.int64).sum(1)
     za = za[:, None] if za.ndim else za
     acc += k * za * zb - za * columns - rows[:, None] * zb
-    return outcome.general(acc, a.params.scale.astype(F32), b.params.scale.astype(F32))
+    return outcome.general(acc, a.params.scale.astype(F32), b.params.scale.astype(F32), out)
 
 
-def _general(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome) -> Array | QuantizedTensor:
+def _general(
+    a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None
+) -> Array | QuantizedTensor:
+    bias = float_bias(outcome, "general")
     y = a.dequantize(dtype=np.float64) @ b.dequantize(dtype=np.float64)
-    return outcome.from_floats(y.astype(F32), _float_bias(outcome, "general"))
+    return outcome.from_floats(y.astype(F32), bias, out)
 
 
-def _binary(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome) -> Array | QuantizedTensor:
+def _binary(
+    a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None
+) -> Array | QuantizedTensor:
     k = a.shape[1]
     left = np.packbits(a.unpack(), axis=1, bitorder="little")
     right = np.packbits(np.ascontiguousarray(b.unpack().T), axis=1, bitorder="little")
     acc = binary.matmul(left, binary.prepack(right, k), k)
-    return outcome.general(acc, a.params.scale.astype(F32), b.params.scale.astype(F32))
+    return outcome.general(acc, a.params.scale.astype(F32), b.params.scale.astype(F32), out)
 
 
 _PATHS = {
@@ -361,7 +412,8 @@ def _of_matrix(name: str, t: QuantizedTensor) -> QuantizationParams:
     return p.replace(axis=axis)
 
 
-def _float_bias(outcome: Outcome, path: str) -> Array | None:
+def float_bias(outcome: Outcome, path: str) -> Array | None:
+    """The bias, for paths whose sums are floats: groups, blocks, general."""
     if outcome.bias is not None and outcome.bias.dtype.kind == "i":
         raise Unsupported(f"bias: integers; on the {path} path there is no integer sum to add them to")
     return outcome.bias

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +16,19 @@ from lowbit.kernels import cpu
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["Outcome"]
+__all__ = ["PIECE", "Outcome", "row_pieces"]
 
 Array = npt.NDArray[Any]
 F32 = np.float32
 _ONE = np.ones(1, F32)
 _RESULTS = {"float32": 1, "float16": 2, "bfloat16": 3, "int8": 4, "uint8": 5}
+PIECE = 1 << 15  # elements that NumPy finishes at a time, so that what it needs on the way is bounded
+
+
+def row_pieces(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Rows of an array of this shape, about PIECE elements at a time."""
+    step = max(1, PIECE // max(1, math.prod(shape[1:])))
+    return (slice(first, min(first + step, shape[0])) for first in range(0, shape[0], step))
 
 
 @dataclass(frozen=True)
@@ -87,9 +96,9 @@ class Outcome:
             lo, hi = min(max(lo, int(least)), int(most)), int(most)
         return cls(n, p.dtype.storage_dtype, p, bias, floor, ceiling, lo, hi)
 
-    def empty(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """An array for the result, and its memory as kernels write it."""
-        y = np.empty(shape, self.dtype)
+    def empty(self, shape: tuple[int, ...], out: Array | None = None) -> tuple[Array, Array]:
+        """An array for the result, `out` where it is given, and its memory as kernels write it."""
+        y = np.empty(shape, self.dtype) if out is None else out
         return y, y.view(np.uint16) if self.dtype.name == "bfloat16" else y
 
     def wrap(self, y: Array) -> Array | QuantizedTensor:
@@ -131,25 +140,37 @@ class Outcome:
         kind = _RESULTS[self.dtype.name]
         return _core.Finish(kind, _ONE, None, self.bias, None, self.floor, self.ceiling, 1.0, 0, 0, 0)
 
-    def general(self, acc: Array, sa: Array, sb: Array) -> Array | QuantizedTensor:
+    def general(self, acc: Array, sa: Array, sb: Array, out: Array | None = None) -> Array | QuantizedTensor:
         """The same in NumPy, for sums [m, n] of any depth."""
+        y, _ = self.empty(acc.shape, out)
+        for rows in row_pieces(acc.shape):
+            y[rows] = self._scaled(acc[rows], sa[rows] if sa.ndim else sa, sb)
+        return self.wrap(y)
+
+    def from_floats(self, sums: Array, bias: Array | None, out: Array | None = None) -> Array | QuantizedTensor:
+        """Float sums, scaled already: plus bias, clamped and narrowed, or quantized."""
+        y, _ = self.empty(sums.shape, out)
+        for rows in row_pieces(sums.shape):
+            y[rows] = self._narrowed(sums[rows], bias)
+        return self.wrap(y)
+
+    def _scaled(self, acc: Array, sa: Array, sb: Array) -> Array:
         bias = self.bias
         if bias is not None and bias.dtype.kind == "i":
             acc, bias = acc.astype(np.int64) + bias, None
         if self.params is None:
-            return self.from_floats(reference_compute.scaled(acc, sa, sb, 0 if bias is None else bias), None)
+            return self._narrowed(reference_compute.scaled(acc, sa, sb, 0 if bias is None else bias), None)
         if bias is not None:
             acc = acc.astype(np.int64) + np.rint(bias / ((sa[:, None] if sa.ndim else sa) * sb)).astype(np.int64)
         p = self.params
         codes = reference_compute.requantize(acc, sa, sb, p.scale, int(p.zero_point), p.qmin, p.qmax)
-        return self.wrap(np.clip(codes, self.lo, self.hi).astype(self.dtype))
+        return np.asarray(np.clip(codes, self.lo, self.hi).astype(self.dtype))
 
-    def from_floats(self, y: Array, bias: Array | None) -> Array | QuantizedTensor:
-        """Float sums, scaled already: plus bias, clamped and narrowed, or quantized."""
+    def _narrowed(self, y: Array, bias: Array | None) -> Array:
         y = y if bias is None else y + bias.astype(F32)
         if self.params is not None:
             codes = reference.quantize(y, self.params)
-            return self.wrap(np.clip(codes, self.lo, self.hi).astype(self.dtype))
+            return np.asarray(np.clip(codes, self.lo, self.hi).astype(self.dtype))
         with np.errstate(over="ignore"):
             return np.asarray(np.clip(y, F32(self.floor), F32(self.ceiling)).astype(self.dtype))
 

@@ -2,9 +2,11 @@
 
     {Quantize, Dequantize, FakeQuantize} x Per{Tensor, Channel, Token, Group} x {forward, Backward}
     DynamicRangeQuantize{Symmetric, Asymmetric} x Per{Tensor, Channel, Token, Group}
+    MatMul, Conv2d, Linear
 
 Each plan class has its `Descriptor` and its `Args`. A plan is immutable, can be pickled, and may be run from many
-threads at once. `run` allocates no arrays: it writes into those it is given.
+threads at once. `run` writes into the arrays it is given. The first two rows allocate none; the third says in
+`workspace_size` how many bytes it works in.
 
 >>> import numpy as np
 >>> plan = FakeQuantizePerTensorPlan.select(PerTensorDescriptor((4,), qmin=-8, qmax=7, input_element="f32"))
@@ -49,6 +51,7 @@ from lowbit.plans.arguments import (
     ForwardArgs,
 )
 from lowbit.plans.base import PLANS, Plan
+from lowbit.plans.compute import ComputePlan, Conv2dPlan, LinearPlan, MatMulPlan
 from lowbit.plans.descriptors import (
     PerChannelDescriptor,
     PerGroupDescriptor,
@@ -66,9 +69,18 @@ from lowbit.plans.dynamic import (
     DynamicRangeQuantizeSymmetricPerTokenPlan,
 )
 from lowbit.plans.kinds import ElementKind, KernelSku, PrecisionGuarantee
+from lowbit.plans.problems import (
+    Conv2dArgs,
+    Conv2dDescriptor,
+    LinearArgs,
+    LinearDescriptor,
+    MatMulArgs,
+    MatMulDescriptor,
+)
 
 __all__ = [
-    "PLANS", "BackwardArgs", "DequantizeBackwardArgs", "DequantizePerChannelBackwardPlan", "DequantizePerChannelPlan",
+    "PLANS", "BackwardArgs", "ComputePlan", "Conv2dArgs", "Conv2dDescriptor", "Conv2dPlan",
+    "DequantizeBackwardArgs", "DequantizePerChannelBackwardPlan", "DequantizePerChannelPlan",
     "DequantizePerGroupBackwardPlan", "DequantizePerGroupPlan", "DequantizePerTensorBackwardPlan",
     "DequantizePerTensorPlan", "DequantizePerTokenBackwardPlan", "DequantizePerTokenPlan", "DynamicArgs",
     "DynamicRangeQuantizeAsymmetricPerChannelPlan", "DynamicRangeQuantizeAsymmetricPerGroupPlan",
@@ -77,9 +89,10 @@ __all__ = [
     "DynamicRangeQuantizeSymmetricPerTensorPlan", "DynamicRangeQuantizeSymmetricPerTokenPlan", "ElementKind",
     "FakeQuantizePerChannelBackwardPlan", "FakeQuantizePerChannelPlan", "FakeQuantizePerGroupBackwardPlan",
     "FakeQuantizePerGroupPlan", "FakeQuantizePerTensorBackwardPlan", "FakeQuantizePerTensorPlan",
-    "FakeQuantizePerTokenBackwardPlan", "FakeQuantizePerTokenPlan", "ForwardArgs", "KernelSku",
-    "PerChannelDescriptor", "PerGroupDescriptor", "PerTensorDescriptor", "PerTokenDescriptor", "Plan",
-    "PrecisionGuarantee", "QuantizePerChannelBackwardPlan", "QuantizePerChannelPlan", "QuantizePerGroupBackwardPlan",
-    "QuantizePerGroupPlan", "QuantizePerTensorBackwardPlan", "QuantizePerTensorPlan", "QuantizePerTokenBackwardPlan",
-    "QuantizePerTokenPlan",
+    "FakeQuantizePerTokenBackwardPlan", "FakeQuantizePerTokenPlan", "ForwardArgs", "KernelSku", "LinearArgs",
+    "LinearDescriptor", "LinearPlan", "MatMulArgs", "MatMulDescriptor", "MatMulPlan", "PerChannelDescriptor",
+    "PerGroupDescriptor", "PerTensorDescriptor", "PerTokenDescriptor", "Plan", "PrecisionGuarantee",
+    "QuantizePerChannelBackwardPlan", "QuantizePerChannelPlan", "QuantizePerGroupBackwardPlan",
+    "QuantizePerGroupPlan", "QuantizePerTensorBackwardPlan", "QuantizePerTensorPlan",
+    "QuantizePerTokenBackwardPlan", "QuantizePerTokenPlan",
 ]  # fmt: skip

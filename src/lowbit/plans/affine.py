@@ -19,8 +19,8 @@ from lowbit.plans.arguments import (
     store,
     workspace,
 )
-from lowbit.plans.base import Plan
 from lowbit.plans.kinds import CODES, FLOATS, ElementKind, kind_of
+from lowbit.plans.quantization import QuantizationPlan
 
 __all__ = [
     "DequantizePerChannelBackwardPlan", "DequantizePerChannelPlan", "DequantizePerGroupBackwardPlan",
@@ -36,7 +36,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 
-class _Forward(Plan[ForwardArgs]):
+class _Forward(QuantizationPlan[ForwardArgs]):
     Args = ForwardArgs
 
     def _buffers(self, args: ForwardArgs) -> tuple[Array, Array, Array, Array]:
@@ -94,7 +94,7 @@ class _FakeQuantize(_Forward):
         self._finish(status, scale, zero)
 
 
-class _Backward(Plan[BackwardArgs]):
+class _Backward(QuantizationPlan[BackwardArgs]):
     """Gradients that look at the forward input again: its mask is not kept."""
 
     Args = BackwardArgs
@@ -170,7 +170,7 @@ class _FakeQuantizeBackward(_Backward):
         self._finish(status, scale, zero)
 
 
-class _DequantizeBackward(Plan[DequantizeBackwardArgs]):
+class _DequantizeBackward(QuantizationPlan[DequantizeBackwardArgs]):
     """The gradient by codes taken as numbers; input_element is the codes', output_element the gradient's."""
 
     Args = DequantizeBackwardArgs
@@ -202,14 +202,14 @@ class _DequantizeBackward(Plan[DequantizeBackwardArgs]):
         self._finish(status, scale, zero)
 
 
-def reference_quantize(plan: Plan[Any], x: Array, out: Array, scale: Array, zero: Array) -> None:
+def reference_quantize(plan: QuantizationPlan[Any], x: Array, out: Array, scale: Array, zero: Array) -> None:
     d, g = plan.descriptor, plan._g
     wide = reference.widen(seen(x, d.input_element))
     s, z = (reference.spread(v, g, d.shape) for v in (scale, zero))
     store(reference.quantize_affine(wide, s, z, d.qmin, d.qmax), out, kind_of("", d.output_element))
 
 
-def _reference_dequantize(plan: Plan[Any], q: Array, out: Array, scale: Array, zero: Array) -> None:
+def _reference_dequantize(plan: QuantizationPlan[Any], q: Array, out: Array, scale: Array, zero: Array) -> None:
     d, g = plan.descriptor, plan._g
     bits = CODES[d.input_element][1]
     codes = q if bits >= 8 else cpu.unpack(q, bits, d.input_element is ElementKind.S4, d.shape)

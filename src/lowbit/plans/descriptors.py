@@ -11,7 +11,7 @@ from lowbit.errors import InvalidProblem
 from lowbit.granularity import Granularity, granularity_of, per_token
 from lowbit.plans.kinds import ElementKind, kind_of
 
-__all__ = ["PerChannelDescriptor", "PerGroupDescriptor", "PerTensorDescriptor", "PerTokenDescriptor"]
+__all__ = ["PerChannelDescriptor", "PerGroupDescriptor", "PerTensorDescriptor", "PerTokenDescriptor", "whole"]
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class PerTensorDescriptor:
 
     def __post_init__(self) -> None:
         shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
-        object.__setattr__(self, "shape", tuple(_whole("shape", n) for n in shape))
+        object.__setattr__(self, "shape", tuple(whole("shape", n) for n in shape))
         for name in ("qmin", "qmax"):
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
         object.__setattr__(self, "input_element", kind_of("input_element", self.input_element))
         if self.output_element is not None:
             object.__setattr__(self, "output_element", kind_of("output_element", self.output_element))
@@ -47,7 +47,7 @@ class PerChannelDescriptor(PerTensorDescriptor):
 
     @property
     def granularity(self) -> Granularity:
-        return granularity_of(self.shape, _whole("axis", self.axis), None)
+        return granularity_of(self.shape, whole("axis", self.axis), None)
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class PerGroupDescriptor(PerTensorDescriptor):
 
     @property
     def granularity(self) -> Granularity:
-        if _whole("group_size", self.group_size) <= 0:
+        if whole("group_size", self.group_size) <= 0:
             raise InvalidProblem(f"group_size: {self.group_size}; expected more than 0")
-        return granularity_of(self.shape, _whole("axis", self.axis), self.group_size)
+        return granularity_of(self.shape, whole("axis", self.axis), self.group_size)
 
     @property
     def num_groups(self) -> int:
@@ -78,7 +78,7 @@ class PerGroupDescriptor(PerTensorDescriptor):
         return -(-g.axis // g.block)
 
 
-def _whole(name: str, value: Any) -> int:
+def whole(name: str, value: Any) -> int:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         raise InvalidProblem(f"{name}: {value!r}; expected an integer")
     return int(value)

@@ -12,8 +12,8 @@ from lowbit.errors import InvalidProblem
 from lowbit.kernels import cpu
 from lowbit.plans.affine import reference_quantize
 from lowbit.plans.arguments import INT32, DynamicArgs, array, output_parameters, seen, workspace
-from lowbit.plans.base import Plan
 from lowbit.plans.kinds import CODES, FLOATS, ElementKind, kind_of
+from lowbit.plans.quantization import QuantizationPlan
 from lowbit.ranges import affine_from_range
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 
-class _Dynamic(Plan[DynamicArgs]):
+class _Dynamic(QuantizationPlan[DynamicArgs]):
     """Scales (and zero points) from the data's own range, then its codes. NaN and Inf in the data are an error that
     names the first; the output is then undefined."""
 

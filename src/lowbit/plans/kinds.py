@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from lowbit.errors import Unsupported
+from lowbit.params import QuantizationParams
 
-__all__ = ["CODES", "FLOATS", "STORED", "ElementKind", "KernelSku", "PrecisionGuarantee", "kind_of"]
+__all__ = ["CODES", "FLOATS", "STORED", "ElementKind", "KernelSku", "PrecisionGuarantee", "code_name", "kind_of"]
 
 
 class ElementKind(str, Enum):
@@ -49,12 +50,23 @@ def kind_of(name: str, value: Any) -> ElementKind:
         raise Unsupported(f"{name}: {value!r}; expected one of {expected}") from None
 
 
+def code_name(p: QuantizationParams) -> str:
+    """What the codes of these params are called in a SKU: an ElementKind, or s2, u2, binary, log4, log8, ..., mixed.
+
+    >>> code_name(QuantizationParams("uint4"))
+    'u4'
+    """
+    if p.dtype.is_mixed or p.dtype.is_binary:
+        return p.dtype.name
+    return f"{'log' if p.is_logarithmic else 's' if p.dtype.is_signed else 'u'}{p.dtype.bits}"
+
+
 @dataclass(frozen=True)
 class PrecisionGuarantee:
     """What may be relied on, to the bit."""
 
-    math_precision: ElementKind  # of the arithmetic on each element
-    accumulator: ElementKind  # of sums, where there are any
+    math_precision: str  # of the arithmetic on each element: an ElementKind
+    accumulator: str  # of sums, where there are any: an ElementKind, or s32 or s64
     deterministic: bool = True  # the same result on every run and for any number of threads
     bit_stable: bool = True  # and on every instruction set
 
@@ -65,8 +77,8 @@ class KernelSku:
 
     category: str
     op: str
-    element: ElementKind
-    aux_element: ElementKind | None
+    element: str  # an ElementKind, or a name of code_name's, as is the other
+    aux_element: str | None
     arch: str
     backend: str
     precision_guarantee: PrecisionGuarantee

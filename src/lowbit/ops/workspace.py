@@ -1,0 +1,145 @@
+"""Bytes that products work in, beside their arguments and their result: bounds from sizes alone.
+
+For contiguous arguments, any bias, and the number of threads as it is now. Native blocks are counted as they are
+allocated; what NumPy needs on the way is counted in bytes an element of the largest arrays alive at once.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from lowbit import _core
+from lowbit.kernels.dwconv import prepack_depthwise
+from lowbit.ops.conv import ConvGeometry, is_depthwise
+from lowbit.ops.outcome import PIECE
+from lowbit.params import QuantizationParams
+
+__all__ = ["conv_workspace", "linear_workspace", "matmul_workspace", "reference_conv_workspace", "reference_workspace"]
+
+_FINISH = 48  # bytes an element: sums, floats, steps and codes of a piece that NumPy finishes
+_LOOKED_AT = 1 << 20  # elements that are checked at once for NaN and Inf
+_OBJECTS = 1 << 14  # views, scalars and params
+
+
+def matmul_workspace(
+    path: str, m: int, n: int, k: int, a: QuantizationParams, b: QuantizationParams, prepacked: bool = False
+) -> int:
+    """Of `qmatmul` of [m, k] by [k, n]; prepacked: b comes as a PackedMatrix."""
+    left, right = m * k * a.dtype.is_packed, k * n * b.dtype.is_packed  # unpacked codes
+    rest = left + right + _parameters(m, n, a, b) + (4 * k * n if prepacked and path != "integer" else 0)
+    if path == "integer":
+        rest += 0 if prepacked else int(_core.packed_matrix_bytes(k, n)) + right
+        return rest + _integer(m, n, k)
+    rest += _finishing(m, n)
+    if path == "groups":
+        assert b.block_size is not None
+        native, kept = _core.groups_workspace(m, n, k, b.dtype.bits, b.block_size)
+        return int(rest + native + kept + 8 * k * n)  # transposed, packed, moved up, and packed as kernels read it
+    if path == "binary":
+        return int(rest + _core.binary_matmul_workspace(m, n, k) + 2 * m * k + 3 * k * n + 4 * m * n)
+    if path == "general":
+        numbers = m * k * (2 if a.dtype.is_mixed else 1) + k * n * (2 if b.dtype.is_mixed else 1)
+        return rest + 9 * numbers + 12 * m * n  # mixed ones are put in order
+    depth = min(k, b.block_size or k)
+    native = int(_core.multiply_workspace(m, n, depth) + _core.packed_matrix_bytes(depth, n))
+    if path == "blocks":
+        return rest + native + m * depth + depth * n + 24 * m * n
+    return rest + native + 20 * (m * k + k * n) + 48 * m * n  # integer16
+
+
+def linear_workspace(path: str, m: int, n: int, k: int, weight: QuantizationParams) -> int:
+    """Of a `QuantizedLinear` with these weights [n, k] on m rows."""
+    rest = _parameters(m, n, weight)
+    rows = _rows_at_once(m, max(n, k))
+    parts = 5 * rows * k + 4 * rows * n + 8 * min(m * k, _LOOKED_AT) + _finishing(rows, n)  # activations first
+    if path == "integer":
+        at_once = int(_core.linear_workspace(m, k)) + _integer(m, n, k, False)
+        return rest + max(at_once, parts + _integer(rows, n, k))
+    if path == "groups":
+        assert weight.block_size is not None
+        native = int(_core.groups_workspace(m, n, k, weight.dtype.bits, weight.block_size)[0])
+        return rest + native + max(int(_core.linear_workspace(m, k)), parts)
+    if path == "float":
+        return rest + int(_core.weight_only_workspace(m, k)) + _finishing(_rows_at_once(m, n), n)
+    if path == "blocks":
+        depth = min(k, weight.block_size or k)
+        native = int(_core.multiply_workspace(rows, n, depth) + _core.packed_matrix_bytes(depth, n))
+        return rest + parts + native + 3 * k * n + rows * depth + 24 * rows * n
+    return rest + parts + 18 * k * n + 12 * rows * k + 12 * rows * n
+
+
+def conv_workspace(
+    x_shape: tuple[int, ...],
+    w_shape: tuple[int, ...],
+    x: QuantizationParams,
+    w: QuantizationParams,
+    g: ConvGeometry,
+    item: int,
+    prepacked: bool = False,
+) -> int:
+    """Of `qconv2d` with results of `item` bytes an element; prepacked: w comes as a PackedConv."""
+    y = g.output_shape(x_shape, w_shape)
+    out, per_group, kh, kw = w_shape
+    image, outputs, depth = math.prod(x_shape), math.prod(y), per_group * kh * kw
+    pixels = outputs // max(1, out * y[0])
+    rest = image * x.dtype.is_packed + _parameters(0, out, w) + g.groups * 1024
+    rest += image + outputs * item if g.layout == "NCHW" else 0  # turned
+    rest += 8 * pixels * out + _finishing(pixels, out)  # of one image, where NumPy finishes
+    if is_depthwise(w_shape, g.groups):
+        rest += 0 if prepacked else 5 * math.prod(w_shape)
+        return rest + _depthwise(x_shape, w_shape, x, g)
+    if not prepacked:
+        rest += 3 * math.prod(w_shape) + g.groups * int(_core.packed_matrix_bytes(depth, out // g.groups))
+    return rest + int(_core.multiply_workspace(pixels * y[0], out // g.groups, depth))
+
+
+def reference_workspace(m: int, n: int, k: int) -> int:
+    """Of a product in NumPy alone: everything in eight bytes, several times over."""
+    return 40 * (m * k + k * n) + (40 + _FINISH) * m * n + 64 * (m + n) + _OBJECTS
+
+
+def reference_conv_workspace(x_shape: tuple[int, ...], w_shape: tuple[int, ...], g: ConvGeometry) -> int:
+    """The same of a convolution."""
+    n, c, height, width = x_shape if g.layout == "NCHW" else (x_shape[0], x_shape[3], *x_shape[1:3])
+    top, left, bottom, right = g.padding
+    padded = n * c * (height + top + bottom) * (width + left + right)
+    outputs = math.prod(g.output_shape(x_shape, w_shape))
+    return 40 * (padded + math.prod(w_shape)) + (40 + _FINISH) * outputs + 64 * w_shape[0] + _OBJECTS
+
+
+# ---- pieces ---------------------------------------------------------------------------------------------------------
+
+
+def _rows_at_once(m: int, length: int) -> int:
+    return min(m, max(1, PIECE // max(1, length)))
+
+
+def _finishing(m: int, n: int) -> int:
+    return _FINISH * _rows_at_once(m, n) * n
+
+
+def _parameters(m: int, n: int, *given: QuantizationParams) -> int:
+    """Scales, zero points and biases in other types and orders."""
+    return _OBJECTS + 64 * (m + n) + 24 * sum(p.scale.size for p in given)
+
+
+def _integer(m: int, n: int, k: int, numpy_may_finish: bool = True) -> int:
+    native = int(_core.multiply_workspace(m, n, k))
+    if not numpy_may_finish:
+        return native
+    return max(native, int(_core.multiply_workspace(m, n, k, True)) + 8 * _rows_at_once(m, n) * n + _finishing(m, n))
+
+
+def _depthwise(x_shape: tuple[int, ...], w_shape: tuple[int, ...], x: QuantizationParams, g: ConvGeometry) -> int:
+    n, c, height, width = x_shape if g.layout == "NCHW" else (x_shape[0], x_shape[3], *x_shape[1:3])
+    out, _, kh, kw = w_shape
+    # Sizes do not depend on the weights' values; these are as good as any.
+    weights = prepack_depthwise(
+        np.zeros((out, kh, kw), np.int8), x_dtype=x.dtype.code_dtype, stride=g.stride, dilation=g.dilation
+    ).native
+    shape = _core.DwconvShape(n, height, width, c, kh, kw, *g.stride, *g.padding, *g.dilation)
+    threads = _core.num_threads() * _core.dwconv_thread_bytes(shape, weights)
+    # Weights are prepared when a stride and dilation are first met, and kept.
+    return int(threads + _core.dwconv_call_bytes(shape, weights) + 2 * weights.nbytes + 16 * (out + 16))

@@ -1,0 +1,348 @@
+"""Plans of integer compute: products, convolutions and linear layers. They check, settle and call; the arithmetic is
+that of `lowbit.ops` and `lowbit.layers`, or for "reference" that of `lowbit.reference_compute`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import _core, reference
+from lowbit.errors import InvalidProblem, Unsupported
+from lowbit.kernels import cpu
+from lowbit.layers import QuantizedLinear, check_input, linear_path
+from lowbit.ops.conv import PackedConv, check_image, check_kernel, convolution, is_depthwise, prepack_conv2d
+from lowbit.ops.matmul import PackedMatrix, float_bias, multiply_into, path_of, settled
+from lowbit.ops.operands import multiplies_as_bytes
+from lowbit.ops.outcome import Outcome
+from lowbit.ops.quantize import refuse_nonfinite
+from lowbit.ops.workspace import (
+    conv_workspace,
+    linear_workspace,
+    matmul_workspace,
+    reference_conv_workspace,
+    reference_workspace,
+)
+from lowbit.params import QuantizationParams
+from lowbit.plans.arguments import array, seen
+from lowbit.plans.base import Plan, Preference
+from lowbit.plans.kinds import FLOATS, ElementKind, KernelSku, PrecisionGuarantee, code_name
+from lowbit.plans.operands import fits, operand, same_params
+from lowbit.plans.problems import (
+    Conv2dArgs,
+    Conv2dDescriptor,
+    LinearArgs,
+    LinearDescriptor,
+    MatMulArgs,
+    MatMulDescriptor,
+)
+from lowbit.quantization_ops import ReferenceQuantizationOps
+from lowbit.tensor import QuantizedTensor
+
+__all__ = ["ComputePlan", "Conv2dPlan", "LinearPlan", "MatMulPlan"]
+
+Array = npt.NDArray[Any]
+A = TypeVar("A")
+F32 = np.float32
+_KINDS = {
+    "float32": ElementKind.F32, "float16": ElementKind.F16, "bfloat16": ElementKind.BF16, "int8": ElementKind.S8,
+    "uint8": ElementKind.U8,
+}  # fmt: skip
+_REFERENCE = ReferenceQuantizationOps()
+
+
+class ComputePlan(Plan[A]):
+    """Products of codes. `path` is one of those in docs/compute.md, and part of the SKU's op."""
+
+    __slots__ = ("_outcome", "path")
+
+    path: str
+    _outcome: Outcome  # without a bias
+
+    def _settle(self, path: str, depth: int, outcome: Outcome, element: str, aux: str) -> None:
+        plain = self.preference == "reference"
+        arch = "numpy" if plain or path == "general" else _core.active_isa()
+        sku = KernelSku(
+            "compute", f"{self.op}_{path}", element, aux, arch, "reference" if plain else self.device,
+            _guarantee(path, depth, plain),
+        )  # fmt: skip
+        self._set(path=path, sku=sku, _outcome=outcome)
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes a run works in at most, beside its arguments and its output, with as many threads as there are now.
+        They are allocated as they are needed; args hold no workspace."""
+        raise NotImplementedError
+
+    def _output(self, value: Any, shape: tuple[int, ...], **others: Any) -> Array:
+        """The array results go to, apart from all others."""
+        kind = _KINDS[self._outcome.dtype.name]
+        if isinstance(value, QuantizedTensor):
+            if self._outcome.params is None:
+                raise InvalidProblem(f"output: a QuantizedTensor; expected an array of {self._outcome.dtype}")
+            same_params("output", value.params, self._outcome.params, len(value.shape))
+            value = value.data
+        found = array("output", value, kind, shape, writable=True)
+        for name, other in others.items():
+            if isinstance(other, np.ndarray) and np.may_share_memory(found, other):
+                raise InvalidProblem(f"output: shares memory with {name}; expected memory of its own")
+        return seen(found, kind)
+
+    def _outcome_with(self, bias: Any, n: int) -> Outcome:
+        d = self.descriptor
+        if bias is None:
+            return self._outcome
+        return Outcome.of(n, bias, d.out_params, d.out_dtype, d.activation, d.clamp)
+
+
+class MatMulPlan(ComputePlan[MatMulArgs]):
+    """a @ b of codes, as `qmatmul`. With a PackedMatrix and no bias, a run on the integer path is one native call.
+
+    >>> import lowbit as lb
+    >>> a = lb.quantize(np.float32([[1, 2], [3, 4]]))
+    >>> plan = MatMulPlan.select(MatMulDescriptor(2, 2, 2, a.params, a.params))
+    >>> y = np.empty((2, 2), np.float32)
+    >>> plan.run(MatMulArgs(a, lb.prepack(a), y))
+    >>> y.round()
+    array([[ 7., 10.],
+           [15., 22.]], dtype=float32)
+    >>> plan.path
+    'integer'
+    """
+
+    op = "matmul"
+    Descriptor = MatMulDescriptor
+    Args = MatMulArgs
+    __slots__ = ("_ready",)
+
+    descriptor: MatMulDescriptor
+    _ready: tuple[Any, ...] | None  # the rest of a native call
+
+    def __init__(self, d: MatMulDescriptor, device: str, preference: Preference) -> None:
+        super().__init__(d, device, preference)
+        outcome = Outcome.of(d.n, None, d.out_params, d.out_dtype, d.activation, d.clamp)
+        self._settle(path_of(d.a, d.b), d.k, outcome, code_name(d.a), code_name(d.b))
+        direct = preference == "fastest" and self.path == "integer" and not d.a.dtype.is_packed
+        ready = settled(d.a, d.b, d.k, outcome) if direct else None
+        self._set(_ready=ready if ready is not None and ready[0] is not None else None)
+
+    @classmethod
+    def _check(cls, d: MatMulDescriptor) -> None:
+        fits("a", d.a, (d.m, d.k))
+        fits("b", d.b, (d.k, d.n))
+        if d.prepacked and (not multiplies_as_bytes(d.b) or d.b.block_size is not None or d.b.axis == 0):
+            raise Unsupported(
+                f"b: {d.b!r}; a PackedMatrix has linear codes of at most 8 bits, one scale or one a column"
+            )
+
+    @property
+    def workspace_size(self) -> int:
+        d = self.descriptor
+        if self.preference == "reference":
+            return reference_workspace(d.m, d.n, d.k)
+        return matmul_workspace(self.path, d.m, d.n, d.k, d.a, d.b, d.prepacked)
+
+    def can_implement(self, args: MatMulArgs) -> None:
+        self._checked(args)
+
+    def run(self, args: MatMulArgs) -> None:
+        outcome, out = self._checked(args)
+        a, b, d = args.a, args.b, self.descriptor
+        if self.preference == "reference":
+            b = b.to_tensor() if isinstance(b, PackedMatrix) else b
+            _store(out, _REFERENCE.qmatmul(
+                a, b, bias=args.bias, out_params=d.out_params, out_dtype=d.out_dtype, activation=d.activation,
+                clamp=d.clamp,
+            ))  # fmt: skip
+        elif self._ready is not None and args.bias is None and isinstance(b, PackedMatrix):
+            finish, signed, zero = self._ready
+            _core.multiply(a.data, signed, d.m, zero, b.native, finish, outcome.empty(out.shape, out)[1], False)
+        else:
+            multiply_into(self.path, a, b, outcome, out)
+
+    def _checked(self, args: MatMulArgs) -> tuple[Outcome, Array]:
+        d = self.descriptor
+        operand("a", args.a, (d.m, d.k), d.a)
+        operand("b", args.b, (d.k, d.n), d.b, PackedMatrix, d.prepacked)
+        outcome = self._outcome_with(args.bias, d.n)
+        if self.path in ("groups", "blocks", "general"):
+            float_bias(outcome, self.path)
+        b = getattr(args.b, "data", None)
+        return outcome, self._output(args.output, (d.m, d.n), a=args.a.data, b=b, bias=outcome.bias)
+
+
+class Conv2dPlan(ComputePlan[Conv2dArgs]):
+    """A convolution of codes, as `qconv2d`; path "integer", or "depthwise" where each channel has a filter of its own.
+
+    >>> import lowbit as lb
+    >>> x, w = (lb.quantize(np.ones(s, np.float32)) for s in ((1, 1, 3, 3), (1, 1, 2, 2)))
+    >>> plan = Conv2dPlan.select(Conv2dDescriptor(x.shape, w.shape, x.params, w.params))
+    >>> y = np.empty(plan.descriptor.output_shape, np.float32)
+    >>> plan.run(Conv2dArgs(x, lb.prepack_conv2d(w), y))
+    >>> y.round(2)[0, 0]
+    array([[4., 4.],
+           [4., 4.]], dtype=float32)
+    """
+
+    op = "conv2d"
+    Descriptor = Conv2dDescriptor
+    Args = Conv2dArgs
+    __slots__ = ()
+
+    descriptor: Conv2dDescriptor
+
+    def __init__(self, d: Conv2dDescriptor, device: str, preference: Preference) -> None:
+        super().__init__(d, device, preference)
+        outcome = Outcome.of(d.w_shape[0], None, d.out_params, d.out_dtype, d.activation, d.clamp)
+        path = "depthwise" if is_depthwise(d.w_shape, d.groups) else "integer"
+        self._settle(path, math.prod(d.w_shape[1:]), outcome, code_name(d.x), code_name(d.w))
+
+    @classmethod
+    def _check(cls, d: Conv2dDescriptor) -> None:
+        check_image(d.x_shape, d.x, d.w_shape, d.geometry)
+        check_kernel(d.w_shape, d.w, d.groups)
+        fits("w", d.w, d.w_shape)
+        d.geometry.output_shape(d.x_shape, d.w_shape)
+
+    @property
+    def workspace_size(self) -> int:
+        d = self.descriptor
+        if self.preference == "reference":
+            return reference_conv_workspace(d.x_shape, d.w_shape, d.geometry)
+        item = self._outcome.dtype.itemsize
+        return conv_workspace(d.x_shape, d.w_shape, d.x, d.w, d.geometry, item, d.prepacked)
+
+    def can_implement(self, args: Conv2dArgs) -> None:
+        self._checked(args)
+
+    def run(self, args: Conv2dArgs) -> None:
+        outcome, out = self._checked(args)
+        x, w, d = args.x, args.w, self.descriptor
+        if self.preference == "reference":
+            w = w.to_tensor() if isinstance(w, PackedConv) else w
+            _store(out, _REFERENCE.qconv2d(
+                x, w, args.bias, **d.geometry._asdict(), out_params=d.out_params, out_dtype=d.out_dtype,
+                activation=d.activation, clamp=d.clamp,
+            ))  # fmt: skip
+            return
+        packed = w if isinstance(w, PackedConv) else prepack_conv2d(w, d.groups)
+        convolution(x, packed, d.geometry, outcome, out)
+
+    def _checked(self, args: Conv2dArgs) -> tuple[Outcome, Array]:
+        d = self.descriptor
+        operand("x", args.x, d.x_shape, d.x)
+        operand("w", args.w, d.w_shape, d.w, PackedConv, d.prepacked)
+        if isinstance(args.w, PackedConv) and args.w.groups != d.groups:
+            raise InvalidProblem(f"w: packed for {args.w.groups} groups; expected {d.groups}")
+        outcome = self._outcome_with(args.bias, d.w_shape[0])
+        w = getattr(args.w, "data", None)
+        return outcome, self._output(args.output, d.output_shape, x=args.x.data, w=w, bias=outcome.bias)
+
+
+class LinearPlan(ComputePlan[LinearArgs]):
+    """A `QuantizedLinear` on a given number of rows. NaN or Inf in x is an error where its range is looked for; the
+    output is then undefined.
+
+    >>> import lowbit as lb
+    >>> layer = lb.QuantizedLinear(np.float32([[1, 2], [3, -4]]), bias=[0.5, 0.0])
+    >>> plan = LinearPlan.select(LinearDescriptor(1, 2, 2, layer.params))
+    >>> y = np.empty((1, 2), np.float32)
+    >>> plan.run(LinearArgs(np.float32([[1, 1]]), layer, y))
+    >>> y.round(1)
+    array([[ 3.5, -1. ]], dtype=float32)
+    """
+
+    op = "linear"
+    Descriptor = LinearDescriptor
+    Args = LinearArgs
+    __slots__ = ()
+
+    descriptor: LinearDescriptor
+
+    def __init__(self, d: LinearDescriptor, device: str, preference: Preference) -> None:
+        super().__init__(d, device, preference)
+        name = next(name for name, kind in _KINDS.items() if kind is d.input_element)
+        outcome = Outcome.of(d.out_features, None, d.out_params, name)
+        path = linear_path(d.weight, d.activation, d.input_params)
+        self._settle(path, d.in_features, outcome, d.input_element, code_name(d.weight))
+
+    @classmethod
+    def _check(cls, d: LinearDescriptor) -> None:
+        if d.input_element not in (ElementKind.F32, ElementKind.F16, ElementKind.BF16):
+            raise Unsupported(f"input_element: {d.input_element}; expected one of f32, f16, bf16")
+        if d.input_params is not None:
+            check_input(d.input_params)
+        fits("weight", d.weight, (d.out_features, d.in_features))
+
+    @property
+    def workspace_size(self) -> int:
+        d = self.descriptor
+        if self.preference == "reference":
+            return reference_workspace(d.rows, d.out_features, d.in_features)
+        return linear_workspace(self.path, d.rows, d.out_features, d.in_features, d.weight)
+
+    def can_implement(self, args: LinearArgs) -> None:
+        self._checked(args)
+
+    def run(self, args: LinearArgs) -> None:
+        x, out = self._checked(args)
+        if self.preference == "reference":
+            _store(out, _reference_linear(x, args.layer, self._outcome))
+        else:
+            args.layer.write(x, out)
+
+    def _checked(self, args: LinearArgs) -> tuple[cpu.FloatArray, Array]:
+        d, layer = self.descriptor, args.layer
+        if not isinstance(layer, QuantizedLinear):
+            raise InvalidProblem(f"layer: {type(layer).__name__}; expected a QuantizedLinear")
+        for name in ("in_features", "out_features", "activation"):
+            if getattr(layer, name) != getattr(d, name):
+                raise InvalidProblem(f"layer: {name} {getattr(layer, name)!r}; expected {getattr(d, name)!r}")
+        same_params("layer: weight", layer.params, d.weight, 2)
+        for name in ("input_params", "out_params"):
+            found = getattr(layer, name)
+            same_params(f"layer: {name}", found and found.for_compute(F32), getattr(d, name), 0)
+        x = array("x", args.x, d.input_element, (d.rows, d.in_features))
+        out = self._output(args.output, (d.rows, d.out_features), x=x)
+        return cpu.FloatArray(x, FLOATS[d.input_element]), out
+
+
+def _reference_linear(x: cpu.FloatArray, layer: QuantizedLinear, outcome: Outcome) -> Any:
+    rows, w, bias = x.widened(), layer.weight, layer.bias
+    p = w.params
+    if layer.path in ("float", "general"):
+        expanded = reference.dequantize(w.unpack(), p, F32 if layer.path == "float" else np.float64)
+        y = rows.astype(np.float64) @ expanded.astype(np.float64).T
+        return outcome.from_floats(y.astype(F32), bias)
+    given = layer.input_params
+    if given is None:
+        refuse_nonfinite(x, "x")
+        scheme = "symmetric" if layer.activation == "int8" else "asymmetric"
+        lo, hi = rows.min(1, initial=0), rows.max(1, initial=0)
+        given = QuantizationParams.from_statistics(lo, hi, dtype=layer.activation, scheme=scheme, axis=0)
+    q = QuantizedTensor.from_codes(reference.quantize(rows, given), given)
+    if p.axis is not None:
+        turned = {"scale": p.scale.T, "zero_point": p.zero_point.T} if p.block_size is not None else {}
+        p = p.replace(axis=1 - p.axis % 2, **turned)
+    if layer.path != "integer" and bias is not None:
+        bias = bias.astype(F32)
+    turned_w = QuantizedTensor.from_codes(w.unpack().T, p)
+    return _REFERENCE.qmatmul(q, turned_w, bias=bias, out_params=layer.out_params, out_dtype=outcome.dtype)
+
+
+def _guarantee(path: str, depth: int, plain: bool) -> PrecisionGuarantee:
+    """What each path promises; the arithmetic on elements is that of scales."""
+    if path == "general" or (path == "float" and plain):  # BLAS: any order, perhaps another one for more threads
+        return PrecisionGuarantee(ElementKind.F64, ElementKind.F64, deterministic=False, bit_stable=False)
+    if path == "float":  # lanes of the instruction set, in an order that depends on it and the depth alone
+        return PrecisionGuarantee(ElementKind.F32, ElementKind.F64, bit_stable=False)
+    if path in ("groups", "blocks"):  # exact in a block; blocks are added in order
+        return PrecisionGuarantee(ElementKind.F32, ElementKind.F32)
+    wide = plain or path == "integer16" or depth > _core.exact_depth
+    return PrecisionGuarantee(ElementKind.F32, "s64" if wide else "s32")
+
+
+def _store(out: Array, y: Array | QuantizedTensor) -> None:
+    out[...] = y.data if isinstance(y, QuantizedTensor) else y
