@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 CMAKE  := $(BIN)/cmake
 NATIVE := $(shell find core CMakeLists.txt pyproject.toml -type f)
+# A new module changes its folder: the editable install lists files.
+FOLDERS := $(shell find src/lowbit -type d -not -name __pycache__)
 JOBS   ?= $(shell nproc)
 
 .PHONY: demo test test-cpp test-python check format bench build stubs test-deep deep-tools clean
@@ -18,7 +20,7 @@ $(VENV)/.made:
 	@touch $@
 
 # Incremental: scikit-build-core keeps its build directory, so a rebuild takes seconds.
-$(VENV)/.built: $(VENV)/.made $(NATIVE)
+$(VENV)/.built: $(VENV)/.made $(NATIVE) $(FOLDERS)
 	$(PIP) --no-build-isolation --no-deps -e . -Cbuild-dir=build/python
 	@touch $@
 

@@ -37,7 +37,8 @@ LAYERS = [
     ["calibration"],
     ["data"],
     ["demo"],
-    ["torch"],
+    ["formats", "torch"],
+    ["cli_calibrate"],
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

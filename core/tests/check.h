@@ -22,4 +22,8 @@ void test_combine(Isa isa);
 // Depthwise convolution: rows and driver.
 void test_dwconv(Isa isa);
 
+// Sketches of streams: rows, and whole streams.
+void test_sketch_rows(Isa isa);
+void test_sketch_drivers();
+
 }  // namespace lowbit

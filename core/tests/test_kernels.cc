@@ -766,6 +766,7 @@ int main(int argc, char** argv) {
       test_binary_rows(isa);
       test_combine(isa);
       test_dwconv(isa);
+      test_sketch_rows(isa);
     }
   }
   if (!proof && !rows_only) {
@@ -774,6 +775,7 @@ int main(int argc, char** argv) {
     test_layouts();
     test_mixed();
     test_binary_drivers();
+    test_sketch_drivers();
 #if defined(__x86_64__)
     test_fp_environment();
 #endif

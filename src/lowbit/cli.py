@@ -1,4 +1,4 @@
-"""The `lowbit` command: `lowbit hardware`, `lowbit demo`, `lowbit --version`."""
+"""The `lowbit` command: `lowbit hardware`, `lowbit calibrate`, `lowbit demo`, `lowbit --version`."""
 
 # No `from __future__ import annotations`: typer reads the annotations of functions made inside _app.
 import dataclasses
@@ -89,6 +89,9 @@ def _app() -> "typer.Typer":
             json_path.write_text(report + "\n")
             screen.print(f"Wrote {json_path}", style="dim", markup=False)
 
+    from lowbit.cli_calibrate import calibrate
+
+    app.command()(calibrate)
     return app
 
 

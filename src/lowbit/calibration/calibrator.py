@@ -23,7 +23,7 @@ from lowbit.ops.sketch import Sketch
 from lowbit.params import QuantizationParams
 from lowbit.schemes import QuantizationScheme
 
-__all__ = ["Calibrator", "PercentileCalibrator", "calibrate"]
+__all__ = ["Calibrator", "MethodLike", "PercentileCalibrator", "calibrate", "tracked"]
 
 Array = npt.NDArray[Any]
 MethodLike = CalibrationMethod | str | Callable[[Distribution], tuple[float, float]]
@@ -74,7 +74,7 @@ class Calibrator:
 
     def add_many(self, samples: Iterable[Any], progress: bool = False) -> None:
         """Takes each array of an iterable into account, one at a time; with a progress bar if rich is installed."""
-        for i, x in enumerate(_tracked(samples, f"Calibrating {self.name}", progress)):
+        for i, x in enumerate(tracked(samples, f"Calibrating {self.name}", progress)):
             self.sketch.add(x, f"{self.name}[{i}]")
 
     def clear(self) -> None:
@@ -314,12 +314,14 @@ def _of_channel(target: Target, index: int) -> Target:
     return Target(QuantizationParams(dtype, target.template.scheme), target.full_range, target.wide)
 
 
-def _tracked(samples: Iterable[Any], title: str, progress: bool) -> Iterable[Any]:
+def tracked(samples: Iterable[Any], title: str, progress: bool) -> Iterable[Any]:
+    """The same, with a progress bar on the terminal if there is one and rich is installed."""
     if not progress:
         return samples
     try:
+        from rich.console import Console
         from rich.progress import track
     except ImportError:
         return samples
     length = len(samples) if hasattr(samples, "__len__") else None
-    return track(samples, title, total=length, transient=True)
+    return track(samples, title, total=length, transient=True, console=Console(stderr=True))

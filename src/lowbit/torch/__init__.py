@@ -2,6 +2,7 @@
 
 from lowbit.torch.layers import QuantizedConv2d, QuantizedLinear
 from lowbit.torch.modules import ConvertedConv1d, ConvertedConv2d, ConvertedLinear, QATConv1d, QATConv2d, QATLinear
+from lowbit.torch.observe import observe
 from lowbit.torch.observers import Histogram, MinMax, MovingAverage, Observer
 from lowbit.torch.ops import dequantize, dequantize_ste, fake_quantize, fake_quantize_learned, quantize, quantize_ste
 from lowbit.torch.qat import Coverage, CoverageRow, QATRecipe, calibrate, convert, prepare_qat
@@ -30,6 +31,7 @@ __all__ = [
     "dequantize_ste",
     "fake_quantize",
     "fake_quantize_learned",
+    "observe",
     "prepare_qat",
     "quantize",
     "quantize_ste",

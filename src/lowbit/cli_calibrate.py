@@ -1,0 +1,157 @@
+"""`lowbit calibrate`: what each method would make of the arrays in files."""
+
+# No `from __future__ import annotations`: typer reads the annotations.
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from lowbit.calibration import CalibrationStatistics, Calibrator
+    from lowbit.params import QuantizationParams
+
+__all__ = ["calibrate"]
+
+
+def calibrate(
+    files: Annotated[list[Path], typer.Argument(help=".npy and .npz files.", metavar="FILE...", show_default=False)],
+    dtype: Annotated[str, typer.Option(help="The dtype to quantize to.")] = "int8",
+    scheme: Annotated[str, typer.Option(help="linear, symmetric, asymmetric or logarithmic.")] = "linear",
+    method: Annotated[
+        str, typer.Option(help="min_max, moving_average, percentile, percentile:99.9, entropy, mse or adaptive.")
+    ] = "adaptive",
+    array: Annotated[str | None, typer.Option(help="Only this array of each file.", show_default=False)] = None,
+    join: Annotated[bool, typer.Option("--join", help="Take all arrays as samples of one tensor.")] = False,
+    axis: Annotated[int | None, typer.Option(help="A range for each index of this axis.", show_default=False)] = None,
+    ignore_nonfinite: Annotated[
+        bool, typer.Option("--ignore-nonfinite", help="Leave NaN and Inf out and count them.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw a picture: PNG, SVG or PDF.", show_default=False)] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Go on from this file if it exists, and keep what was seen in it.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Find ranges for arrays, and show what each method would cost."""
+    from lowbit.errors import FormatError, InvalidProblem, Unsupported, UnsupportedDType
+
+    try:
+        found = _collected(files, array, join, axis, ignore_nonfinite, state, quiet=as_json)
+        rows = [_answer(c, dtype, scheme, method) for c in found]
+        if plot is not None:
+            drawn = _draw(rows, plot)
+        if state is not None:
+            found[0].save(state)
+    except (InvalidProblem, Unsupported, UnsupportedDType, FormatError, OSError, ModuleNotFoundError) as error:
+        typer.echo(f"lowbit: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps([_as_json(*row) for row in rows], indent=2))
+        return
+    screen = Console()
+    for row in rows:
+        screen.print(_table(*row))
+    if plot is not None:
+        screen.print("Drew " + ", ".join(map(str, drawn)), style="dim", markup=False)
+
+
+def _collected(
+    files: list[Path], only: str | None, join: bool, axis: int | None, ignore: bool, state: Path | None, quiet: bool
+) -> "list[Calibrator]":
+    from lowbit.calibration import Calibrator
+    from lowbit.calibration.files import arrays_of
+    from lowbit.errors import InvalidProblem
+
+    if state is not None and not (join or only is not None or len(files) == 1):
+        raise InvalidProblem("state: it keeps one tensor; use --join or --array")
+    found: dict[str, Calibrator] = {}
+    if state is not None and state.exists():
+        kept = Calibrator.load(state)
+        found[kept.name] = kept
+    policy = "ignore" if ignore else "raise"
+    with Console(stderr=True, quiet=quiet).status("Reading") as status:
+        for file in files:
+            for name, x in arrays_of(file, only):
+                status.update(f"Reading {file.name}: {name}")
+                key = next(iter(found), "samples") if join or state is not None else name
+                if key not in found:
+                    found[key] = Calibrator(axis=axis, name=key, on_nonfinite=policy)  # type: ignore[arg-type]
+                found[key].sketch.add(x, f"{file.name}:{name}")
+    if not found:
+        raise InvalidProblem("files: no arrays in them")
+    return list(found.values())
+
+
+Answer = tuple["Calibrator", "CalibrationStatistics", "QuantizationParams"]
+
+
+def _answer(c: "Calibrator", dtype: str, scheme: str, method: str) -> "tuple[Any, Any, Any]":
+    from lowbit.calibration import Percentile
+    from lowbit.errors import InvalidProblem
+
+    chosen: Any = method
+    if method.startswith("percentile:"):
+        try:
+            chosen = Percentile(float(method.partition(":")[2]))
+        except ValueError:
+            raise InvalidProblem(f"method: {method!r}; expected percentile:P with a number P") from None
+    params = c.calibrate(dtype, scheme, method=chosen)
+    return c, c.statistics(dtype, scheme), params
+
+
+def _draw(rows: list[Any], path: Path) -> list[Path]:
+    drawn = []
+    for c, statistics, _ in rows:
+        safe = "".join(ch if ch.isalnum() or ch in "-_." else "_" for ch in c.name)
+        target = path if len(rows) == 1 else path.with_name(f"{path.stem}-{safe}{path.suffix}")
+        try:
+            statistics.plot(target)
+        except ValueError as error:  # a suffix that matplotlib does not know
+            from lowbit.errors import InvalidProblem
+
+            raise InvalidProblem(f"plot: {error}") from None
+        drawn.append(target)
+    return drawn
+
+
+def _as_json(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationParams") -> dict[str, Any]:
+    chosen = c.choices[0]
+    return {
+        "statistics": s.to_dict(), "params": json.loads(params.to_json()), "method": c.method.name,
+        "chosen": chosen.method, "explanation": str(chosen),
+    }  # fmt: skip
+
+
+def _table(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationParams") -> "RenderableType":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    scope = "" if c.sketch.axis is None else f", index 0 of {c.sketch.shape[0]} along axis {c.sketch.axis}"
+    facts = (
+        f"{s.count:,} numbers in {s.num_samples} samples, {s.min:.6g} to {s.max:.6g}, mean {s.mean:.4g}, "
+        f"std {s.std:.4g}, zeros {s.zero_share:.1%}, beyond 4 std {s.outlier_share:.2%}, "
+        f"excess kurtosis {s.excess_kurtosis:.3g}"
+    )
+    if s.num_nan or s.num_inf:
+        facts += f"; {s.num_nan} NaN and {s.num_inf} Inf left out"
+    scale = f"scale {float(params.scale):.6g}" if params.scale.ndim == 0 else f"{params.scale.size} scales"
+    zero = "" if params.zero_point.any() == 0 else f", zero point {int(params.zero_point.reshape(-1)[0])}"
+    table = Table(
+        title=f"{c.name}{scope}, at {s.target}\n", title_style="bold", title_justify="left", box=box.SIMPLE_HEAD,
+        caption=f"\n{facts}\n{c.choices[0]}: {scale}{zero}\n", caption_justify="left", header_style="bold cyan",
+        show_edge=False, pad_edge=False,
+    )  # fmt: skip
+    table.add_column("method", no_wrap=True, style="bold")
+    for heading in ("from", "to", "clipped", "MSE", "SQNR dB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cost in s.methods:
+        style = "green" if cost.method == c.choices[0].method else ""
+        cells = f"{cost.lo:.5g}", f"{cost.hi:.5g}", f"{cost.clipped:.3%}", f"{cost.mse:.4g}", f"{cost.sqnr_db:.2f}"
+        table.add_row(Text(cost.method, style=style), *cells)
+    return table

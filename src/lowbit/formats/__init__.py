@@ -1,0 +1,1 @@
+"""Files of other systems: each module a door, imported by whoever needs it."""

@@ -1,0 +1,134 @@
+"""ONNX models: what passes through their tensors. Needs onnx and onnxruntime: pip install 'lowbit[onnx]'."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import onnx
+import onnxruntime
+
+from lowbit.calibration import Calibrator
+from lowbit.calibration.calibrator import MethodLike, tracked
+from lowbit.errors import FormatError, InvalidProblem
+
+__all__ = ["observe"]
+
+_FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
+_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+def observe(
+    model: Any,
+    loader: Iterable[Any],
+    *,
+    tensors: Iterable[str] | Callable[[str], bool] | None = None,
+    method: MethodLike = "adaptive",
+    axis: int | None = None,
+    progress: bool = True,
+    providers: list[str] | None = None,
+    **options: Any,
+) -> dict[str, Calibrator]:
+    """A calibrator for each float tensor that a Conv, Gemm or MatMul takes or gives, by name.
+
+    model: an onnx.ModelProto, or a path. loader: batches, each a mapping from input names to arrays (an array alone
+    stands for the only input). tensors: names, or a function of one, to look at instead. One batch is held at a time, and
+    memory does not grow with the loader. axis and other options are those of Calibrator.
+    """
+    proto = _loaded(model)
+    names = _names(proto, tensors)
+    inputs = _inputs(proto)
+    session = _session(proto, model, [n for n in names if n not in inputs], providers)
+    found = {name: Calibrator(method, axis=axis, name=name, **options) for name in names}
+    given = [n for n in names if n in inputs]
+    outputs = [o.name for o in session.get_outputs() if o.name in found]
+    batches = 0
+    for batch in tracked(loader, "Calibrating", progress):
+        feed = _feed(batch, inputs, batches)
+        for name in given:
+            found[name].add(feed[name])
+        for name, value in zip(outputs, session.run(outputs, feed) if outputs else [], strict=True):
+            if value.size and value.dtype.kind == "f":
+                found[name].add(value)
+        batches += 1
+    if batches == 0:
+        raise InvalidProblem("loader: no batches; there is nothing to find ranges in")
+    return {name: c for name, c in found.items() if c.num_samples}
+
+
+def _loaded(model: Any) -> onnx.ModelProto:
+    if isinstance(model, onnx.ModelProto):
+        return model
+    if not isinstance(model, str | os.PathLike):
+        raise InvalidProblem(f"model: {type(model).__name__}; expected an onnx.ModelProto or a path")
+    try:
+        return onnx.load(os.fspath(model), load_external_data=False)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # protobuf's own kinds of error have no common base
+        raise FormatError(f"{model}: not an ONNX model ({error})") from None
+
+
+def _inputs(proto: onnx.ModelProto) -> list[str]:
+    constants = {t.name for t in proto.graph.initializer}
+    return [i.name for i in proto.graph.input if i.name not in constants]
+
+
+def _names(proto: onnx.ModelProto, tensors: Iterable[str] | Callable[[str], bool] | None) -> list[str]:
+    graph = proto.graph
+    constants = {t.name for t in graph.initializer} | {n.output[0] for n in graph.node if n.op_type == "Constant"}
+    there = dict.fromkeys([i.name for i in graph.input] + [o for n in graph.node for o in n.output if o])
+    there = {name: None for name in there if name not in constants}
+    if tensors is None:
+        about = [n for node in graph.node if node.op_type in _OPS for n in (*node.input[:2], *node.output)]
+        names = [n for n in dict.fromkeys(about) if n in there]
+    elif callable(tensors):
+        names = [n for n in there if tensors(n)]
+    else:
+        names = list(dict.fromkeys(tensors))
+        for name in names:
+            if name not in there:
+                raise InvalidProblem(f"tensors: {name!r} is none of the model's; it has {', '.join(list(there)[:8])} ...")
+    if not names:
+        raise InvalidProblem("model: no tensor to observe in it")
+    return names
+
+
+def _session(proto: onnx.ModelProto, source: Any, wanted: list[str], providers: list[str] | None) -> Any:
+    """The model with these tensors among its outputs."""
+    shown = onnx.ModelProto()
+    shown.CopyFrom(proto)
+    already = {o.name for o in shown.graph.output}
+    known = {v.name: v for v in onnx.shape_inference.infer_shapes(shown).graph.value_info}
+    for name in wanted:
+        if name in already:
+            continue
+        info = known.get(name)
+        if info is not None and info.type.tensor_type.elem_type not in _FLOATS:
+            continue
+        shown.graph.output.append(info if info is not None else onnx.ValueInfoProto(name=name))
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    # Fused away, a tensor could not be looked at.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if isinstance(source, str | os.PathLike):  # weights beside the file are found from there
+        folder = os.path.dirname(os.path.abspath(os.fspath(source)))
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    try:
+        return onnxruntime.InferenceSession(
+            shown.SerializeToString(), options, providers=providers or ["CPUExecutionProvider"]
+        )
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise FormatError(f"model: ONNX Runtime does not take it ({error})") from None
+
+
+def _feed(batch: Any, inputs: list[str], index: int) -> dict[str, Any]:
+    if not isinstance(batch, Mapping):
+        if len(inputs) != 1:
+            raise InvalidProblem(f"loader: batch {index} is no mapping; the model has inputs {', '.join(inputs)}")
+        return {inputs[0]: batch}
+    missing = [n for n in inputs if n not in batch]
+    if missing:
+        raise InvalidProblem(f"loader: batch {index} has no {missing[0]!r}; the model has inputs {', '.join(inputs)}")
+    return {n: batch[n] for n in inputs}

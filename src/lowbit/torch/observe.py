@@ -1,0 +1,83 @@
+"""Calibrators for the tensors of a torch model, filled as batches pass through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowbit.calibration import Calibrator
+from lowbit.calibration.calibrator import MethodLike, tracked
+from lowbit.errors import InvalidProblem
+
+__all__ = ["observe"]
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+def observe(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    modules: Callable[[str, nn.Module], bool] | None = None,
+    outputs: bool = False,
+    method: MethodLike = "adaptive",
+    axis: int | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> dict[str, Calibrator]:
+    """A calibrator for the input of each Linear, Conv1d and Conv2d, by name; memory does not grow with the loader.
+
+    loader: batches; a mapping is passed as keywords, a tuple or list as positional arguments. modules: which to
+    look at instead, from name and module. outputs: what they give instead of what they take. axis and other options are
+    those of Calibrator. The model keeps its mode, and is run without gradients. Modules that no batch reached are left
+    out.
+
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> found = observe(model, [torch.ones(2, 4), torch.zeros(5, 4)], progress=False)
+    >>> {name: c.count for name, c in found.items()}
+    {'0': 28, '2': 21}
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidProblem(f"model: {type(model).__name__}; expected a torch.nn.Module")
+    chosen = modules or (lambda _, module: isinstance(module, _LAYERS))
+    watched = {name: m for name, m in model.named_modules() if chosen(name, m)}
+    if not watched:
+        raise InvalidProblem("model: no module to observe in it")
+    found = {name: Calibrator(method, axis=axis, name=name or "model", **options) for name in watched}
+
+    def hook(name: str) -> Callable[..., None]:
+        def note(_: nn.Module, given: Any, result: Any = None) -> None:
+            x = result if outputs else given[0] if given else None
+            if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
+                found[name].add(x.detach())
+
+        return note
+
+    handles = [
+        m.register_forward_hook(hook(name)) if outputs else m.register_forward_pre_hook(hook(name))
+        for name, m in watched.items()
+    ]
+    batches = 0
+    try:
+        with torch.no_grad():
+            for batch in tracked(loader, "Calibrating", progress):
+                _run(model, batch)
+                batches += 1
+    finally:
+        for handle in handles:
+            handle.remove()
+    if batches == 0:
+        raise InvalidProblem("loader: no batches; there is nothing to find ranges in")
+    return {name: c for name, c in found.items() if c.num_samples}
+
+
+def _run(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Mapping):
+        model(**batch)
+    elif isinstance(batch, tuple | list):
+        model(*batch)
+    else:
+        model(batch)
