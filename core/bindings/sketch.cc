@@ -91,8 +91,8 @@ void state(Sketches& self, nb::handle a, nb::handle b, nb::handle c, nb::handle 
     std::memcpy(to.extremes.as<double>() + 2 * s, extremes, sizeof extremes);
     for (int64_t i = 0; i < self.reservoir(); ++i) {
       const bool there = i < self.held[s];
-      const Kept k = there ? self.kept[s * self.reservoir() + i] : Kept{0, 0.0f};
-      to.priorities.as<int32_t>()[s * self.reservoir() + i] = k.priority;
+      const Kept k = there ? self.kept[s * self.reservoir() + i] : Kept{0u, 0.0f};
+      to.priorities.as<uint32_t>()[s * self.reservoir() + i] = k.priority;
       to.values.as<float>()[s * self.reservoir() + i] = k.value;
     }
   }
@@ -123,7 +123,7 @@ void restore(Sketches& self, nb::handle a, nb::handle b, nb::handle c, nb::handl
       m.finite = (v[12] >> k & 1) != 0;
     }
     for (int64_t i = 0; i < self.held[s]; ++i)
-      self.kept[s * self.reservoir() + i] = {from.priorities.as<int32_t>()[s * self.reservoir() + i],
+      self.kept[s * self.reservoir() + i] = {from.priorities.as<uint32_t>()[s * self.reservoir() + i],
                                              from.values.as<float>()[s * self.reservoir() + i]};
   }
   if (!self.counts.empty()) std::memcpy(self.counts.data(), from.counts.as(), self.counts.size() * 8);

@@ -1,6 +1,7 @@
 #include "drivers/sketch.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -18,10 +19,9 @@ namespace {
 
 constexpr int64_t kBlock = kSumBlock;
 constexpr int64_t kParallel = 1 << 17;   // elements from which several threads pay
-constexpr int64_t kLookFirst = 1 << 18;  // up to here a look at all of it costs little: it stays in the cache
+constexpr int64_t kLookFirst = 1 << 16;  // up to here a look at all of it costs little: it stays in the cache
 constexpr int64_t kTile = 16;            // columns turned to rows at once
 constexpr int64_t kNormalizeAt = 1 << 20;
-constexpr uint32_t kInfinity = 0x7f800000u;
 
 bool before(const Kept& a, const Kept& b) {  // a total order but for equals; the heap's first is the least
   if (a.priority != b.priority) return a.priority > b.priority;
@@ -52,10 +52,9 @@ void wide_stats(const double* x, int64_t n, BlockStats& s, double& lo, double& h
   double sums[kPowers][8] = {};
   s.zeros = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const double d = x[i], square = d * d;
+    const double d = x[i];
     const int64_t k = i % 8;
-    sums[0][k] += d, sums[1][k] += square, sums[2][k] += square * d, sums[3][k] += square * square;
-    sums[4][k] += std::fabs(d);
+    sums[0][k] += d, sums[1][k] += d * d, sums[2][k] += std::fabs(d);
     lo = std::min(lo, d), hi = std::max(hi, d);
     s.zeros += d == 0;
   }
@@ -168,8 +167,52 @@ void Sketches::grow(int64_t scale, const SketchTotals& to) {
 
 // ---- the reservoir -------------------------------------------------------------------------------------------------
 
-int32_t Sketches::floor(int64_t scale) const {
-  return held[scale] == reservoir_ ? std::max(floor_, kept[scale * reservoir_].priority) : floor_;
+// The elements of a block have places j: a permutation of 0 .. kBlock - 1 that the seed picks. Priorities are uniform
+// over 32 bits and follow the place: j with t zeros at the end, of which there is one in 2^(t + 1), takes its priority
+// from the t-th of the intervals [1 - 2^-t, 1 - 2^-(t + 1)). So those above a floor are found without a look at most.
+namespace {
+
+constexpr uint32_t kPlaces = static_cast<uint32_t>(kBlock);
+constexpr int kPlaceBits = std::countr_zero(kPlaces);
+
+struct Places {
+  uint32_t a, b, c;
+  explicit Places(uint64_t hash)
+      : a(static_cast<uint32_t>(hash) | 1),
+        b(static_cast<uint32_t>(hash >> 20)),
+        c(static_cast<uint32_t>(hash >> 40) | 1) {}
+  // Each step can be undone modulo kPlaces: no two places have the same element.
+  uint32_t element(uint32_t j) const {
+    uint32_t e = (j * a + b) % kPlaces;
+    e ^= e >> (kPlaceBits / 2);
+    e = e * c % kPlaces;
+    return e ^ e >> (kPlaceBits / 2 + 1);
+  }
+  uint32_t priority(uint32_t j) const {
+    const int zeros = j == 0 ? kPlaceBits : std::countr_zero(j);
+    const uint32_t within = (j ^ b) * 0x9e3779b1u ^ (a * 0x85ebca77u);
+    const uint32_t mixed = (within ^ within >> 15) * 0xc2b2ae3du;
+    const uint32_t start = zeros == 0 ? 0 : ~uint32_t{0} << (32 - zeros);
+    return start + (mixed >> std::min(zeros + 1, kPlaceBits));
+  }
+};
+
+}  // namespace
+
+uint32_t Sketches::floor(int64_t scale) const {
+  return reservoir_ > 0 && held[scale] == reservoir_ ? std::max(floor_, kept[scale * reservoir_].priority) : floor_;
+}
+
+void Sketches::sample(int64_t scale, const float* x, int64_t n, uint64_t hash) {
+  if (reservoir_ == 0) return;
+  const Places places(hash);
+  const int level = std::min(std::countl_one(floor(scale)), kPlaceBits);
+  for (uint32_t j = 0; j < kPlaces; j += uint32_t{1} << level) {
+    const uint32_t e = places.element(j);
+    if (e >= n) continue;
+    const uint32_t p = places.priority(j);
+    if (p >= floor(scale)) keep(scale, {p, x[e]});
+  }
 }
 
 void Sketches::keep(int64_t scale, Kept k) {
@@ -195,25 +238,29 @@ void Sketches::keep(int64_t scale, Kept k) {
 
 namespace {
 
-// Puts those of x that belong to the first kTail in order `ahead`, of which there were `had`.
+// Puts those of x that belong to the first kTail in order `ahead`, of which there are *had.
 template <class Ahead>
-void extend(float* tail, int64_t had, const float* x, int64_t n, Ahead ahead) {
-  const bool full = had >= kTail;
-  std::vector<float> all(tail, tail + std::min(had, kTail));
-  for (int64_t i = 0; i < n; ++i)
-    if (!full || ahead(x[i], tail[kTail - 1])) all.push_back(x[i] + 0.0f);
-  const int64_t size = std::min<int64_t>(kTail, static_cast<int64_t>(all.size()));
-  std::partial_sort(all.begin(), all.begin() + size, all.end(), ahead);
-  std::copy(all.begin(), all.begin() + size, tail);
+void extend(float* tail, int32_t* had, const float* x, int64_t n, float floor, Ahead ahead) {
+  float some[kBlock + kTail];
+  int64_t size = std::copy(tail, tail + *had, some) - some;
+  const float last = *had == kTail && ahead(tail[kTail - 1], floor) ? tail[kTail - 1] : floor;
+  for (int64_t i = 0; i < n; ++i) {
+    some[size] = x[i] + 0.0f;
+    size += ahead(x[i], last);
+  }
+  *had = static_cast<int32_t>(std::min(kTail, size));
+  if (size > kTail) std::nth_element(some, some + kTail - 1, some + size, ahead);
+  std::sort(some, some + *had, ahead);
+  std::copy(some, some + *had, tail);
 }
 
 }  // namespace
 
-// Before t.n is updated.
 void Sketches::extend_tails(int64_t scale, const float* greatest, int64_t n, const float* least, int64_t m) {
   float* tail = tails.data() + scale * 2 * kTail;
-  extend(tail, totals[scale].n, greatest, n, std::greater<float>());
-  extend(tail + kTail, totals[scale].n, least, m, std::less<float>());
+  int32_t* had = tailed.data() + scale * 2;
+  if (n > 0) extend(tail, had, greatest, n, tail_floor_[0], std::greater<float>());
+  if (m > 0) extend(tail + kTail, had + 1, least, m, tail_floor_[1], std::less<float>());
 }
 
 // ---- adding --------------------------------------------------------------------------------------------------------
@@ -223,6 +270,7 @@ Sketches::Sketches(int64_t scales, int64_t bins, int64_t reservoir)
       moments(scales * kMoments),
       counts(scales * bins),
       tails(bins == 0 ? 0 : scales * 2 * kTail),
+      tailed(scales * 2),
       kept(scales * reservoir),
       held(scales),
       bins_(bins),
@@ -230,7 +278,10 @@ Sketches::Sketches(int64_t scales, int64_t bins, int64_t reservoir)
       layouts_(scales) {}
 
 void Sketches::restored() {
-  for (int64_t s = 0; s < scales(); ++s) layouts_[s] = bin_layout(totals[s], bins_);
+  for (int64_t s = 0; s < scales(); ++s) {
+    layouts_[s] = bin_layout(totals[s], bins_);
+    tailed[2 * s] = tailed[2 * s + 1] = bins_ == 0 ? 0 : static_cast<int32_t>(std::min(totals[s].n, kTail));
+  }
 }
 
 int64_t Sketches::nbytes() const {
@@ -239,12 +290,29 @@ int64_t Sketches::nbytes() const {
                               kept.size() * sizeof(Kept) + held.size() * sizeof(int32_t));
 }
 
+CountArgs Sketches::args(int64_t scale, const float* x, int64_t n) {
+  const BinLayout& l = layouts_[scale];
+  const int32_t half = l.negative != 0 ? l.negative : static_cast<int32_t>(bins_);
+  return {x, n, l.shift, l.first, half - 1, l.negative, 1, counts.data() + scale * bins_};
+}
+
+namespace {
+
+void take_back(const SketchRow& row, CountArgs args) {
+  args.by = ~uint64_t{0};
+  row.count(args);
+}
+
+}  // namespace
+
 void Sketches::block(int64_t scale, const float* x, int64_t n, const double* wide, double& lo, double& hi) {
   const SketchRow& row = *sketch_rows(active_isa());
   SketchTotals& t = totals[scale];
   BlockStats s;
-  row.stats(x, n, s);
-  if (s.top >= kInfinity) {  // at leisure: count what is no number, and go on with the rest
+  const CountArgs here = args(scale, x, n);
+  row.stats_and_count(here, s);
+  if (!std::isfinite(s.sum[0])) {  // at leisure: count what is no number, and go on with the rest
+    take_back(row, here);
     std::vector<float> left;
     std::vector<double> left_wide;
     for (int64_t i = 0; i < n; ++i) {
@@ -265,22 +333,26 @@ void Sketches::block(int64_t scale, const float* x, int64_t n, const double* wid
     block_lo = __builtin_inf(), block_hi = -block_lo;
     wide_stats(wide, n, s, block_lo, block_hi);
   }
-  grow(scale, covering(t, s.top, s.least, s.hi > 0, s.lo < 0));
+  const SketchTotals to = covering(t, s.top, s.least, s.hi > 0, s.lo < 0);
+  if (bin_layout(to, bins_) == layouts_[scale]) {
+    grow(scale, to);
+  } else {  // counted where it does not belong
+    take_back(row, here);
+    grow(scale, to);
+    row.count(args(scale, x, n));
+  }
   const float* tail = tails.data() + scale * 2 * kTail;
-  const bool more = t.n < kTail;
-  extend_tails(scale, x, more || s.hi > tail[kTail - 1] ? n : 0, x, more || s.lo < tail[2 * kTail - 1] ? n : 0);
+  const int32_t* had = tailed.data() + scale * 2;
+  const bool above = s.hi > (had[0] == kTail ? std::max(tail_floor_[0], tail[kTail - 1]) : tail_floor_[0]);
+  const bool below = s.lo < (had[1] == kTail ? std::min(tail_floor_[1], tail[2 * kTail - 1]) : tail_floor_[1]);
+  extend_tails(scale, x, above ? n : 0, x, below ? n : 0);
   t.n += n, t.zeros += s.zeros;
   t.lo = std::min(t.lo, block_lo), t.hi = std::max(t.hi, block_hi);
   lo = std::min(lo, block_lo), hi = std::max(hi, block_hi);
   t.hash[0] += s.hash, t.hash[1] += (s.hash ^ s.hash >> 31) * 0xd6e8feb86659fd93ull;
   ExactSum* m = moments.data() + scale * kMoments;
   for (int k = 0; k < kPowers; ++k) m[k].add(s.sum[k]);
-  const BinLayout& l = layouts_[scale];
-  row.count({x, n, l.shift, l.first, l.negative, counts.data() + scale * bins_});
-  if (reservoir_ == 0) return;
-  Candidate found[kBlock];
-  const int64_t candidates = row.sample(n, static_cast<uint32_t>(s.hash >> 16), floor(scale), found);
-  for (int64_t i = 0; i < candidates; ++i) keep(scale, {found[i].priority, x[found[i].index]});
+  sample(scale, x, n, s.hash);
 }
 
 void Sketches::run(int64_t scale, const void* x, Element in, int64_t n, double& lo, double& hi) {
@@ -435,7 +507,12 @@ Sketches::Added Sketches::add(const Layout& layout, const void* x, Element in, b
   std::vector<double> lo(tasks, __builtin_inf()), hi(tasks, -__builtin_inf());
   for (int64_t t = 0; t < tasks; ++t) {
     part.push_back(std::make_unique<Sketches>(1, bins_, reservoir_));
-    part[t]->floor_ = floor(0);  // what could not stay here need not be kept there
+    // What could not stay here need not be kept there, and bins are those that will be needed.
+    part[t]->floor_ = floor(0);
+    part[t]->grow(0,
+                  covering(part[t]->totals[0], totals[0].top, totals[0].least, totals[0].positive, totals[0].negative));
+    if (totals[0].n >= kTail)
+      part[t]->tail_floor_[0] = tails[kTail - 1], part[t]->tail_floor_[1] = tails[2 * kTail - 1];
   }
   parallel_for(tasks, [&](int64_t t) {
     const FpEnvironment environment;
@@ -458,8 +535,8 @@ void Sketches::merge(int64_t scale, const Sketches& other) {
   if (o.n != 0) fold(o, other.counts.data() + scale * bins_, t, counts.data() + scale * bins_, bins_);
   if (bins_ != 0) {
     const float* theirs = other.tails.data() + scale * 2 * kTail;
-    const int64_t n = std::min(o.n, kTail);
-    extend_tails(scale, theirs, n, theirs + kTail, n);
+    const int32_t* count = other.tailed.data() + scale * 2;
+    extend_tails(scale, theirs, count[0], theirs + kTail, count[1]);
   }
   t.n += o.n, t.zeros += o.zeros, t.samples += o.samples;
   t.nan += o.nan, t.above += o.above, t.below += o.below;

@@ -3,7 +3,7 @@
 // A sketch is a function of the multiset of blocks it was given, whatever their order, however they were spread over
 // threads, shards and restarts:
 //   counts, least, greatest      integers and comparisons
-//   sums of powers               each block's in f64, those of blocks added exactly (ExactSum)
+//   sums of x, x^2, |x|          each block's in f64, those of blocks added exactly (ExactSum)
 //   a histogram                  by the bits of |x| as an f32, which are ordered like |x| and spaced like its
 //   logarithm.
 //                                Bins are 2^shift bit patterns wide. The shift follows from the greatest and least |x|
@@ -59,13 +59,13 @@ constexpr int64_t kTail = 64;
 BinLayout bin_layout(const SketchTotals& t, int64_t bins);
 
 struct Kept {
-  int32_t priority;
+  uint32_t priority;
   float value;
 };
 
 class Sketches {
  public:
-  enum Moment { kX, kX2, kX3, kX4, kAbs, kLow, kHigh, kMoments };  // the last two: of each array's least and greatest
+  enum Moment { kX, kX2, kAbs, kLow, kHigh, kMoments };  // the last two: of each array's least and greatest
 
   // Without bins: ranges and counts alone.
   Sketches(int64_t scales, int64_t bins, int64_t reservoir);
@@ -88,7 +88,8 @@ class Sketches {
   std::vector<SketchTotals> totals;
   std::vector<ExactSum> moments;  // [scales, kMoments]
   std::vector<uint64_t> counts;   // [scales, bins]
-  std::vector<float> tails;       // [scales, 2, kTail]: the greatest, falling, and the least, rising; of the first n
+  std::vector<float> tails;       // [scales, 2, kTail]: the greatest, falling, and the least, rising
+  std::vector<int32_t> tailed;    // [scales, 2], how many there are
   std::vector<Kept> kept;         // [scales, reservoir], a heap, the lowest priority first
   std::vector<int32_t> held;      // [scales], of the reservoir
   std::mutex mutex;
@@ -97,15 +98,18 @@ class Sketches {
   void run(int64_t scale, const void* x, Element in, int64_t n, double& lo, double& hi);
   void block(int64_t scale, const float* x, int64_t n, const double* wide, double& lo, double& hi);
   Added add_range(const Layout& layout, const void* x, Element in);
+  CountArgs args(int64_t scale, const float* x, int64_t n);
   void grow(int64_t scale, const SketchTotals& to);
   void keep(int64_t scale, Kept k);
   void extend_tails(int64_t scale, const float* greatest, int64_t n, const float* least, int64_t m);
   void merge(int64_t scale, const Sketches& other);
   void layout_run(const Layout& layout, const void* x, Element in, int64_t first, int64_t last);
-  int32_t floor(int64_t scale) const;  // no lower priority is kept
+  void sample(int64_t scale, const float* x, int64_t n, uint64_t hash);
+  uint32_t floor(int64_t scale) const;  // no lower priority is kept
   int64_t bins_, reservoir_;
   std::vector<BinLayout> layouts_;  // of the totals
-  int32_t floor_ = INT32_MIN;
+  uint32_t floor_ = 0;
+  float tail_floor_[2] = {-__builtin_inff(), __builtin_inff()};  // tails need nothing below, above
 };
 
 }  // namespace lowbit

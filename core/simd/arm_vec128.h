@@ -116,6 +116,7 @@ struct Neon {
   LOWBIT_INLINE I32 add(I32 i, I32 j) { return vaddq_s32(i, j); }
   LOWBIT_INLINE I32 sub(I32 i, I32 j) { return vsubq_s32(i, j); }
   LOWBIT_INLINE I32 max(I32 i, I32 j) { return vmaxq_s32(i, j); }
+  LOWBIT_INLINE I32 min(I32 i, I32 j) { return vminq_s32(i, j); }
   LOWBIT_INLINE I32 shift_right(I32 i, int n) {
     return vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(i), vdupq_n_s32(-n)));
   }
@@ -225,16 +226,13 @@ struct Neon {
       acc.lane[2 * k + 1] = vaddq_f64(acc.lane[2 * k + 1], vmulq_f64(x.hi, y.hi));
     }
   }
-  LOWBIT_INLINE void add_powers(Sum8 (&acc)[5], const float* p) {
+  LOWBIT_INLINE void add_powers(Sum8 (&acc)[3], const float* p) {
     const F64 a = to_f64(load(p)), b = to_f64(load(p + 4));
     const float64x2_t x[4] = {a.lo, a.hi, b.lo, b.hi};
     for (int k = 0; k < 4; ++k) {
-      const float64x2_t square = vmulq_f64(x[k], x[k]);
       acc[0].lane[k] = vaddq_f64(acc[0].lane[k], x[k]);
-      acc[1].lane[k] = vaddq_f64(acc[1].lane[k], square);
-      acc[2].lane[k] = vaddq_f64(acc[2].lane[k], vmulq_f64(square, x[k]));
-      acc[3].lane[k] = vaddq_f64(acc[3].lane[k], vmulq_f64(square, square));
-      acc[4].lane[k] = vaddq_f64(acc[4].lane[k], vabsq_f64(x[k]));
+      acc[1].lane[k] = vfmaq_f64(acc[1].lane[k], x[k], x[k]);  // exact squares: see x86_vec256.h
+      acc[2].lane[k] = vaddq_f64(acc[2].lane[k], vabsq_f64(x[k]));
     }
   }
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) {

@@ -85,6 +85,7 @@ struct Scalar {
   LOWBIT_INLINE F64 to_f64(I32 i) { return static_cast<F64>(i); }
   LOWBIT_INLINE F64 to_f64(F32 x) { return static_cast<F64>(x); }
   LOWBIT_INLINE I32 max(I32 i, I32 j) { return i > j ? i : j; }
+  LOWBIT_INLINE I32 min(I32 i, I32 j) { return i < j ? i : j; }
 
   template <class Code>
   LOWBIT_INLINE I32 load_codes(const Code* p) {
@@ -151,11 +152,10 @@ struct Scalar {
   LOWBIT_INLINE void sum_products(Sum8& acc, const T* p, const T* q) {
     for (int i = 0; i < 8; ++i) acc.lane[i] += static_cast<double>(p[i]) * static_cast<double>(q[i]);
   }
-  LOWBIT_INLINE void add_powers(Sum8 (&acc)[5], const float* p) {
+  LOWBIT_INLINE void add_powers(Sum8 (&acc)[3], const float* p) {
     for (int i = 0; i < 8; ++i) {
-      const double x = p[i], square = x * x;
-      acc[0].lane[i] += x, acc[1].lane[i] += square, acc[2].lane[i] += square * x, acc[3].lane[i] += square * square;
-      acc[4].lane[i] += std::fabs(x);
+      const double x = p[i];
+      acc[0].lane[i] += x, acc[1].lane[i] += x * x, acc[2].lane[i] += std::fabs(x);
     }
   }
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) {

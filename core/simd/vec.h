@@ -24,7 +24,7 @@
 //   stream(p, x)                          store past the caches, p aligned to a vector
 //   round_i32(y), to_f32(i), to_f64(i)    nearest even; exact
 //   to_f64(F32)                           exact widening
-//   add(i, j), sub(i, j), max(i, j), shift_right(i, n)   the last fills with zeros; 0 <= n < 32
+//   add(i, j), sub(i, j), max(i, j), min(i, j), shift_right(i, n)   the last fills with zeros; 0 <= n < 32
 //   load_codes(p)                         s8 u8 s16 u16 -> I32
 //   store_codes(p, i)                     I32 in range -> s8 u8 s16 u16 (V::width codes)
 //   store_codes4<Stream>(p, a, b, c, d)   the same for four vectors, optionally past the caches
@@ -47,7 +47,7 @@
 //   positive(x)                           I32 1 where x > 0, else 0
 //   sum_abs(acc, p)                       adds |p[0..8)| to eight f64 lanes
 //   sum_products(acc, p, q)               adds p[i] * q[i], i < 8, in f64, to eight f64 lanes
-//   add_powers(acc, p)                    adds x, x^2, x^3, x^4, |x| of eight floats to lanes of acc[0..5)
+//   add_powers(acc, p)                    adds x, x^2, |x| of eight floats to the lanes of acc[0..3)
 //   add_products(acc, x, y)               on x86: the same for vectors, whose lanes are elements i, i + 1, ... with i a
 //                                         multiple of 8;  all_in(r, lo, hi)  whether only_in would keep every lane
 //   merge_pairs<Shift, Stream>(src, dst)          kPairBlock bytes -> half as many: of each the low Shift bits,

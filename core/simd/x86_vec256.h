@@ -158,6 +158,7 @@ struct Avx2 {
   LOWBIT_INLINE I32 sub(I32 i, I32 j) { return _mm256_sub_epi32(i, j); }
   LOWBIT_INLINE I32 shift_right(I32 i, int n) { return _mm256_srl_epi32(i, _mm_cvtsi32_si128(n)); }
   LOWBIT_INLINE I32 max(I32 i, I32 j) { return _mm256_max_epi32(i, j); }
+  LOWBIT_INLINE I32 min(I32 i, I32 j) { return _mm256_min_epi32(i, j); }
 
   LOWBIT_INLINE I32 load_codes(const int8_t* p) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
@@ -397,14 +398,12 @@ struct Avx2 {
     const __m256d b = _mm256_and_pd(_mm256_cmp_pd(r.hi, lo.hi, _CMP_GE_OQ), _mm256_cmp_pd(r.hi, hi.hi, _CMP_LE_OQ));
     return _mm256_movemask_pd(_mm256_and_pd(a, b)) == 0xf;
   }
-  LOWBIT_INLINE void add_powers(Sum8 (&acc)[5], const float* p) {
-    const F64 x = to_f64(load(p)), square = mul(x, x), cube = mul(square, x), fourth = mul(square, square);
-    const F64 size = abs(x);
+  LOWBIT_INLINE void add_powers(Sum8 (&acc)[3], const float* p) {
+    const F64 x = to_f64(load(p)), size = abs(x);
     acc[0].lo = _mm256_add_pd(acc[0].lo, x.lo), acc[0].hi = _mm256_add_pd(acc[0].hi, x.hi);
-    acc[1].lo = _mm256_add_pd(acc[1].lo, square.lo), acc[1].hi = _mm256_add_pd(acc[1].hi, square.hi);
-    acc[2].lo = _mm256_add_pd(acc[2].lo, cube.lo), acc[2].hi = _mm256_add_pd(acc[2].hi, cube.hi);
-    acc[3].lo = _mm256_add_pd(acc[3].lo, fourth.lo), acc[3].hi = _mm256_add_pd(acc[3].hi, fourth.hi);
-    acc[4].lo = _mm256_add_pd(acc[4].lo, size.lo), acc[4].hi = _mm256_add_pd(acc[4].hi, size.hi);
+    // The square of a float is exact in f64: adding it in one step rounds as adding it in two.
+    acc[1].lo = _mm256_fmadd_pd(x.lo, x.lo, acc[1].lo), acc[1].hi = _mm256_fmadd_pd(x.hi, x.hi, acc[1].hi);
+    acc[2].lo = _mm256_add_pd(acc[2].lo, size.lo), acc[2].hi = _mm256_add_pd(acc[2].hi, size.hi);
   }
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) {
     _mm256_storeu_pd(out, acc.lo);

@@ -163,6 +163,7 @@ struct Avx512 {
   LOWBIT_INLINE I32 sub(I32 i, I32 j) { return _mm512_sub_epi32(i, j); }
   LOWBIT_INLINE I32 shift_right(I32 i, int n) { return _mm512_srl_epi32(i, _mm_cvtsi32_si128(n)); }
   LOWBIT_INLINE I32 max(I32 i, I32 j) { return _mm512_max_epi32(i, j); }
+  LOWBIT_INLINE I32 min(I32 i, I32 j) { return _mm512_min_epi32(i, j); }
 
   LOWBIT_INLINE I32 load_codes(const int8_t* p) {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -355,13 +356,11 @@ struct Avx512 {
     const __mmask8 b = _mm512_mask_cmp_pd_mask(_mm512_cmp_pd_mask(r.hi, lo.hi, _CMP_GE_OQ), r.hi, hi.hi, _CMP_LE_OQ);
     return (a & b) == 0xff;
   }
-  LOWBIT_INLINE void add_powers(Sum8 (&acc)[5], const float* p) {
-    const __m512d x = load8(p), square = _mm512_mul_pd(x, x);
+  LOWBIT_INLINE void add_powers(Sum8 (&acc)[3], const float* p) {
+    const __m512d x = load8(p);
     acc[0].all = _mm512_add_pd(acc[0].all, x);
-    acc[1].all = _mm512_add_pd(acc[1].all, square);
-    acc[2].all = _mm512_add_pd(acc[2].all, _mm512_mul_pd(square, x));
-    acc[3].all = _mm512_add_pd(acc[3].all, _mm512_mul_pd(square, square));
-    acc[4].all = _mm512_add_pd(acc[4].all, _mm512_abs_pd(x));
+    acc[1].all = _mm512_fmadd_pd(x, x, acc[1].all);  // exact squares: see x86_vec256.h
+    acc[2].all = _mm512_add_pd(acc[2].all, _mm512_abs_pd(x));
   }
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) { _mm512_storeu_pd(out, acc.all); }
 

@@ -295,7 +295,7 @@ sketch_limbs: int = 68
 
 sketch_tail: int = 64
 
-sketch_moments: int = 7
+sketch_moments: int = 5
 
 def squared_error(lower: object, upper: object, count: object, scale: object, least: object, most: object, out: object) -> None:
     """

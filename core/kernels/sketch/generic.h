@@ -13,27 +13,62 @@ LOWBIT_INLINE uint64_t mix64(uint64_t h) {
 }
 
 template <class V>
-void sketch_stats(const float* x, int64_t n, BlockStats& out) {
+struct Binner {
+  using I32 = typename V::I32;
+  static constexpr int kTogether = static_cast<int>(kHashLanes);
+  const CountArgs& a;
+  I32 first, last, zero, negative;
+  explicit Binner(const CountArgs& args)
+      : a(args),
+        first(V::set_i32(args.first)),
+        last(V::set_i32(args.last)),
+        zero(V::set_i32(0)),
+        negative(V::set_i32(args.negative)) {}
+  // The bins of V::width numbers, of which these are the bits and the bits of |x|.
+  LOWBIT_INLINE I32 of(const Binner& b, I32 bits, I32 magnitude) {
+    const I32 bin = V::sub(V::shift_right(magnitude, b.a.shift), b.first);
+    return V::add(V::min(V::max(bin, b.zero), b.last), V::mul_i32(V::shift_right(bits, 31), b.negative));
+  }
+  LOWBIT_INLINE void add(const Binner& b, const int32_t* at) {
+    uint64_t* bins = b.a.bins;
+    const uint64_t by = b.a.by;
+#pragma GCC unroll 8
+    for (int j = 0; j < kTogether; ++j) bins[at[j]] += by;
+  }
+  LOWBIT_INLINE void add_one(const Binner& b, uint32_t bits) {
+    const int32_t bin = static_cast<int32_t>((bits & 0x7fffffffu) >> b.a.shift) - b.a.first;
+    const int32_t within = bin < 0 ? 0 : bin > b.a.last ? b.a.last : bin;
+    b.a.bins[within + ((bits >> 31) != 0 ? b.a.negative : 0)] += b.a.by;
+  }
+};
+
+// Both in one read: sums keep the vector units busy while counts wait for memory.
+template <class V>
+void stats_and_count(const CountArgs& a, BlockStats& out) {
   constexpr int w = V::width, vectors = static_cast<int>(kHashLanes) / w;
   using I32 = typename V::I32;
+  const float* x = a.x;
+  const Binner<V> binner(a);
   const I32 prime = V::set_i32(static_cast<int32_t>(kHashPrime)), one = V::set_i32(1), far = V::set_i32(INT_MIN);
-  I32 hash[vectors], top = V::set_i32(0), nearest = far, zeros = top;
+  I32 hash[vectors], nearest = far, zeros = V::set_i32(0);
   for (auto& h : hash) h = V::set_i32(0);
   auto lo = V::set(__builtin_inff()), hi = V::set(-__builtin_inff());
   typename V::Sum8 power[kPowers];
+  alignas(64) int32_t at[kHashLanes];
   int64_t i = 0;
-  for (; i + kHashLanes <= n; i += kHashLanes) {
+  for (; i + kHashLanes <= a.n; i += kHashLanes) {
     for (int j = 0; j < vectors; ++j) {
       const float* p = x + i + j * w;
       const auto v = V::load(p);
-      const I32 m = V::magnitude(v);
-      hash[j] = V::add(V::mul_i32(hash[j], prime), V::load_i32(reinterpret_cast<const int32_t*>(p)));
-      top = V::max(top, m);
+      const I32 m = V::magnitude(v), bits = V::load_i32(reinterpret_cast<const int32_t*>(p));
+      V::store_i32(at + j * w, Binner<V>::of(binner, bits, m));
+      hash[j] = V::add(V::mul_i32(hash[j], prime), bits);
       nearest = V::max(nearest, V::sub(far, m));  // greatest for the least |x|, and least of all for 0
       zeros = V::add(zeros, V::shift_right(V::sub(m, one), 31));
       lo = V::min_skip_nan(v, lo), hi = V::max_skip_nan(v, hi);
     }
     for (int j = 0; j < kHashLanes; j += 8) V::add_powers(power, x + i + j);
+    Binner<V>::add(binner, at);
   }
   uint32_t lane[kHashLanes];
   double sums[kPowers][8];
@@ -44,56 +79,48 @@ void sketch_stats(const float* x, int64_t n, BlockStats& out) {
   int64_t zero = 0;
   for (int32_t z : zero_lanes) zero += z;
   float least = V::reduce_min(lo), most = V::reduce_max(hi);
-  uint32_t greatest = static_cast<uint32_t>(V::reduce_max_i32(top));
   int32_t closest = V::reduce_max_i32(nearest);
-  for (int k = 0; i < n; ++i, ++k) {
+  for (int k = 0; i < a.n; ++i, ++k) {
     const uint32_t bits = float_to_bits(x[i]), m = bits & 0x7fffffffu;
     const int32_t reach = static_cast<int32_t>(0x80000000u - m);
-    const double d = x[i], square = d * d;
+    const double d = x[i];
     lane[k] = lane[k] * kHashPrime + bits;
-    greatest = m > greatest ? m : greatest;
     closest = reach > closest ? reach : closest;
     zero += m == 0;
     least = x[i] < least ? x[i] : least, most = x[i] > most ? x[i] : most;
-    sums[0][k % 8] += d, sums[1][k % 8] += square, sums[2][k % 8] += square * d, sums[3][k % 8] += square * square;
-    sums[4][k % 8] += __builtin_fabs(d);
+    sums[0][k % 8] += d, sums[1][k % 8] += d * d, sums[2][k % 8] += __builtin_fabs(d);
+    Binner<V>::add_one(binner, bits);
   }
   out.lo = least + 0.0f, out.hi = most + 0.0f;  // -0 -> +0
-  out.top = greatest, out.least = 0x80000000u - static_cast<uint32_t>(closest);
+  out.top = float_to_bits(out.hi > -out.lo ? out.hi : -out.lo);
+  out.least = 0x80000000u - static_cast<uint32_t>(closest);
   if (out.least == 0x80000000u) out.least = 0;
   out.zeros = zero;
   for (int k = 0; k < kPowers; ++k) {
     const double* s = sums[k];
     out.sum[k] = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
   }
-  uint64_t h = static_cast<uint64_t>(n);
-  for (const uint32_t l : lane) h = mix64(h + l);
-  out.hash = h;
+  uint64_t h[4] = {static_cast<uint64_t>(a.n), 1, 2, 3};  // four chains, not one long one
+  for (int k = 0; k < kHashLanes; k += 4)
+    for (int j = 0; j < 4; ++j) h[j] = mix64(h[j] + lane[k + j]);
+  out.hash = mix64(mix64(mix64(h[0] + h[1]) + h[2]) + h[3]);
 }
 
 template <class V>
 void sketch_count(const CountArgs& a) {
-  constexpr int w = V::width, together = 32;
-  using I32 = typename V::I32;
-  const I32 first = V::set_i32(a.first), zero = V::set_i32(0), negative = V::set_i32(a.negative);
-  const int32_t* x = reinterpret_cast<const int32_t*>(a.x);
-  uint64_t* bins = a.bins;
-  alignas(64) int32_t at[together];
+  constexpr int w = V::width;
+  const Binner<V> binner(a);
+  alignas(64) int32_t at[kHashLanes];
   int64_t i = 0;
-  for (; i + together <= a.n; i += together) {
-    for (int j = 0; j < together; j += w) {
-      const I32 sign = V::shift_right(V::load_i32(x + i + j), 31);
-      const I32 bin = V::sub(V::shift_right(V::magnitude(V::load(a.x + i + j)), a.shift), first);
-      V::store_i32(at + j, V::add(V::max(bin, zero), V::mul_i32(sign, negative)));
+  for (; i + kHashLanes <= a.n; i += kHashLanes) {
+    for (int j = 0; j < kHashLanes; j += w) {
+      const float* p = a.x + i + j;
+      V::store_i32(at + j,
+                   Binner<V>::of(binner, V::load_i32(reinterpret_cast<const int32_t*>(p)), V::magnitude(V::load(p))));
     }
-#pragma GCC unroll 8
-    for (int j = 0; j < together; ++j) ++bins[at[j]];
+    Binner<V>::add(binner, at);
   }
-  for (; i < a.n; ++i) {
-    const uint32_t bits = float_to_bits(a.x[i]);
-    const int32_t bin = static_cast<int32_t>((bits & 0x7fffffffu) >> a.shift) - a.first;
-    ++bins[(bin > 0 ? bin : 0) + ((bits >> 31) != 0 ? a.negative : 0)];
-  }
+  for (; i < a.n; ++i) Binner<V>::add_one(binner, float_to_bits(a.x[i]));
 }
 
 template <class V, class In>
@@ -105,35 +132,9 @@ void widen_block(const void* from, int64_t n, float* out) {
 }
 
 template <class V>
-int64_t sketch_sample(int64_t n, uint32_t seed, int32_t floor, Candidate* out) {
-  constexpr int w = V::width, together = 64;
-  using I32 = typename V::I32;
-  static constexpr int32_t kUp[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const I32 step = V::load_i32(kUp), a = V::set_i32(static_cast<int32_t>(kMix[0])),
-            b = V::set_i32(static_cast<int32_t>(kMix[1])), c = V::set_i32(static_cast<int32_t>(kMix[2]));
-  int64_t found = 0;
-  for (int64_t i = 0; i < n; i += together) {
-    const int64_t end = i + together < n ? i + together : n;
-    I32 most = V::set_i32(INT_MIN);
-    for (int64_t j = i; j < i + together; j += w) {
-      I32 t = V::mul_i32(V::add(step, V::set_i32(static_cast<int32_t>(seed + static_cast<uint32_t>(j)))), a);
-      t = V::mul_i32(V::add(t, V::shift_right(t, 15)), b);
-      t = V::mul_i32(V::add(t, V::shift_right(t, 13)), c);
-      most = V::max(most, t);
-    }
-    if (V::reduce_max_i32(most) < floor) continue;
-    for (int64_t j = i; j < end; ++j) {
-      const int32_t p = priority_of(seed, static_cast<uint32_t>(j));
-      if (p >= floor) out[found++] = {p, static_cast<int32_t>(j)};
-    }
-  }
-  return found;
-}
-
-template <class V>
 struct SketchRows {
   static constexpr SketchRow rows[1] = {
-      {sketch_stats<V>, sketch_count<V>, widen_block<V, half_t>, widen_block<V, bfloat_t>, sketch_sample<V>}};
+      {stats_and_count<V>, sketch_count<V>, widen_block<V, half_t>, widen_block<V, bfloat_t>}};
 };
 
 }  // namespace lowbit

@@ -55,7 +55,7 @@ class CalibrationCache:
             return None
         asked = [
             _VERSION, fingerprint, repr(method), target.template.to_json(), target.full_range, target.wide,
-            target.codes, scope.get("axis"), scope.get("block_size"),
+            target.codes, scope.get("axis"), scope.get("block_size"), scope.get("options"),
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 

@@ -263,10 +263,13 @@ def calibrate(
     name: str = "samples",
     on_nonfinite: Literal["raise", "ignore"] = "raise",
     cache: CalibrationCache | str | os.PathLike[str] | None = None,
+    fingerprint: str | None = None,
     progress: bool = False,
     **options: Any,
 ) -> QuantizationParams:
     """Params for samples: an array, or an iterable of arrays of any shapes. Options: of `Calibrator.calibrate`.
+
+    With a cache, and a `fingerprint` that names the data, params found before are given without a look at the samples.
 
     >>> calibrate(np.float32([-1, 0.5]), "int8", "min_max").scale
     array(0.00787402, dtype=float32)
@@ -277,6 +280,16 @@ def calibrate(
     scope = {"axis": axis, "block_size": block_size}
     template = _template(dtype, scheme, options.get("qmin"), options.get("qmax"), options.get("steps_per_octave"), scope)
     chosen.check(template)
+    store = CalibrationCache.of(cache)
+    key = None
+    if fingerprint is not None:
+        if store is None or not fingerprint:
+            raise InvalidProblem(f"fingerprint: {fingerprint!r}; it names data in a cache, and there is none")
+        asked = {**scope, "name": f"given: {fingerprint}", "options": repr(sorted(options.items()))}
+        key = store.key(fingerprint, chosen, Target(template), asked)
+        found = store.get(key) if key is not None else None
+        if found is not None:
+            return found
     light = isinstance(chosen, MinMax) and on_nonfinite == "raise" and cache is None
     light = light and not (template.dtype.is_binary or 1 in template.dtype.widths)
     c = Calibrator(chosen, **scope, name=name, on_nonfinite=on_nonfinite, collect="range" if light else "all")
@@ -286,7 +299,10 @@ def calibrate(
         raise InvalidProblem(f"{name}: {type(samples).__name__}; expected an array or an iterable of arrays")
     else:
         c.add_many(samples, progress)
-    return c.calibrate(dtype, scheme, cache=cache, **options)
+    params = c.calibrate(dtype, scheme, cache=store if key is None else None, **options)
+    if store is not None and key is not None:
+        store.put(key, params)
+    return params
 
 
 def _template(

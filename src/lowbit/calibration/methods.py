@@ -149,8 +149,10 @@ class Percentile(CalibrationMethod):
 class _Searched(CalibrationMethod):
     """The least of a score over all ranges."""
 
+    steps: ClassVar[int] = 16  # candidates an octave
+
     def range(self, d: Distribution, target: Target) -> tuple[float, float]:
-        return best_range(d, target.is_symmetric, lambda lo, hi: self.score(d, target, lo, hi))
+        return best_range(d, target.is_symmetric, lambda lo, hi: self.score(d, target, lo, hi), self.steps)
 
     def score(self, d: Distribution, target: Target, lo: Floats, hi: Floats) -> Floats:
         raise NotImplementedError
@@ -166,6 +168,7 @@ class Entropy(_Searched):
     """
 
     name: ClassVar[str] = "entropy"
+    steps: ClassVar[int] = 64
 
     def check(self, target: QuantizationParams) -> None:
         if target.dtype.is_binary or target.is_logarithmic:

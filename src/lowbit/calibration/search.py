@@ -12,7 +12,6 @@ from lowbit.ops.distribution import Distribution
 __all__ = ["best_range"]
 
 Floats = npt.NDArray[np.float64]
-_STEPS_AN_OCTAVE = 16  # one end alone
 _GRID = 48  # both ends: candidates for each
 _ZOOM = 9  # candidates an end in each finer round
 _ROUNDS = 5
@@ -20,18 +19,21 @@ _STARTS = 3  # how many of the grid's best are followed
 
 
 def best_range(
-    d: Distribution, symmetric: bool, score: Callable[[Floats, Floats], Floats]
+    d: Distribution, symmetric: bool, score: Callable[[Floats, Floats], Floats], steps: int = 16
 ) -> tuple[float, float]:
-    """The range of least score. Symmetric, or where all numbers have one sign: one end moves; else both do."""
+    """The range of least score. Symmetric, or where all numbers have one sign: one end moves; else both do.
+
+    steps: candidates an octave where one end moves; more for a score that is not smooth.
+    """
     if d.absmax == 0:
         return d.lo, d.hi
     if symmetric:
-        most = _line(d.absmax, d, lambda t: score(-t, t))
+        most = _line(d.absmax, d, lambda t: score(-t, t), steps)
         return -most, most
     if d.lo >= 0:
-        return 0.0, _line(d.hi, d, lambda t: score(np.zeros_like(t), t))
+        return 0.0, _line(d.hi, d, lambda t: score(np.zeros_like(t), t), steps)
     if d.hi <= 0:
-        return -_line(-d.lo, d, lambda t: score(-t, np.zeros_like(t))), 0.0
+        return -_line(-d.lo, d, lambda t: score(-t, np.zeros_like(t)), steps), 0.0
     return _plane(d, score)
 
 
@@ -46,9 +48,9 @@ def _octaves(top: float, d: Distribution) -> float:
     return float(np.clip(np.log2(top / max(least, 1e-300)), 1.0, 32.0))
 
 
-def _line(top: float, d: Distribution, score: Callable[[Floats], Floats]) -> float:
+def _line(top: float, d: Distribution, score: Callable[[Floats], Floats], steps: int) -> float:
     reach = _octaves(top, d)
-    down = np.linspace(0.0, reach, int(reach * _STEPS_AN_OCTAVE) + 2)
+    down = np.linspace(0.0, reach, int(reach * steps) + 2)
     scores = score(top * np.exp2(-down))
     best, best_score = 0.0, float(scores[0])
     step = float(down[1])

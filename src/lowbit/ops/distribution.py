@@ -52,13 +52,13 @@ class Histogram(NamedTuple):
 class Distribution:
     """What one sketch says of its numbers.
 
-    count, zeros, lo, hi and absmax are exact; mean, std, mean_abs and excess_kurtosis come from sums whose only rounding
-    is that of float64 within blocks of 4,096. `histogram` counts every number.
+    count, zeros, lo, hi and absmax are exact; mean, std and mean_abs come from sums whose only rounding is that of float64
+    within blocks of 4,096. `histogram` counts every number.
     """
 
     def __init__(
         self, counters: Array, extremes: Array, limbs: Array, counts: Array, values: Array, tails: Array,
-        layout: tuple[int, int, int],
+        layout: tuple[int, int, int], grain: int = 0,
     ) -> None:  # fmt: skip
         self.count, self.zeros, self.num_samples = (int(v) for v in counters[:3])
         self.nan, self.above, self.below = (int(v) for v in counters[3:6])
@@ -70,7 +70,7 @@ class Distribution:
         held = min(self.count, tails.shape[1])
         self._high = tails[0, :held].astype(np.float64)  # the greatest, falling
         self._low = tails[1, : min(held, self.count - held)].astype(np.float64)  # the least of the others, rising
-        self._limbs, self._counts, self._layout = limbs, counts, layout
+        self._limbs, self._counts, self._layout, self._grain = limbs, counts, layout, grain
 
     @property
     def absmax(self) -> float:
@@ -83,7 +83,7 @@ class Distribution:
     # ---- moments --------------------------------------------------------------------------------------------------
 
     def _sum(self, which: int) -> Fraction | None:
-        """The exact sum of x, x^2, x^3, x^4 or |x|; None where float64 did not hold a block's."""
+        """The exact sum of x, x^2 or |x|; None where float64 did not hold a block's."""
         if not self._finite >> which & 1:
             return None
         return exact_sum(self._limbs[which])
@@ -96,16 +96,16 @@ class Distribution:
     @property
     def mean_lo(self) -> float:
         """The mean of the arrays' least numbers."""
-        return float(exact_sum(self._limbs[5]) / max(1, self.num_samples))
+        return float(exact_sum(self._limbs[3]) / max(1, self.num_samples))
 
     @property
     def mean_hi(self) -> float:
         """The mean of the arrays' greatest numbers."""
-        return float(exact_sum(self._limbs[6]) / max(1, self.num_samples))
+        return float(exact_sum(self._limbs[4]) / max(1, self.num_samples))
 
     @functools.cached_property
     def mean_abs(self) -> float:
-        total = self._sum(4)
+        total = self._sum(2)
         return math.nan if total is None or not self.count else float(total / self.count)
 
     @functools.cached_property
@@ -127,16 +127,14 @@ class Distribution:
 
     @functools.cached_property
     def excess_kurtosis(self) -> float:
-        """0 for a normal distribution; larger where a few numbers lie far out. NaN for a constant."""
-        sums = [self._sum(k) for k in range(4)]
-        if self._variance is None or any(s is None for s in sums):
+        """0 for a normal distribution; larger where a few numbers lie far out. By the histogram; NaN for a constant."""
+        if not self.std > 1e-7 * self.absmax:
             return math.nan
-        m, x2, x3, x4 = (s / self.count for s in sums if s is not None)
-        fourth = x4 - 4 * m * x3 + 6 * m**2 * x2 - 3 * m**4
-        # Rounding within blocks leaves this much of a constant's variance.
-        if self._variance <= (x2 * Fraction(1, 1 << 44)):
-            return math.nan
-        return float(fourth / self._variance**2) - 3.0
+        h = self.histogram
+        # The mean of (x - m)^4 over [a, b): with c its middle from m and w its width, c^4 + c^2 w^2 / 2 + w^4 / 80.
+        middle, width = (h.lower + h.upper) / 2 - self.mean, h.upper - h.lower
+        fourth = (h.count * (middle**4 + middle**2 * width**2 / 2 + width**4 / 80)).sum() / self.count
+        return float(fourth / self.std**4) - 3.0
 
     # ---- the histogram --------------------------------------------------------------------------------------------
 
@@ -151,13 +149,15 @@ class Distribution:
         else:
             pos, neg = (none, c[1:half]) if self._negative else (c[1:half], none)
         keys = np.arange(1, half, dtype=np.int64) + first
-        lower, upper = _from_bits(keys << shift), _from_bits((keys + 1) << shift)
+        # Halves lie at the lower edges of finer bins: half a step down, bins have them in their middle.
+        half_step = (1 << min(self._grain, shift)) >> 1
+        lower, upper = (_from_bits((k << shift) - half_step) for k in (keys, keys + 1))
         tiny = c[0] - self.zeros
         # Where the tiny ones end: below the first bin there is.
         edge = float(_from_bits(np.array([(1 + first) << shift]))[0]) if tiny else _from_bits(np.array([self._least]))[0]
         sides = 1.0 + (self._positive and self._negative)
         middle = np.array([
-            [-edge, -edge / 2, self._negative * tiny / sides], [-edge / 2, edge / 2, self.zeros],
+            [-edge, -edge / 2, self._negative * tiny / sides], [0.0, 0.0, self.zeros],
             [edge / 2, edge, self._positive * tiny / sides],
         ])  # fmt: skip
         rows = np.concatenate([np.stack([-upper, -lower, neg], 1)[::-1], middle, np.stack([lower, upper, pos], 1)])
@@ -188,7 +188,7 @@ class Distribution:
     def smooth(self) -> Histogram:
         """Every number but the zeros in bins alone, which end where the numbers do; each has a width."""
         h = self._bins()
-        away = ~((h.lower < 0) & (h.upper > 0))
+        away = (h.lower != 0) | (h.upper != 0)
         lower, upper = np.maximum(h.lower[away], self.lo), np.minimum(h.upper[away], self.hi)
         return Histogram(lower, np.maximum(upper, lower + np.abs(lower) * 2.0**-30), h.count[away])
 
@@ -228,7 +228,7 @@ def exact_sum(limbs: Array) -> Fraction:
 
 
 def _from_bits(bits: npt.NDArray[np.int64]) -> Floats:
-    return np.minimum(bits, 0x7F800000 - 1).astype(np.uint32).view(np.float32).astype(np.float64)
+    return np.clip(bits, 0, 0x7F800000 - 1).astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def _without(count: Floats, taken: int) -> Floats:

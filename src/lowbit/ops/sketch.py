@@ -32,7 +32,8 @@ _MANY = 8192
 _MORE = (256, 64)
 _MOST_MEMORY = 2 << 30
 _VERSION = 1
-_LOW, _HIGH = 5, 6  # moments: x, x^2, x^3, x^4, |x|, each array's least, its greatest
+_GRAINS = {0: 0, 1: 0, 2: 13, 3: 16}  # by element: float32 bits that float32, 64, 16 and bfloat16 leave unused
+_LOW, _HIGH = 3, 4  # moments: x, x^2, |x|, each array's least, its greatest
 
 
 class Sketch:
@@ -71,11 +72,14 @@ class Sketch:
             raise InvalidProblem(f"collect: {collect!r}; expected 'all' or 'range'")
         if collect == "range" and on_nonfinite == "ignore":
             raise InvalidProblem("collect: 'range' cannot leave values out; use 'all' with on_nonfinite='ignore'")
+        for field, value in (("axis", axis), ("block_size", block_size)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise InvalidProblem(f"{field}: {value!r}; expected an integer")
         if block_size is not None and axis is None:
             raise InvalidProblem(f"block_size: {block_size} needs an axis")
         if block_size is not None and block_size < 1:
             raise InvalidProblem(f"block_size: {block_size}; expected at least 1")
-        for field, size, least in (("bins", bins, 64), ("reservoir", reservoir, 0)):
+        for field, size, least in (("bins", bins, 128), ("reservoir", reservoir, 0)):
             if size is not None and (not isinstance(size, int) or size < least or size > 1 << 20 or size % 2):
                 raise InvalidProblem(f"{field}: {size!r}; expected an even number from {least} to {1 << 20}")
         self.axis, self.block_size, self.name = axis, block_size, name
@@ -85,6 +89,7 @@ class Sketch:
         self._shape: tuple[int, ...] = ()  # of the scales
         self._axis_size: int | None = None
         self._wide = False  # float64 arrays were among them
+        self._grain = 16  # bits of a float32 that no array seen has used
 
     # ---- filling ------------------------------------------------------------------------------------------------
 
@@ -97,6 +102,7 @@ class Sketch:
         if bad and self.on_nonfinite == "raise":
             refuse_nonfinite(floats, name or self.name)
         self._wide = self._wide or floats.element == 1
+        self._grain = min(self._grain, _GRAINS[floats.element])
         self.__dict__.pop("_state", None)
 
     def merge(self, other: Sketch) -> None:
@@ -116,7 +122,7 @@ class Sketch:
         if self._shape != other._shape:
             raise InvalidProblem(f"other: scales of shape {other._shape}; expected {self._shape}")
         self._native.merge(other._native)
-        self._wide = self._wide or other._wide
+        self._wide, self._grain = self._wide or other._wide, min(self._grain, other._grain)
         self.__dict__.pop("_state", None)
 
     def _native_for(self, g: Granularity, shape: tuple[int, ...], name: str | None) -> _core.Sketches:
@@ -194,6 +200,7 @@ class Sketch:
         return Distribution(
             counters=a["counters"][index], extremes=a["extremes"][index], limbs=a["limbs"][index],
             counts=a["counts"][index], values=a["values"][index], tails=a["tails"][index], layout=self._native.bin_layout(index),
+            grain=self._grain,
         )  # fmt: skip
 
     def sample_means(self) -> tuple[Array, Array]:
@@ -221,7 +228,7 @@ class Sketch:
         arrays = {
             "counters": np.empty((n, _core.sketch_counters), np.uint64), "extremes": np.empty((n, 2)),
             "limbs": np.empty((n, _core.sketch_moments, _core.sketch_limbs), np.int64),
-            "counts": np.empty((n, bins), np.uint64), "priorities": np.empty((n, kept), np.int32),
+            "counts": np.empty((n, bins), np.uint64), "priorities": np.empty((n, kept), np.uint32),
             "values": np.empty((n, kept), np.float32),
             "tails": np.zeros((n, 2, _core.sketch_tail if bins else 0), np.float32),
         }  # fmt: skip
@@ -242,6 +249,7 @@ class Sketch:
             "version": _VERSION, "axis": self.axis, "block_size": self.block_size, "name": self.name,
             "on_nonfinite": self.on_nonfinite, "collect": self.collect, "sizes": list(self._sizes),
             "shape": list(self._shape), "axis_size": self._axis_size, "wide": self._wide,
+            "grain": self._grain,
             "native": None if native is None else [native.scales, native.bins, native.reservoir],
         }  # fmt: skip
 
@@ -257,7 +265,7 @@ class Sketch:
                 collect=about["collect"], bins=bins, reservoir=reservoir,
             )  # fmt: skip
             made._shape = tuple(int(n) for n in about["shape"])
-            made._axis_size, made._wide = about["axis_size"], bool(about["wide"])
+            made._axis_size, made._wide, made._grain = about["axis_size"], bool(about["wide"]), int(about["grain"])
             if about["native"] is not None:
                 made._restore(arrays, about["native"], prefix)
         except FormatError:
@@ -268,13 +276,13 @@ class Sketch:
 
     def _restore(self, arrays: dict[str, Array], sizes: list[int], prefix: str) -> None:
         scales, bins, kept = (int(n) for n in sizes)
-        if scales != int(np.prod(self._shape)) or scales < 1 or not (bins == 0 or bins >= 64) or kept < 0:
+        if scales != int(np.prod(self._shape)) or scales < 1 or not (bins == 0 or bins >= 128) or kept < 0:
             raise FormatError(f"sizes: {sizes}; not those of a sketch of shape {self._shape}")
         native = _core.Sketches(0, bins, kept)
         expected: dict[str, tuple[tuple[int, ...], str]] = {
             "counters": ((scales, _core.sketch_counters), "uint64"), "extremes": ((scales, 2), "float64"),
             "limbs": ((scales, _core.sketch_moments, _core.sketch_limbs), "int64"), "counts": ((scales, bins), "uint64"),
-            "priorities": ((scales, kept), "int32"), "values": ((scales, kept), "float32"),
+            "priorities": ((scales, kept), "uint32"), "values": ((scales, kept), "float32"),
             "tails": ((scales, 2, _core.sketch_tail if bins else 0), "float32"),
         }  # fmt: skip
         given = []
