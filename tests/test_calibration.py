@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 
@@ -69,6 +70,7 @@ def params_of(dtype, lo, hi):
 
 def exhaustive(x, dtype):
     """The least error over a fine grid of ranges, measured on every number."""
+
     def best(ranges):
         return min(((true_mse(x, params_of(dtype, lo, hi)), lo, hi) for lo, hi in ranges), key=lambda row: row[0])
 
@@ -125,7 +127,11 @@ def test_percentiles_have_their_rank(name, p, calibrators):
     signed, unsigned = (scores.Target(lb.QuantizationParams(t, "linear")) for t in ("int8", "uint8"))
     _, most = Percentile(p).range(d, signed)
     size = np.abs(x)
-    assert (size < most).mean() - 5e-4 <= p / 100 <= (size <= np.nextafter(np.float32(most), np.float32(9e9))).mean() + 5e-4
+    assert (
+        (size < most).mean() - 5e-4
+        <= p / 100
+        <= (size <= np.nextafter(np.float32(most), np.float32(9e9))).mean() + 5e-4
+    )
     lo, hi = Percentile(p).range(d, unsigned)
     tail = (1 - p / 100) / 2
     assert (x < lo).mean() - 5e-4 <= tail <= (x <= lo + abs(lo) * 1e-6).mean() + 5e-4
@@ -145,13 +151,17 @@ def test_scores_equal_plain_numpy(name, dtype, calibrators):
         zip(scores.divergence(d, target, lo, hi), scores.mean_squared_error(d, target, lo, hi), strict=True)
     ):
         mapping = float(p.scale[i]), p.qmin - zero[i], p.qmax - zero[i]
-        np.testing.assert_allclose(kl, reference_calibration.divergence(*d.smooth, *mapping, scores.FLOOR), rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(mse * d.count, reference_calibration.squared_error(*d.histogram, *mapping), rtol=1e-9)
+        np.testing.assert_allclose(
+            kl, reference_calibration.divergence(*d.smooth, *mapping, scores.FLOOR), rtol=1e-9, atol=1e-12
+        )
+        np.testing.assert_allclose(
+            mse * d.count, reference_calibration.squared_error(*d.histogram, *mapping), rtol=1e-9
+        )
 
 
 def test_squared_error_of_the_reference_is_that_of_many_numbers():
     edges = np.array([-2.3, -0.7, 0.1, 0.9, 4.0])
-    x = np.concatenate([a + (b - a) * (np.arange(20_000) + 0.5) / 20_000 for a, b in zip(edges, edges[1:], strict=False)])
+    x = np.concatenate([a + (b - a) * (np.arange(20_000) + 0.5) / 20_000 for a, b in itertools.pairwise(edges)])
     exact = reference_calibration.squared_error(edges[:-1], edges[1:], np.full(4, 20_000.0), 0.35, -5, 4)
     codes = np.clip(np.rint(x / 0.35), -5, 4)
     assert exact == pytest.approx(((x - 0.35 * codes) ** 2).sum(), rel=1e-6)
@@ -187,7 +197,7 @@ def test_numbers_that_were_quantized_before_are_recognised():
     assert true_mse(x, p) < 1e-6 * float(np.mean(x.astype(np.float64) ** 2))
 
 
-# ---- every method, dtype and scope ------------------------------------------------------------------------------------
+# ---- every method, dtype and scope ----------------------------------------------------------------------------------
 
 
 def test_min_max_and_averages_are_exact():
@@ -286,7 +296,7 @@ def test_options_of_the_target_are_honoured():
     assert lb.calibrate(x, "int4", "mse", scheme="logarithmic", steps_per_octave=2.0).steps_per_octave == 2.0
 
 
-# ---- the calibrator ---------------------------------------------------------------------------------------------------
+# ---- the calibrator -------------------------------------------------------------------------------------------------
 
 
 def test_a_calibrator_counts_clears_and_merges():
@@ -365,7 +375,7 @@ def test_percentile_calibrator():
     assert float(c.calibrate("int8").scale) * 127 == pytest.approx(0.9, abs=0.01)
 
 
-# ---- the cache --------------------------------------------------------------------------------------------------------
+# ---- the cache ------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_question_is_answered_from_the_cache(tmp_path, caplog, monkeypatch):
@@ -390,12 +400,16 @@ def test_the_same_question_is_answered_from_the_cache(tmp_path, caplog, monkeypa
 
 def test_a_fingerprint_given_saves_the_pass_over_the_data():
     cache = CalibrationCache()
+
     def samples():
         yield DISTRIBUTIONS["normal"][:1000]
+
     first = lb.calibrate(samples(), "int8", "mse", cache=cache, fingerprint="data-v1")
+
     def never():
         pytest.fail("looked at the data")
         yield
+
     assert lb.calibrate(never(), "int8", "mse", cache=cache, fingerprint="data-v1") == first
     with pytest.raises(InvalidProblem, match="fingerprint"):
         lb.calibrate(samples(), "int8", "mse", fingerprint="data-v1")
@@ -420,7 +434,7 @@ def test_a_damaged_entry_is_left_out(tmp_path):
     assert lb.calibrate(DISTRIBUTIONS["normal"][:500], "int8", "mse", cache=path) == p
 
 
-# ---- errors -----------------------------------------------------------------------------------------------------------
+# ---- errors ---------------------------------------------------------------------------------------------------------
 
 
 def test_errors_come_before_work_and_name_the_tensor():
@@ -450,9 +464,9 @@ def test_errors_come_before_work_and_name_the_tensor():
         lb.calibrate(np.float32([np.nan]), "int8", on_nonfinite="ignore")
     with pytest.raises(InvalidProblem, match="expected an array or an iterable"):
         lb.calibrate(3.0, "int8")
+    c = Calibrator(collect="range")
+    c.add(np.ones(3, np.float32))
     with pytest.raises(InvalidProblem, match="collect='all'"):
-        c = Calibrator(collect="range")
-        c.add(np.ones(3, np.float32))
         c.calibrate("int8", method="mse")
     with pytest.raises(InvalidProblem, match="method: 3"):
         CalibrationMethod.of(3)

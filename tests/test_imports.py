@@ -49,11 +49,12 @@ FACTS = {
 }  # fmt: skip
 
 PUBLIC = {
-    "AccuracyImpact", "CalibrationMethod", "CalibrationStatistics", "Calibrator", "CpuQuantizationOps", "ErrorReport", "FormatError", "HardwareFeatures", "InvalidProblem",
-    "PackedConv", "PackedMatrix", "PercentileCalibrator", "QuantizationOps", "QuantizationParams", "QuantizationScheme", "QuantizedConv2d",
+    "AccuracyImpact", "CalibrationMethod", "CalibrationStatistics", "Calibrator", "CpuQuantizationOps",
+    "ErrorReport", "FormatError", "HardwareFeatures", "InvalidProblem", "PackedConv", "PackedMatrix",
+    "PercentileCalibrator", "QuantizationOps", "QuantizationParams", "QuantizationScheme", "QuantizedConv2d",
     "QuantizedDType", "QuantizedLinear", "QuantizedTensor", "ReferenceQuantizationOps", "Unsupported",
-    "UnsupportedDType", "__version__", "auto_quantize_tensor", "binary_conv2d", "binary_matmul", "conv2d_integer",
-    "calibrate", "create_optimal_params", "dequantize", "dequantize_backward", "dequantize_from_int8",
+    "UnsupportedDType", "__version__", "auto_quantize_tensor", "binary_conv2d", "binary_matmul", "calibrate",
+    "conv2d_integer", "create_optimal_params", "dequantize", "dequantize_backward", "dequantize_from_int8",
     "estimate_accuracy_impact", "estimate_memory_savings", "fake_quantize", "fake_quantize_backward",
     "fake_quantize_learned_backward", "get_num_threads", "hardware", "matmul_integer", "measure_accuracy_impact",
     "prepack", "prepack_binary", "prepack_binary_conv2d", "prepack_conv2d", "qadd", "qavg_pool2d", "qclamp",

@@ -65,9 +65,9 @@ def test_counts_and_moments_are_those_of_the_numbers(dtype, size):
 def test_every_number_is_in_its_bin():
     x = np.random.default_rng(3).standard_t(3, 50_000).astype(np.float32)
     h = sketch_of(x).distribution().histogram
-    assert h.count.sum() == x.size
+    assert h.counts.sum() == x.size
     assert (h.lower[1:] >= h.upper[:-1]).all(), "bins overlap"
-    for lower, upper, count in zip(h.lower, h.upper, h.count, strict=True):
+    for lower, upper, count in zip(h.lower, h.upper, h.counts, strict=True):
         inside = (x >= lower) & ((x < upper) if upper > lower else (x <= upper))
         # The two bins next to the tails end at a number that is counted among those.
         assert abs(int(inside.sum()) - count) <= 1, (lower, upper)
@@ -213,7 +213,9 @@ def test_fingerprints_tell_data_apart():
 # ---- scopes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((6, 50), 0), ((50, 6), 1), ((3, 6, 7), 1), ((2, 3, 40), -1), ((70, 20), -1)])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((6, 50), 0), ((50, 6), 1), ((3, 6, 7), 1), ((2, 3, 40), -1), ((70, 20), -1)]
+)
 def test_each_index_of_an_axis_is_seen_by_itself(shape, axis):
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     s = sketch_of(x, axis=axis)
@@ -223,7 +225,7 @@ def test_each_index_of_an_axis_is_seen_by_itself(shape, axis):
         d = s.distribution(i)
         assert (d.count, d.lo, d.hi) == (row.size, row.min(), row.max())
         np.testing.assert_allclose(d.mean, row.astype(np.float64).mean(), rtol=1e-9, atol=1e-12)
-        assert d.histogram.count.sum() == row.size
+        assert d.histogram.counts.sum() == row.size
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

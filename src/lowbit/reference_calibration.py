@@ -42,9 +42,9 @@ def divergence(lower: Array, upper: Array, count: Array, scale: float, least: in
 
     The cell of code n is scale * [n - 1/2, n + 1/2). Bins are cut where cells meet. P is the share of all numbers in
     each piece, those beyond the ends being in the outermost two. Q has what the codes tell: each cell's own numbers,
-    without those from beyond, spread evenly over its pieces, as shares again. The result is sum P log(P / max(Q, floor)).
+    without those from beyond, spread evenly over its pieces, as shares again. Then: sum P log(P / max(Q, floor)).
 
-    That Q leaves out the clipped ones is what makes clipping cost; that it is even within a cell, what makes steps cost.
+    That Q leaves out the clipped ones makes clipping cost; that it is even within a cell makes steps cost.
     Pieces are as fine as the histogram, whatever the scale, so that a wide cell is not mistaken for a good one.
     """
     a, b = lower / scale, upper / scale

@@ -24,8 +24,8 @@ _VERSION = 1
 class CalibrationCache:
     """Params by what they were found from: a fingerprint of the data, the method, the dtype and the mapping.
 
-    Kept in memory, or with a path in a JSON file too, which is replaced whole. A file that cannot be read is reported by
-    a warning in the log, and begun anew.
+    Kept in memory, or with a path in a JSON file too, which is replaced whole. A file that cannot be read is
+    reported by a warning in the log, and begun anew.
 
     >>> import numpy as np
     >>> import lowbit as lb

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from typing import Any, Literal
 
 import numpy as np
@@ -149,7 +149,9 @@ class Calibrator:
             store.put(key, params)
         return params
 
-    def statistics(self, dtype: DTypeLike = "int8", scheme: SchemeLike = "linear", index: int = 0) -> CalibrationStatistics:
+    def statistics(
+        self, dtype: DTypeLike = "int8", scheme: SchemeLike = "linear", index: int = 0
+    ) -> CalibrationStatistics:
         """What was seen, what each method would cost at this dtype, and which to take. With an axis, of one index."""
         template = _template(dtype, scheme, None, None, None, self._options)
         self._require_samples(Adaptive(), template)
@@ -278,7 +280,9 @@ def calibrate(
     """
     chosen = CalibrationMethod.of(method)
     scope = {"axis": axis, "block_size": block_size}
-    template = _template(dtype, scheme, options.get("qmin"), options.get("qmax"), options.get("steps_per_octave"), scope)
+    template = _template(
+        dtype, scheme, options.get("qmin"), options.get("qmax"), options.get("steps_per_octave"), scope
+    )
     chosen.check(template)
     store = CalibrationCache.of(cache)
     key = None
@@ -339,5 +343,5 @@ def tracked(samples: Iterable[Any], title: str, progress: bool) -> Iterable[Any]
         from rich.progress import track
     except ImportError:
         return samples
-    length = len(samples) if hasattr(samples, "__len__") else None
+    length = len(samples) if isinstance(samples, Sized) else None
     return track(samples, title, total=length, transient=True, console=Console(stderr=True))

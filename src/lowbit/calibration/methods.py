@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -80,8 +80,11 @@ class CalibrationMethod:
             if plain in _NAMED:
                 return _NAMED[plain]()
             raise InvalidProblem(f"method: {method!r}; expected one of {', '.join(_NAMED)}")
-        if isinstance(method, type) and issubclass(method, CalibrationMethod):
-            return method()
+        if isinstance(method, type):
+            if not issubclass(method, CalibrationMethod):
+                raise InvalidProblem(f"method: {method.__name__}; expected a CalibrationMethod")
+            made: CalibrationMethod = method()
+            return made
         if callable(method):
             return Custom(method)
         raise InvalidProblem(f"method: {method!r}; expected a name, a CalibrationMethod or a callable")
@@ -162,8 +165,8 @@ class _Searched(CalibrationMethod):
 class Entropy(_Searched):
     """The range whose codes tell most about the numbers: least Kullback-Leibler divergence.
 
-    `reference_calibration.divergence` has the definition: cells are those that rounding makes, on both sides of zero for
-    signed and asymmetric codes; clipped numbers count as lost; zeros, which have a code of their own, do not count.
+    `reference_calibration.divergence` has the definition: cells are those that rounding makes, on both sides of zero
+    for signed and asymmetric codes; clipped numbers count as lost; zeros, which have a code of their own, do not count.
     Linear codes only.
     """
 
@@ -173,7 +176,9 @@ class Entropy(_Searched):
     def check(self, target: QuantizationParams) -> None:
         if target.dtype.is_binary or target.is_logarithmic:
             kind = "binary" if target.dtype.is_binary else "logarithmic"
-            raise Unsupported(f"method: entropy needs evenly spaced codes; {kind} codes take min_max, percentile or mse")
+            raise Unsupported(
+                f"method: entropy needs evenly spaced codes; {kind} codes take min_max, percentile or mse"
+            )
 
     def score(self, d: Distribution, target: Target, lo: Floats, hi: Floats) -> Floats:
         return divergence(d, target, lo, hi)
@@ -283,13 +288,15 @@ def _on_values(d: Distribution, target: Target, costs: list[MethodCost]) -> tupl
     means, errors = [], []
     for i, cost in enumerate(costs):
         if x.size < 64 or p.dtype.is_binary:
-            means.append(cost.mse), errors.append(np.inf)
+            means.append(cost.mse)
+            errors.append(np.inf)
             continue
         one = p.replace(scale=p.scale[i], zero_point=p.zero_point[i], axis=None)
         lo, hi = _ends(one, cost)
         inside = x[(x >= lo) & (x <= hi)]
         if inside.size < 64:
-            means.append(cost.mse), errors.append(np.inf)
+            means.append(cost.mse)
+            errors.append(np.inf)
             continue
         back = reference.dequantize(reference.quantize(inside, one), one, np.float64)
         lost = (inside - back) ** 2
@@ -308,6 +315,6 @@ def _ends(p: QuantizationParams, cost: MethodCost) -> tuple[float, float]:
     return s * (p.qmin - z - 0.5), s * (p.qmax - z + 0.5)
 
 
-_NAMED: dict[str, type[Any]] = {
+_NAMED: dict[str, Callable[[], CalibrationMethod]] = {
     m.name: m for m in (MinMax, MovingAverage, Percentile, Entropy, MSE, Adaptive)
 }  # fmt: skip

@@ -40,10 +40,10 @@ def best_range(
 def _octaves(top: float, d: Distribution) -> float:
     """How far below the greatest number an end may lie: where all but a hundredth of the others do."""
     m = d.magnitudes
-    some = m.count[m.lower > 0]
+    some = m.counts[m.lower > 0]
     if not some.size:
         return 1.0
-    past_zero = (m.count.sum() - some.sum()) / m.count.sum()
+    past_zero = (m.counts.sum() - some.sum()) / m.counts.sum()
     least = float(m.quantile(past_zero + 0.01 * (1 - past_zero)))
     return float(np.clip(np.log2(top / max(least, 1e-300)), 1.0, 32.0))
 
@@ -52,17 +52,17 @@ def _line(top: float, d: Distribution, score: Callable[[Floats], Floats], steps:
     reach = _octaves(top, d)
     down = np.linspace(0.0, reach, int(reach * steps) + 2)
     scores = score(top * np.exp2(-down))
-    best, best_score = 0.0, float(scores[0])
-    step = float(down[1])
-    for start in _valleys(scores):
-        at, width = float(down[start]), step
-        for _ in range(_ROUNDS):
-            near = np.clip(at + width * np.linspace(-1, 1, 2 * _ZOOM + 1), 0.0, None)
-            found = score(top * np.exp2(-near))
-            at, width = float(near[found.argmin()]), width / _ZOOM
-        if found.min() < best_score:
-            best, best_score = at, float(found.min())
-    return top * float(np.exp2(-best))
+    at = down[_valleys(scores)]
+    around = np.linspace(-1, 1, 2 * _ZOOM + 1) * down[1]
+    lowest = scores[_valleys(scores)]
+    for _ in range(_ROUNDS):  # every start at once
+        near = np.clip(at[:, None] + around, 0.0, None)
+        found = score(top * np.exp2(-near.reshape(-1))).reshape(near.shape)
+        best = found.argmin(1)[:, None]
+        at, lowest = np.take_along_axis(near, best, 1)[:, 0], np.take_along_axis(found, best, 1)[:, 0]
+        around = around / _ZOOM
+    # Whatever is no better than nothing clipped is not worth clipping for.
+    return top * float(np.exp2(-at[lowest.argmin()])) if lowest.min() < scores[0] else top
 
 
 def _valleys(scores: Floats) -> npt.NDArray[np.intp]:
@@ -74,27 +74,26 @@ def _valleys(scores: Floats) -> npt.NDArray[np.intp]:
 
 def _plane(d: Distribution, score: Callable[[Floats, Floats], Floats]) -> tuple[float, float]:
     """Both ends: how many octaves each lies within the numbers, an end of 0 being the last candidate."""
-    reach = [_octaves(end, d) for end in (-d.lo, d.hi)]
+    reach = np.array([_octaves(end, d) for end in (-d.lo, d.hi)])
     axes = [np.append(np.linspace(0.0, r, _GRID), np.inf) for r in reach]
-    best_score, best = np.inf, (0.0, 0.0)
 
-    def look(low: Floats, high: Floats) -> tuple[Floats, npt.NDArray[np.intp]]:
-        a, b = (v.reshape(-1) for v in np.meshgrid(low, high, indexing="ij"))
-        found = np.full(a.shape, np.inf)
-        some = np.isfinite(a) | np.isfinite(b)
-        found[some] = score(d.lo * np.exp2(-a[some]), d.hi * np.exp2(-b[some]))
-        return np.stack([a, b, found], 1), np.argsort(found, kind="stable")
+    def look(rows: Floats) -> Floats:
+        found = np.full(len(rows), np.inf)
+        some = np.isfinite(rows).any(1)
+        found[some] = score(d.lo * np.exp2(-rows[some, 0]), d.hi * np.exp2(-rows[some, 1]))
+        return found
 
-    rows, order = look(*axes)
-    for start in order[:_STARTS]:
-        at, widths = rows[start, :2], [r / (_GRID - 1) for r in reach]
-        for _ in range(_ROUNDS):
-            near = [
-                np.array([np.inf]) if np.isinf(c) else np.unique(np.clip(c + w * np.linspace(-1, 1, _ZOOM), 0, None))
-                for c, w in zip(at, widths, strict=True)
-            ]
-            found, by_score = look(*near)
-            at, widths = found[by_score[0], :2], [w * 2 / (_ZOOM - 1) for w in widths]
-        if found[by_score[0], 2] < best_score:
-            best_score, best = float(found[by_score[0], 2]), (float(at[0]), float(at[1]))
-    return d.lo * float(np.exp2(-best[0])), d.hi * float(np.exp2(-best[1]))
+    rows = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
+    scores = look(rows)
+    first = np.argsort(scores, kind="stable")[:_STARTS]
+    at, lowest = rows[first], scores[first]
+    square = np.stack(np.meshgrid(*[np.linspace(-1, 1, _ZOOM)] * 2, indexing="ij"), -1).reshape(-1, 2)
+    around = square * reach / (_GRID - 1)
+    for _ in range(_ROUNDS):
+        near = np.clip(at[:, None, :] + around, 0.0, None)  # an end of 0, infinitely far in, stays there
+        found = look(near.reshape(-1, 2)).reshape(len(at), -1)
+        best = found.argmin(1)
+        at, lowest = near[np.arange(len(at)), best], found[np.arange(len(at)), best]
+        around = around * 2 / (_ZOOM - 1)
+    lo, hi = at[lowest.argmin()]
+    return d.lo * float(np.exp2(-lo)), d.hi * float(np.exp2(-hi))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import onnx
-import onnxruntime
+import onnxruntime  # type: ignore[import-untyped]
 
 from lowbit.calibration import Calibrator
 from lowbit.calibration.calibrator import MethodLike, tracked
@@ -33,8 +33,8 @@ def observe(
     """A calibrator for each float tensor that a Conv, Gemm or MatMul takes or gives, by name.
 
     model: an onnx.ModelProto, or a path. loader: batches, each a mapping from input names to arrays (an array alone
-    stands for the only input). tensors: names, or a function of one, to look at instead. One batch is held at a time, and
-    memory does not grow with the loader. axis and other options are those of Calibrator.
+    stands for the only input). tensors: names, or a function of one, to look at instead. One batch is held at a time,
+    and memory does not grow with the loader. axis and other options are those of Calibrator.
     """
     proto = _loaded(model)
     names = _names(proto, tensors)
@@ -89,7 +89,9 @@ def _names(proto: onnx.ModelProto, tensors: Iterable[str] | Callable[[str], bool
         names = list(dict.fromkeys(tensors))
         for name in names:
             if name not in there:
-                raise InvalidProblem(f"tensors: {name!r} is none of the model's; it has {', '.join(list(there)[:8])} ...")
+                raise InvalidProblem(
+                    f"tensors: {name!r} is none of the model's; it has {', '.join(list(there)[:8])} ..."
+                )
     if not names:
         raise InvalidProblem("model: no tensor to observe in it")
     return names

@@ -22,7 +22,7 @@ class Histogram(NamedTuple):
 
     lower: Floats
     upper: Floats
-    count: Floats
+    counts: Floats
 
     def quantile(self, share: npt.ArrayLike) -> Floats:
         """The number that a share of all lie below.
@@ -30,21 +30,23 @@ class Histogram(NamedTuple):
         >>> Histogram(np.array([0.0, 2.0]), np.array([1.0, 4.0]), np.array([1.0, 3.0])).quantile([0.125, 0.5])
         array([0.5       , 2.66666667])
         """
-        ends = np.concatenate([[0.0], np.cumsum(self.count)])
+        ends = np.concatenate([[0.0], np.cumsum(self.counts)])
         rank = np.clip(np.asarray(share, np.float64), 0, 1) * ends[-1]
-        bin_ = np.clip(np.searchsorted(ends, rank, side="left") - 1, 0, self.count.size - 1)
-        within = np.clip((rank - ends[bin_]) / np.maximum(self.count[bin_], 1e-300), 0, 1)
+        bin_ = np.clip(np.searchsorted(ends, rank, side="left") - 1, 0, self.counts.size - 1)
+        within = np.clip((rank - ends[bin_]) / np.maximum(self.counts[bin_], 1e-300), 0, 1)
         found: Floats = self.lower[bin_] + within * (self.upper[bin_] - self.lower[bin_])
         return found
 
     def below(self, value: npt.ArrayLike) -> Floats:
         """How many lie below each of some numbers."""
-        ends = np.concatenate([[0.0], np.cumsum(self.count)])
+        ends = np.concatenate([[0.0], np.cumsum(self.counts)])
         v = np.asarray(value, np.float64)
         at = np.searchsorted(self.lower, v, side="left")  # bins that start below it
         last = np.maximum(at - 1, 0)
-        width = np.maximum(self.upper[last] - self.lower[last], 1e-300) if self.count.size else np.ones(v.shape)
-        part = np.clip((v - self.lower[last]) / width, 0, 1) * self.count[last] if self.count.size else np.zeros(v.shape)
+        width = np.maximum(self.upper[last] - self.lower[last], 1e-300) if self.counts.size else np.ones(v.shape)
+        part = (
+            np.clip((v - self.lower[last]) / width, 0, 1) * self.counts[last] if self.counts.size else np.zeros(v.shape)
+        )
         found: Floats = np.where(at > 0, ends[last] + part, 0.0)
         return found
 
@@ -52,8 +54,8 @@ class Histogram(NamedTuple):
 class Distribution:
     """What one sketch says of its numbers.
 
-    count, zeros, lo, hi and absmax are exact; mean, std and mean_abs come from sums whose only rounding is that of float64
-    within blocks of 4,096. `histogram` counts every number.
+    count, zeros, lo, hi and absmax are exact; mean, std and mean_abs come from sums whose only rounding is that of
+    float64 within blocks of 4,096. `histogram` counts every number.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class Distribution:
         h = self.histogram
         # The mean of (x - m)^4 over [a, b): with c its middle from m and w its width, c^4 + c^2 w^2 / 2 + w^4 / 80.
         middle, width = (h.lower + h.upper) / 2 - self.mean, h.upper - h.lower
-        fourth = (h.count * (middle**4 + middle**2 * width**2 / 2 + width**4 / 80)).sum() / self.count
+        fourth = (h.counts * (middle**4 + middle**2 * width**2 / 2 + width**4 / 80)).sum() / self.count
         return float(fourth / self.std**4) - 3.0
 
     # ---- the histogram --------------------------------------------------------------------------------------------
@@ -154,7 +156,9 @@ class Distribution:
         lower, upper = (_from_bits((k << shift) - half_step) for k in (keys, keys + 1))
         tiny = c[0] - self.zeros
         # Where the tiny ones end: below the first bin there is.
-        edge = float(_from_bits(np.array([(1 + first) << shift]))[0]) if tiny else _from_bits(np.array([self._least]))[0]
+        edge = (
+            float(_from_bits(np.array([(1 + first) << shift]))[0]) if tiny else _from_bits(np.array([self._least]))[0]
+        )
         sides = 1.0 + (self._positive and self._negative)
         middle = np.array([
             [-edge, -edge / 2, self._negative * tiny / sides], [0.0, 0.0, self.zeros],
@@ -190,16 +194,16 @@ class Distribution:
         h = self._bins()
         away = (h.lower != 0) | (h.upper != 0)
         lower, upper = np.maximum(h.lower[away], self.lo), np.minimum(h.upper[away], self.hi)
-        return Histogram(lower, np.maximum(upper, lower + np.abs(lower) * 2.0**-30), h.count[away])
+        return Histogram(lower, np.maximum(upper, lower + np.abs(lower) * 2.0**-30), h.counts[away])
 
     @functools.cached_property
     def magnitudes(self) -> Histogram:
         """The same of |x|."""
         h = self.histogram
         spread = h.upper > h.lower
-        points = np.stack([np.abs(h.lower), np.abs(h.lower), h.count], 1)[~spread]
+        points = np.stack([np.abs(h.lower), np.abs(h.lower), h.counts], 1)[~spread]
         edges = np.unique(np.abs(np.concatenate([h.lower, h.upper, [0.0]])))
-        below = Histogram(h.lower[spread], h.upper[spread], h.count[spread])
+        below = Histogram(h.lower[spread], h.upper[spread], h.counts[spread])
         folded = np.diff(below.below(edges) - below.below(-edges))
         rows = np.concatenate([np.stack([edges[:-1], edges[1:], folded], 1), points])
         rows = rows[rows[:, 2] > 0]
@@ -212,7 +216,7 @@ class Distribution:
         low, high = np.clip(h.lower, lo, hi), np.clip(h.upper, lo, hi)
         inside = (h.lower >= lo) & (h.lower <= hi)
         share = np.where(h.upper > h.lower, (high - low) / np.maximum(h.upper - h.lower, 1e-300), inside)
-        part.__dict__["histogram"] = Histogram(low, high, h.count * share)
+        part.__dict__["histogram"] = Histogram(low, high, h.counts * share)
         return part
 
     def share_outside(self, lo: float, hi: float) -> float:
@@ -228,10 +232,12 @@ def exact_sum(limbs: Array) -> Fraction:
 
 
 def _from_bits(bits: npt.NDArray[np.int64]) -> Floats:
-    return np.clip(bits, 0, 0x7F800000 - 1).astype(np.uint32).view(np.float32).astype(np.float64)
+    found: Floats = np.clip(bits, 0, 0x7F800000 - 1).astype(np.uint32).view(np.float32).astype(np.float64)
+    return found
 
 
 def _without(count: Floats, taken: int) -> Floats:
     """Counts with so many taken away from the last ones."""
     left = np.maximum(np.cumsum(count[::-1])[::-1] - taken, 0.0)  # of each and those after it
-    return left - np.append(left[1:], 0.0)
+    found: Floats = left - np.append(left[1:], 0.0)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from lowbit import _core, reference
 from lowbit.ops.distribution import Distribution, Histogram
 from lowbit.params import QuantizationParams
+from lowbit.ranges import affine_from_range
 
 __all__ = ["Target", "divergence", "mean_squared_error"]
 
@@ -44,6 +46,22 @@ class Target:
             mean_abs=None if mean_abs is None else np.asarray(mean_abs, real), **scope,
         )  # fmt: skip
 
+    @functools.cached_property
+    def code_range(self) -> tuple[int, int]:
+        """The least and greatest code that params for a range have."""
+        p = self.params(np.float64(-1.0), np.float64(1.0))
+        return p.qmin, p.qmax
+
+    def mapping(self, lo: Floats, hi: Floats) -> tuple[Array, Array, Array]:
+        """Scales, and the least and greatest multiple of each, that params for ranges have. Linear codes only."""
+        real = np.float64 if self.wide else np.float32
+        least, most = self.code_range
+        scale, zero = affine_from_range(
+            lo.astype(real), hi.astype(real), least, most, symmetric=self.is_symmetric, full_range=self.full_range
+        )
+        codes = zero.astype(np.int64)
+        return scale.astype(np.float64), least - codes, most - codes
+
     def candidates(self, d: Distribution, lo: Floats, hi: Floats) -> QuantizationParams:
         """Params for each of several ranges of one distribution."""
         mean = np.full(lo.shape, d.mean_abs) if self.template.dtype.is_binary else None
@@ -56,37 +74,29 @@ def mean_squared_error(d: Distribution, target: Target, lo: npt.ArrayLike, hi: n
     Numbers are taken to lie evenly within the bins of the histogram; zeros cost nothing under linear codes.
     """
     low, high = np.atleast_1d(np.asarray(lo, np.float64)), np.atleast_1d(np.asarray(hi, np.float64))
-    p = target.candidates(d, low, high)
-    h = d.histogram
-    if p.dtype.is_binary:  # mean (|x| - s)^2, without any histogram
-        s = p.scale.astype(np.float64)
+    if target.template.dtype.is_binary:  # mean (|x| - s)^2, without any histogram
+        s = target.candidates(d, low, high).scale.astype(np.float64)
         return np.maximum(d.mean_square - 2 * s * d.mean_abs + s * s, 0.0)
-    if p.is_logarithmic:
-        return _at_points(h, p) / max(1, d.count)
+    if target.template.is_logarithmic:
+        return _at_points(d.histogram, target.candidates(d, low, high)) / max(1, d.count)
     out = np.empty(low.shape)
-    _core.squared_error(*h, *_mapping(p), out)
+    _core.squared_error(*d.histogram, *target.mapping(low, high), out)
     return out / max(1, d.count)
 
 
 def divergence(d: Distribution, target: Target, lo: npt.ArrayLike, hi: npt.ArrayLike) -> Floats:
-    """The Kullback-Leibler divergence of `reference_calibration`, for each range [lo, hi]. Zeros, which every code range
-    has a code for, are left out."""
+    """The Kullback-Leibler divergence of `reference_calibration`, for each range [lo, hi]. Zeros, which have a
+    code of their own, are left out."""
     low, high = np.atleast_1d(np.asarray(lo, np.float64)), np.atleast_1d(np.asarray(hi, np.float64))
-    p = target.candidates(d, low, high)
     out = np.empty(low.shape)
-    _core.divergence(*d.smooth, *_mapping(p), FLOOR, out)
+    _core.divergence(*d.smooth, *target.mapping(low, high), FLOOR, out)
     return out
-
-
-def _mapping(p: QuantizationParams) -> tuple[Array, Array, Array]:
-    zero = p.zero_point.astype(np.int64)
-    return p.scale.astype(np.float64), p.qmin - zero, p.qmax - zero
 
 
 def _at_points(h: Histogram, p: QuantizationParams) -> Floats:
     """Squared errors by quantizing points of every bin."""
     x = (h.lower[:, None] + (h.upper - h.lower)[:, None] * _POINTS).reshape(-1)
-    weight = (h.count[:, None] * _WEIGHTS).reshape(-1)
+    weight = (h.counts[:, None] * _WEIGHTS).reshape(-1)
     found = []
     for scale in p.scale:
         one = p.replace(scale=scale.astype(np.float64), zero_point=0, axis=None)

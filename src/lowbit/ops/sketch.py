@@ -1,8 +1,8 @@
 """What a stream of arrays looks like, in fixed memory: counts, moments, a histogram, a few of the numbers themselves.
 
-A sketch depends on the arrays it has seen and on nothing else: not on their order, on the number of threads, on how they
-were spread over several sketches merged later, or on how often it was saved and loaded in between. `core/drivers/sketch.h`
-says why.
+A sketch depends on the arrays it has seen and on nothing else: not on their order, on the number of threads, on how
+they were spread over several sketches merged later, or on how often it was saved and loaded in between.
+`core/drivers/sketch.h` says why.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ class Sketch:
         if self._native is not None:
             if g.scale_shape != self._shape or (self.block_size is not None and g.axis != self._axis_size):
                 raise InvalidProblem(
-                    f"{name or self.name}: shape {shape} has scales of shape {g.scale_shape}; those before had {self._shape}"
+                    f"{name or self.name}: shape {shape} has scales of shape {g.scale_shape}; "
+                    f"those before had {self._shape}"
                 )
             return self._native
         scales = int(np.prod(g.scale_shape))
@@ -199,8 +200,8 @@ class Sketch:
         a = self._arrays
         return Distribution(
             counters=a["counters"][index], extremes=a["extremes"][index], limbs=a["limbs"][index],
-            counts=a["counts"][index], values=a["values"][index], tails=a["tails"][index], layout=self._native.bin_layout(index),
-            grain=self._grain,
+            counts=a["counts"][index], values=a["values"][index], tails=a["tails"][index],
+            layout=self._native.bin_layout(index),            grain=self._grain,
         )  # fmt: skip
 
     def sample_means(self) -> tuple[Array, Array]:
@@ -225,7 +226,7 @@ class Sketch:
     def _state(self) -> dict[str, Array]:
         assert self._native is not None
         n, bins, kept = self._native.scales, self._native.bins, self._native.reservoir
-        arrays = {
+        arrays: dict[str, Array] = {
             "counters": np.empty((n, _core.sketch_counters), np.uint64), "extremes": np.empty((n, 2)),
             "limbs": np.empty((n, _core.sketch_moments, _core.sketch_limbs), np.int64),
             "counts": np.empty((n, bins), np.uint64), "priorities": np.empty((n, kept), np.uint32),
@@ -281,7 +282,8 @@ class Sketch:
         native = _core.Sketches(0, bins, kept)
         expected: dict[str, tuple[tuple[int, ...], str]] = {
             "counters": ((scales, _core.sketch_counters), "uint64"), "extremes": ((scales, 2), "float64"),
-            "limbs": ((scales, _core.sketch_moments, _core.sketch_limbs), "int64"), "counts": ((scales, bins), "uint64"),
+            "limbs": ((scales, _core.sketch_moments, _core.sketch_limbs), "int64"),
+            "counts": ((scales, bins), "uint64"),
             "priorities": ((scales, kept), "uint32"), "values": ((scales, kept), "float32"),
             "tails": ((scales, 2, _core.sketch_tail if bins else 0), "float32"),
         }  # fmt: skip
