@@ -34,7 +34,7 @@ def squared_error(lower: Array, upper: Array, count: Array, scale: float, least:
         width = np.diff(cuts)
         share = width / (b - a) if b > a else np.ones(1)
         total += n * float((share * (((cuts[:-1] + cuts[1:]) / 2 - codes) ** 2 + width**2 / 12)).sum())
-    return total * scale**2
+    return float(total * scale**2)
 
 
 def divergence(lower: Array, upper: Array, count: Array, scale: float, least: int, most: int, floor: float) -> float:

@@ -40,7 +40,7 @@ class Sketch:
     """What a stream of arrays looks like: one distribution, one for each index of `axis`, or one a block along it.
 
     Takes float32, float64, float16 and bfloat16 arrays of any shape (of one size along `axis`; with `block_size` of one
-    shape). Memory is fixed: 60 KB for one distribution, 14 KB each for up to 8,192, 6 KB each for more; `nbytes` says.
+    shape). Memory is fixed: 61 KB for one distribution, 14 KB each for up to 8,192, 6 KB each for more; `nbytes` says.
     Histograms tell numbers apart to 1 part in 64 at worst (16, 4), over 30 octaves below the greatest; where the data
     spans less, more finely, down to single float32 values. float64 numbers are rounded to float32 for them.
 
