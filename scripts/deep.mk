@@ -35,8 +35,10 @@ deep-avx512: deep-x86
 	@if grep -qw avx512vl /proc/cpuinfo; then build/static/lowbit_tests avx512; \
 	elif [ -n "$$BOCHS" ]; then scripts/run_in_bochs.sh build/static/lowbit_tests avx512; \
 	else scripts/run_in_bochs.sh build/static/lowbit_tests avx512 --no-half-stores; fi
+	$(CMAKE) --build build/static --target lowbit_tests_emulated
 	@if grep -qw avx512_vnni /proc/cpuinfo; then build/static/lowbit_tests vnni; \
-	else BOCHS_CPU=corei7_icelake_u scripts/run_in_bochs.sh build/static/lowbit_tests vnni; fi
+	else BOCHS_FEATURES='avx512vnni avx512vpopcnt avx512bitalg' scripts/run_in_bochs.sh \
+	  build/static/lowbit_tests_emulated vnni --rows; fi
 
 deep-sanitizers: $(VENV)/.test
 	$(CONFIGURE) -B build/sanitized -DLOWBIT_TESTS=ON -DLOWBIT_SANITIZE=address,undefined \

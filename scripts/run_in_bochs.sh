@@ -2,8 +2,8 @@
 # run_in_bochs.sh BINARY [ARG...]: runs a static x86-64 program on an emulated CPU with AVX-512 (Skylake-X), prints
 # what it prints and returns its exit code; 254 if the machine did not boot. Needs Debian's bochs, bochs-term,
 # bochsbios, vgabios, isolinux, syslinux-common, xorriso, cpio; the kernel is downloaded once, never installed.
-# BOCHS, BOCHS_BIOS and BOCHS_VGABIOS name another build of the emulator and its ROMs, BOCHS_CPU another CPU: its
-# corei7_icelake_u has vpopcntb too.
+# BOCHS, BOCHS_BIOS and BOCHS_VGABIOS name another build of the emulator and its ROMs, BOCHS_CPU another CPU,
+# BOCHS_FEATURES instructions it has besides.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cache=$here/../build/bochs
@@ -53,7 +53,7 @@ config_interface: textconfig
 display_library: $display
 romimage: file=${BOCHS_BIOS:-/usr/share/bochs/BIOS-bochs-latest}
 vgaromimage: file=${BOCHS_VGABIOS:-/usr/share/bochs/VGABIOS-lgpl-latest}
-cpu: model=${BOCHS_CPU:-corei7_skylake_x}, count=1, ips=100000000, reset_on_triple_fault=0
+cpu: model=${BOCHS_CPU:-corei7_skylake_x}, ${BOCHS_FEATURES:+add_features="$BOCHS_FEATURES",} count=1, ips=100000000, reset_on_triple_fault=0
 memory: guest=512, host=512
 clock: sync=none
 ata0: enabled=1, ioaddr1=0x1f0, ioaddr2=0x3f0, irq=14

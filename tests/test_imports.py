@@ -16,7 +16,7 @@ PACKAGE = Path(lb.__file__).parent
 
 # Layers from the bottom up. A module may import its own layer's earlier modules and every layer below.
 LAYERS = [
-    ["errors", "_version"],
+    ["errors", "_version", "cachefile"],
     ["dtypes"],
     ["ranges", "logarithm"],
     ["fields"],
@@ -28,17 +28,20 @@ LAYERS = [
     ["tensor"],
     ["reference"],
     ["reference_compute", "reference_calibration"],
-    ["hardware", "threads", "kernels"],
+    ["hardware", "threads", "kernels", "limits"],
     ["ops"],
     ["layers"],
     ["quantization_ops"],
     ["plans"],
     ["accuracy"],
     ["calibration"],
+    ["bench"],
+    ["tuning"],
+    ["system"],
     ["data"],
     ["demo"],
     ["formats", "torch"],
-    ["cli_calibrate"],
+    ["cli_calibrate", "cli_bench", "cli_tune"],
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

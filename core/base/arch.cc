@@ -14,6 +14,15 @@
 
 namespace lowbit {
 namespace {
+// An emulator can run instructions that the CPU it plays does not list.
+#if defined(LOWBIT_EMULATED)
+[[maybe_unused]] constexpr bool kEmulated = true;
+#else
+[[maybe_unused]] constexpr bool kEmulated = false;
+#endif
+}  // namespace
+
+namespace {
 
 using Features = std::vector<std::pair<std::string, bool>>;
 
@@ -53,9 +62,9 @@ Features detect() {
       {"avx512bw", os_zmm && bit(b7, 30)},
       {"avx512vl", os_zmm && bit(b7, 31)},
       {"avx512_vbmi", os_zmm && bit(c7, 1)},
-      {"avx512_vnni", os_zmm && bit(c7, 11)},
-      {"avx512_bitalg", os_zmm && bit(c7, 12)},
-      {"avx512_vpopcntdq", os_zmm && bit(c7, 14)},
+      {"avx512_vnni", os_zmm && (bit(c7, 11) || kEmulated)},
+      {"avx512_bitalg", os_zmm && (bit(c7, 12) || kEmulated)},
+      {"avx512_vpopcntdq", os_zmm && (bit(c7, 14) || kEmulated)},
       {"avx512_bf16", os_zmm && bit(a71, 5)},
       {"avx512_fp16", os_zmm && bit(d7, 23)},
       {"amx_tile", os_tile && bit(d7, 24)},

@@ -18,6 +18,7 @@
 #include "drivers/conv.h"
 #include "drivers/groups.h"
 #include "drivers/linear.h"
+#include "drivers/probe.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -157,20 +158,6 @@ std::pair<int64_t, int64_t> linear_of(nb::handle input, int element, int64_t m, 
   return {result.nan, result.bad_scale};
 }
 
-// Operations a second of one thread, the best of several runs; 0 where that cannot be measured.
-double dot_limit() {
-  const nb::gil_scoped_release release;
-  const GemmRow* rows = gemm_rows(active_isa());
-  double best = 0;
-  for (int i = 0; i < 2 * 40; ++i) {
-    if (rows[i % kGemmRows].peak == nullptr) continue;
-    const auto start = std::chrono::steady_clock::now();
-    const auto operations = static_cast<double>(rows[i % kGemmRows].peak(2000));
-    best = std::max(best, operations / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-  return best;
-}
-
 }  // namespace
 
 void bind_gemm(nb::module_& m) {
@@ -226,9 +213,30 @@ void bind_gemm(nb::module_& m) {
         return std::pair(group_matmul_workspace(sizes, rows), sizes.packed_bytes(true));
       },
       "m"_a, "n"_a, "k"_a, "bits"_a, "block"_a, "Bytes multiply_groups works in, and of b, packed, at most.");
-  m.def("dot_limit", &dot_limit,
-        "Operations a second that dot products of 8 bits reach on one thread of this CPU, measured: arithmetic alone. "
-        "0 where that cannot be measured.");
+  m.def(
+      "dot_limit",
+      [] {
+        const nb::gil_scoped_release release;
+        return dot_limit();
+      },
+      "Operations a second that dot products of 8 bits reach on one thread of this CPU, measured: arithmetic alone. "
+      "0 where that cannot be measured.");
+  m.def(
+      "fma_limit",
+      [] {
+        const nb::gil_scoped_release release;
+        return fma_limit();
+      },
+      "Operations a second that multiplying and adding f32 reaches on one thread, measured: arithmetic alone.");
+  m.def(
+      "read_limit",
+      [](int64_t bytes, double seconds) {
+        if (bytes < 4096 || !(seconds > 0)) throw nb::value_error("bytes: expected at least 4096");
+        const nb::gil_scoped_release release;
+        return read_limit(bytes, seconds);
+      },
+      "bytes"_a, "seconds"_a,
+      "Bytes a second that reading so many again and again reaches on one thread, the best of runs that last so long.");
   m.attr("exact_depth") = kExactK;
   m.def(
       "multiply_workspace",

@@ -14,6 +14,7 @@
 #include "kernels/pack/pack.h"
 #include "kernels/pool/pool.h"
 #include "kernels/quantize/quantize.h"
+#include "kernels/probe/probe.h"
 #include "kernels/range/range.h"
 #include "kernels/sketch/sketch.h"
 
@@ -59,6 +60,10 @@ LOWBIT_FAMILY(range, RangeRow)
 #define LOWBIT_DECLARE_SketchRow(isa) extern const SketchRow* const sketch_rows_##isa;
 #define LOWBIT_CASE_SketchRow(isa) LOWBIT_CASE(sketch, isa)
 LOWBIT_FAMILY(sketch, SketchRow)
+
+#define LOWBIT_DECLARE_ProbeRow(isa) extern const ProbeRow* const probe_rows_##isa;
+#define LOWBIT_CASE_ProbeRow(isa) LOWBIT_CASE(probe, isa)
+LOWBIT_FAMILY(probe, ProbeRow)
 
 #define LOWBIT_DECLARE_PackRow(isa) extern const PackRow* const pack_rows_##isa;
 #define LOWBIT_CASE_PackRow(isa) LOWBIT_CASE(pack, isa)

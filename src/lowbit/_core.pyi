@@ -218,6 +218,16 @@ def dot_limit() -> float:
     Operations a second that dot products of 8 bits reach on one thread of this CPU, measured: arithmetic alone. 0 where that cannot be measured.
     """
 
+def fma_limit() -> float:
+    """
+    Operations a second that multiplying and adding f32 reaches on one thread, measured: arithmetic alone.
+    """
+
+def read_limit(bytes: int, seconds: float) -> float:
+    """
+    Bytes a second that reading so many again and again reaches on one thread, the best of runs that last so long.
+    """
+
 exact_depth: int = 33025
 
 def multiply_workspace(m: int, n: int, k: int, wide: bool = False) -> int:

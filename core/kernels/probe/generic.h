@@ -1,0 +1,53 @@
+// Loops with enough independent work to fill every unit.
+#pragma once
+#include "kernels/probe/probe.h"
+#include "simd/vec.h"
+
+namespace lowbit {
+
+template <class V>
+int64_t probe_fma(int64_t rounds) {
+  constexpr int chains = 12;  // latency times units, and no more than registers
+  typename V::F32 acc[chains];
+  const auto a = V::set(0.999999f), b = V::set(1e-6f);
+  for (int k = 0; k < chains; ++k) acc[k] = V::set(static_cast<float>(k));
+  for (int64_t r = 0; r < rounds; ++r) {
+#pragma GCC unroll 12
+    for (int k = 0; k < chains; ++k) {
+      if constexpr (V::has_fma) {
+        acc[k] = V::fma(acc[k], a, b);
+      } else {
+        acc[k] = V::add(V::mul(acc[k], a), b);
+      }
+    }
+  }
+  float sink[V::width];
+  for (int k = 1; k < chains; ++k) acc[0] = V::add(acc[0], acc[k]);
+  V::store(sink, acc[0]);
+  volatile float kept = sink[0];
+  (void)kept;
+  return rounds * chains * V::width * 2;
+}
+
+template <class V>
+float probe_read(const float* x, int64_t n) {
+  constexpr int chains = 8;
+  typename V::I32 acc[chains];
+  for (auto& v : acc) v = V::set_i32(0);
+  const int32_t* p = reinterpret_cast<const int32_t*>(x);
+  for (int64_t i = 0; i < n; i += kReadStep) {
+    for (int64_t j = 0; j < kReadStep; j += chains * V::width) {
+#pragma GCC unroll 8
+      for (int k = 0; k < chains; ++k) acc[k] = V::max(acc[k], V::load_i32(p + i + j + k * V::width));
+    }
+  }
+  for (int k = 1; k < chains; ++k) acc[0] = V::max(acc[0], acc[k]);
+  return static_cast<float>(V::reduce_max_i32(acc[0]));
+}
+
+template <class V>
+struct ProbeRows {
+  static constexpr ProbeRow rows[1] = {{probe_fma<V>, probe_read<V>}};
+};
+
+}  // namespace lowbit

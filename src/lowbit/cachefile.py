@@ -1,0 +1,104 @@
+"""JSON kept between runs, in the user's cache folder: whole or absent, safe with several writers, never trusted.
+
+A file that is damaged, or of another version, is reported by a warning and begun anew. What it says may only choose among
+things that are correct whichever is chosen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CacheFile", "cache_folder", "clear_caches"]
+
+_VERSION = 1
+
+
+def cache_folder() -> Path:
+    """LOWBIT_CACHE_DIR, else lowbit in XDG_CACHE_HOME, else ~/.cache/lowbit."""
+    if given := os.environ.get("LOWBIT_CACHE_DIR"):
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "lowbit"
+
+
+def clear_caches() -> list[Path]:
+    """Removes every cache file; gives those there were."""
+    found = sorted(cache_folder().glob("*.json"))
+    for path in found:
+        path.unlink(missing_ok=True)
+    return found
+
+
+class CacheFile:
+    """Entries by key, in one file of the cache folder.
+
+    >>> import tempfile
+    >>> file = CacheFile("numbers", Path(tempfile.mkdtemp()))
+    >>> file.put("a", {"best": 3})
+    >>> CacheFile("numbers", file.path.parent).get("a")
+    {'best': 3}
+    """
+
+    def __init__(self, name: str, folder: Path | None = None) -> None:
+        self.path = (cache_folder() if folder is None else folder) / f"{name}.json"
+
+    def get(self, key: str) -> Any:
+        """What was put there; None if nothing was."""
+        return self._read().get(key)
+
+    def put(self, key: str, value: Any) -> None:
+        """Keeps a value. Where the folder cannot be written, a warning says so and nothing is kept."""
+        try:
+            with self._alone():
+                entries = {**self._read(), key: value}
+                self._replace({"version": _VERSION, "entries": entries})
+        except OSError as error:
+            warnings.warn(f"{self.path}: not written ({error})", stacklevel=2)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            if content["version"] != _VERSION:
+                raise ValueError(f"version {content['version']!r}, expected {_VERSION}")
+            entries = content["entries"]
+            if not isinstance(entries, dict):
+                raise ValueError("no entries")
+            return entries
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            warnings.warn(f"{self.path}: not usable ({error}); it is begun anew", stacklevel=3)
+            return {}
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Between reading and replacing, no other process writes."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self.path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _replace(self, content: Any) -> None:
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+        try:
+            with open(temporary, "x", encoding="utf-8") as file:
+                json.dump(content, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
