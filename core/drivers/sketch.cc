@@ -47,16 +47,16 @@ void visit(Element in, F&& f) {
   }
 }
 
-// The same sums as the kernel's, of doubles.
-void wide_stats(const double* x, int64_t n, BlockStats& s, double& lo, double& hi) {
+// The same sums as the kernel's, of doubles. Returns the number of zeros.
+int64_t wide_stats(const double* x, int64_t n, BlockStats& s, double& lo, double& hi) {
   double sums[kPowers][8] = {};
-  s.zeros = 0;
+  int64_t zeros = 0;
   for (int64_t i = 0; i < n; ++i) {
     const double d = x[i];
     const int64_t k = i % 8;
     sums[0][k] += d, sums[1][k] += d * d, sums[2][k] += std::fabs(d);
     lo = std::min(lo, d), hi = std::max(hi, d);
-    s.zeros += d == 0;
+    zeros += d == 0;
   }
   for (int k = 0; k < kPowers; ++k) {
     const double* v = sums[k];
@@ -66,6 +66,7 @@ void wide_stats(const double* x, int64_t n, BlockStats& s, double& lo, double& h
     s.hash = (s.hash ^ bits) * 0x9e3779b97f4a7c15ull;  // what rounding to f32 lost still counts
   }
   lo += 0.0, hi += 0.0;
+  return zeros;
 }
 
 }  // namespace
@@ -110,12 +111,19 @@ void ExactSum::normalize() {
 
 // ---- the histogram -------------------------------------------------------------------------------------------------
 
+namespace {
+
+// Whether bins end above the least number there is.
+bool is_capped(const SketchTotals& t) {
+  return static_cast<int32_t>(t.top >> 23) - static_cast<int32_t>(t.least >> 23) > kOctaves;
+}
+
+}  // namespace
+
 BinLayout bin_layout(const SketchTotals& t, int64_t bins) {
   if (t.top == 0) return {};
-  const bool both = t.positive && t.negative;
+  const bool both = t.positive && t.negative, capped = is_capped(t);
   const int64_t half = both ? bins / 2 : bins;
-  const int32_t octaves = static_cast<int32_t>(t.top >> 23) - static_cast<int32_t>(t.least >> 23);
-  const bool capped = octaves > kOctaves;
   // Aligned to an octave where it is not the least |x| itself, so that no bin of any shift lies across it.
   const uint32_t base = capped ? ((t.top >> 23) - kOctaves) << 23 : t.least;
   const int64_t span = capped ? int64_t{kOctaves + 1} << 23 : static_cast<int64_t>(t.top) - t.least;
@@ -131,6 +139,10 @@ namespace {
 // Adds counts laid out for `from` to counts laid out for `to`, which covers more.
 void fold(const SketchTotals& from, const uint64_t* counts, const SketchTotals& to, uint64_t* into, int64_t bins) {
   const BinLayout old = bin_layout(from, bins), now = bin_layout(to, bins);
+  if (old == now && from.positive == to.positive) {  // the same places
+    for (int64_t i = 0; i < bins; ++i) into[i] += counts[i];
+    return;
+  }
   const int64_t half = old.negative != 0 ? old.negative : bins;
   for (int64_t i = 0; i < bins; ++i) {
     if (counts[i] == 0) continue;
@@ -296,6 +308,13 @@ CountArgs Sketches::args(int64_t scale, const float* x, int64_t n) {
   return {x, n, l.shift, l.first, half - 1, l.negative, 1, counts.data() + scale * bins_};
 }
 
+// How many are counted below the first bin: zeros, and what is too small for any.
+int64_t Sketches::tiny(int64_t scale) const {
+  const uint64_t* c = counts.data() + scale * bins_;
+  const int32_t negative = layouts_[scale].negative;
+  return static_cast<int64_t>(c[0] + (negative != 0 ? c[negative] : 0));
+}
+
 namespace {
 
 void take_back(const SketchRow& row, CountArgs args) {
@@ -310,6 +329,7 @@ void Sketches::block(int64_t scale, const float* x, int64_t n, const double* wid
   SketchTotals& t = totals[scale];
   BlockStats s;
   const CountArgs here = args(scale, x, n);
+  int64_t zeros = -tiny(scale);
   row.stats_and_count(here, s);
   if (!std::isfinite(s.sum[0])) {  // at leisure: count what is no number, and go on with the rest
     take_back(row, here);
@@ -329,9 +349,10 @@ void Sketches::block(int64_t scale, const float* x, int64_t n, const double* wid
     return;
   }
   double block_lo = s.lo, block_hi = s.hi;
+  int64_t wide_zeros = 0;
   if (wide != nullptr) {
     block_lo = __builtin_inf(), block_hi = -block_lo;
-    wide_stats(wide, n, s, block_lo, block_hi);
+    wide_zeros = wide_stats(wide, n, s, block_lo, block_hi);
   }
   const SketchTotals to = covering(t, s.top, s.least, s.hi > 0, s.lo < 0);
   if (bin_layout(to, bins_) == layouts_[scale]) {
@@ -339,14 +360,17 @@ void Sketches::block(int64_t scale, const float* x, int64_t n, const double* wid
   } else {  // counted where it does not belong
     take_back(row, here);
     grow(scale, to);
+    zeros = -tiny(scale);
     row.count(args(scale, x, n));
   }
+  zeros += tiny(scale);
+  if (zeros != 0 && is_capped(t)) zeros = std::count(x, x + n, 0.0f);  // among them those that are merely small
   const float* tail = tails.data() + scale * 2 * kTail;
   const int32_t* had = tailed.data() + scale * 2;
   const bool above = s.hi > (had[0] == kTail ? std::max(tail_floor_[0], tail[kTail - 1]) : tail_floor_[0]);
   const bool below = s.lo < (had[1] == kTail ? std::min(tail_floor_[1], tail[2 * kTail - 1]) : tail_floor_[1]);
   extend_tails(scale, x, above ? n : 0, x, below ? n : 0);
-  t.n += n, t.zeros += s.zeros;
+  t.n += n, t.zeros += wide != nullptr ? wide_zeros : zeros;
   t.lo = std::min(t.lo, block_lo), t.hi = std::max(t.hi, block_hi);
   lo = std::min(lo, block_lo), hi = std::max(hi, block_hi);
   t.hash[0] += s.hash, t.hash[1] += (s.hash ^ s.hash >> 31) * 0xd6e8feb86659fd93ull;

@@ -98,6 +98,7 @@ class Sketches {
   void run(int64_t scale, const void* x, Element in, int64_t n, double& lo, double& hi);
   void block(int64_t scale, const float* x, int64_t n, const double* wide, double& lo, double& hi);
   Added add_range(const Layout& layout, const void* x, Element in);
+  int64_t tiny(int64_t scale) const;
   CountArgs args(int64_t scale, const float* x, int64_t n);
   void grow(int64_t scale, const SketchTotals& to);
   void keep(int64_t scale, Kept k);

@@ -42,18 +42,17 @@ bool stats_are_right(const SketchRow& row, const std::vector<float>& x) {
   };
   const BlockStats got = stats_of(row, x);
   double sums[kPowers][8] = {};
-  int64_t zeros = 0;
   uint32_t top = 0, least = 0;
   float lo = INFINITY, hi = -INFINITY;
   for (int64_t i = 0; i < n; ++i) {
     const double d = x[i];
     sums[0][i % 8] += d, sums[1][i % 8] += d * d, sums[2][i % 8] += std::fabs(d);
     const uint32_t m = float_to_bits(x[i]) & 0x7fffffffu;
-    zeros += m == 0, top = std::max(top, m);
+    top = std::max(top, m);
     if (m != 0 && (least == 0 || m < least)) least = m;
     lo = std::min(lo, x[i]), hi = std::max(hi, x[i]);
   }
-  bool good = got.zeros == zeros && got.top == top && got.least == least && got.lo == lo + 0.0f && got.hi == hi + 0.0f;
+  bool good = got.top == top && got.least == least && got.lo == lo + 0.0f && got.hi == hi + 0.0f;
   for (int k = 0; k < kPowers; ++k) good = good && got.sum[k] == folded(sums[k]);
   const BlockStats plain = stats_of(*sketch_rows(Isa::scalar), x);
   std::vector<float> other = x;

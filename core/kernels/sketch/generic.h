@@ -33,7 +33,11 @@ struct Binner {
     uint64_t* bins = b.a.bins;
     const uint64_t by = b.a.by;
 #pragma GCC unroll 8
-    for (int j = 0; j < kTogether; ++j) bins[at[j]] += by;
+    for (int j = 0; j < kTogether; j += 2) {  // two at a load: it is loads and stores that are scarce
+      uint64_t two;
+      std::memcpy(&two, at + j, 8);
+      bins[static_cast<uint32_t>(two)] += by, bins[two >> 32] += by;
+    }
   }
   LOWBIT_INLINE void add_one(const Binner& b, uint32_t bits) {
     const int32_t bin = static_cast<int32_t>((bits & 0x7fffffffu) >> b.a.shift) - b.a.first;
@@ -49,8 +53,8 @@ void stats_and_count(const CountArgs& a, BlockStats& out) {
   using I32 = typename V::I32;
   const float* x = a.x;
   const Binner<V> binner(a);
-  const I32 prime = V::set_i32(static_cast<int32_t>(kHashPrime)), one = V::set_i32(1), far = V::set_i32(INT_MIN);
-  I32 hash[vectors], nearest = far, zeros = V::set_i32(0);
+  const I32 prime = V::set_i32(static_cast<int32_t>(kHashPrime)), far = V::set_i32(INT_MIN);
+  I32 hash[vectors], nearest = far;
   for (auto& h : hash) h = V::set_i32(0);
   auto lo = V::set(__builtin_inff()), hi = V::set(-__builtin_inff());
   typename V::Sum8 power[kPowers];
@@ -64,7 +68,6 @@ void stats_and_count(const CountArgs& a, BlockStats& out) {
       V::store_i32(at + j * w, Binner<V>::of(binner, bits, m));
       hash[j] = V::add(V::mul_i32(hash[j], prime), bits);
       nearest = V::max(nearest, V::sub(far, m));  // greatest for the least |x|, and least of all for 0
-      zeros = V::add(zeros, V::shift_right(V::sub(m, one), 31));
       lo = V::min_skip_nan(v, lo), hi = V::max_skip_nan(v, hi);
     }
     for (int j = 0; j < kHashLanes; j += 8) V::add_powers(power, x + i + j);
@@ -72,12 +75,8 @@ void stats_and_count(const CountArgs& a, BlockStats& out) {
   }
   uint32_t lane[kHashLanes];
   double sums[kPowers][8];
-  int32_t zero_lanes[w];
   for (int j = 0; j < vectors; ++j) V::store_i32(reinterpret_cast<int32_t*>(lane) + j * w, hash[j]);
   for (int k = 0; k < kPowers; ++k) V::lanes(power[k], sums[k]);
-  V::store_i32(zero_lanes, zeros);
-  int64_t zero = 0;
-  for (int32_t z : zero_lanes) zero += z;
   float least = V::reduce_min(lo), most = V::reduce_max(hi);
   int32_t closest = V::reduce_max_i32(nearest);
   for (int k = 0; i < a.n; ++i, ++k) {
@@ -86,7 +85,6 @@ void stats_and_count(const CountArgs& a, BlockStats& out) {
     const double d = x[i];
     lane[k] = lane[k] * kHashPrime + bits;
     closest = reach > closest ? reach : closest;
-    zero += m == 0;
     least = x[i] < least ? x[i] : least, most = x[i] > most ? x[i] : most;
     sums[0][k % 8] += d, sums[1][k % 8] += d * d, sums[2][k % 8] += __builtin_fabs(d);
     Binner<V>::add_one(binner, bits);
@@ -95,7 +93,6 @@ void stats_and_count(const CountArgs& a, BlockStats& out) {
   out.top = float_to_bits(out.hi > -out.lo ? out.hi : -out.lo);
   out.least = 0x80000000u - static_cast<uint32_t>(closest);
   if (out.least == 0x80000000u) out.least = 0;
-  out.zeros = zero;
   for (int k = 0; k < kPowers; ++k) {
     const double* s = sums[k];
     out.sum[k] = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));

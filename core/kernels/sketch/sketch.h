@@ -2,7 +2,7 @@
 // bits are the same on every ISA.
 //
 // stats   least and greatest; greatest and least nonzero |x|, as the bits of an f32, which are ordered like |x| is;
-//         zeros; sums of x, x^2, |x| in f64, element i in lane i mod 8; a hash of the bits.
+//         sums of x, x^2, |x| in f64, element i in lane i mod 8; a hash of the bits.
 // count   bins[clamp((|x| bits >> shift) - first, 0, last) + (x < 0 ? negative : 0)] += by for each x.
 #pragma once
 #include "base/arch.h"
@@ -17,7 +17,6 @@ constexpr uint32_t kHashPrime = 0x01000193u;
 struct BlockStats {
   float lo, hi;         // garbage, as top is, if sum[0] is not finite
   uint32_t top, least;  // least: 0 if all are zero
-  int64_t zeros;
   double sum[kPowers];
   uint64_t hash;
 };

@@ -1,0 +1,158 @@
+"""The front desk: one object over hardware, calibration, tuning, benchmarks and operations. It has no arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.accuracy import auto_quantize_tensor
+from lowbit.calibration import CalibrationMethod, calibrate
+from lowbit.dtypes import DTypeLike
+from lowbit.errors import Unsupported
+from lowbit.hardware import HardwareFeatures, hardware
+from lowbit.hints import QuantizationPerformanceHints, optimal_block_size, performance_hints
+from lowbit.ops.conv import qconv2d
+from lowbit.ops.dequantize import dequantize
+from lowbit.ops.matmul import qmatmul
+from lowbit.ops.quantize import quantize
+from lowbit.params import QuantizationParams
+from lowbit.schemes import QuantizationScheme
+from lowbit.specialized import Dp4aQuantizationOps, TensorCoreQuantizationOps, VnniQuantizationOps
+from lowbit.tensor import QuantizedTensor
+from lowbit.tuning import (
+    AutoTuningConfig,
+    OptimalQuantizationConfig,
+    PerformanceRequirements,
+    QuantizationWorkload,
+    auto_tune,
+)
+from lowbit.tuning.recommend import QuantizationRecommendations, recommend
+
+__all__ = ["AdvancedQuantizationAccelerator", "QuantizationSystem", "create_quantization_system"]
+
+Array = npt.NDArray[Any]
+
+
+class AdvancedQuantizationAccelerator:
+    """Searches and recommendations with one configuration.
+
+    >>> AdvancedQuantizationAccelerator(AutoTuningConfig(max_search_time=0.2)).config.max_search_time
+    0.2
+    """
+
+    def __init__(self, config: AutoTuningConfig | None = None, *, cache: bool = True) -> None:
+        self.config, self.cache = config or AutoTuningConfig(), cache
+
+    def auto_tune(
+        self,
+        workload: QuantizationWorkload | Iterable[QuantizationWorkload],
+        requirements: PerformanceRequirements | None = None,
+    ) -> Any:
+        """`lowbit.tuning.auto_tune`."""
+        return auto_tune(workload, requirements, self.config, cache=self.cache)
+
+    def recommendations(
+        self, workload: QuantizationWorkload, requirements: PerformanceRequirements | None = None
+    ) -> QuantizationRecommendations:
+        """`lowbit.tuning.recommend`."""
+        return recommend(workload, requirements, self.config, cache=self.cache)
+
+
+class QuantizationSystem:
+    """Everything about quantization on one device, from one place.
+
+    >>> system = QuantizationSystem()
+    >>> q = system.create_quantized_tensor(np.float32([[1, -2], [3, 4]]), "int8")
+    >>> system.qmatmul(q, q).round()
+    array([[-5., -10.],
+           [15., 10.]], dtype=float32)
+    """
+
+    def __init__(self, device: str = "cpu", config: AutoTuningConfig | None = None) -> None:
+        if device != "cpu":
+            raise Unsupported(f"device: {device!r}; expected 'cpu'")
+        self.device = device
+        self.accelerator = AdvancedQuantizationAccelerator(config)
+
+    @property
+    def hardware_features(self) -> HardwareFeatures:
+        return hardware()
+
+    @property
+    def has_acceleration(self) -> bool:
+        """Whether products run on vector kernels."""
+        return hardware().isa != "scalar"
+
+    @property
+    def specialized(self) -> tuple[VnniQuantizationOps, Dp4aQuantizationOps, TensorCoreQuantizationOps]:
+        """Operations by one kind of instruction; each says whether it is here, and what is missing."""
+        return VnniQuantizationOps(), Dp4aQuantizationOps(), TensorCoreQuantizationOps()
+
+    @property
+    def optimal_block_size(self) -> int:
+        return optimal_block_size()
+
+    def performance_hints(self) -> QuantizationPerformanceHints:
+        return performance_hints()
+
+    def recommendations(
+        self, workload: QuantizationWorkload, requirements: PerformanceRequirements | None = None
+    ) -> QuantizationRecommendations:
+        return self.accelerator.recommendations(workload, requirements)
+
+    def auto_tune(
+        self, workload: QuantizationWorkload, requirements: PerformanceRequirements | None = None
+    ) -> OptimalQuantizationConfig:
+        found: OptimalQuantizationConfig = self.accelerator.auto_tune(workload, requirements)
+        return found
+
+    def benchmark_operations(self, config: Any = None) -> Any:
+        """The summary of `lowbit.bench.QuantizationBenchmarkSuite`."""
+        from lowbit.bench import QuantizationBenchmarkSuite
+
+        return QuantizationBenchmarkSuite(config).run()
+
+    def calibrate_from_samples(
+        self, samples: Any, dtype: DTypeLike = "int8", method: CalibrationMethod | str = "adaptive", **options: Any
+    ) -> QuantizationParams:
+        """`lb.calibrate`."""
+        return calibrate(samples, dtype, method, **options)
+
+    def quantize(self, x: Any, params: QuantizationParams | None = None, **options: Any) -> QuantizedTensor:
+        """`lb.quantize`."""
+        return quantize(x, params=params, **options)
+
+    def dequantize(self, q: QuantizedTensor) -> Array:
+        """`lb.dequantize`."""
+        return dequantize(q)
+
+    def qmatmul(self, a: QuantizedTensor, b: Any, **options: Any) -> Any:
+        """`lb.qmatmul`."""
+        return qmatmul(a, b, **options)
+
+    def qconv2d(self, x: QuantizedTensor, w: Any, bias: Any = None, **options: Any) -> Any:
+        """`lb.qconv2d`."""
+        return qconv2d(x, w, bias, **options)
+
+    def create_quantized_tensor(
+        self, x: Any, dtype: DTypeLike = "int8", scheme: str | QuantizationScheme | None = None
+    ) -> QuantizedTensor:
+        """x with the mapping and clipping that lose least of it, or with the scheme given."""
+        if scheme is None:
+            return auto_quantize_tensor(x, dtype)
+        return quantize(x, dtype, scheme=scheme)
+
+    def __repr__(self) -> str:
+        return f"QuantizationSystem(device={self.device!r}, {hardware().isa}, {hardware().threads} threads)"
+
+
+def create_quantization_system(device: str = "cpu") -> QuantizationSystem:
+    """The system for a device.
+
+    >>> create_quantization_system().has_acceleration in (True, False)
+    True
+    """
+    return QuantizationSystem(device)

@@ -1,0 +1,209 @@
+"""Settings to choose among, each of which gives correct results; and the float work they are held against."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.errors import InvalidProblem
+from lowbit.layers import QuantizedConv2d, QuantizedLinear
+from lowbit.ops.elementwise import qadd, qmul, qrelu
+from lowbit.ops.quantize import quantize
+from lowbit.params import QuantizationParams
+from lowbit.threads import get_num_threads, set_num_threads
+from lowbit.tuning.workload import QuantizationWorkload
+
+__all__ = ["Candidate", "Work", "build", "candidates_for", "float_work"]
+
+Array = npt.NDArray[Any]
+_GROUPS = (32, 128)
+_DTYPES = ("int8", "uint8", "int4", "int2")
+_ACTIVATIONS = ("int8", "uint8", "float", "")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting: dtype and mapping of the weights, what activations become, and threads."""
+
+    dtype: str
+    scheme: str = "symmetric"
+    block_size: int | None = None
+    activation: str = "int8"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        known = (
+            self.dtype in _DTYPES and self.scheme in ("symmetric", "asymmetric") and self.activation in _ACTIVATIONS
+            and (self.block_size is None or self.block_size in (*_GROUPS, 16, 64, 256))
+            and isinstance(self.threads, int) and 1 <= self.threads <= 4096
+        )  # fmt: skip
+        if not known:
+            raise InvalidProblem(f"candidate: {asdict(self)}; no such setting")
+
+    @property
+    def name(self) -> str:
+        block = "" if self.block_size is None else f" g{self.block_size}"
+        by = f", {self.activation} activations" if self.activation else ""
+        return f"{self.dtype}{block} {self.scheme}{by}, {self.threads} thread{'s' * (self.threads > 1)}"
+
+    def layer(self, weight: Any, bias: Any = None, workload: QuantizationWorkload | None = None) -> Any:
+        """A QuantizedLinear for weights [n, k], a QuantizedConv2d for weights of four dimensions."""
+        if np.ndim(weight) == 4:
+            g = None if workload is None else workload.geometry
+            geometry = {} if g is None else g._asdict()
+            return QuantizedConv2d(weight, bias, dtype=self.dtype, scheme=self.scheme, **geometry)
+        return QuantizedLinear(
+            weight, bias, dtype=self.dtype, scheme=self.scheme, block_size=self.block_size, activation=self.activation
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """A call, what it gives as floats, and the bytes of weights it keeps."""
+
+    run: Callable[[], Any]
+    result: Callable[[], Array]
+    nbytes: int
+    plain: Callable[[], Any] | None = None  # run with however many threads there are
+
+    def with_threads(self, count: int) -> Work:
+        """The same with another number of threads."""
+        assert self.plain is not None
+        return replace(self, run=_with_threads(count, self.plain))
+
+
+def candidates_for(workload: QuantizationWorkload, threads: int) -> Iterator[Candidate]:
+    """Every setting, those that usually win first."""
+    counts = sorted({1, threads}, reverse=True)
+    for count in counts:
+        if workload.kind == "matmul":
+            k = workload.shape[2]
+            yield Candidate("int8", threads=count)
+            for block in _GROUPS:
+                if block <= k:
+                    yield Candidate("int4", block_size=block, threads=count)
+            yield Candidate("int8", activation="uint8", threads=count)
+            for block in _GROUPS:
+                if block <= k:
+                    yield Candidate("int4", scheme="asymmetric", block_size=block, threads=count)
+            yield Candidate("int8", activation="float", threads=count)
+            if k >= _GROUPS[0]:
+                yield Candidate("int4", block_size=_GROUPS[0], activation="float", threads=count)
+                yield Candidate("int2", block_size=_GROUPS[0], threads=count)
+        elif workload.kind == "conv2d":
+            yield Candidate("int8", threads=count)
+            yield Candidate("int8", scheme="asymmetric", threads=count)
+        else:
+            yield Candidate("int8", activation="", threads=count)
+            yield Candidate("uint8", scheme="asymmetric", activation="", threads=count)
+
+
+def build(workload: QuantizationWorkload, candidate: Candidate, data: tuple[Array, Array | None]) -> Work:
+    """The candidate's work on the data, ready to run."""
+    x, other = data
+    if workload.kind == "elementwise":
+        return _elementwise(workload, candidate, x, other)
+    layer = candidate.layer(other, workload=workload)
+    return _work(candidate, lambda: layer(x), lambda y: np.asarray(y, np.float32), layer.nbytes)
+
+
+def _work(candidate: Candidate, call: Callable[[], Any], as_floats: Callable[[Any], Array], nbytes: int) -> Work:
+    return Work(_with_threads(candidate.threads, call), lambda: as_floats(call()), nbytes, call)
+
+
+def _elementwise(workload: QuantizationWorkload, candidate: Candidate, x: Array, y: Array | None) -> Work:
+    a, b = (quantize(v, candidate.dtype, scheme=candidate.scheme) for v in (x, y))
+    exact = _FLOAT[workload.op](x, y)
+    out = QuantizationParams.from_statistics(
+        exact.min(), exact.max(), dtype=candidate.dtype, scheme=candidate.scheme
+    )
+    calls: dict[str, Callable[[], Any]] = {
+        "add": lambda: qadd(a, b, out_params=out), "mul": lambda: qmul(a, b, out_params=out), "relu": lambda: qrelu(a),
+    }  # fmt: skip
+    return _work(candidate, calls[workload.op], lambda q: q.dequantize(), a.nbytes)
+
+
+_FLOAT: dict[str, Callable[[Array, Any], Array]] = {
+    "add": lambda x, y: x + y, "mul": lambda x, y: x * y, "relu": lambda x, _: np.maximum(x, 0),
+}  # fmt: skip
+
+
+def float_work(workload: QuantizationWorkload, data: tuple[Array, Array | None]) -> dict[str, Work]:
+    """The same in float32, by everything that is at hand: NumPy, and torch if it was imported."""
+    x, w = data
+    nbytes = 0 if w is None or workload.kind == "elementwise" else w.nbytes
+    if workload.kind == "matmul":
+        assert w is not None
+        turned = w.T
+        found: dict[str, Callable[[], Any]] = {"NumPy": lambda: x @ turned}
+    elif workload.kind == "elementwise":
+        found = {"NumPy": lambda: _FLOAT[workload.op](x, w)}
+    else:
+        found = {"NumPy": lambda: _convolved(x, w, workload)}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = _torch_call(torch, workload, x, w)
+    return {name: Work(call, lambda c=call: np.asarray(c(), np.float32), nbytes) for name, call in found.items()}
+
+
+def _torch_call(torch: Any, workload: QuantizationWorkload, x: Array, w: Array | None) -> Callable[[], Any]:
+    a, b = (None if v is None else torch.from_numpy(v) for v in (x, w))
+    if workload.kind == "matmul":
+        linear = torch.nn.functional.linear
+        return lambda: linear(a, b)
+    if workload.kind == "elementwise":
+        return {"add": lambda: a + b, "mul": lambda: a * b, "relu": lambda: torch.relu(a)}[workload.op]
+    g = workload.geometry
+    assert g is not None
+    top, left, bottom, right = g.padding
+    conv, pad = torch.nn.functional.conv2d, torch.nn.functional.pad
+    nhwc = g.layout == "NHWC"
+    image = a.permute(0, 3, 1, 2) if nhwc else a
+    even = top == bottom and left == right
+
+    def call() -> Any:
+        padded = image if even else pad(image, (left, right, top, bottom))
+        y = conv(padded, b, None, g.stride, (top, left) if even else 0, g.dilation, g.groups)
+        return y.permute(0, 2, 3, 1) if nhwc else y
+
+    return call
+
+
+def _convolved(x: Array, w: Any, workload: QuantizationWorkload) -> Array:
+    """Patches, then a product for each group."""
+    g = workload.geometry
+    assert g is not None
+    image = x if g.layout == "NHWC" else x.transpose(0, 2, 3, 1)
+    top, left, bottom, right = g.padding
+    padded = np.pad(image, ((0, 0), (top, bottom), (left, right), (0, 0)))
+    out, per_group, kh, kw = w.shape
+    reach = [d * (k - 1) + 1 for d, k in zip(g.dilation, (kh, kw), strict=True)]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(1, 2))  # type: ignore[call-overload]
+    windows = windows[:, :: g.stride[0], :: g.stride[1], :, :: g.dilation[0], :: g.dilation[1]]
+    n, height, width = windows.shape[:3]
+    parts = []
+    for i in range(g.groups):
+        columns = windows[:, :, :, i * per_group : (i + 1) * per_group].reshape(n * height * width, -1)
+        rows = w[i * (out // g.groups) : (i + 1) * (out // g.groups)].reshape(out // g.groups, -1)
+        parts.append(columns @ rows.T)
+    y = np.concatenate(parts, 1).reshape(n, height, width, out)
+    return y if g.layout == "NHWC" else y.transpose(0, 3, 1, 2)
+
+
+def _with_threads(count: int, call: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        before = get_num_threads()
+        if before == count:
+            return call()
+        set_num_threads(count)
+        try:
+            return call()
+        finally:
+            set_num_threads(before)
+
+    return run

@@ -1,0 +1,91 @@
+"""Recommendations: settings for a workload with their reasons, from limits measured and, where asked for, from a search."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lowbit.hints import optimal_block_size
+from lowbit.limits import Limits, limits
+from lowbit.tuning.result import OptimalQuantizationConfig
+from lowbit.tuning.tuner import auto_tune
+from lowbit.tuning.workload import AutoTuningConfig, PerformanceRequirements, QuantizationWorkload
+
+__all__ = ["QuantizationRecommendations", "recommend"]
+
+
+@dataclass(frozen=True)
+class QuantizationRecommendations:
+    """What to do about a workload."""
+
+    workload: str
+    dtype: str  # "float32": do not quantize
+    scheme: str
+    block_size: int | None
+    activation: str
+    threads: int
+    reasons: tuple[str, ...]
+    bound: str  # "reading weights" or "arithmetic": what the float work waits for
+    measured: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        block = "" if self.block_size is None else f", groups of {self.block_size}"
+        return f"{self.workload}: {self.dtype}{block}\n" + "\n".join(f"  - {r}" for r in self.reasons)
+
+
+def recommend(
+    workload: QuantizationWorkload,
+    requirements: PerformanceRequirements | None = None,
+    config: AutoTuningConfig | None = None,
+    *,
+    cache: bool = True,
+) -> QuantizationRecommendations:
+    """The measured best setting for a workload, and what it follows from.
+
+    >>> recommend(QuantizationWorkload.matmul(1, 64, 64), config=AutoTuningConfig(max_search_time=0.2)).measured
+    True
+    """
+    rates = limits()
+    found: OptimalQuantizationConfig = auto_tune(workload, requirements, config, cache=cache)
+    bound, why = _bound(workload, rates)
+    reasons = [found.why, why]
+    if found.winner is None:
+        if found.meets_requirements is False:
+            reasons.append("the requirements are not met")
+        return QuantizationRecommendations(
+            repr(workload), "float32", "", None, "", 1, tuple(reasons), bound, bool(found.results)
+        )
+    w = found.winner
+    if w.block_size is not None and w.block_size != optimal_block_size():
+        reasons.append(f"groups of {w.block_size} measured better than {optimal_block_size()}, which kernels prefer")
+    if not workload.is_sampled:
+        reasons.append("errors are those of normal numbers; give x and weight for your own")
+    return QuantizationRecommendations(
+        repr(workload), w.dtype, w.scheme, w.block_size, w.activation, w.threads, tuple(reasons), bound, True
+    )
+
+
+def _bound(workload: QuantizationWorkload, rates: Limits) -> tuple[str, str]:
+    if workload.kind == "elementwise":
+        return "memory", "element-wise work waits for memory: a quarter of the bytes is what codes can gain"
+    if workload.kind == "matmul":
+        _, n, k = workload.shape
+        nbytes = 4 * n * k
+    else:
+        nbytes = 4
+        for size in workload.kernel:
+            nbytes *= size
+    level = next((name for name, size in (("L2", 1 << 19), ("L3", 1 << 24)) if nbytes <= size), "DRAM")
+    reading, computing = nbytes / rates.read_bytes[level], workload.operations / rates.fma_ops
+    if reading > computing:
+        return "reading weights", (
+            f"float32 must read {nbytes:,} bytes of weights from {level}, {reading * 1e6:.0f} µs at the least, "
+            f"and computes for {computing * 1e6:.0f}: fewer bytes are what helps"
+        )
+    return "arithmetic", (
+        f"float32 computes for {computing * 1e6:.0f} µs at the least, and reads weights in {reading * 1e6:.0f}: "
+        f"dot products of bytes are {rates.dot_ops / rates.fma_ops:.1f} times as fast"
+    )

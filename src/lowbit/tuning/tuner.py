@@ -1,0 +1,215 @@
+"""The search: settings built, timed in turns with the float work, scored on the data, and judged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from lowbit._version import __version__
+from lowbit.bench.timing import Timing
+from lowbit.cachefile import CacheFile
+from lowbit.errors import InvalidProblem
+from lowbit.hardware import hardware
+from lowbit.metrics import error_report
+from lowbit.tuning.candidates import Candidate, Work, build, candidates_for, float_work
+from lowbit.tuning.race import race
+from lowbit.tuning.result import FLOAT, CandidateResult, OptimalQuantizationConfig
+from lowbit.tuning.workload import AutoTuningConfig, PerformanceRequirements, QuantizationWorkload
+
+__all__ = ["auto_tune"]
+
+_ALIKE = 1.03  # settings this close in speed: the more accurate one is taken
+_BUILDING = 0.5  # of the time, at the most, goes into building settings
+Progress = Callable[[str], None]
+
+
+def auto_tune(
+    workload: QuantizationWorkload | Iterable[QuantizationWorkload],
+    requirements: PerformanceRequirements | None = None,
+    config: AutoTuningConfig | None = None,
+    *,
+    cache: bool = True,
+    progress: Progress | None = None,
+) -> Any:
+    """The best setting for a workload, measured on this machine; for several workloads a list of them.
+
+    Every setting is timed in turns with float32, scored on the data and held against the requirements. Answers are kept
+    in the cache folder, by CPU, version, kernels in use, threads and workload; `cache=False` measures anew. Ctrl-C ends
+    a search with what it has found so far.
+
+    >>> import lowbit as lb
+    >>> w = QuantizationWorkload.matmul(1, 64, 64)
+    >>> found = auto_tune(w, config=AutoTuningConfig(max_search_time=0.2), cache=False)
+    >>> found.keep_float or found.speedup > 1
+    True
+    """
+    wanted, how = requirements or PerformanceRequirements(), config or AutoTuningConfig()
+    if isinstance(workload, QuantizationWorkload):
+        return _one(workload, wanted, how, cache, progress or (lambda _: None))
+    work = list(workload)
+    for w in work:
+        if not isinstance(w, QuantizationWorkload):
+            raise InvalidProblem(f"workload: {type(w).__name__}; expected a QuantizationWorkload")
+    return [_one(w, wanted, how, cache, progress or (lambda _: None)) for w in work]
+
+
+def _one(
+    workload: QuantizationWorkload, wanted: PerformanceRequirements, how: AutoTuningConfig, cache: bool, say: Progress
+) -> OptimalQuantizationConfig:
+    if not how.enabled:
+        why = "auto-tuning is disabled; nothing was measured"
+        return OptimalQuantizationConfig(workload, None, why, (), _data_name(workload), 0.0, complete=False)
+    file, key = CacheFile("tuning"), _key(workload, wanted, how)
+    if cache:
+        kept = file.get(key)
+        if kept is not None:
+            try:
+                return OptimalQuantizationConfig.from_dict(kept, workload)
+            except (InvalidProblem, KeyError, TypeError, ValueError, AttributeError):
+                pass  # what is no answer is measured anew
+    found = _search(workload, wanted, how, say)
+    if cache and found.complete:
+        file.put(key, found.to_dict())
+    return found
+
+
+def _key(workload: QuantizationWorkload, wanted: PerformanceRequirements, how: AutoTuningConfig) -> str:
+    machine = hardware()
+    asked = [
+        machine.cpu, machine.isa, machine.threads, __version__, workload.key, asdict(wanted), asdict(how),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+
+def _data_name(workload: QuantizationWorkload) -> str:
+    return "the data given" if workload.is_sampled else "normal numbers"
+
+
+def _search(
+    workload: QuantizationWorkload, wanted: PerformanceRequirements, how: AutoTuningConfig, say: Progress
+) -> OptimalQuantizationConfig:
+    start = time.perf_counter()
+    end = start + how.max_search_time
+    data = workload.data()
+    floats = float_work(workload, data)
+    exact = next(iter(floats.values())).result()
+    works: dict[str, Work] = {f"{FLOAT}, {name}": work for name, work in floats.items()}
+    settings: dict[str, Candidate] = {}
+    errors: dict[str, tuple[float, float]] = {}
+    complete = True
+    try:
+        for candidate in candidates_for(workload, hardware().threads):
+            if settings and time.perf_counter() - start > _BUILDING * how.max_search_time:
+                complete = False
+                break
+            same = next((n for n, c in settings.items() if replace(c, threads=candidate.threads) == candidate), None)
+            if same is None:
+                say(f"building {candidate.name}")
+                work = build(workload, candidate, data)
+                report = error_report(exact, np.asarray(work.result()).reshape(exact.shape))
+                errors[candidate.name] = (report.sqnr_db, report.cosine)
+            else:  # threads change neither the layer nor its bits
+                work, errors[candidate.name] = works[same].with_threads(candidate.threads), errors[same]
+            settings[candidate.name], works[candidate.name] = candidate, work
+    except KeyboardInterrupt:
+        complete = False
+    timings, raced = race({n: w.run for n, w in works.items()}, end, how.iterations, keep=FLOAT, say=say)
+    complete = complete and raced
+    baseline = min((n for n in timings if n.startswith(FLOAT)), key=lambda n: timings[n].median, default=None)
+    results = [CandidateResult(baseline, None, timings[baseline], math.inf, 1.0, works[baseline].nbytes)] if baseline else []
+    rows = [
+        CandidateResult(n, c, timings[n], *errors[n], works[n].nbytes, _violations(workload, wanted, how, timings[n], errors[n], works[n]))
+        for n, c in settings.items() if n in timings
+    ]  # fmt: skip
+    rows.sort(key=lambda r: r.timing.median)
+    results = _with_front([*results, *rows])
+    winner, why, meets = _judge(results, how, _violations_of_float(workload, wanted, results))
+    seconds = time.perf_counter() - start
+    return OptimalQuantizationConfig(
+        workload, winner, why, tuple(results), _data_name(workload), seconds, complete, meets
+    )
+
+
+def _violations(
+    workload: QuantizationWorkload, wanted: PerformanceRequirements, how: AutoTuningConfig, timing: Timing,
+    errors: tuple[float, float], work: Work,
+) -> tuple[str, ...]:  # fmt: skip
+    sqnr, cosine = errors
+    rate = workload.operations / timing.median
+    found = []
+    if wanted.max_latency is not None and timing.median > wanted.max_latency:
+        found.append(f"latency {timing.median:.3g} s, above {wanted.max_latency:.3g} s")
+    if wanted.min_throughput is not None and rate < wanted.min_throughput:
+        found.append(f"throughput {rate:.3g} a second, below {wanted.min_throughput:.3g}")
+    if wanted.memory_budget is not None and work.nbytes > wanted.memory_budget:
+        found.append(f"memory {work.nbytes:,} bytes, above {wanted.memory_budget:,}")
+    if wanted.min_sqnr_db is not None and sqnr < wanted.min_sqnr_db:
+        found.append(f"SQNR {sqnr:.2f} dB, below {wanted.min_sqnr_db:.2f}")
+    least = max(how.accuracy_threshold, -1.0 if wanted.min_cosine is None else wanted.min_cosine)
+    if cosine < least:
+        found.append(f"cosine {cosine:.5f}, below {least:.5f}")
+    return tuple(found)
+
+
+def _violations_of_float(
+    workload: QuantizationWorkload, wanted: PerformanceRequirements, results: list[CandidateResult]
+) -> tuple[str, ...]:
+    base = next((r for r in results if r.candidate is None), None)
+    if base is None:
+        return ()
+    work = Work(lambda: None, lambda: np.empty(0), base.nbytes)
+    return _violations(workload, wanted, AutoTuningConfig(accuracy_threshold=-1), base.timing, (math.inf, 1.0), work)
+
+
+def _with_front(results: list[CandidateResult]) -> list[CandidateResult]:
+    def beats(a: CandidateResult, b: CandidateResult) -> bool:
+        no_worse = a.timing.median <= b.timing.median and a.sqnr_db >= b.sqnr_db and a.nbytes <= b.nbytes
+        better = a.timing.median < b.timing.median or a.sqnr_db > b.sqnr_db or a.nbytes < b.nbytes
+        return no_worse and better
+
+    return [replace(r, on_front=not any(beats(o, r) for o in results)) for r in results]
+
+
+def _judge(
+    results: list[CandidateResult], how: AutoTuningConfig, float_violations: tuple[str, ...]
+) -> tuple[Candidate | None, str, bool]:
+    base = next((r for r in results if r.candidate is None), None)
+    rows = [r for r in results if r.candidate is not None]
+    if base is None or not rows:
+        return None, "time was over before anything could be measured", not float_violations
+    allowed = [r for r in rows if not r.violations]
+    times = f"float32 takes {_time(base.timing)}"
+    if not allowed:
+        if not float_violations:
+            nearest = min(rows, key=lambda r: len(r.violations))
+            return None, f"no setting meets the requirements, float32 does; nearest {nearest.name}: {nearest.violations[0]}", True
+        nearest = min(rows, key=lambda r: (len(r.violations), r.timing.median))
+        return nearest.candidate, f"nothing meets the requirements; nearest is {nearest.name}: {'; '.join(nearest.violations)}", False
+    fastest = allowed[0]
+    close = [r for r in allowed if r.timing.median <= fastest.timing.median * _ALIKE]
+    best = max(close, key=lambda r: r.sqnr_db)
+    gain = base.timing.median / best.timing.median
+    if gain < how.min_improvement:
+        why = f"the fastest setting, {best.name}, takes {_time(best.timing)} and {times}: {gain:.2f} times as fast"
+        if float_violations:
+            return best.candidate, f"float32 does not meet the requirements ({float_violations[0]}); {why}", True
+        return None, f"{why}, less than {how.min_improvement:g}", True
+    why = f"{_time(best.timing)}, {times}: {gain:.2f} times as fast, SQNR {best.sqnr_db:.1f} dB"
+    if best is not fastest:
+        why += f"; as fast as {fastest.name} to {100 * (_ALIKE - 1):.0f} %, and more accurate"
+    dropped = [r for r in rows if r.violations and r.timing.median < best.timing.median]
+    if dropped:
+        why += f"; {dropped[0].name} is faster but: {dropped[0].violations[0]}"
+    return best.candidate, why, True
+
+
+def _time(t: Timing) -> str:
+    scale, unit = (1e6, "µs") if t.median < 1e-3 else (1e3, "ms") if t.median < 1 else (1.0, "s")
+    return f"{t.median * scale:.3g} {unit} ({t.low * scale:.3g} to {t.high * scale:.3g})"
