@@ -26,15 +26,18 @@ LOWBIT_INLINE const int8_t* group_of(const GemmArgs& x, int64_t g) {
   return x.b + g / kPer * x.b_stride + g % kPer * (E::group * 4);
 }
 
+// Groups g, g + 1, ... of whole blocks, the next block `apart` groups after the one before.
 template <class E, int Rows, int Wide>
-__attribute__((noinline)) void tile(const GemmArgs& x, int64_t row, int64_t g) {
+__attribute__((noinline)) void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart = kGemmCols / E::group) {
+  constexpr int kPer = kGemmCols / E::group;
+  const auto at_group = [&](int j) { return g + j / kPer * apart + j % kPer; };
   constexpr int kPairs = Rows / E::a_rows;
   typename E::Acc acc[kPairs][Wide];
   for (int i = 0; i < kPairs; ++i)
     for (int j = 0; j < Wide; ++j) acc[i][j] = E::zero();
   const char* a = static_cast<const char*>(x.a) + row * x.a_stride;
   const int8_t* b[Wide];
-  for (int j = 0; j < Wide; ++j) b[j] = group_of<E>(x, g + j);
+  for (int j = 0; j < Wide; ++j) b[j] = group_of<E>(x, at_group(j));
   for (int64_t q = 0; q < x.quads; q += E::step) {
     typename E::Cols cols[Wide];
     for (int j = 0; j < Wide; ++j) cols[j] = E::load_b(b[j] + q * kQuadBytes);
@@ -46,7 +49,7 @@ __attribute__((noinline)) void tile(const GemmArgs& x, int64_t row, int64_t g) {
   }
   for (int i = 0; i < kPairs; ++i) {
     for (int j = 0; j < Wide; ++j) {
-      int32_t* c = x.c + (row + i * E::a_rows) * x.c_stride + (g + j) * E::group;
+      int32_t* c = x.c + (row + i * E::a_rows) * x.c_stride + at_group(j) * E::group;
       if (x.accumulate) {
         E::template store<true>(acc[i][j], c, x.c_stride);
       } else {
@@ -81,6 +84,17 @@ void gemm(const GemmArgs& x) {
                 padded = (x.rows + E::a_rows - 1) / E::a_rows;  // in units of a_rows
   constexpr int64_t kTile = E::max_rows / E::a_rows;
   const auto rows_at = [&](int64_t i) { return padded - i < kTile ? padded - i : kTile; };
+  // One row reads all of b and does little with it: from four places at a time, which memory gives faster than from
+  // one.
+  constexpr int kPlaces = 4;
+  if constexpr (kPlaces * kPer <= 8) {  // sums that registers hold
+    if (padded == 1 && groups >= 2 * kPlaces * kPer) {
+      const int64_t apart = groups / kPer / kPlaces * kPer;
+      for (int64_t g = 0; g < apart; g += kPer) tile<E, E::a_rows, kPlaces * kPer>(x, 0, g, apart);
+      strip<E, E::a_rows>(x, 0, kPlaces * apart, groups);
+      return;
+    }
+  }
   // A strip of columns that stays in L1 while all rows pass it.
   constexpr int64_t kStrip = E::wide(E::max_rows) > 2 * kPer ? E::wide(E::max_rows) : 2 * kPer;
   for (int64_t g = 0; g < groups; g += kStrip) {
