@@ -54,6 +54,7 @@ from lowbit.ops import (
 )
 from lowbit.params import QuantizationParams, QuantizationScheme
 from lowbit.quantization_ops import CpuQuantizationOps, QuantizationOps, ReferenceQuantizationOps
+from lowbit.system import QuantizationSystem, create_quantization_system
 from lowbit.tensor import QuantizedTensor
 from lowbit.threads import get_num_threads, set_num_threads
 
@@ -73,6 +74,7 @@ __all__ = [
     "QuantizationOps",
     "QuantizationParams",
     "QuantizationScheme",
+    "QuantizationSystem",
     "QuantizedConv2d",
     "QuantizedDType",
     "QuantizedLinear",
@@ -87,6 +89,7 @@ __all__ = [
     "calibrate",
     "conv2d_integer",
     "create_optimal_params",
+    "create_quantization_system",
     "dequantize",
     "dequantize_backward",
     "dequantize_from_int8",

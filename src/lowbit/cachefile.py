@@ -1,7 +1,7 @@
 """JSON kept between runs, in the user's cache folder: whole or absent, safe with several writers, never trusted.
 
-A file that is damaged, or of another version, is reported by a warning and begun anew. What it says may only choose among
-things that are correct whichever is chosen.
+A file that is damaged, or of another version, is reported by a warning and begun anew. What it says may only
+choose among things that are correct whichever is chosen.
 """
 
 from __future__ import annotations

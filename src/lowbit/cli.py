@@ -90,8 +90,10 @@ def _app() -> "typer.Typer":
             screen.print(f"Wrote {json_path}", style="dim", markup=False)
 
     from lowbit.cli_calibrate import calibrate
+    from lowbit.cli_tune import recommend, tune
 
-    app.command()(calibrate)
+    for command in (calibrate, tune, recommend):
+        app.command()(command)
     return app
 
 

@@ -19,7 +19,9 @@ __all__ = ["recommend", "tune"]
 _MATMUL = Annotated[list[str], typer.Option(help="Sizes of x [M, K] by weights [N, K].", metavar="MxNxK")]
 _CONV = Annotated[
     list[str],
-    typer.Option(help="Sizes of x and w; stride=, padding=, dilation= and groups= may follow.", metavar="NxCxHxW,OxIxHxW"),
+    typer.Option(
+        help="Sizes of x and w; stride=, padding=, dilation= and groups= may follow.", metavar="NxCxHxW,OxIxHxW"
+    ),
 ]
 _ADD = Annotated[list[str], typer.Option(help="Sizes of two arrays to add.", metavar="AxB...")]
 _SECONDS = Annotated[float, typer.Option(help="For each workload.")]
@@ -100,9 +102,7 @@ def _asked(matmul: list[str], conv: list[str], add: list[str], limits: tuple[Any
 
     latency, sqnr, cosine, memory = limits
     try:
-        wanted = PerformanceRequirements(
-            None if latency is None else latency / 1e3, None, memory, sqnr, cosine
-        )
+        wanted = PerformanceRequirements(None if latency is None else latency / 1e3, None, memory, sqnr, cosine)
         work = [QuantizationWorkload.parse("matmul", t) for t in matmul]
         work += [QuantizationWorkload.parse("conv2d", t) for t in conv]
         work += [QuantizationWorkload.parse("add", t) for t in add]
@@ -133,12 +133,14 @@ def _searched(
     with Console(stderr=True, quiet=quiet).status("Starting") as status:
         for i, w in enumerate(work):
             said = f"{i + 1} of {len(work)}: {_short(w)}"
-            found.append(
-                auto_tune(w, wanted, config, cache=not no_cache, progress=lambda t, s=said: status.update(f"{s}, {t}"))
-            )
+            found.append(auto_tune(w, wanted, config, cache=not no_cache, progress=_shown(status, said)))
             if not found[-1].complete and found[-1].seconds < 0.5 * seconds:
                 break  # Ctrl-C: what was found so far is shown
     return found
+
+
+def _shown(status: Any, said: str) -> Any:
+    return lambda text: status.update(f"{said}, {text}")
 
 
 def _short(w: "QuantizationWorkload") -> str:

@@ -1,5 +1,7 @@
-"""What follows from what the machine is: which dtypes run fast, how work is best cut, and why. Each from a measurement or
-from a kernel that is there, never from a name."""
+"""What follows from what the machine is: which dtypes run fast, how work is best cut, and why.
+
+Each from a measurement, or from a kernel that is there.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,8 @@ def efficient_dtypes(machine: HardwareFeatures | None = None) -> dict[str, str]:
     True
     """
     isa = (machine or hardware()).isa
-    bytes_by = {
-        "vnni": "vpdpbusd", "avx512": "vpmaddwd", "avx2": "vpmaddwd", "i8mm": "smmla", "dotprod": "sdot", "neon": "smull",
-    }  # fmt: skip
+    bytes_by = {"vnni": "vpdpbusd", "avx512": "vpmaddwd", "avx2": "vpmaddwd", "i8mm": "smmla", "dotprod": "sdot",
+                "neon": "smull"}  # fmt: skip
     few_by = {"vnni": "vpdpbusd", "avx512": "vpmaddubsw", "avx2": "vpmaddubsw", "i8mm": "sdot", "dotprod": "sdot",
               "neon": "smull"}  # fmt: skip
     bits_by = {"vnni": "vpopcnt or vpshufb", "avx512": "vpshufb", "avx2": "vpshufb", "i8mm": "cnt", "dotprod": "cnt",
@@ -89,7 +90,7 @@ def memory_layouts() -> tuple[QuantizedMemoryLayout, ...]:
             "int4", "blocks of columns, halves of bytes", _COLUMNS, _DEPTH, _COLUMNS * _PIECE // 2,
             "unpacked in registers; a scale a group beside them",
         ),
-        QuantizedMemoryLayout("binary", "panels of columns", 8, 8, 8 * 64, "eight columns share a pass over a row's bits"),
+        QuantizedMemoryLayout("binary", "panels of columns", 8, 8, 8 * 64, "eight columns share a pass over a row"),
     )  # fmt: skip
 
 
@@ -104,7 +105,9 @@ def optimal_block_size(machine: HardwareFeatures | None = None) -> int:
     return 128 if width.get((machine or hardware()).isa, 16) >= 64 else 32
 
 
-def performance_hints(machine: HardwareFeatures | None = None, measured: Limits | None = None) -> QuantizationPerformanceHints:
+def performance_hints(
+    machine: HardwareFeatures | None = None, measured: Limits | None = None
+) -> QuantizationPerformanceHints:
     """What to prefer here, from the kernels in use and the limits measured."""
     m, rates = machine or hardware(), measured or limits()
     gain = rates.dot_ops / rates.fma_ops if rates.fma_ops else 0.0
@@ -122,7 +125,7 @@ def performance_hints(machine: HardwareFeatures | None = None, measured: Limits 
     cpus = "cores this process may use" if m.threads == m.usable_cpus else "as set"
     return QuantizationPerformanceHints(
         PerformanceHint(dtypes, why), PerformanceHint(["symmetric weights, one scale an output"], scheme),
-        PerformanceHint(batch, f"below so many rows reading weights at {dram / 1e9:.0f} GB/s is the limit, not arithmetic"),
+        PerformanceHint(batch, f"below so many rows reading weights at {dram / 1e9:.0f} GB/s is the limit"),
         PerformanceHint(m.threads, cpus),
         PerformanceHint(optimal_block_size(m), "codes a group that kernels take without loss of speed"),
     )  # fmt: skip

@@ -59,7 +59,8 @@ class SpecializedQuantizationOps:
         for name, t in (("a", a), ("b", b)):
             dtype = getattr(getattr(t, "dtype", None), "name", "")
             if dtype not in self.formats:
-                raise Unsupported(f"{name}: {dtype or type(t).__name__}; {self.instruction} takes {', '.join(self.formats)}")
+                takes = ", ".join(self.formats)
+                raise Unsupported(f"{name}: {dtype or type(t).__name__}; {self.instruction} takes {takes}")
 
     def qmatmul(self, a: Any, b: Any, **options: Any) -> Any:
         """`lb.qmatmul` by this instruction; raises Unsupported, saying what is missing, where it is not here."""

@@ -119,9 +119,7 @@ def _work(candidate: Candidate, call: Callable[[], Any], as_floats: Callable[[An
 def _elementwise(workload: QuantizationWorkload, candidate: Candidate, x: Array, y: Array | None) -> Work:
     a, b = (quantize(v, candidate.dtype, scheme=candidate.scheme) for v in (x, y))
     exact = _FLOAT[workload.op](x, y)
-    out = QuantizationParams.from_statistics(
-        exact.min(), exact.max(), dtype=candidate.dtype, scheme=candidate.scheme
-    )
+    out = QuantizationParams.from_statistics(exact.min(), exact.max(), dtype=candidate.dtype, scheme=candidate.scheme)
     calls: dict[str, Callable[[], Any]] = {
         "add": lambda: qadd(a, b, out_params=out), "mul": lambda: qmul(a, b, out_params=out), "relu": lambda: qrelu(a),
     }  # fmt: skip
@@ -148,11 +146,16 @@ def float_work(workload: QuantizationWorkload, data: tuple[Array, Array | None])
     torch = sys.modules.get("torch")
     if torch is not None:
         found["torch"] = _torch_call(torch, workload, x, w)
-    return {name: Work(call, lambda c=call: np.asarray(c(), np.float32), nbytes) for name, call in found.items()}
+    return {name: Work(call, _floats_of(call), nbytes) for name, call in found.items()}
+
+
+def _floats_of(call: Callable[[], Any]) -> Callable[[], Array]:
+    return lambda: np.asarray(call(), np.float32)
 
 
 def _torch_call(torch: Any, workload: QuantizationWorkload, x: Array, w: Array | None) -> Callable[[], Any]:
-    a, b = (None if v is None else torch.from_numpy(v) for v in (x, w))
+    a: Any = torch.from_numpy(x)
+    b: Any = None if w is None else torch.from_numpy(w)
     if workload.kind == "matmul":
         linear = torch.nn.functional.linear
         return lambda: linear(a, b)
@@ -183,7 +186,7 @@ def _convolved(x: Array, w: Any, workload: QuantizationWorkload) -> Array:
     padded = np.pad(image, ((0, 0), (top, bottom), (left, right), (0, 0)))
     out, per_group, kh, kw = w.shape
     reach = [d * (k - 1) + 1 for d, k in zip(g.dilation, (kh, kw), strict=True)]
-    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(1, 2))  # type: ignore[call-overload]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(1, 2))
     windows = windows[:, :: g.stride[0], :: g.stride[1], :, :: g.dilation[0], :: g.dilation[1]]
     n, height, width = windows.shape[:3]
     parts = []

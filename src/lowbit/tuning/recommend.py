@@ -1,4 +1,4 @@
-"""Recommendations: settings for a workload with their reasons, from limits measured and, where asked for, from a search."""
+"""Recommendations: settings for a workload with their reasons, from limits measured and from a search."""
 
 from __future__ import annotations
 

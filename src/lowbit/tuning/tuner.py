@@ -123,13 +123,15 @@ def _search(
     timings, raced = race({n: w.run for n, w in works.items()}, end, how.iterations, keep=FLOAT, say=say)
     complete = complete and raced
     baseline = min((n for n in timings if n.startswith(FLOAT)), key=lambda n: timings[n].median, default=None)
-    results = [CandidateResult(baseline, None, timings[baseline], math.inf, 1.0, works[baseline].nbytes)] if baseline else []
-    rows = [
-        CandidateResult(n, c, timings[n], *errors[n], works[n].nbytes, _violations(workload, wanted, how, timings[n], errors[n], works[n]))
-        for n, c in settings.items() if n in timings
-    ]  # fmt: skip
+    rows = []
+    for name, candidate in settings.items():
+        if name in timings:
+            broken = _violations(workload, wanted, how, timings[name], errors[name], works[name])
+            rows.append(CandidateResult(name, candidate, timings[name], *errors[name], works[name].nbytes, broken))
     rows.sort(key=lambda r: r.timing.median)
-    results = _with_front([*results, *rows])
+    if baseline is not None:
+        rows.insert(0, CandidateResult(baseline, None, timings[baseline], math.inf, 1.0, works[baseline].nbytes))
+    results = _with_front(rows)
     winner, why, meets = _judge(results, how, _violations_of_float(workload, wanted, results))
     seconds = time.perf_counter() - start
     return OptimalQuantizationConfig(
@@ -189,9 +191,11 @@ def _judge(
     if not allowed:
         if not float_violations:
             nearest = min(rows, key=lambda r: len(r.violations))
-            return None, f"no setting meets the requirements, float32 does; nearest {nearest.name}: {nearest.violations[0]}", True
+            why = f"no setting meets the requirements, float32 does; nearest {nearest.name}: {nearest.violations[0]}"
+            return None, why, True
         nearest = min(rows, key=lambda r: (len(r.violations), r.timing.median))
-        return nearest.candidate, f"nothing meets the requirements; nearest is {nearest.name}: {'; '.join(nearest.violations)}", False
+        why = f"nothing meets the requirements; nearest is {nearest.name}: {'; '.join(nearest.violations)}"
+        return nearest.candidate, why, False
     fastest = allowed[0]
     close = [r for r in allowed if r.timing.median <= fastest.timing.median * _ALIKE]
     best = max(close, key=lambda r: r.sqnr_db)

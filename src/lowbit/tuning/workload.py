@@ -84,14 +84,12 @@ class QuantizationWorkload:
         """x [m, k] times weight [n, k] turned: what a linear layer does."""
         for name, size in (("m", m), ("n", n), ("k", k)):
             _positive(name, size)
-        return cls(
-            "matmul", (m, n, k), x=_sample("x", x, (m, k)), weight=_sample("weight", weight, (n, k))
-        )
+        return cls("matmul", (m, n, k), x=_sample("x", x, (m, k)), weight=_sample("weight", weight, (n, k)))
 
     @classmethod
     def conv2d(
-        cls, x_shape: tuple[int, ...], w_shape: tuple[int, ...], *, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-        groups: int = 1, layout: str = "NCHW", x: Any = None, weight: Any = None,
+        cls, x_shape: tuple[int, ...], w_shape: tuple[int, ...], *, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1, layout: str = "NCHW", x: Any = None, weight: Any = None,
     ) -> QuantizationWorkload:  # fmt: skip
         """Images x by kernels [out, in / groups, height, width]."""
         g = ConvGeometry.of(stride, padding, dilation, groups, layout)
@@ -122,7 +120,8 @@ class QuantizationWorkload:
     @classmethod
     def parse(cls, kind: str, text: str) -> QuantizationWorkload:
         """From text: matmul "128x768x768"; conv2d "1x64x56x56,64x64x3x3,stride=1,padding=1"; add "1024x1024"."""
-        sizes, options = [], {}
+        sizes: list[tuple[int, ...]] = []
+        options: dict[str, Any] = {}
         for part in text.split(","):
             if re.fullmatch(r"\d+(x\d+)*", part):
                 sizes.append(tuple(int(n) for n in part.split("x")))
@@ -166,11 +165,10 @@ class QuantizationWorkload:
         """x and weight: what was given, or normal numbers that are the same each time."""
         rng = np.random.default_rng(0)
         x_shape = (self.shape[0], self.shape[2]) if self.kind == "matmul" else self.shape
-        w_shape = {"matmul": (self.shape[-2], self.shape[-1]), "conv2d": self.kernel}.get(self.kind)
         x = rng.standard_normal(x_shape, np.float32) if self.x is None else self.x
         if self.kind == "elementwise":
             return x, rng.standard_normal(x_shape, np.float32)
-        assert w_shape is not None
+        w_shape = self.shape[1:] if self.kind == "matmul" else self.kernel
         return x, rng.standard_normal(w_shape, np.float32) if self.weight is None else self.weight
 
     @property

@@ -1,0 +1,345 @@
+"""What a suite found: a result for each operation, views of them, and files to keep them in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lowbit.bench.timing import Timing
+from lowbit.errors import FormatError, InvalidProblem
+
+__all__ = [
+    "BenchmarkResult", "BenchmarkSummary", "ComparativeBenchmarkResult", "MemoryBenchmarkResults", "MemoryUsage",
+    "bytes_text", "seconds_text",
+]  # fmt: skip
+
+_FORMAT, _VERSION = "lowbit benchmark", 1
+_STATUSES = ("ok", "timeout", "failed")
+_COLUMNS = (
+    "name", "family", "status", "reason", "median_s", "low_s", "high_s", "best_s", "samples", "baseline_median_s",
+    "speedup", "gops", "gb_per_s", "percent_of_limit", "limit", "sqnr_db", "weight_bytes", "float_bytes",
+    "quantized_bytes", "peak_bytes", "workspace_bytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MemoryUsage:
+    """Bytes of a tensor or layer, as floats and quantized; and the most one call had allocated at a time.
+
+    The peak is what Python and NumPy allocate (tracemalloc), results included; `workspace` is what kernels work in beside
+    that, where it is known.
+    """
+
+    before: int
+    after: int
+    peak: int
+    workspace: int | None = None
+
+    @property
+    def ratio(self) -> float:
+        return self.before / self.after if self.after else math.inf
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """One operation: its time beside the float baseline's, what that is of the machine's limit, and its error."""
+
+    name: str
+    family: str
+    status: str = "ok"  # "timeout": the timing, if any, is of fewer samples than asked for; "failed": there is none
+    reason: str = ""
+    timing: Timing | None = None
+    baseline: Timing | None = None
+    operations: int = 0  # multiplications and additions of a call; 0 where moving bytes is the work
+    bytes_moved: int = 0  # each byte of arguments and results once
+    percent_of_limit: float | None = None  # by the median; None where no measured limit applies
+    limit: str = ""  # which one
+    sqnr_db: float | None = None
+    weight_bytes: int | None = None
+    memory: MemoryUsage | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as the baseline, by the medians."""
+        return None if self.timing is None or self.baseline is None else self.baseline.median / self.timing.median
+
+    @property
+    def gops(self) -> float | None:
+        return None if self.timing is None or not self.operations else self.operations / self.timing.median / 1e9
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """Of operations that only move bytes."""
+        moves = self.timing is not None and self.bytes_moved and not self.operations
+        return self.bytes_moved / self.timing.median / 1e9 if moves and self.timing is not None else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "speedup": self.speedup, "gops": self.gops, "gb_per_s": self.gb_per_s}
+
+    @staticmethod
+    def from_dict(d: Mapping[str, Any]) -> BenchmarkResult:
+        """What `to_dict` gave. Raises for anything else."""
+        if d["status"] not in _STATUSES:
+            raise ValueError(f"status {d['status']!r}, expected one of {', '.join(_STATUSES)}")
+        return BenchmarkResult(
+            _text(d["name"]), _text(d["family"]), d["status"], _text(d["reason"]), _timing(d["timing"]),
+            _timing(d["baseline"]), int(d["operations"]), int(d["bytes_moved"]), _number(d["percent_of_limit"]),
+            _text(d["limit"]), _number(d["sqnr_db"]), None if d["weight_bytes"] is None else int(d["weight_bytes"]),
+            None if d["memory"] is None else MemoryUsage(**d["memory"]),
+        )  # fmt: skip
+
+    def _row(self) -> tuple[Any, ...]:
+        t, b, m = self.timing, self.baseline, self.memory
+        times = (None,) * 5 if t is None else (t.median, t.low, t.high, t.best, t.samples)
+        memory = (None,) * 4 if m is None else (m.before, m.after, m.peak, m.workspace)
+        return (
+            self.name, self.family, self.status, self.reason, *times, None if b is None else b.median, self.speedup,
+            self.gops, self.gb_per_s, self.percent_of_limit, self.limit, self.sqnr_db, self.weight_bytes, *memory,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MemoryBenchmarkResults:
+    """The memory of everything that was looked at."""
+
+    usages: dict[str, MemoryUsage]
+
+    @property
+    def ratio(self) -> float:
+        """Of all floats' bytes to all quantized ones."""
+        after = sum(u.after for u in self.usages.values())
+        return sum(u.before for u in self.usages.values()) / after if after else math.inf
+
+
+@dataclass(frozen=True)
+class ComparativeBenchmarkResult:
+    """One layer over several configurations."""
+
+    problem: str
+    configurations: dict[str, BenchmarkResult]
+
+    @property
+    def fastest(self) -> str | None:
+        timed = {n: r.timing.median for n, r in self.configurations.items() if r.timing is not None}
+        return min(timed, key=timed.__getitem__, default=None)
+
+    @property
+    def most_accurate(self) -> str | None:
+        known = {n: r.sqnr_db for n, r in self.configurations.items() if r.sqnr_db is not None}
+        return max(known, key=known.__getitem__, default=None)
+
+    @property
+    def smallest(self) -> str | None:
+        known = {n: r.weight_bytes for n, r in self.configurations.items() if r.weight_bytes is not None}
+        return min(known, key=known.__getitem__, default=None)
+
+
+@dataclass(frozen=True)
+class BenchmarkSummary:
+    """All results of a run, and the machine they are from.
+
+    >>> summary = BenchmarkSummary((BenchmarkResult("sort", "example", timing=Timing.of([0.5, 1.0, 2.0])),))
+    >>> BenchmarkSummary.from_json(summary.to_json()) == summary
+    True
+    """
+
+    results: tuple[BenchmarkResult, ...]
+    hardware: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)  # of one thread
+    version: str = ""
+    threads: int = 1
+    baseline_threads: int | None = None  # None: as many as NumPy's BLAS takes by itself
+    complete: bool = True  # False: Ctrl-C came before the end
+
+    def __getitem__(self, name: str) -> BenchmarkResult:
+        for r in self.results:
+            if r.name == name:
+                return r
+        raise KeyError(name)
+
+    def of(self, family: str) -> tuple[BenchmarkResult, ...]:
+        return tuple(r for r in self.results if r.family == family)
+
+    @property
+    def memory(self) -> MemoryBenchmarkResults:
+        return MemoryBenchmarkResults({r.name: r.memory for r in self.results if r.memory is not None})
+
+    @property
+    def comparative(self) -> tuple[ComparativeBenchmarkResult, ...]:
+        found: dict[str, dict[str, BenchmarkResult]] = {}
+        for r in self.of("comparative"):
+            problem, _, configuration = r.name.partition(": ")
+            found.setdefault(problem, {})[configuration] = r
+        return tuple(ComparativeBenchmarkResult(*item) for item in found.items())
+
+    def to_json(self) -> str:
+        """Infinite figures are the string "inf", as JSON has no such number."""
+        head = {k: v for k, v in vars(self).items() if k != "results"}
+        content = {
+            "format": _FORMAT,
+            "format_version": _VERSION,
+            **head,
+            "results": [r.to_dict() for r in self.results],
+        }
+        return json.dumps(_plain(content), indent=2, allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> BenchmarkSummary:
+        """What `to_json` gave. Anything else is a FormatError."""
+        try:
+            d = json.loads(text)
+            if d["format"] != _FORMAT or d["format_version"] != _VERSION:
+                raise ValueError(f"{d['format']!r} version {d['format_version']!r}, expected {_FORMAT} {_VERSION}")
+            results = tuple(BenchmarkResult.from_dict(r) for r in d["results"])
+            if len({r.name for r in results}) < len(results):
+                raise ValueError("two results of the same name")
+            threads = d["baseline_threads"]
+            return BenchmarkSummary(
+                results, dict(d["hardware"]), dict(d["limits"]), _text(d["version"]), int(d["threads"]),
+                None if threads is None else int(threads), bool(d["complete"]),
+            )  # fmt: skip
+        except KeyError as error:
+            raise FormatError(f"no benchmark results: {error} is missing") from None
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise FormatError(f"no benchmark results: {error}") from None
+
+    def to_csv(self) -> str:
+        """A line for each result; what a result does not have is empty."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        writer.writerows(["" if v is None else v for v in r._row()] for r in self.results)
+        return text.getvalue()
+
+    def to_markdown(self) -> str:
+        """A table for each family."""
+        lines = [f"# lowbit {self.version} on {self.hardware.get('cpu', 'an unknown CPU')}", "", f"{self.setting}.", ""]
+        if not self.complete:
+            lines += ["Stopped before the end.", ""]
+        for family in dict.fromkeys(r.family for r in self.results):
+            rows = [r.cells() for r in map(_Shown, self.of(family))]
+            heads = _Shown.heads(family)
+            lines += [f"## {family}", "", f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+            lines += [f"| {' | '.join(c.replace('|', chr(92) + '|') for c in row)} |" for row in rows]
+            lines.append("")
+        return "\n".join(lines)
+
+    @property
+    def setting(self) -> str:
+        """Kernels and threads, in a line."""
+        base = "its own choice of" if self.baseline_threads is None else self.baseline_threads
+        return f"Kernels {self.limits.get('isa', 'unknown')}, threads {self.threads}; NumPy's BLAS with {base} threads"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes .json, .csv or .md; whole or not at all."""
+        target = Path(path)
+        forms = {".json": self.to_json, ".csv": self.to_csv, ".md": self.to_markdown}
+        if target.suffix.lower() not in forms:
+            raise InvalidProblem(f"path: {target}; expected a name that ends in {', '.join(forms)}")
+        text = forms[target.suffix.lower()]()
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+        try:
+            with open(temporary, "x", encoding="utf-8", newline="") as file:
+                file.write(text if text.endswith("\n") else text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> BenchmarkSummary:
+        """From a .json file."""
+        try:
+            return BenchmarkSummary.from_json(Path(path).read_text(encoding="utf-8"))
+        except (FormatError, UnicodeDecodeError) as error:
+            raise FormatError(f"{os.fspath(path)}: {error}") from None
+
+
+class _Shown:
+    """A result as the cells of a table."""
+
+    def __init__(self, result: BenchmarkResult) -> None:
+        self.result = result
+
+    @staticmethod
+    def heads(family: str) -> tuple[str, ...]:
+        if family == "memory":
+            return "operation", "float", "quantized", "ratio", "peak", "workspace"
+        rate = "GB/s" if family in ("quantization", "elementwise") else "GOPS"
+        return "operation", "median", "×float", rate, "of limit", "SQNR dB", "weights"
+
+    def cells(self) -> list[str]:
+        r, m = self.result, self.result.memory
+        width = len(self.heads(r.family))
+        name = r.name if r.status == "ok" else f"{r.name} ({r.status})"
+        if r.status == "failed" or (r.timing is None and m is None):
+            return [f"{r.name}: {r.status}, {r.reason}", *[""] * (width - 1)]
+        if m is not None:
+            space = "" if m.workspace is None else bytes_text(m.workspace)
+            return [name, bytes_text(m.before), bytes_text(m.after), f"{m.ratio:.2f}", bytes_text(m.peak), space]
+        assert r.timing is not None
+        rate = r.gops if r.gops is not None else r.gb_per_s
+        limit = r.limit.replace("reading from ", "")
+        return [
+            name, seconds_text(r.timing.median), "" if r.speedup is None else f"{r.speedup:.2f}",
+            "" if rate is None else f"{rate:.1f}",
+            "" if r.percent_of_limit is None else f"{r.percent_of_limit:.0f} % {limit}",
+            "" if r.sqnr_db is None else f"{r.sqnr_db:.1f}",
+            "" if r.weight_bytes is None else bytes_text(r.weight_bytes),
+        ]  # fmt: skip
+
+
+def seconds_text(t: float) -> str:
+    """
+    >>> seconds_text(0.00123)
+    '1.23 ms'
+    """
+    scale, unit = (1e6, "µs") if t < 1e-3 else (1e3, "ms") if t < 1 else (1.0, "s")
+    return f"{t * scale:.4g} {unit}"
+
+
+def bytes_text(n: int) -> str:
+    """
+    >>> bytes_text(3 << 20)
+    '3 MiB'
+    """
+    for unit, power in (("MiB", 20), ("KiB", 10)):
+        if n >= 1 << power:
+            return f"{n / (1 << power):.4g} {unit}"
+    return f"{n} B"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r}, expected a string")
+    return value
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _timing(d: Any) -> Timing | None:
+    if d is None:
+        return None
+    t = Timing(**{k: int(v) if k in ("samples", "repeats") else float(v) for k, v in d.items()})
+    if not (0 < t.best <= t.low <= t.median <= t.high < math.inf):
+        raise ValueError(f"a timing of {t.best}, {t.low}, {t.median}, {t.high} s")
+    return t

@@ -1,0 +1,67 @@
+"""lowbit tune and lowbit recommend: tables, JSON, the cache, errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+typer_testing = pytest.importorskip("typer.testing")
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    from lowbit.cli import _app
+
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    runner = typer_testing.CliRunner()
+    return lambda *arguments: runner.invoke(_app(), list(arguments))
+
+
+def test_tune_shows_settings_and_a_verdict(run):
+    result = run("tune", "--matmul", "8x64x64", "--seconds", "0.3")
+    assert result.exit_code == 0, result.output
+    for word in ("matmul 8x64x64", "float32", "int8 symmetric", "SQNR dB", "keep float", "normal numbers"):
+        assert word in result.stdout
+
+
+def test_tune_prints_json_and_remembers(run):
+    arguments = (
+        "tune", "--matmul", "1x512x512", "--conv", "1x8x8x8,8x8x3x3,padding=1", "--add", "64x64", "--seconds", "0.3",
+        "--json",
+    )  # fmt: skip
+    first = json.loads(run(*arguments).stdout)
+    assert [r["workload"].split("(")[1].split()[0] for r in first] == ["matmul", "conv2d", "add"]
+    again = json.loads(run(*arguments).stdout)
+    assert [r["from_cache"] for r in again] == [r["complete"] for r in first]
+    cleared = run("tune", "--clear-cache")
+    assert "Removed 1 cache file" in cleared.stdout
+
+
+def test_recommend_gives_reasons_and_hints(run):
+    result = run("recommend", "--matmul", "8x64x64", "--seconds", "0.3")
+    assert result.exit_code == 0, result.output
+    assert "float32" in result.stdout
+    hints = json.loads(run("recommend", "--json").stdout)
+    assert {"preferred_dtypes", "batch_size", "threads"} <= set(hints)
+    assert all(h["reason"] for h in hints.values())
+    found = json.loads(run("recommend", "--matmul", "8x64x64", "--seconds", "0.3", "--json").stdout)
+    assert found[0]["measured"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tune"], "workload: none"), (["tune", "--matmul", "8x8"], "MxNxK"),
+        (["tune", "--conv", "1x8x8x8,8x4x3x3"], "does not fit"), (["tune", "--matmul", "0x8x8"], "m: 0"),
+        (["tune", "--matmul", "8x8x8", "--seconds", "0"], "max_search_time"),
+        (["recommend", "--add", "axb"], "axb"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line(run, arguments, words):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -1,0 +1,410 @@
+"""Tuning: what is measured, what is judged, what is remembered; and that a cache can never change a result."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+
+import numpy as np
+import pytest
+
+import lowbit as lb
+from lowbit.bench.timing import Timing, measure
+from lowbit.cachefile import CacheFile, cache_folder, clear_caches
+from lowbit.errors import InvalidProblem, Unsupported
+from lowbit.tuning import (
+    AutoTuningConfig,
+    Candidate,
+    OptimalQuantizationConfig,
+    PerformanceRequirements,
+    QuantizationWorkload,
+    auto_tune,
+)
+from lowbit.tuning import tuner as tuner_module
+from lowbit.tuning.candidates import build, candidates_for, float_work
+from lowbit.tuning.race import race
+from lowbit.tuning.recommend import recommend
+
+QUICK = AutoTuningConfig(max_search_time=0.4)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# ---- workloads ------------------------------------------------------------------------------------------------------
+
+
+def test_workloads_know_their_sizes():
+    assert QuantizationWorkload.matmul(2, 3, 4).operations == 48
+    conv = QuantizationWorkload.conv2d((1, 4, 8, 8), (6, 2, 3, 3), stride=2, padding=1, groups=2)
+    assert conv.output_shape == (1, 6, 4, 4)
+    assert conv.operations == 2 * 6 * 16 * 2 * 9
+    assert QuantizationWorkload.parse("add", "8x8").op == "add"
+    text = "1x4x8x8,6x2x3x3,stride=2,padding=1,groups=2"
+    assert repr(QuantizationWorkload.parse("conv2d", text)) == repr(conv)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: QuantizationWorkload.matmul(0, 3, 4), "m: 0"),
+        (lambda: QuantizationWorkload.matmul(1, 3, 4, x=np.zeros((2, 4))), r"x: shape \(2, 4\)"),
+        (lambda: QuantizationWorkload.matmul(1, 1, 1, weight=[[np.nan]]), "weight: not finite"),
+        (lambda: QuantizationWorkload.conv2d((1, 3, 8, 8), (4, 2, 3, 3)), "does not fit 3 channels"),
+        (lambda: QuantizationWorkload.conv2d((1, 2, 2, 2), (4, 2, 3, 3)), "smaller than the kernel"),
+        (lambda: QuantizationWorkload.elementwise("divide", (3,)), "op: 'divide'"),
+        (lambda: QuantizationWorkload.parse("matmul", "8x8"), "expected MxNxK"),
+        (lambda: QuantizationWorkload.parse("matmul", "8xax8"), "'8xax8'"),
+        (lambda: PerformanceRequirements(max_latency=-1.0), "max_latency"),
+        (lambda: AutoTuningConfig(iterations=0), "iterations"),
+        (lambda: AutoTuningConfig(max_search_time=0), "max_search_time"),
+        (lambda: Candidate("int8", threads=0), "no such setting"),
+        (lambda: auto_tune([3]), "expected a QuantizationWorkload"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, words):
+    with pytest.raises(InvalidProblem, match=words):
+        make()
+
+
+# ---- the search -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        QuantizationWorkload.matmul(3, 40, 64), QuantizationWorkload.elementwise("mul", (30, 20)),
+        QuantizationWorkload.conv2d((1, 4, 9, 9), (6, 4, 3, 3), padding=(1, 0, 1, 2), stride=2),
+        QuantizationWorkload.conv2d((1, 9, 9, 4), (4, 1, 3, 3), groups=4, layout="NHWC", dilation=2),
+        QuantizationWorkload.elementwise("relu", (64,)),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_every_candidate_computes_what_floats_do(workload):
+    import torch  # noqa: F401  the float work by torch too
+
+    data = workload.data()
+    floats = float_work(workload, data)
+    assert set(floats) == {"NumPy", "torch"}
+    exact = floats["NumPy"].result()
+    assert exact.shape == workload.output_shape
+    np.testing.assert_allclose(floats["torch"].result(), exact, rtol=1e-4, atol=1e-4)
+    for candidate in candidates_for(workload, 2):
+        found = build(workload, candidate, data).result().reshape(exact.shape)
+        least = 0.7 if candidate.dtype == "int2" else 0.97
+        cosine = (found * exact).sum() / (np.linalg.norm(found) * np.linalg.norm(exact))
+        assert cosine > least, candidate.name
+
+
+def test_tiny_work_stays_float_and_says_why():
+    found = auto_tune(QuantizationWorkload.matmul(8, 64, 64), config=QUICK)
+    assert found.keep_float
+    assert found.speedup == 1.0
+    assert "float32 takes" in found.why
+    assert found.baseline.timing.median < found.results[1].timing.median
+    with pytest.raises(InvalidProblem, match="winner: none"):
+        found.build(np.zeros((64, 64), np.float32))
+
+
+def test_a_winner_is_measured_and_can_be_built():
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((1, 2048), np.float32), rng.standard_normal((2048, 2048), np.float32)
+    found = auto_tune(
+        QuantizationWorkload.matmul(1, 2048, 2048, x=x, weight=w), config=AutoTuningConfig(max_search_time=1)
+    )
+    assert not found.keep_float, found.why
+    assert found.speedup > 1.05
+    assert found.data == "the data given"
+    layer = found.build(w)
+    report = lb.metrics.error_report(x @ w.T, layer(x))
+    assert report.sqnr_db == pytest.approx(found.best.sqnr_db, abs=1e-3)
+    assert report.cosine == pytest.approx(found.best.cosine, abs=1e-6)
+    assert layer.nbytes == found.best.nbytes
+    assert found.front
+    assert all(f.timing.low <= f.timing.median <= f.timing.high for f in found.results)
+
+
+def test_the_time_budget_is_kept():
+    for seconds in (0.3, 1.0):
+        start = time.perf_counter()
+        auto_tune(
+            QuantizationWorkload.matmul(64, 1024, 1024), config=AutoTuningConfig(max_search_time=seconds), cache=False
+        )
+        assert time.perf_counter() - start < 1.2 * seconds + 0.25
+
+
+def test_requirements_are_honoured():
+    w = QuantizationWorkload.matmul(1, 1024, 1024)
+    exact = auto_tune(w, PerformanceRequirements(min_sqnr_db=30.0), QUICK)
+    assert all(any("SQNR" in v for v in r.violations) == (r.sqnr_db < 30) for r in exact.results[1:])
+    assert exact.keep_float or exact.best.sqnr_db >= 30
+    small = auto_tune(w, PerformanceRequirements(memory_budget=700_000), QUICK)
+    assert small.keep_float is False
+    assert small.best.nbytes <= 700_000
+    never = auto_tune(w, PerformanceRequirements(max_latency=1e-9), QUICK)
+    assert not never.meets_requirements
+    assert "nothing meets the requirements" in never.why
+    assert never.winner is not None, "the nearest is named"
+    strict = auto_tune(w, config=AutoTuningConfig(max_search_time=0.4, accuracy_threshold=0.9999))
+    assert all(r.violations for r in strict.results[1:] if r.cosine < 0.9999)
+    never_worth_it = auto_tune(w, config=AutoTuningConfig(max_search_time=0.4, min_improvement=1000.0))
+    assert never_worth_it.keep_float
+
+
+def test_it_can_be_disabled():
+    found = auto_tune(QuantizationWorkload.matmul(1, 64, 64), config=AutoTuningConfig(enabled=False))
+    assert found.keep_float
+    assert not found.results
+    assert "disabled" in found.why
+
+
+def test_ctrl_c_leaves_what_was_found(monkeypatch):
+    calls = {"n": 0}
+
+    def interrupted(*_):
+        calls["n"] += 1
+        if calls["n"] > 3:
+            raise KeyboardInterrupt
+        return build(*_)
+
+    monkeypatch.setattr(tuner_module, "build", interrupted)
+    found = auto_tune(QuantizationWorkload.matmul(4, 256, 256), config=QUICK)
+    assert not found.complete
+    assert len(found.results) == 4
+    assert CacheFile("tuning").get("x") is None
+
+
+def test_threads_are_left_as_they_were():
+    before = lb.get_num_threads()
+    auto_tune(QuantizationWorkload.matmul(4, 256, 256), config=QUICK)
+    assert lb.get_num_threads() == before
+
+
+def test_a_list_of_workloads():
+    work = [QuantizationWorkload.matmul(1, 64, 64), QuantizationWorkload.elementwise("add", (100,))]
+    found = auto_tune(work, config=AutoTuningConfig(max_search_time=0.1))
+    assert [f.workload for f in found] == work
+
+
+# ---- timing ---------------------------------------------------------------------------------------------------------
+
+
+def test_timings_have_medians_and_intervals():
+    t = Timing.of([float(v) for v in range(1, 102)])
+    assert (t.best, t.median, t.samples) == (1.0, 51.0, 101)
+    assert 40 <= t.low < 51 < t.high <= 62
+    found = measure({"slow": lambda: time.sleep(2e-3), "fast": lambda: None}, seconds=0.2)
+    assert found["slow"].median > 100 * found["fast"].median
+    assert found["fast"].repeats > 100
+
+
+def test_a_race_drops_the_slow_and_keeps_the_baseline():
+    counts = {"float": 0, "slow": 0, "fast": 0}
+
+    def call(name, seconds):
+        def run():
+            counts[name] += 1
+            time.sleep(seconds)
+
+        return run
+
+    calls = {"float": call("float", 4e-3), "slow": call("slow", 5e-3), "fast": call("fast", 1e-3)}
+    timings, complete = race(calls, time.perf_counter() + 1.0, 40, keep="float", say=lambda _: None)
+    assert complete
+    assert counts["slow"] < counts["fast"]
+    assert counts["float"] >= counts["fast"] - 1
+    assert timings["fast"].median < timings["float"].median
+
+
+# ---- the cache ------------------------------------------------------------------------------------------------------
+
+
+def test_answers_are_remembered(folder, monkeypatch):
+    w = QuantizationWorkload.matmul(1, 512, 512)
+    first = auto_tune(w, config=QUICK)
+    monkeypatch.setattr(tuner_module, "_search", lambda *_: pytest.fail("searched again"))
+    again = auto_tune(w, config=QUICK)
+    assert again.from_cache
+    assert (again.winner, again.why) == (first.winner, first.why)
+    assert again.results == first.results
+    assert (folder.stat().st_mode & 0o777) == 0o700
+    monkeypatch.undo()
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(folder))
+    assert not auto_tune(w, PerformanceRequirements(min_cosine=0.5), QUICK).from_cache
+    assert clear_caches()
+    assert not auto_tune(w, config=QUICK).from_cache
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "[]", "null", '{"version": 99, "entries": {}}', '{"version": 1, "entries": []}', '{"entries": {}}',
+        "\x00\xff", '{"version": 1, "entries": {"k": ' + "[" * 2000 + "]" * 2000 + "}}",
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_ignored_with_a_warning(folder, content):
+    folder.mkdir()
+    (folder / "tuning.json").write_text(content)
+    with pytest.warns(UserWarning, match="not usable"):
+        found = auto_tune(QuantizationWorkload.matmul(1, 64, 64), config=AutoTuningConfig(max_search_time=0.1))
+    assert found.results
+
+
+def test_a_poisoned_entry_cannot_choose_what_is_not_there(folder):
+    w = QuantizationWorkload.matmul(1, 512, 512)
+    auto_tune(w, config=QUICK)
+    path = folder / "tuning.json"
+    content = json.loads(path.read_text())
+    (key,) = content["entries"]
+    for poison in (
+        {"dtype": "float8", "scheme": "symmetric", "block_size": None, "activation": "int8", "threads": 1},
+        {"dtype": "int8", "scheme": "symmetric", "block_size": 7, "activation": "int8", "threads": 1},
+        {"dtype": "int8", "scheme": "symmetric", "block_size": None, "activation": "int8", "threads": -4},
+        {"run": "something"}, 3, [],
+    ):  # fmt: skip
+        content["entries"][key]["winner"] = poison
+        path.write_text(json.dumps(content))
+        assert not auto_tune(w, config=QUICK).from_cache
+    content["entries"][key] = "nothing"
+    path.write_text(json.dumps(content))
+    assert not auto_tune(w, config=QUICK).from_cache
+
+
+def _write(folder, i):
+    os.environ["LOWBIT_CACHE_DIR"] = folder
+    for j in range(5):
+        CacheFile("shared").put(f"{i}-{j}", {"value": [i, j]})
+
+
+def test_twenty_processes_may_write_at_once(folder):
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_write, args=(str(folder), i)) for i in range(20)]
+    for p in workers:
+        p.start()
+    for p in workers:
+        p.join()
+        assert p.exitcode == 0
+    kept = json.loads((folder / "shared.json").read_text())["entries"]
+    assert len(kept) == 100
+    assert not list(folder.glob(".*tmp"))
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(tmp_path / "file" / "below"))
+    with pytest.warns(UserWarning, match="not written|not usable"):
+        CacheFile("x").put("a", 1)
+    monkeypatch.delenv("LOWBIT_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "lowbit"
+
+
+def test_results_survive_json():
+    found = auto_tune(QuantizationWorkload.matmul(1, 256, 256), config=QUICK)
+    again = OptimalQuantizationConfig.from_dict(json.loads(json.dumps(found.to_dict())), found.workload)
+    assert again.winner == found.winner
+    assert again.results == found.results
+
+
+# ---- recommendations, hints, special instructions, the desk ---------------------------------------------------------
+
+
+def test_recommendations_have_reasons():
+    r = recommend(QuantizationWorkload.matmul(1, 2048, 2048), config=AutoTuningConfig(max_search_time=1))
+    assert r.measured
+    assert r.bound == "reading weights"
+    assert r.dtype != "float32"
+    assert any("normal numbers" in reason for reason in r.reasons)
+    keep = recommend(QuantizationWorkload.matmul(8, 64, 64), config=QUICK)
+    assert keep.dtype == "float32"
+
+
+def test_limits_are_measured_and_remembered(folder):
+    from lowbit.limits import limits
+
+    first = limits()
+    assert first.fma_ops > 1e9
+    assert first.read_bytes["L1"] >= first.read_bytes["DRAM"] > 1e9
+    assert limits() == first, "from the file"
+    content = json.loads((folder / "limits.json").read_text())
+    for key in content["entries"]:
+        content["entries"][key]["fma_ops"] = "fast"
+    (folder / "limits.json").write_text(json.dumps(content))
+    assert limits().fma_ops > 1e9
+
+
+def test_hints_follow_the_kernels_in_use():
+    from dataclasses import replace
+
+    from lowbit.hints import efficient_dtypes, memory_layouts, optimal_block_size, performance_hints
+    from lowbit.limits import limits
+
+    machine, rates = lb.hardware(), limits()
+    scalar = replace(machine, isa="scalar")
+    assert efficient_dtypes(scalar) == {}
+    assert efficient_dtypes(replace(machine, isa="vnni"))["int8"] == "vpdpbusd"
+    assert optimal_block_size(replace(machine, isa="vnni")) == 128
+    fast = performance_hints(machine, replace(rates, dot_ops=4e11, fma_ops=1e11))
+    slow = performance_hints(machine, replace(rates, dot_ops=1e11, fma_ops=1e11))
+    assert fast.preferred_dtypes.value[0] == "int8"
+    assert slow.preferred_dtypes.value[0] == "int4"
+    assert fast.batch_size.value > slow.batch_size.value >= 1
+    assert "GB/s" in fast.batch_size.reason
+    assert memory_layouts()
+
+
+def test_special_instructions_run_or_say_what_is_missing():
+    from lowbit.specialized import Dp4aQuantizationOps, TensorCoreQuantizationOps, VnniQuantizationOps
+
+    q = lb.quantize(np.float32([[1, 2], [3, 4]]))
+    for ops in (VnniQuantizationOps(), Dp4aQuantizationOps(), TensorCoreQuantizationOps()):
+        assert ops.supported_formats
+        assert ops.tile
+        if ops.is_available:
+            np.testing.assert_array_equal(ops.qmatmul(q, q), lb.qmatmul(q, q))
+        else:
+            with pytest.raises(Unsupported, match=r"avx512_vnni|CUDA|kernels|x86"):
+                ops.qmatmul(q, q)
+            with pytest.raises(Unsupported):
+                ops.qconv2d(q, q)
+
+
+def test_the_desk_does_what_the_rooms_do():
+    from lowbit.system import QuantizationSystem, create_quantization_system
+
+    system = create_quantization_system()
+    x = np.random.default_rng(0).standard_normal((8, 8), np.float32)
+    p = system.calibrate_from_samples(x, "int8", "min_max")
+    q = system.quantize(x, p)
+    assert q == lb.quantize(x, params=p)
+    np.testing.assert_array_equal(system.dequantize(q), lb.dequantize(q))
+    np.testing.assert_array_equal(system.qmatmul(q, q), lb.qmatmul(q, q))
+    assert system.create_quantized_tensor(x, "int4").dtype.name == "int4"
+    assert system.optimal_block_size in (32, 128)
+    assert system.hardware_features.isa == lb.hardware().isa
+    assert system.performance_hints().threads.value == lb.get_num_threads()
+    assert system.has_acceleration == (lb.hardware().isa != "scalar")
+    with pytest.raises(Unsupported, match="device: 'cuda'"):
+        QuantizationSystem("cuda")
+
+
+def test_a_capped_isa_changes_detection_hints_and_choices():
+    import subprocess
+    import sys
+
+    code = (
+        "import lowbit as lb\n"
+        "from lowbit.hints import efficient_dtypes, performance_hints\n"
+        "from lowbit.tuning import *\n"
+        "f = auto_tune(QuantizationWorkload.matmul(16, 512, 512), config=AutoTuningConfig(max_search_time=0.5))\n"
+        "hint = performance_hints().preferred_dtypes.value[0]\n"
+        "print(lb.hardware().isa, bool(efficient_dtypes()), f.keep_float, hint)\n"
+    )
+    env = {**os.environ, "LOWBIT_MAX_ISA": "scalar"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.split()[:3] == ["scalar", "False", "True"]
