@@ -1,0 +1,93 @@
+"""python -m benchmarks.tuning_check [--seconds S] [--sweep S] [--json PATH]
+
+Whether the tuner's choices hold: each winner is timed again in a fresh process, beside every other setting and float32,
+for longer than the search had. It holds where its median is within 5 % of the best one there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lowbit.bench.timing import measure
+from lowbit.hardware import hardware
+from lowbit.tuning import AutoTuningConfig, QuantizationWorkload, auto_tune
+from lowbit.tuning.candidates import build, candidates_for, float_work
+
+WORKLOADS = [
+    ("matmul", "1x4096x4096"), ("matmul", "8x2048x2048"), ("matmul", "64x4096x4096"), ("matmul", "128x768x768"),
+    ("matmul", "8x64x64"), ("matmul", "1x256x256"), ("conv2d", "1x64x56x56,64x64x3x3,padding=1"),
+    ("conv2d", "1x256x14x14,256x256x1x1"), ("conv2d", "1x128x56x56,128x1x3x3,padding=1,groups=128"),
+    ("add", "1024x1024"),
+]  # fmt: skip
+WITHIN = 1.05
+
+
+def sweep(kind: str, text: str, seconds: float) -> dict[str, float]:
+    """Medians of every setting and of float32."""
+    workload = QuantizationWorkload.parse(kind, text)
+    data = workload.data()
+    calls: dict[str, Any] = {f"float32, {name}": work.run for name, work in float_work(workload, data).items()}
+    for candidate in candidates_for(workload, hardware().threads):
+        calls[candidate.name] = build(workload, candidate, data).run
+    return {name: t.median for name, t in measure(calls, seconds=seconds, width=0.005).items()}
+
+
+def check(kind: str, text: str, seconds: float, sweep_seconds: float) -> dict[str, Any]:
+    workload = QuantizationWorkload.parse(kind, text)
+    start = time.perf_counter()
+    found = auto_tune(workload, config=AutoTuningConfig(max_search_time=seconds, min_improvement=1.0), cache=False)
+    took = time.perf_counter() - start
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "sweep.json"
+        code = (
+            f"import json; from benchmarks.tuning_check import sweep; "
+            f"json.dump(sweep({kind!r}, {text!r}, {sweep_seconds}), open({str(out)!r}, 'w'))"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
+        medians = json.loads(out.read_text())
+    floats = min((n for n in medians if n.startswith("float32")), key=medians.__getitem__)
+    # Also those the search had no time for; not those too inaccurate to win, which two bits always are.
+    broken = {r.name for r in found.results if r.violations}
+    allowed = [floats, *(n for n in medians if n not in broken and not n.startswith(("float32", "int2")))]
+    best = min(allowed, key=medians.__getitem__)
+    chosen = floats if found.winner is None else found.winner.name
+    ratio = medians[chosen] / medians[best]
+    return {
+        "workload": f"{kind} {text}", "winner": chosen, "best": best, "ratio": ratio, "holds": ratio <= WITHIN,
+        "seconds": took, "budget": seconds, "medians": medians,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--sweep", type=float, default=8.0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    table = Table("workload", "winner", "best in the sweep", "ratio", "search s")
+    rows = []
+    for kind, text in WORKLOADS:
+        row = check(kind, text, options.seconds, options.sweep)
+        rows.append(row)
+        mark = "" if row["holds"] else " MISSED"
+        table.add_row(row["workload"], row["winner"], row["best"], f"{row['ratio']:.3f}{mark}", f"{row['seconds']:.1f}")
+    Console(width=140).print(table)
+    print(f"{sum(r['holds'] for r in rows)} of {len(rows)} within {WITHIN - 1:.0%}; target 9 of 10")
+    if options.json is not None:
+        options.json.write_text(
+            json.dumps({"cpu": hardware().cpu, "isa": hardware().isa, "rows": rows}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
