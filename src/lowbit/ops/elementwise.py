@@ -196,13 +196,25 @@ def _bounded(a: QuantizedTensor, lo: float, hi: float, out: QuantizedTensor | Ar
         x = a.dequantize(dtype=params.scale.dtype)
         _quantize_into(np.asarray(np.minimum(np.maximum(x, x.dtype.type(lo)), x.dtype.type(hi))), params, data)
     else:
-        low, high = (int(code) for code in reference.quantize(np.array([lo, hi], np.float32), _flat(params)))
-        low, high = params.dtype.qmin if lo == -math.inf else low, params.dtype.qmax if hi == math.inf else high
+        low, high = _bounds(params, lo, hi)
         target = data if out is None or _is_same(a.data, data) else _apart(data, [a.data])
         codes.clamp(p, a.data, low, high, target)
         if target is not data:
             data[...] = target
     return finished(data, params, a.shape, out)
+
+
+def _bounds(params: QuantizationParams, lo: float, hi: float) -> tuple[int, int]:
+    """Codes of two numbers; kept with the params, as the same two come again and again."""
+    key = ("bounds", lo, hi)
+    if key not in params._cache:
+        low, high = (int(code) for code in reference.quantize(np.array([lo, hi], np.float32), _flat(params)))
+        low, high = params.dtype.qmin if lo == -math.inf else low, params.dtype.qmax if hi == math.inf else high
+        if len(params._cache) > 64:
+            return low, high
+        params._cache[key] = low, high
+    kept: tuple[int, int] = params._cache[key]
+    return kept
 
 
 def _number(name: str, value: Any, default: float) -> float:
