@@ -51,6 +51,12 @@ def test_recommend_gives_reasons_and_hints(run):
     assert found[0]["measured"]
 
 
+def test_hardware_can_be_probed(run):
+    plain, probed = run("hardware", "--json"), run("hardware", "--json", "--probe")
+    assert set(json.loads(probed.stdout)) - set(json.loads(plain.stdout)) == {"limits", "hints"}
+    assert "GFLOPS" in run("hardware", "--probe").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

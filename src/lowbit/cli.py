@@ -55,15 +55,21 @@ def _app() -> "typer.Typer":
     @app.command()
     def hardware(
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+        probe: Annotated[
+            bool, typer.Option("--probe", help="Also measure what it can do at all, and what follows from that.")
+        ] = False,
     ) -> None:
         """Show what this machine is and which kernels lowbit uses on it."""
         from lowbit.hardware import hardware as detect
 
         found = detect()
+        facts = _probed() if probe else {}
         if as_json:
-            typer.echo(json.dumps(found.to_dict(), indent=2))
+            typer.echo(json.dumps({**found.to_dict(), **{k: v.to_dict() for k, v in facts.items()}}, indent=2))
         else:
             screen.print(_hardware_panel(found))
+            for text in facts.values():
+                screen.print(str(text), markup=False, highlight=False)
 
     @app.command()
     def demo(
@@ -95,6 +101,13 @@ def _app() -> "typer.Typer":
     for command in (calibrate, tune, recommend):
         app.command()(command)
     return app
+
+
+def _probed() -> dict[str, Any]:
+    from lowbit.hints import performance_hints
+    from lowbit.limits import limits
+
+    return {"limits": limits(), "hints": performance_hints()}
 
 
 def _hardware_panel(found: "HardwareFeatures") -> "RenderableType":
