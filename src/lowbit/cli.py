@@ -95,10 +95,11 @@ def _app() -> "typer.Typer":
             json_path.write_text(report + "\n")
             screen.print(f"Wrote {json_path}", style="dim", markup=False)
 
+    from lowbit.cli_bench import bench
     from lowbit.cli_calibrate import calibrate
     from lowbit.cli_tune import recommend, tune
 
-    for command in (calibrate, tune, recommend):
+    for command in (calibrate, tune, recommend, bench):
         app.command()(command)
     return app
 

@@ -1,1 +1,42 @@
 """Measuring: timings that know of noise, suites of operations beside their float baselines, reports and pictures."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lowbit.bench.compare import Change, compare  # here, as the function has its module's name
+from lowbit.bench.timing import Timing, measure
+
+if TYPE_CHECKING:
+    from lowbit.bench.results import (
+        BenchmarkResult,
+        BenchmarkSummary,
+        ComparativeBenchmarkResult,
+        MemoryBenchmarkResults,
+        MemoryUsage,
+    )
+    from lowbit.bench.roofline import plot_roofline
+    from lowbit.bench.suite import FAMILIES, BenchmarkConfig, QuantizationBenchmarkSuite
+
+__all__ = [
+    "FAMILIES", "BenchmarkConfig", "BenchmarkResult", "BenchmarkSummary", "Change", "ComparativeBenchmarkResult",
+    "MemoryBenchmarkResults", "MemoryUsage", "QuantizationBenchmarkSuite", "Timing", "compare", "measure",
+    "plot_roofline",
+]  # fmt: skip
+
+_HOMES = {
+    "suite": ("FAMILIES", "BenchmarkConfig", "QuantizationBenchmarkSuite"),
+    "results": (
+        "BenchmarkResult", "BenchmarkSummary", "ComparativeBenchmarkResult", "MemoryBenchmarkResults", "MemoryUsage",
+    ),
+    "roofline": ("plot_roofline",),
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Suites are imported when they are asked for: `import lowbit` needs the timing alone."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"lowbit.bench.{home}"), name)
+    raise AttributeError(f"module 'lowbit.bench' has no attribute {name!r}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from lowbit.bench.results import BenchmarkResult, BenchmarkSummary
+if TYPE_CHECKING:
+    from lowbit.bench.results import BenchmarkResult, BenchmarkSummary
 
 __all__ = ["Change", "compare"]
 
@@ -31,8 +33,10 @@ def compare(old: BenchmarkSummary, new: BenchmarkSummary) -> list[Change]:
     """A change for each name, in the old run's order. Slower means that the intervals of the medians are apart by more
     than 5 %; an operation that was timed before and is not any more is a regression too.
 
-    >>> compare(BenchmarkSummary(()), BenchmarkSummary(()))
-    []
+    >>> from lowbit.bench import BenchmarkResult, BenchmarkSummary, Timing
+    >>> old, new = (BenchmarkSummary((BenchmarkResult("sort", "example", timing=Timing.of([t] * 9)),)) for t in (1, 2))
+    >>> compare(old, new)
+    [Change(name='sort', kind='regression', old=1.0, new=2.0, note='')]
     """
     before, after = ({r.name: r for r in s.results} for s in (old, new))
     found = [_change(r, after[name]) if name in after else _alone(r, "missing") for name, r in before.items()]

@@ -17,13 +17,14 @@ from lowbit.errors import FormatError, InvalidProblem
 
 __all__ = [
     "BenchmarkResult", "BenchmarkSummary", "ComparativeBenchmarkResult", "MemoryBenchmarkResults", "MemoryUsage",
-    "bytes_text", "seconds_text",
+    "bytes_text", "seconds_text", "table_cells", "table_heads",
 ]  # fmt: skip
 
 _FORMAT, _VERSION = "lowbit benchmark", 1
 _STATUSES = ("ok", "timeout", "failed")
 _COLUMNS = (
     "name", "family", "status", "reason", "median_s", "low_s", "high_s", "best_s", "samples", "baseline_median_s",
+    "baseline_threads",
     "speedup", "gops", "gb_per_s", "percent_of_limit", "limit", "sqnr_db", "weight_bytes", "float_bytes",
     "quantized_bytes", "peak_bytes", "workspace_bytes",
 )  # fmt: skip
@@ -33,8 +34,8 @@ _COLUMNS = (
 class MemoryUsage:
     """Bytes of a tensor or layer, as floats and quantized; and the most one call had allocated at a time.
 
-    The peak is what Python and NumPy allocate (tracemalloc), results included; `workspace` is what kernels work in beside
-    that, where it is known.
+    The peak is what Python and NumPy allocate (tracemalloc), results included; `workspace` is what kernels work in
+    beside that, where it is known.
     """
 
     before: int
@@ -57,6 +58,7 @@ class BenchmarkResult:
     reason: str = ""
     timing: Timing | None = None
     baseline: Timing | None = None
+    baseline_threads: int | None = None  # of NumPy's product; None: none, or as many as its BLAS takes by itself
     operations: int = 0  # multiplications and additions of a call; 0 where moving bytes is the work
     bytes_moved: int = 0  # each byte of arguments and results once
     percent_of_limit: float | None = None  # by the median; None where no measured limit applies
@@ -90,8 +92,8 @@ class BenchmarkResult:
             raise ValueError(f"status {d['status']!r}, expected one of {', '.join(_STATUSES)}")
         return BenchmarkResult(
             _text(d["name"]), _text(d["family"]), d["status"], _text(d["reason"]), _timing(d["timing"]),
-            _timing(d["baseline"]), int(d["operations"]), int(d["bytes_moved"]), _number(d["percent_of_limit"]),
-            _text(d["limit"]), _number(d["sqnr_db"]), None if d["weight_bytes"] is None else int(d["weight_bytes"]),
+            _timing(d["baseline"]), _count(d["baseline_threads"]), int(d["operations"]), int(d["bytes_moved"]),
+            _number(d["percent_of_limit"]), _text(d["limit"]), _number(d["sqnr_db"]), _count(d["weight_bytes"]),
             None if d["memory"] is None else MemoryUsage(**d["memory"]),
         )  # fmt: skip
 
@@ -100,8 +102,9 @@ class BenchmarkResult:
         times = (None,) * 5 if t is None else (t.median, t.low, t.high, t.best, t.samples)
         memory = (None,) * 4 if m is None else (m.before, m.after, m.peak, m.workspace)
         return (
-            self.name, self.family, self.status, self.reason, *times, None if b is None else b.median, self.speedup,
-            self.gops, self.gb_per_s, self.percent_of_limit, self.limit, self.sqnr_db, self.weight_bytes, *memory,
+            self.name, self.family, self.status, self.reason, *times, None if b is None else b.median,
+            self.baseline_threads, self.speedup, self.gops, self.gb_per_s, self.percent_of_limit, self.limit,
+            self.sqnr_db, self.weight_bytes, *memory,
         )  # fmt: skip
 
 
@@ -155,7 +158,7 @@ class BenchmarkSummary:
     limits: dict[str, Any] = field(default_factory=dict)  # of one thread
     version: str = ""
     threads: int = 1
-    baseline_threads: int | None = None  # None: as many as NumPy's BLAS takes by itself
+    load_average: float | None = None  # processes that wanted to run in the minute before; None where not told
     complete: bool = True  # False: Ctrl-C came before the end
 
     def __getitem__(self, name: str) -> BenchmarkResult:
@@ -200,10 +203,9 @@ class BenchmarkSummary:
             results = tuple(BenchmarkResult.from_dict(r) for r in d["results"])
             if len({r.name for r in results}) < len(results):
                 raise ValueError("two results of the same name")
-            threads = d["baseline_threads"]
             return BenchmarkSummary(
                 results, dict(d["hardware"]), dict(d["limits"]), _text(d["version"]), int(d["threads"]),
-                None if threads is None else int(threads), bool(d["complete"]),
+                _number(d["load_average"]), bool(d["complete"]),
             )  # fmt: skip
         except KeyError as error:
             raise FormatError(f"no benchmark results: {error} is missing") from None
@@ -224,8 +226,7 @@ class BenchmarkSummary:
         if not self.complete:
             lines += ["Stopped before the end.", ""]
         for family in dict.fromkeys(r.family for r in self.results):
-            rows = [r.cells() for r in map(_Shown, self.of(family))]
-            heads = _Shown.heads(family)
+            rows, heads = [table_cells(r) for r in self.of(family)], table_heads(family)
             lines += [f"## {family}", "", f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
             lines += [f"| {' | '.join(c.replace('|', chr(92) + '|') for c in row)} |" for row in rows]
             lines.append("")
@@ -234,8 +235,15 @@ class BenchmarkSummary:
     @property
     def setting(self) -> str:
         """Kernels and threads, in a line."""
-        base = "its own choice of" if self.baseline_threads is None else self.baseline_threads
-        return f"Kernels {self.limits.get('isa', 'unknown')}, threads {self.threads}; NumPy's BLAS with {base} threads"
+        text = f"Kernels {self.limits.get('isa', 'unknown')}, threads {self.threads}"
+        counts = sorted({r.baseline_threads for r in self.results if r.baseline_threads is not None})
+        if counts:
+            text += f"; NumPy's products with {' or '.join(map(str, counts))}, the faster of 1 and {self.threads}"
+        cpus = self.hardware.get("usable_cpus") or 1
+        busy = self.load_average is not None and self.load_average > 0.5 * cpus
+        return text + (
+            f"; the machine was busy before (load {self.load_average:.1f}), figures may be low" if busy else ""
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes .json, .csv or .md; whole or not at all."""
@@ -264,38 +272,33 @@ class BenchmarkSummary:
             raise FormatError(f"{os.fspath(path)}: {error}") from None
 
 
-class _Shown:
-    """A result as the cells of a table."""
+def table_heads(family: str) -> tuple[str, ...]:
+    """The columns of a family's table."""
+    if family == "memory":
+        return "operation", "float", "quantized", "ratio", "peak", "workspace"
+    rate = "GB/s" if family in ("quantization", "elementwise") else "GOPS"
+    weights = () if rate == "GB/s" else ("weights",)
+    return "operation", "median", "×float", rate, "of limit", "SQNR dB", *weights
 
-    def __init__(self, result: BenchmarkResult) -> None:
-        self.result = result
 
-    @staticmethod
-    def heads(family: str) -> tuple[str, ...]:
-        if family == "memory":
-            return "operation", "float", "quantized", "ratio", "peak", "workspace"
-        rate = "GB/s" if family in ("quantization", "elementwise") else "GOPS"
-        return "operation", "median", "×float", rate, "of limit", "SQNR dB", "weights"
-
-    def cells(self) -> list[str]:
-        r, m = self.result, self.result.memory
-        width = len(self.heads(r.family))
-        name = r.name if r.status == "ok" else f"{r.name} ({r.status})"
-        if r.status == "failed" or (r.timing is None and m is None):
-            return [f"{r.name}: {r.status}, {r.reason}", *[""] * (width - 1)]
-        if m is not None:
-            space = "" if m.workspace is None else bytes_text(m.workspace)
-            return [name, bytes_text(m.before), bytes_text(m.after), f"{m.ratio:.2f}", bytes_text(m.peak), space]
-        assert r.timing is not None
-        rate = r.gops if r.gops is not None else r.gb_per_s
-        limit = r.limit.replace("reading from ", "")
-        return [
-            name, seconds_text(r.timing.median), "" if r.speedup is None else f"{r.speedup:.2f}",
-            "" if rate is None else f"{rate:.1f}",
-            "" if r.percent_of_limit is None else f"{r.percent_of_limit:.0f} % {limit}",
-            "" if r.sqnr_db is None else f"{r.sqnr_db:.1f}",
-            "" if r.weight_bytes is None else bytes_text(r.weight_bytes),
-        ]  # fmt: skip
+def table_cells(r: BenchmarkResult) -> list[str]:
+    """A result as the cells of its family's table."""
+    t, m = r.timing, r.memory
+    name = r.name if r.status == "ok" else f"{r.name}: {r.status}, {r.reason}"
+    if m is not None:
+        space = "" if m.workspace is None else bytes_text(m.workspace)
+        return [name, bytes_text(m.before), bytes_text(m.after), f"{m.ratio:.2f}", bytes_text(m.peak), space]
+    if t is None:
+        return [name, *[""] * (len(table_heads(r.family)) - 1)]
+    rate = r.gops if r.gops is not None else r.gb_per_s
+    limit = {"dot products": "dot"}.get(r.limit, r.limit.removeprefix("reading from "))
+    weights = [] if len(table_heads(r.family)) < 7 else ["" if r.weight_bytes is None else bytes_text(r.weight_bytes)]
+    return [
+        name, seconds_text(t.median), "" if r.speedup is None else f"{r.speedup:.2f}",
+        "" if rate is None else f"{rate:.1f}",
+        "" if r.percent_of_limit is None else f"{r.percent_of_limit:.0f} % {limit}",
+        "" if r.sqnr_db is None else f"{r.sqnr_db:.1f}", *weights,
+    ]  # fmt: skip
 
 
 def seconds_text(t: float) -> str:
@@ -336,10 +339,15 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
+def _count(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
 def _timing(d: Any) -> Timing | None:
     if d is None:
         return None
-    t = Timing(**{k: int(v) if k in ("samples", "repeats") else float(v) for k, v in d.items()})
+    best, median, low, high = (float(d[k]) for k in ("best", "median", "low", "high"))
+    t = Timing(best, median, low, high, int(d["samples"]), int(d["repeats"]))
     if not (0 < t.best <= t.low <= t.median <= t.high < math.inf):
         raise ValueError(f"a timing of {t.best}, {t.low}, {t.median}, {t.high} s")
     return t

@@ -1,4 +1,4 @@
-"""The roofline: what arithmetic and memory allow at each number of operations a byte, and where products lie below it."""
+"""The roofline: what arithmetic and memory allow at each number of operations a byte, and where products lie."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _POINTS = (("#d55e00", "o"), ("#56b4e9", "s"), ("#e69f00", "^"), ("#999999", "D"
 
 
 def plot_roofline(summary: BenchmarkSummary, path: str | os.PathLike[str] | None = None) -> Any:
-    """The figure, of the matrix results; written to `path` too, if given. Roofs are those of one thread times the number
-    of threads: no more is possible, and less where threads share what they read from."""
+    """The figure, of the matrix results; written to `path` too, if given. Roofs are those of one thread times the
+    number of threads: no more is possible, and less where threads share what they read from."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
@@ -51,8 +51,9 @@ def plot_roofline(summary: BenchmarkSummary, path: str | os.PathLike[str] | None
         start = max(left, rate / max(reads.values())) if reads else left
         axes.plot([start, right], [rate, rate], color="#000000", linewidth=1.8 if i == 0 else 1.0)
         axes.annotate(
-            f"{label}: {rate:.0f} GOPS", (right, rate), (-4, 4), textcoords="offset points", ha="right", fontsize="small"
-        )
+            f"{label}\n{rate:.0f} GOPS", (right, rate), (5, 0), textcoords="offset points", va="center", size="small",
+            annotation_clip=False,
+        )  # fmt: skip
     roof = max(flat.values(), default=top)
     for name, rate in reads.items():
         color, dashes = _SLOPES.get(name, ("#999999", "-"))
@@ -66,12 +67,12 @@ def plot_roofline(summary: BenchmarkSummary, path: str | os.PathLike[str] | None
             [p[1] for p in mine], [p[2] for p in mine], color=color, marker=marker, s=46, zorder=3, edgecolor="black",
             linewidth=0.6, label=kind,
         )  # fmt: skip
-        # Names of the first kind stand below its points, those of others above: they often lie close together.
+        # Shapes of the first kind stand left of its points, those of others right: the points often lie close together.
         for name, intensity, rate in mine:
-            below = i == 0
+            away, side, edge = (-5, "right", "top") if i == 0 else (5, "left", "bottom")
             axes.annotate(
-                _shape(name), (intensity, rate), (5, -5 if below else 5), textcoords="offset points", color=color,
-                va="top" if below else "bottom", fontsize="x-small",
+                _shape(name), (intensity, rate), (away, away), textcoords="offset points", color="#222222", ha=side,
+                va=edge, fontsize="x-small", zorder=2.5,
             )  # fmt: skip
     axes.set_xlabel("operations a byte of weights, activations and results")
     axes.set_ylabel("GOPS, by the median")
@@ -80,9 +81,7 @@ def plot_roofline(summary: BenchmarkSummary, path: str | os.PathLike[str] | None
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=3, fontsize="small", frameon=False)
     plural = "s" * (threads > 1)
-    figure.suptitle(
-        f"{summary.hardware.get('cpu', 'CPU')}, {summary.limits.get('isa', '')}, {threads} thread{plural}"
-    )
+    figure.suptitle(f"{summary.hardware.get('cpu', 'CPU')}, {summary.limits.get('isa', '')}, {threads} thread{plural}")
     if path is not None:
         try:
             figure.savefig(path, dpi=144)
