@@ -13,8 +13,8 @@
 #include "kernels/groups/groups.h"
 #include "kernels/pack/pack.h"
 #include "kernels/pool/pool.h"
-#include "kernels/quantize/quantize.h"
 #include "kernels/probe/probe.h"
+#include "kernels/quantize/quantize.h"
 #include "kernels/range/range.h"
 #include "kernels/sketch/sketch.h"
 

@@ -249,14 +249,21 @@ def _mean_abs_of_blocks(x: FloatArray, g: Granularity) -> npt.NDArray[np.float64
 def quantize_dynamic(
     x: FloatArray, shape_of: QuantizationParams, g: Granularity, qmin: int, qmax: int, divisor: int, out: Array
 ) -> tuple[Array, Array | None, int, int] | None:
-    """Range, params, codes and packing in one read: (scale, zero_point or None, NaN seen, bad scales).
-    None where no fused kernel serves this layout. divisor > 0 is symmetric."""
+    """Range, params, codes and packing in one call: (scale, zero_point or None, NaN seen, bad scales).
+    None where neither a fused kernel nor one scale for all serves. divisor > 0 is symmetric."""
     layout, code = layout_of(g), code_id(shape_of)
-    if not _core.fused_groups_fit(layout, code):
+    fused = _core.fused_groups_fit(layout, code)
+    if not fused and g.kind != 0:
         return None
     scale = np.empty(g.scale_shape, x.compute)
     zero = None if divisor else np.empty(g.scale_shape, np.int32)
-    nan, bad = _core.quantize_dynamic(x.array, x.element, out, code, layout, qmin, qmax, divisor, scale, zero)
+    if fused:
+        nan, bad = _core.quantize_dynamic(x.array, x.element, out, code, layout, qmin, qmax, divisor, scale, zero)
+    else:
+        room = np.empty(_core.dynamic_workspace(layout, x.element), np.uint8)
+        nan, bad = _core.quantize_from_data(
+            x.array, x.element, out, code, layout, qmin, qmax, divisor, scale, zero, room
+        )
     return scale, zero, nan, bad
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from typing import Any, Literal
@@ -84,15 +85,28 @@ def quantize(
     kind = QuantizationScheme.of(scheme)
     if kind is QuantizationScheme.BLOCK_WISE and block_size is None:
         block_size = _DEFAULT_BLOCK
-    shape_of = QuantizationParams(
-        dtype, kind, axis=axis, block_size=block_size, qmin=qmin, qmax=qmax, steps_per_octave=steps_per_octave
-    )
+    try:
+        shape_of = _template(dtype, kind, axis, block_size, qmin, qmax, steps_per_octave)
+    except TypeError:  # something that cannot be a key, and so is none of them
+        shape_of = QuantizationParams(
+            dtype, kind, axis=axis, block_size=block_size, qmin=qmin, qmax=qmax, steps_per_octave=steps_per_octave
+        )
     array = cpu.as_float_array(x, name)
     if array.array.size == 0:
         raise InvalidProblem(f"{name}: empty (shape {array.shape}); there is nothing to find a range in")
     g = shape_of.granularity(array.shape)
     explicit = qmin is not None or qmax is not None
     return _from_data(array, shape_of, g, explicit, full_range, on_nonfinite, name, out)
+
+
+@functools.lru_cache(maxsize=128, typed=True)
+def _template(
+    dtype: Any, scheme: Any, axis: Any, block_size: Any, qmin: Any, qmax: Any, steps_per_octave: Any
+) -> QuantizationParams:
+    """Params without scales yet. They are never changed, so that the same ones serve every call that asks for them."""
+    return QuantizationParams(
+        dtype, scheme, axis=axis, block_size=block_size, qmin=qmin, qmax=qmax, steps_per_octave=steps_per_octave
+    )
 
 
 def quantize_to_int8(x: Any, scale: float, zero_point: int = 0) -> npt.NDArray[np.int8]:
