@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -147,6 +148,15 @@ def test_shards_of_anything_merge_to_the_same_sketch(data, random):
     left.merge(right)
     assert left == whole
     assert left.fingerprint == whole.fingerprint
+
+
+def test_zeros_among_the_smallest_numbers_there_are():
+    data = [np.float32([2.0**-126]), np.float32([1e-45, 0.0]), np.float32([0.0, 3e-39])]
+    for order in itertools.permutations(data):
+        found = sketch_of(*order, bins=128, reservoir=8)
+        assert found == sketch_of(*data, bins=128, reservoir=8)
+        assert found.distribution().zeros == 2
+        assert found.distribution().histogram.counts.sum() == 5
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1])

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kBlock = kSumBlock;
 constexpr int64_t kParallel = 1 << 17;   // elements from which several threads pay
-constexpr int64_t kLookFirst = 1 << 16;  // up to here a look at all of it costs little: it stays in the cache
+constexpr int64_t kLookFirst = 1 << 14;  // up to here a look at all of it costs less than a copy of the sketch
 constexpr int64_t kTile = 16;            // columns turned to rows at once
 constexpr int64_t kNormalizeAt = 1 << 20;
 
@@ -129,7 +129,8 @@ BinLayout bin_layout(const SketchTotals& t, int64_t bins) {
   const int64_t span = capped ? int64_t{kOctaves + 1} << 23 : static_cast<int64_t>(t.top) - t.least;
   BinLayout l;
   while ((span >> l.shift) + 3 > half) ++l.shift;
-  l.first = static_cast<int32_t>(base >> l.shift) - 1;
+  // Never so low that a zero, whose bits are 0, would not come first: the smallest numbers of all are tiny then too.
+  l.first = std::max(static_cast<int32_t>(base >> l.shift) - 1, 0);
   l.negative = both ? static_cast<int32_t>(half) : 0;
   return l;
 }
@@ -167,13 +168,13 @@ void Sketches::grow(int64_t scale, const SketchTotals& to) {
   SketchTotals& t = totals[scale];
   if (t.top == to.top && t.least == to.least && t.positive == to.positive && t.negative == to.negative) return;
   const BinLayout now = bin_layout(to, bins_);
-  if (!(layouts_[scale] == now)) {
+  if (!(layouts[scale] == now)) {
     uint64_t* c = counts.data() + scale * bins_;
     const std::vector<uint64_t> from(c, c + bins_);
     std::fill(c, c + bins_, 0);
     fold(t, from.data(), to, c, bins_);
   }
-  layouts_[scale] = now;
+  layouts[scale] = now;
   t = to;
 }
 
@@ -277,7 +278,7 @@ void Sketches::extend_tails(int64_t scale, const float* greatest, int64_t n, con
 
 // ---- adding --------------------------------------------------------------------------------------------------------
 
-Sketches::Sketches(int64_t scales, int64_t bins, int64_t reservoir)
+SketchState::SketchState(int64_t scales, int64_t bins, int64_t reservoir)
     : totals(scales),
       moments(scales * kMoments),
       counts(scales * bins),
@@ -285,13 +286,11 @@ Sketches::Sketches(int64_t scales, int64_t bins, int64_t reservoir)
       tailed(scales * 2),
       kept(scales * reservoir),
       held(scales),
-      bins_(bins),
-      reservoir_(reservoir),
-      layouts_(scales) {}
+      layouts(scales) {}
 
 void Sketches::restored() {
   for (int64_t s = 0; s < scales(); ++s) {
-    layouts_[s] = bin_layout(totals[s], bins_);
+    layouts[s] = bin_layout(totals[s], bins_);
     tailed[2 * s] = tailed[2 * s + 1] = bins_ == 0 ? 0 : static_cast<int32_t>(std::min(totals[s].n, kTail));
   }
 }
@@ -303,7 +302,7 @@ int64_t Sketches::nbytes() const {
 }
 
 CountArgs Sketches::args(int64_t scale, const float* x, int64_t n) {
-  const BinLayout& l = layouts_[scale];
+  const BinLayout& l = layouts[scale];
   const int32_t half = l.negative != 0 ? l.negative : static_cast<int32_t>(bins_);
   return {x, n, l.shift, l.first, half - 1, l.negative, 1, counts.data() + scale * bins_};
 }
@@ -311,7 +310,7 @@ CountArgs Sketches::args(int64_t scale, const float* x, int64_t n) {
 // How many are counted below the first bin: zeros, and what is too small for any.
 int64_t Sketches::tiny(int64_t scale) const {
   const uint64_t* c = counts.data() + scale * bins_;
-  const int32_t negative = layouts_[scale].negative;
+  const int32_t negative = layouts[scale].negative;
   return static_cast<int64_t>(c[0] + (negative != 0 ? c[negative] : 0));
 }
 
@@ -355,7 +354,7 @@ void Sketches::block(int64_t scale, const float* x, int64_t n, const double* wid
     wide_zeros = wide_stats(wide, n, s, block_lo, block_hi);
   }
   const SketchTotals to = covering(t, s.top, s.least, s.hi > 0, s.lo < 0);
-  if (bin_layout(to, bins_) == layouts_[scale]) {
+  if (bin_layout(to, bins_) == layouts[scale]) {
     grow(scale, to);
   } else {  // counted where it does not belong
     take_back(row, here);
@@ -364,7 +363,8 @@ void Sketches::block(int64_t scale, const float* x, int64_t n, const double* wid
     row.count(args(scale, x, n));
   }
   zeros += tiny(scale);
-  if (zeros != 0 && is_capped(t)) zeros = std::count(x, x + n, 0.0f);  // among them those that are merely small
+  const bool some_are_small = is_capped(t) || t.least >> layouts[scale].shift == 0;
+  if (zeros != 0 && some_are_small) zeros = std::count(x, x + n, 0.0f);
   const float* tail = tails.data() + scale * 2 * kTail;
   const int32_t* had = tailed.data() + scale * 2;
   const bool above = s.hi > (had[0] == kTail ? std::max(tail_floor_[0], tail[kTail - 1]) : tail_floor_[0]);
@@ -519,12 +519,19 @@ Sketches::Added Sketches::add(const Layout& layout, const void* x, Element in, b
   const int64_t blocks = (n + kBlock - 1) / kBlock;
   const int64_t tasks = n < kParallel ? 1 : std::min<int64_t>(num_threads(), blocks);
   const char* data = static_cast<const char*>(x);
-  if (tasks == 1 && skip) {
+  if (tasks == 1) {
     const FpEnvironment environment;
+    static thread_local SketchState before(1, 0, 0);
+    if (!skip) before = *this;
     double lo = __builtin_inf(), hi = -lo;
     run(0, data, in, n, lo, hi);
+    const int64_t bad = bad_of(*this) - had;
+    if (bad != 0 && !skip) {  // as if nothing had been
+      static_cast<SketchState&>(*this) = before;
+      return {bad};
+    }
     if (lo <= hi) ++totals[0].samples, moments[kLow].add(lo), moments[kHigh].add(hi);
-    return {bad_of(*this) - had};
+    return {bad};
   }
   // Each task fills a sketch of its own: nothing here changes until all is known to be well.
   std::vector<std::unique_ptr<Sketches>> part;

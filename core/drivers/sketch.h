@@ -63,12 +63,26 @@ struct Kept {
   float value;
 };
 
-class Sketches {
- public:
+// All that changes as numbers are added; a copy of it is all that undoing takes.
+struct SketchState {
   enum Moment { kX, kX2, kAbs, kLow, kHigh, kMoments };  // the last two: of each array's least and greatest
 
+  SketchState(int64_t scales, int64_t bins, int64_t reservoir);
+  std::vector<SketchTotals> totals;
+  std::vector<ExactSum> moments;   // [scales, kMoments]
+  std::vector<uint64_t> counts;    // [scales, bins]
+  std::vector<float> tails;        // [scales, 2, kTail]: the greatest, falling, and the least, rising
+  std::vector<int32_t> tailed;     // [scales, 2], how many there are
+  std::vector<Kept> kept;          // [scales, reservoir], a heap, the lowest priority first
+  std::vector<int32_t> held;       // [scales], of the reservoir
+  std::vector<BinLayout> layouts;  // of the totals
+};
+
+class Sketches : public SketchState {
+ public:
   // Without bins: ranges and counts alone.
-  Sketches(int64_t scales, int64_t bins, int64_t reservoir);
+  Sketches(int64_t scales, int64_t bins, int64_t reservoir)
+      : SketchState(scales, bins, reservoir), bins_(bins), reservoir_(reservoir) {}
 
   struct Added {
     int64_t bad = 0;  // NaN and Inf
@@ -85,13 +99,6 @@ class Sketches {
   void restored();  // after the public vectors were written
   void settle();    // canonical: equal streams have equal bytes
 
-  std::vector<SketchTotals> totals;
-  std::vector<ExactSum> moments;  // [scales, kMoments]
-  std::vector<uint64_t> counts;   // [scales, bins]
-  std::vector<float> tails;       // [scales, 2, kTail]: the greatest, falling, and the least, rising
-  std::vector<int32_t> tailed;    // [scales, 2], how many there are
-  std::vector<Kept> kept;         // [scales, reservoir], a heap, the lowest priority first
-  std::vector<int32_t> held;      // [scales], of the reservoir
   std::mutex mutex;
 
  private:
@@ -108,7 +115,6 @@ class Sketches {
   void sample(int64_t scale, const float* x, int64_t n, uint64_t hash);
   uint32_t floor(int64_t scale) const;  // no lower priority is kept
   int64_t bins_, reservoir_;
-  std::vector<BinLayout> layouts_;  // of the totals
   uint32_t floor_ = 0;
   float tail_floor_[2] = {-__builtin_inff(), __builtin_inff()};  // tails need nothing below, above
 };

@@ -63,6 +63,7 @@ class AdvancedQuantizationAccelerator:
 class QuantizationSystem:
     """Everything about quantization on one device, from one place.
 
+    >>> import numpy as np
     >>> system = QuantizationSystem()
     >>> q = system.create_quantized_tensor(np.float32([[1, -2], [3, 4]]), "int8")
     >>> system.qmatmul(q, q).round()
