@@ -67,8 +67,8 @@ class QuantizationSystem:
     >>> system = QuantizationSystem()
     >>> q = system.create_quantized_tensor(np.float32([[1, -2], [3, 4]]), "int8")
     >>> system.qmatmul(q, q).round()
-    array([[-5., -10.],
-           [15., 10.]], dtype=float32)
+    array([[ -5., -10.],
+           [ 15.,  10.]], dtype=float32)
     """
 
     def __init__(self, device: str = "cpu", config: AutoTuningConfig | None = None) -> None:
