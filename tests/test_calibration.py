@@ -416,11 +416,11 @@ def test_a_fingerprint_given_saves_the_pass_over_the_data():
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 99, "entries": {}}', '{"version": 1, "entries": 3}'])
-def test_a_damaged_cache_is_begun_anew(tmp_path, content, caplog):
+def test_a_damaged_cache_is_begun_anew(tmp_path, content):
     path = tmp_path / "c.json"
     path.write_text(content)
-    p = lb.calibrate(DISTRIBUTIONS["normal"][:500], "int8", "mse", cache=path)
-    assert "begun anew" in caplog.text
+    with pytest.warns(UserWarning, match="begun anew"):
+        p = lb.calibrate(DISTRIBUTIONS["normal"][:500], "int8", "mse", cache=path)
     assert lb.calibrate(DISTRIBUTIONS["normal"][:500], "int8", "mse", cache=path) == p
     assert json.loads(path.read_text())["version"] == 1
 

@@ -16,7 +16,7 @@ PACKAGE = Path(lb.__file__).parent
 
 # Layers from the bottom up. A module may import its own layer's earlier modules and every layer below.
 LAYERS = [
-    ["errors", "_version", "cachefile"],
+    ["errors", "_version", "whole_file", "cachefile"],
     ["dtypes"],
     ["ranges", "logarithm"],
     ["fields"],

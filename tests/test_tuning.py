@@ -36,6 +36,19 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Settings take as long as a test says, whatever the machine is doing."""
+
+    def says(seconds):
+        def race(calls, *_, **__):
+            return {name: Timing.of([seconds(name)] * 9) for name in calls}, True
+
+        monkeypatch.setattr(tuner_module, "race", race)
+
+    return says
+
+
 # ---- workloads ------------------------------------------------------------------------------------------------------
 
 
@@ -101,55 +114,67 @@ def test_every_candidate_computes_what_floats_do(workload):
         assert cosine > least, candidate.name
 
 
-def test_tiny_work_stays_float_and_says_why():
+def test_float_is_kept_where_nothing_is_faster(clock):
+    clock(lambda name: 3e-6 if name.startswith("float32") else 12e-6)
     found = auto_tune(QuantizationWorkload.matmul(8, 64, 64), config=QUICK)
     assert found.keep_float
     assert found.speedup == 1.0
-    assert "float32 takes" in found.why
-    assert found.baseline.timing.median < found.results[1].timing.median
+    assert "takes 12 µs" in found.why
+    assert "float32 takes 3 µs" in found.why
     with pytest.raises(InvalidProblem, match="winner: none"):
         found.build(np.zeros((64, 64), np.float32))
 
 
-def test_a_winner_is_measured_and_can_be_built():
+def test_the_fastest_wins_and_can_be_built(clock):
+    clock(lambda name: {"int4 g128 symmetric, int8 activations, 1 thread": 1e-3}.get(name, 2e-3))
     rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((1, 2048), np.float32), rng.standard_normal((2048, 2048), np.float32)
-    found = auto_tune(
-        QuantizationWorkload.matmul(1, 2048, 2048, x=x, weight=w), config=AutoTuningConfig(max_search_time=1)
-    )
-    assert not found.keep_float, found.why
-    assert found.speedup > 1.05
+    x, w = rng.standard_normal((1, 512), np.float32), rng.standard_normal((256, 512), np.float32)
+    found = auto_tune(QuantizationWorkload.matmul(1, 256, 512, x=x, weight=w), config=QUICK)
+    assert found.winner == Candidate("int4", block_size=128)
+    assert found.speedup == 2.0
     assert found.data == "the data given"
     layer = found.build(w)
     report = lb.metrics.error_report(x @ w.T, layer(x))
     assert report.sqnr_db == pytest.approx(found.best.sqnr_db, abs=1e-3)
     assert report.cosine == pytest.approx(found.best.cosine, abs=1e-6)
     assert layer.nbytes == found.best.nbytes
+    assert found.best in found.front
+
+
+def test_of_settings_as_fast_the_most_accurate_wins(clock):
+    clock(lambda name: 9e-3 if name.startswith("float32") else 1.02e-3 if name.startswith("int8") else 1e-3)
+    found = auto_tune(QuantizationWorkload.matmul(1, 256, 512), config=QUICK)
+    assert found.winner.dtype == "int8"
+    assert "and more accurate" in found.why
+
+
+def test_a_real_search_measures_every_setting_and_ends():
+    start = time.perf_counter()
+    found = auto_tune(
+        QuantizationWorkload.matmul(16, 256, 256), config=AutoTuningConfig(max_search_time=0.5), cache=False
+    )
+    # benchmarks.tuning_check compares with the budget; here only that there is an end, however busy the machine.
+    assert time.perf_counter() - start < 10
+    assert all(0 < r.timing.low <= r.timing.median <= r.timing.high for r in found.results)
+    assert found.baseline is not None
     assert found.front
-    assert all(f.timing.low <= f.timing.median <= f.timing.high for f in found.results)
 
 
-def test_the_time_budget_is_kept():
-    for seconds in (0.3, 1.0):
-        start = time.perf_counter()
-        auto_tune(
-            QuantizationWorkload.matmul(64, 1024, 1024), config=AutoTuningConfig(max_search_time=seconds), cache=False
-        )
-        assert time.perf_counter() - start < 1.2 * seconds + 0.25
-
-
-def test_requirements_are_honoured():
+def test_requirements_are_honoured(clock):
+    clock(lambda name: 9e-3 if name.startswith("float32") else 5e-3 if name.startswith("int8") else 1e-3)
     w = QuantizationWorkload.matmul(1, 1024, 1024)
     exact = auto_tune(w, PerformanceRequirements(min_sqnr_db=30.0), QUICK)
     assert all(any("SQNR" in v for v in r.violations) == (r.sqnr_db < 30) for r in exact.results[1:])
-    assert exact.keep_float or exact.best.sqnr_db >= 30
+    assert exact.winner.dtype == "int8"
+    assert "is faster but: SQNR" in exact.why
     small = auto_tune(w, PerformanceRequirements(memory_budget=700_000), QUICK)
-    assert small.keep_float is False
     assert small.best.nbytes <= 700_000
     never = auto_tune(w, PerformanceRequirements(max_latency=1e-9), QUICK)
     assert not never.meets_requirements
     assert "nothing meets the requirements" in never.why
     assert never.winner is not None, "the nearest is named"
+    slow = auto_tune(w, PerformanceRequirements(min_throughput=2 * 1024**2 / 2e-3), QUICK)
+    assert slow.winner.dtype == "int4"
     strict = auto_tune(w, config=AutoTuningConfig(max_search_time=0.4, accuracy_threshold=0.9999))
     assert all(r.violations for r in strict.results[1:] if r.cosine < 0.9999)
     never_worth_it = auto_tune(w, config=AutoTuningConfig(max_search_time=0.4, min_improvement=1000.0))
@@ -314,12 +339,14 @@ def test_results_survive_json():
 # ---- recommendations, hints, special instructions, the desk ---------------------------------------------------------
 
 
-def test_recommendations_have_reasons():
-    r = recommend(QuantizationWorkload.matmul(1, 2048, 2048), config=AutoTuningConfig(max_search_time=1))
+def test_recommendations_have_reasons(clock):
+    clock(lambda name: 9e-3 if name.startswith("float32") else 1e-3)
+    r = recommend(QuantizationWorkload.matmul(1, 2048, 2048), config=QUICK)
     assert r.measured
     assert r.bound == "reading weights"
     assert r.dtype != "float32"
     assert any("normal numbers" in reason for reason in r.reasons)
+    clock(lambda name: 1e-3)
     keep = recommend(QuantizationWorkload.matmul(8, 64, 64), config=QUICK)
     assert keep.dtype == "float32"
 
@@ -393,18 +420,16 @@ def test_the_desk_does_what_the_rooms_do():
         QuantizationSystem("cuda")
 
 
-def test_a_capped_isa_changes_detection_hints_and_choices():
+def test_a_capped_isa_changes_detection_and_hints():
     import subprocess
     import sys
 
     code = (
         "import lowbit as lb\n"
-        "from lowbit.hints import efficient_dtypes, performance_hints\n"
-        "from lowbit.tuning import *\n"
-        "f = auto_tune(QuantizationWorkload.matmul(16, 512, 512), config=AutoTuningConfig(max_search_time=0.5))\n"
-        "hint = performance_hints().preferred_dtypes.value[0]\n"
-        "print(lb.hardware().isa, bool(efficient_dtypes()), f.keep_float, hint)\n"
+        "from lowbit.hints import efficient_dtypes\n"
+        "from lowbit.limits import limits\n"
+        "print(lb.hardware().isa, bool(efficient_dtypes()), limits().isa)\n"
     )
     env = {**os.environ, "LOWBIT_MAX_ISA": "scalar"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
-    assert done.stdout.split()[:3] == ["scalar", "False", "True"]
+    assert done.stdout.split() == ["scalar", "False", "scalar"]

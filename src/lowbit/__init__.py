@@ -1,5 +1,7 @@
 """Quantization with the same bits on every backend, at the speed of memory."""
 
+from typing import TYPE_CHECKING, Any
+
 from lowbit._version import __version__
 from lowbit.accuracy import (
     AccuracyImpact,
@@ -54,9 +56,11 @@ from lowbit.ops import (
 )
 from lowbit.params import QuantizationParams, QuantizationScheme
 from lowbit.quantization_ops import CpuQuantizationOps, QuantizationOps, ReferenceQuantizationOps
-from lowbit.system import QuantizationSystem, create_quantization_system
 from lowbit.tensor import QuantizedTensor
 from lowbit.threads import get_num_threads, set_num_threads
+
+if TYPE_CHECKING:
+    from lowbit.system import QuantizationSystem, create_quantization_system
 
 __all__ = [
     "AccuracyImpact",
@@ -121,3 +125,12 @@ __all__ = [
     "quantize_to_int8",
     "set_num_threads",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The front desk comes with every room behind it: opened when somebody asks for it."""
+    if name in ("QuantizationSystem", "create_quantization_system"):
+        from lowbit import system
+
+        return getattr(system, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lowbit.whole_file import written_whole
+
 __all__ = ["CacheFile", "cache_folder", "clear_caches"]
 
 _VERSION = 1
@@ -46,8 +48,11 @@ class CacheFile:
     {'best': 3}
     """
 
-    def __init__(self, name: str, folder: Path | None = None) -> None:
-        self.path = (cache_folder() if folder is None else folder) / f"{name}.json"
+    def __init__(self, name: str | os.PathLike[str], folder: Path | None = None) -> None:
+        """name: of a file in the folder; a path stands for itself."""
+        self.path = (
+            (cache_folder() if folder is None else folder) / f"{name}.json" if isinstance(name, str) else Path(name)
+        )
 
     def get(self, key: str) -> Any:
         """What was put there; None if nothing was."""
@@ -58,7 +63,8 @@ class CacheFile:
         try:
             with self._alone():
                 entries = {**self._read(), key: value}
-                self._replace({"version": _VERSION, "entries": entries})
+                with written_whole(self.path) as file:
+                    json.dump({"version": _VERSION, "entries": entries}, file, indent=1)
         except OSError as error:
             warnings.warn(f"{self.path}: not written ({error})", stacklevel=2)
 
@@ -90,15 +96,3 @@ class CacheFile:
             yield
         finally:
             os.close(lock)
-
-    def _replace(self, content: Any) -> None:
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-        try:
-            with open(temporary, "x", encoding="utf-8") as file:
-                json.dump(content, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise

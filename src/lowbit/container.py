@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import FormatError
+from lowbit.whole_file import written_whole
 
 __all__ = ["read_arrays", "write_arrays"]
 
@@ -45,21 +46,12 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array], meta
         at += a.nbytes
     text = json.dumps(header, ensure_ascii=True).encode()
     text += b" " * (-len(text) % 8)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(struct.pack("<Q", len(text)))
-            file.write(text)
-            for name in order:
-                a = np.ascontiguousarray(arrays[name], arrays[name].dtype.newbyteorder("<"))
-                file.write(a.data.cast("B") if a.size else b"")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_directory(target.parent)
+    with written_whole(target, binary=True) as file:
+        file.write(struct.pack("<Q", len(text)))
+        file.write(text)
+        for name in order:
+            a = np.ascontiguousarray(arrays[name], arrays[name].dtype.newbyteorder("<"))
+            file.write(a.data.cast("B") if a.size else b"")
 
 
 def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
@@ -142,17 +134,3 @@ def _checked_entries(
     if at != available:
         raise FormatError(f"{name}: {available - at} bytes belong to no entry")
     return entries
-
-
-def _sync_directory(directory: Path) -> None:
-    # The rename itself must survive a power cut; not every system can sync a directory.
-    try:
-        handle = os.open(directory, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)

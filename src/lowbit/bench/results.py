@@ -14,6 +14,7 @@ from typing import Any
 
 from lowbit.bench.timing import Timing
 from lowbit.errors import FormatError, InvalidProblem
+from lowbit.whole_file import written_whole
 
 __all__ = [
     "BenchmarkResult", "BenchmarkSummary", "ComparativeBenchmarkResult", "MemoryBenchmarkResults", "MemoryUsage",
@@ -252,16 +253,8 @@ class BenchmarkSummary:
         if target.suffix.lower() not in forms:
             raise InvalidProblem(f"path: {target}; expected a name that ends in {', '.join(forms)}")
         text = forms[target.suffix.lower()]()
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-        try:
-            with open(temporary, "x", encoding="utf-8", newline="") as file:
-                file.write(text if text.endswith("\n") else text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with written_whole(target) as file:
+            file.write(text if text.endswith("\n") else text + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> BenchmarkSummary:

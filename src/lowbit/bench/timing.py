@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Timing", "measure"]
+__all__ = ["Timing", "measure", "repeats_for", "sample"]
 
 _SHORTEST = 2e-4  # seconds; faster calls are repeated within one sample
 _ENOUGH = 400  # samples
@@ -68,11 +68,11 @@ def measure(
     gc.disable()
     try:
         for name, call in calls.items():
-            one = min(_sample(call, 1) for _ in range(max(1, warmup)))
-            repeats[name] = max(1, min(10_000, math.ceil(_SHORTEST / max(one, 1e-9))))
+            one = min(sample(call, 1) for _ in range(max(1, warmup)))
+            repeats[name] = repeats_for(one)
         for r in range(max_rounds):
             for name, call in calls.items():
-                found[name].append(_sample(call, repeats[name]))
+                found[name].append(sample(call, repeats[name]))
             if time.perf_counter() >= end and r + 1 >= min(min_rounds, 3):
                 break
             if r + 1 >= min_rounds and r % 4 == 0:
@@ -85,7 +85,13 @@ def measure(
     return {name: Timing.of(samples, repeats[name]) for name, samples in found.items()}
 
 
-def _sample(call: Callable[[], Any], repeats: int) -> float:
+def repeats_for(seconds: float) -> int:
+    """How often a call that takes so long is made within one sample."""
+    return max(1, min(10_000, math.ceil(_SHORTEST / max(seconds, 1e-9))))
+
+
+def sample(call: Callable[[], Any], repeats: int) -> float:
+    """Seconds a call, over so many in a row."""
     start = time.perf_counter()
     for _ in range(repeats):
         call()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lowbit.bench.timing import Timing
+from lowbit.bench.timing import Timing, repeats_for, sample
 
 __all__ = ["race"]
 
-_SHORTEST = 2e-4  # seconds of a sample; faster calls are repeated
 _FEW = 5  # samples before anything is judged
 _SLOWER = 1.08  # a setting is dropped once its interval lies so far above the best one's
 _NARROW = 0.01
@@ -38,8 +36,8 @@ def race(
                 complete = False
                 break
             calls[name]()
-            one = min(_sample(calls[name], 1), _sample(calls[name], 1))
-            repeats[name] = max(1, min(10_000, math.ceil(_SHORTEST / max(one, 1e-9))))
+            one = min(sample(calls[name], 1), sample(calls[name], 1))
+            repeats[name] = repeats_for(one)
             samples[name] = [one]
         running = [n for n in running if n in samples]
         for r in range(rounds):
@@ -47,7 +45,7 @@ def race(
                 break
             say(f"timing {len(running)} settings, round {r + 1}")
             for name in running:
-                samples[name].append(_sample(calls[name], repeats[name]))
+                samples[name].append(sample(calls[name], repeats[name]))
                 if time.perf_counter() >= end:
                     break
             if r + 1 >= _FEW:
@@ -62,10 +60,3 @@ def race(
         if was_enabled:
             gc.enable()
     return {n: Timing.of(s[1:] or s, repeats[n]) for n, s in samples.items()}, complete
-
-
-def _sample(call: Callable[[], Any], repeats: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - start) / repeats

@@ -126,7 +126,7 @@ def _search(
     rows = []
     for name, candidate in settings.items():
         if name in timings:
-            broken = _violations(workload, wanted, how, timings[name], errors[name], works[name])
+            broken = _violations(workload, wanted, how, timings[name], errors[name], works[name].nbytes)
             rows.append(CandidateResult(name, candidate, timings[name], *errors[name], works[name].nbytes, broken))
     rows.sort(key=lambda r: r.timing.median)
     if baseline is not None:
@@ -141,7 +141,7 @@ def _search(
 
 def _violations(
     workload: QuantizationWorkload, wanted: PerformanceRequirements, how: AutoTuningConfig, timing: Timing,
-    errors: tuple[float, float], work: Work,
+    errors: tuple[float, float], nbytes: int,
 ) -> tuple[str, ...]:  # fmt: skip
     sqnr, cosine = errors
     rate = workload.operations / timing.median
@@ -150,8 +150,8 @@ def _violations(
         found.append(f"latency {timing.median:.3g} s, above {wanted.max_latency:.3g} s")
     if wanted.min_throughput is not None and rate < wanted.min_throughput:
         found.append(f"throughput {rate:.3g} a second, below {wanted.min_throughput:.3g}")
-    if wanted.memory_budget is not None and work.nbytes > wanted.memory_budget:
-        found.append(f"memory {work.nbytes:,} bytes, above {wanted.memory_budget:,}")
+    if wanted.memory_budget is not None and nbytes > wanted.memory_budget:
+        found.append(f"memory {nbytes:,} bytes, above {wanted.memory_budget:,}")
     if wanted.min_sqnr_db is not None and sqnr < wanted.min_sqnr_db:
         found.append(f"SQNR {sqnr:.2f} dB, below {wanted.min_sqnr_db:.2f}")
     least = max(how.accuracy_threshold, -1.0 if wanted.min_cosine is None else wanted.min_cosine)
@@ -166,8 +166,8 @@ def _violations_of_float(
     base = next((r for r in results if r.candidate is None), None)
     if base is None:
         return ()
-    work = Work(lambda: None, lambda: np.empty(0), base.nbytes)
-    return _violations(workload, wanted, AutoTuningConfig(accuracy_threshold=-1), base.timing, (math.inf, 1.0), work)
+    any_accuracy = AutoTuningConfig(accuracy_threshold=-1)
+    return _violations(workload, wanted, any_accuracy, base.timing, (math.inf, 1.0), base.nbytes)
 
 
 def _with_front(results: list[CandidateResult]) -> list[CandidateResult]:
