@@ -39,10 +39,12 @@ LAYERS = [
     ["bench"],
     ["tuning"],
     ["system"],
+    ["models"],
     ["data"],
     ["demo"],
     ["formats", "torch"],
-    ["cli_calibrate", "cli_bench", "cli_tune"],
+    ["report"],
+    ["cli_calibrate", "cli_bench", "cli_tune", "cli_quantize", "cli_inspect", "cli_compare"],
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

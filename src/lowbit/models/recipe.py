@@ -1,0 +1,311 @@
+"""Recipes: which weights of a model are quantized, and how.
+
+A recipe holds one setting for weights and one for activations, and exceptions by name. Names are matched by shell
+patterns (`*.attention.*`), or by regular expressions between slashes (`/layer\\.[0-3]\\./`). Of several overrides that
+match, each later one wins.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lowbit.calibration import CalibrationMethod
+from lowbit.calibration.methods import Percentile
+from lowbit.dtypes import QuantizedDType
+from lowbit.errors import InvalidProblem
+from lowbit.models.recipe_file import Located, read_located
+
+__all__ = ["KINDS", "PRESETS", "ActivationRecipe", "Override", "Recipe", "Rule", "WeightRecipe", "load_recipe"]
+
+KINDS = ("linear", "conv", "embedding")
+GRANULARITIES = ("tensor", "channel", "group")
+
+
+@dataclass(frozen=True)
+class WeightRecipe:
+    """How weights are stored."""
+
+    dtype: str = "int8"
+    scheme: str = "symmetric"
+    group_size: int | None = None  # elements of an output channel that share a scale; none: all of the channel
+    granularity: str = "channel"
+    method: str = "min_max"  # or "mse": the range of each channel or group that loses least
+
+    def __post_init__(self) -> None:
+        dtype = QuantizedDType.of(self.dtype)
+        _choice("dtype", dtype.name, ("int8", "uint8", "int4", "uint4", "int2", "uint2"))
+        _choice("scheme", self.scheme, ("symmetric", "asymmetric"))
+        _choice("method", self.method, ("min_max", "mse"))
+        _choice("granularity", self.granularity, GRANULARITIES)
+        if self.group_size is not None:
+            if not isinstance(self.group_size, int) or isinstance(self.group_size, bool) or self.group_size < 1:
+                raise InvalidProblem(f"group_size: {self.group_size!r}; expected an integer of at least 1")
+            object.__setattr__(self, "granularity", "group")
+        elif self.granularity == "group":
+            raise InvalidProblem("group_size: missing; granularity is 'group'")
+        if self.scheme == "symmetric" and not dtype.is_signed:
+            raise InvalidProblem(f"scheme: symmetric; {dtype.name} has no negative codes, use asymmetric")
+        object.__setattr__(self, "dtype", dtype.name)
+
+    def __str__(self) -> str:
+        scope = f"groups of {self.group_size}" if self.group_size else f"per {self.granularity}"
+        return f"{self.dtype} {self.scheme}, {scope}" + (", mse" if self.method == "mse" else "")
+
+
+@dataclass(frozen=True)
+class ActivationRecipe:
+    """How activations are quantized: with ranges found beforehand (static), or anew at each call (dynamic)."""
+
+    dtype: str = "uint8"
+    scheme: str = "asymmetric"
+    dynamic: bool = False
+    granularity: str = "tensor"  # or "token", which only a dynamic range can have
+    method: str = "adaptive"  # of calibration; "percentile:99.9" is the percentile with that number
+
+    def __post_init__(self) -> None:
+        dtype = QuantizedDType.of(self.dtype)
+        _choice("dtype", dtype.name, ("int8", "uint8", "int16", "uint16"))
+        _choice("scheme", self.scheme, ("symmetric", "asymmetric"))
+        _choice("granularity", self.granularity, ("tensor", "token"))
+        if not isinstance(self.dynamic, bool):
+            raise InvalidProblem(f"dynamic: {self.dynamic!r}; expected true or false")
+        if self.granularity == "token" and not self.dynamic:
+            raise InvalidProblem("granularity: token; a static range is per tensor")
+        if self.scheme == "symmetric" and not dtype.is_signed:
+            raise InvalidProblem(f"scheme: symmetric; {dtype.name} has no negative codes, use asymmetric")
+        self.calibration_method()
+        object.__setattr__(self, "dtype", dtype.name)
+
+    def calibration_method(self) -> CalibrationMethod:
+        """The method by name, or `percentile:P`."""
+        name, colon, number = self.method.partition(":")
+        if not colon:
+            return CalibrationMethod.of(self.method)
+        try:
+            share = float(number)
+        except ValueError:
+            share = -1.0
+        if name != "percentile" or share < 0:
+            raise InvalidProblem(f"method: {self.method!r}; expected percentile:P with a number P")
+        return Percentile(share)
+
+    def __str__(self) -> str:
+        when = f"dynamic per {self.granularity}" if self.dynamic else f"static, {self.method}"
+        return f"{self.dtype} {self.scheme}, {when}"
+
+
+_KEEP = "keep"  # an override that says nothing of activations leaves them as they are
+
+
+@dataclass(frozen=True)
+class Override:
+    """An exception: another setting, or none, for weights whose name matches."""
+
+    match: str
+    weights: WeightRecipe | None = None  # none: as in the recipe
+    activations: ActivationRecipe | str | None = _KEEP  # "keep": as in the recipe; none: stay float
+    skip: bool = False
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        _compiled(self.match)
+
+    def matches(self, name: str) -> bool:
+        return bool(_compiled(self.match).fullmatch(name))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a recipe says of one weight. `skip` is the reason not to treat it, or empty."""
+
+    weights: WeightRecipe
+    activations: ActivationRecipe | None
+    skip: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which weights of a model are quantized, and how.
+
+    >>> r = Recipe.of("W4A16").but(skip=["lm_head"])
+    >>> print(r.rule("layers.0.q_proj", "linear").weights)
+    int4 symmetric, groups of 128
+    >>> r.rule("lm_head", "linear").skip
+    "the recipe skips 'lm_head'"
+    """
+
+    name: str = "custom"
+    weights: WeightRecipe = field(default_factory=WeightRecipe)
+    activations: ActivationRecipe | None = None
+    kinds: tuple[str, ...] = KINDS
+    overrides: tuple[Override, ...] = ()
+    skip: tuple[str, ...] = ()
+    min_elements: int = 1024  # smaller weights stay float: nothing to win
+
+    def __post_init__(self) -> None:
+        for kind in self.kinds:
+            _choice("kinds", kind, KINDS)
+        for pattern in self.skip:
+            _compiled(pattern)
+        if not isinstance(self.min_elements, int) or isinstance(self.min_elements, bool) or self.min_elements < 0:
+            raise InvalidProblem(f"min_elements: {self.min_elements!r}; expected an integer of at least 0")
+
+    @staticmethod
+    def of(recipe: Recipe | str | os.PathLike[str] | Mapping[str, Any]) -> Recipe:
+        """A recipe from itself, the name of a preset, a mapping, or a YAML or JSON file."""
+        if isinstance(recipe, Recipe):
+            return recipe
+        if isinstance(recipe, Mapping):
+            return _from_mapping(Located.plain(recipe, "recipe"))
+        text = os.fspath(recipe)
+        if text.upper().replace("-", "_") in _PRESET_KEYS:
+            return PRESETS[_PRESET_KEYS[text.upper().replace("-", "_")]]
+        if text.endswith((".yaml", ".yml", ".json")) or os.path.exists(text):
+            return load_recipe(text)
+        raise InvalidProblem(f"recipe: {text!r}; expected {', '.join(PRESETS)}, or a .yaml or .json file")
+
+    def but(self, **changes: Any) -> Recipe:
+        """The same recipe with other fields; `skip` and `overrides` are added to those it has."""
+        for name in ("skip", "overrides"):
+            if name in changes:
+                changes[name] = (*getattr(self, name), *changes[name])
+        if "kinds" in changes:
+            changes["kinds"] = tuple(changes["kinds"])
+        return replace(self, **changes)
+
+    def rule(self, name: str, kind: str, elements: int | None = None) -> Rule:
+        """What to do with the weight of this name; kind is "linear", "conv" or "embedding"."""
+        weights, activations, skip = self.weights, self.activations, ""
+        if kind not in self.kinds:
+            skip = f"the recipe treats {', '.join(self.kinds)} only, this is {kind}"
+        for pattern in self.skip:
+            if _compiled(pattern).fullmatch(name):
+                skip = f"the recipe skips {pattern!r}"
+        named = False
+        for o in self.overrides:
+            if not o.matches(name):
+                continue
+            named = not o.skip
+            weights = o.weights or weights
+            if not isinstance(o.activations, str):
+                activations = o.activations
+            skip = (o.reason or f"the recipe skips {o.match!r}") if o.skip else ""
+        if not skip and not named and elements is not None and elements < self.min_elements:
+            skip = f"{elements} elements; the recipe leaves weights below {self.min_elements}"
+        return Rule(weights, activations, skip)
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether some activations need ranges found beforehand."""
+        said = [self.activations, *(o.activations for o in self.overrides)]
+        return any(isinstance(a, ActivationRecipe) and not a.dynamic for a in said)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `Recipe.of` takes: plain types, for JSON."""
+
+        def part(p: Any) -> Any:
+            return {k: v for k, v in vars(p).items() if v is not None} if p is not None else None
+
+        def override(o: Override) -> dict[str, Any]:
+            made: dict[str, Any] = {"match": o.match}
+            if o.weights is not None:
+                made["weights"] = part(o.weights)
+            if not isinstance(o.activations, str):
+                made["activations"] = part(o.activations)
+            return made | ({"skip": True} if o.skip else {}) | ({"reason": o.reason} if o.reason else {})
+
+        return {
+            "name": self.name, "weights": part(self.weights), "activations": part(self.activations),
+            "kinds": list(self.kinds), "overrides": [override(o) for o in self.overrides], "skip": list(self.skip),
+            "min_elements": self.min_elements,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        return f"{self.name}: weights {self.weights}; activations {self.activations or 'float'}"
+
+
+def load_recipe(path: str | os.PathLike[str]) -> Recipe:
+    """The recipe in a YAML or JSON file; errors name the line and the key."""
+    return _from_mapping(read_located(path))
+
+
+def _from_mapping(m: Located) -> Recipe:
+    m.known("name", "preset", "weights", "activations", "kinds", "overrides", "skip", "min_elements")
+    base = Recipe()
+    if "preset" in m:
+        base = m.made("preset", lambda text: PRESETS[_PRESET_KEYS[text.upper().replace("-", "_")]], list(PRESETS))
+    changes: dict[str, Any] = {}
+    if "weights" in m:
+        changes["weights"] = m.built("weights", WeightRecipe, base.weights)
+    if "activations" in m:
+        changes["activations"] = _activations(m, base.activations)
+    for name, kind in (("name", str), ("min_elements", int)):
+        if name in m:
+            changes[name] = m.typed(name, kind)
+    for name in ("kinds", "skip"):
+        if name in m:
+            changes[name] = tuple(m.texts(name))
+    if "overrides" in m:
+        changed = replace(base, **{k: v for k, v in changes.items() if k in ("weights", "activations")})
+        changes["overrides"] = tuple(_override(o, changed) for o in m.items("overrides"))
+    if "name" not in changes and changes and "preset" in m:
+        changes["name"] = f"{base.name}, changed"
+    return m.checked(lambda: replace(base, **changes))
+
+
+def _override(m: Located, base: Recipe) -> Override:
+    m.known("match", "weights", "activations", "skip", "reason")
+    if "match" not in m:
+        raise m.error("match", "missing; an override says which names it is for")
+    made: dict[str, Any] = {"match": m.typed("match", str)}
+    if "weights" in m:
+        made["weights"] = m.built("weights", WeightRecipe, base.weights)
+    if "activations" in m:
+        made["activations"] = _activations(m, base.activations)
+    for name, kind in (("skip", bool), ("reason", str)):
+        if name in m:
+            made[name] = m.typed(name, kind)
+    return m.checked(lambda: Override(**made))
+
+
+def _activations(m: Located, base: ActivationRecipe | None) -> ActivationRecipe | None:
+    if m.value("activations") in (None, "float", "none"):
+        return None
+    return m.built("activations", ActivationRecipe, base or ActivationRecipe())
+
+
+def _choice(key: str, value: Any, among: tuple[str, ...]) -> None:
+    if value not in among:
+        raise InvalidProblem(f"{key}: {value!r}; expected {', '.join(among)}")
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    if not isinstance(pattern, str) or not pattern:
+        raise InvalidProblem(f"match: {pattern!r}; expected a pattern")
+    if len(pattern) > 1 and pattern[0] == pattern[-1] == "/":
+        try:
+            return re.compile(f".*(?:{pattern[1:-1]}).*", re.DOTALL)
+        except re.error as error:
+            raise InvalidProblem(f"match: {pattern!r} is no regular expression ({error})") from None
+    return re.compile(fnmatch.translate(pattern))
+
+
+_TOKENS = ActivationRecipe("int8", "symmetric", dynamic=True, granularity="token")
+PRESETS: dict[str, Recipe] = {
+    r.name: r
+    for r in (
+        Recipe("W8A8", WeightRecipe("int8"), _TOKENS),
+        Recipe("W8A16", WeightRecipe("int8")),
+        Recipe("W4A16", WeightRecipe("int4", group_size=128)),
+        Recipe("W4A16_ASYM", WeightRecipe("uint4", "asymmetric", group_size=128)),
+        Recipe("W4A8", WeightRecipe("int4", group_size=128), _TOKENS),
+        Recipe("dynamic-int8", WeightRecipe("int8"), ActivationRecipe("uint8", "asymmetric", dynamic=True)),
+        Recipe("static-int8", WeightRecipe("int8"), ActivationRecipe("uint8", "asymmetric")),
+    )
+}
+_PRESET_KEYS = {name.upper().replace("-", "_"): name for name in PRESETS}

@@ -1,0 +1,152 @@
+"""What was done to a model and what it cost: one row for each weight, and what was measured on the whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lowbit.whole_file import written_whole
+
+__all__ = ["Accuracy", "Histogram", "Latency", "MetricResult", "ModelReport", "WeightRow"]
+
+
+@dataclass(frozen=True)
+class WeightRow:
+    """One weight: treated, how, or why not."""
+
+    name: str
+    kind: str  # what uses it: "Linear", "Conv", "Gemm", "MatMul", "Gather", ...
+    shape: tuple[int, ...]
+    dtype: str  # before
+    how: str = ""  # "int8 symmetric, per channel"; empty: not treated
+    why_not: str = ""  # empty: treated
+    asked: bool = True  # whether the recipe asked for it: --strict fails where it was asked for and not done
+    bytes_before: int = 0
+    bytes_after: int = 0
+    sqnr_db: float | None = None  # of the weight itself
+    activations: str = ""  # how what it is multiplied with is quantized
+    note: str = ""
+
+    @property
+    def treated(self) -> bool:
+        return bool(self.how)
+
+    @property
+    def skipped(self) -> bool:
+        """Asked for, and not done."""
+        return self.asked and not self.treated
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """One output of the quantized model against the float one, over all data given."""
+
+    output: str
+    sqnr_db: float
+    cosine: float
+    max_error: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Medians of interleaved runs of both models in one runtime, with the interval that holds half of them."""
+
+    runtime: str
+    shape: str
+    threads: int
+    float_ms: float
+    quantized_ms: float
+    float_interval: tuple[float, float] = (math.nan, math.nan)
+    quantized_interval: tuple[float, float] = (math.nan, math.nan)
+
+    @property
+    def speedup(self) -> float:
+        return self.float_ms / self.quantized_ms if self.quantized_ms else math.inf
+
+
+@dataclass(frozen=True)
+class MetricResult:
+    """The user's own figure for both models."""
+
+    name: str
+    float_value: float
+    quantized_value: float
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How a tensor's numbers are spread, and where they are clipped."""
+
+    name: str
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    clip: tuple[float, float] | None = None
+    kind: str = "weight"  # or "activation"
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """All that is known of a run. `notes` say what a reader must know and no row can."""
+
+    source: str
+    target: str
+    format: str
+    recipe: Mapping[str, Any]
+    rows: Sequence[WeightRow]
+    bytes_before: int  # of the files
+    bytes_after: int
+    accuracy: Sequence[Accuracy] = ()
+    latency: Sequence[Latency] = ()
+    metrics: Sequence[MetricResult] = ()
+    histograms: Sequence[Histogram] = ()
+    notes: Sequence[str] = ()
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    lowbit_version: str = ""
+
+    @property
+    def treated(self) -> list[WeightRow]:
+        return [r for r in self.rows if r.treated]
+
+    @property
+    def skipped(self) -> list[WeightRow]:
+        """What was asked for and not done: what --strict fails for."""
+        return [r for r in self.rows if r.skipped]
+
+    @property
+    def ratio(self) -> float:
+        return self.bytes_before / self.bytes_after if self.bytes_after else math.inf
+
+    def but(self, **changes: Any) -> ModelReport:
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for JSON; infinities and NaN become texts, as JSON has none."""
+        plain = dataclasses.asdict(self)
+        plain["treated"] = len(self.treated)
+        plain["skipped"] = [r.name for r in self.skipped]
+        for entry, latency in zip(plain["latency"], self.latency, strict=True):
+            entry["speedup"] = latency.speedup
+        return {k: _plain(v) for k, v in plain.items()}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """The report as JSON, written whole or not at all."""
+        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+        with written_whole(path) as file:
+            file.write(text + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value.item() if hasattr(value, "item") else value
