@@ -92,7 +92,10 @@ class ActivationRecipe:
             share = -1.0
         if name != "percentile" or share < 0:
             raise InvalidProblem(f"method: {self.method!r}; expected percentile:P with a number P")
-        return Percentile(share)
+        try:
+            return Percentile(share)
+        except InvalidProblem as error:
+            raise InvalidProblem(f"method: {error}") from None
 
     def __str__(self) -> str:
         when = f"dynamic per {self.granularity}" if self.dynamic else f"static, {self.method}"
@@ -241,7 +244,7 @@ def _from_mapping(m: Located) -> Recipe:
         base = m.made("preset", lambda text: PRESETS[_PRESET_KEYS[text.upper().replace("-", "_")]], list(PRESETS))
     changes: dict[str, Any] = {}
     if "weights" in m:
-        changes["weights"] = m.built("weights", WeightRecipe, base.weights)
+        changes["weights"] = m.built("weights", base.weights, _completed_weights)
     if "activations" in m:
         changes["activations"] = _activations(m, base.activations)
     for name, kind in (("name", str), ("min_elements", int)):
@@ -264,7 +267,7 @@ def _override(m: Located, base: Recipe) -> Override:
         raise m.error("match", "missing; an override says which names it is for")
     made: dict[str, Any] = {"match": m.typed("match", str)}
     if "weights" in m:
-        made["weights"] = m.built("weights", WeightRecipe, base.weights)
+        made["weights"] = m.built("weights", base.weights, _completed_weights)
     if "activations" in m:
         made["activations"] = _activations(m, base.activations)
     for name, kind in (("skip", bool), ("reason", str)):
@@ -276,7 +279,20 @@ def _override(m: Located, base: Recipe) -> Override:
 def _activations(m: Located, base: ActivationRecipe | None) -> ActivationRecipe | None:
     if m.value("activations") in (None, "float", "none"):
         return None
-    return m.built("activations", ActivationRecipe, base or ActivationRecipe())
+    return m.built("activations", base or ActivationRecipe(), _completed)
+
+
+def _completed(given: dict[str, Any]) -> dict[str, Any]:
+    """With what follows: a field that the base had for another dtype or granularity must not outlive it."""
+    if "scheme" not in given and str(given.get("dtype")).startswith("u"):
+        given["scheme"] = "asymmetric"
+    return given
+
+
+def _completed_weights(given: dict[str, Any]) -> dict[str, Any]:
+    if given.get("granularity", "group") != "group":
+        given.setdefault("group_size", None)
+    return _completed(given)
 
 
 def _choice(key: str, value: Any, among: tuple[str, ...]) -> None:

@@ -81,18 +81,13 @@ class Located:
         except KeyError:
             raise self.error(key, f"{_shown(self.values[key])}; expected one of {', '.join(among)}") from None
 
-    def built(self, key: str, kind: type[T], base: T) -> T:
-        """`base` with the fields that the mapping under `key` gives."""
+    def built(self, key: str, base: T, completed: Callable[[dict[str, Any]], dict[str, Any]]) -> T:
+        """`base`, a dataclass, with the fields that the mapping under `key` gives, and those that follow from them."""
         inner = self.values[key]
         if not isinstance(inner, Located):
             raise self.error(key, f"{_shown(inner)}; expected a mapping")
-        inner.known(*(f.name for f in dataclasses.fields(kind)))  # type: ignore[arg-type]
-        given = dict(inner.values)
-        # A field the base had for another dtype must not outlive it.
-        if "dtype" in given and "scheme" not in given and str(given["dtype"]).startswith("u"):
-            given["scheme"] = "asymmetric"
-        if "granularity" in given and given["granularity"] != "group" and "group_size" not in given:
-            given["group_size"] = None
+        inner.known(*(f.name for f in dataclasses.fields(base)))  # type: ignore[arg-type]
+        given = completed(dict(inner.values))
         return inner.checked(lambda: dataclasses.replace(base, **given))  # type: ignore[type-var]
 
     def checked(self, make: Callable[[], T]) -> T:
