@@ -25,7 +25,7 @@ $(VENV)/.built: $(VENV)/.made $(NATIVE) $(FOLDERS)
 	@touch $@
 
 $(VENV)/.cli: $(VENV)/.built
-	$(PIP) --no-build-isolation -e '.[cli]' -Cbuild-dir=build/python
+	$(PIP) --no-build-isolation -e '.[cli,onnx]' -Cbuild-dir=build/python
 	@touch $@
 
 # torch before anything that could ask for another one.

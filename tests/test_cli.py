@@ -1,4 +1,4 @@
-"""The lowbit command: what it prints, where, and its exit codes; and the rows the demo computes."""
+"""The lowbit command: what it prints, where, and its exit codes; and the rows of the survey of dtypes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import math
 import numpy as np
 import pytest
 
-from lowbit import demo as demo_module
+from lowbit import survey
 from lowbit.cli import main
-from lowbit.demo import SETTINGS, Setting, run_demo
 from lowbit.dtypes import QuantizedDType
 from lowbit.hardware import hardware
 from lowbit.params import QuantizationScheme
+from lowbit.survey import SETTINGS, Setting, run_survey
 
 typer_testing = pytest.importorskip("typer.testing")
 
@@ -34,7 +34,7 @@ def run(monkeypatch):
 
 @pytest.fixture(scope="module")
 def rows():
-    return run_demo(elements=8192)
+    return run_survey(elements=8192)
 
 
 def row_of(rows, dtype, scheme):
@@ -74,10 +74,10 @@ def test_hardware_for_people(run):
         assert part in result.stdout
 
 
-def test_demo_prints_every_row_and_writes_json(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(demo_module, "TIMED_ELEMENTS", 64 * 2048)
-    path = tmp_path / "demo.json"
-    result = run("demo", "--quick", "--json", str(path))
+def test_dtypes_prints_every_row_and_writes_json(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(survey, "TIMED_ELEMENTS", 64 * 2048)
+    path = tmp_path / "rows.json"
+    result = run("dtypes", "--quick", "--json", str(path))
     assert result.exit_code == 0, result.output
     report = json.loads(path.read_text())
     assert len(report["rows"]) == 1 + len(SETTINGS)
@@ -88,9 +88,9 @@ def test_demo_prints_every_row_and_writes_json(run, tmp_path, monkeypatch):
     assert f"{len(SETTINGS)} of {len(SETTINGS)} settings" in " ".join(result.stdout.split())
 
 
-def test_demo_json_on_stdout_is_all_that_is_printed(run, monkeypatch):
-    monkeypatch.setattr(demo_module, "TIMED_ELEMENTS", 64 * 1024)
-    result = run("demo", "--quick", "--json", "-")
+def test_dtypes_json_on_stdout_is_all_that_is_printed(run, monkeypatch):
+    monkeypatch.setattr(survey, "TIMED_ELEMENTS", 64 * 1024)
+    result = run("dtypes", "--quick", "--json", "-")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["rows"][0]["dtype"] == "float32"
 
@@ -172,7 +172,7 @@ def test_speeds_are_measured(rows):
 
 def test_progress_hears_of_each_setting():
     heard = []
-    run_demo(QUICK, elements=1024, progress=heard.append)
+    run_survey(QUICK, elements=1024, progress=heard.append)
     assert heard == ["int8 channel_wise", "mixed 8/4 channel_wise"]
 
 

@@ -41,10 +41,10 @@ LAYERS = [
     ["system"],
     ["models"],
     ["data"],
-    ["demo"],
+    ["survey"],
     ["formats", "torch"],
     ["report"],
-    ["cli_calibrate", "cli_bench", "cli_tune", "cli_quantize", "cli_inspect", "cli_compare"],
+    ["cli_calibrate", "cli_bench", "cli_tune", "cli_quantize", "cli_inspect", "cli_compare", "cli_dtypes", "cli_demo"],
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

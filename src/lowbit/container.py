@@ -6,9 +6,9 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,47 @@ import numpy.typing as npt
 from lowbit.errors import FormatError
 from lowbit.whole_file import written_whole
 
-__all__ = ["read_arrays", "write_arrays"]
+__all__ = [
+    "DTYPE_BITS",
+    "NUMPY_DTYPES",
+    "Entry",
+    "Header",
+    "header_bytes",
+    "read_arrays",
+    "read_header",
+    "write_arrays",
+]
 
 Array = npt.NDArray[Any]
 
-_DTYPES = {
+NUMPY_DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
-_NAMES = {np.dtype(text): name for name, text in _DTYPES.items()}
+_NAMES = {np.dtype(text): name for name, text in NUMPY_DTYPES.items()}
+# Bits an element of everything the format knows; what NumPy has no type for can still be found, copied and skipped.
+DTYPE_BITS = {name: 8 * np.dtype(text).itemsize for name, text in NUMPY_DTYPES.items()} | {
+    "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "C64": 64,
+    "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
 _MAX_HEADER = 100_000_000
+
+
+class Entry(NamedTuple):
+    """One array of a file: its dtype by the format's name, and its bytes counted from the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Header(NamedTuple):
+    """What a file holds; `data` is where in the file the arrays begin."""
+
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+    data: int
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
@@ -34,50 +65,63 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array], meta
     target = Path(path)
     # Widest elements first keeps every array aligned without padding.
     order = sorted(arrays, key=lambda name: -arrays[name].itemsize)
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    entries = {}
     at = 0
     for name in order:
         a = arrays[name]
-        header[name] = {
-            "dtype": _NAMES[a.dtype.newbyteorder("<")],
-            "shape": list(a.shape),
-            "data_offsets": [at, at + a.nbytes],
-        }
+        entries[name] = Entry(_NAMES[a.dtype.newbyteorder("<")], a.shape, at, at + a.nbytes)
         at += a.nbytes
-    text = json.dumps(header, ensure_ascii=True).encode()
-    text += b" " * (-len(text) % 8)
+    text = header_bytes(entries, metadata)
     with written_whole(target, binary=True) as file:
-        file.write(struct.pack("<Q", len(text)))
         file.write(text)
         for name in order:
             a = np.ascontiguousarray(arrays[name], arrays[name].dtype.newbyteorder("<"))
             file.write(a.data.cast("B") if a.size else b"")
 
 
+def header_bytes(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
+    """What stands before the arrays: the length, and the header padded so that they begin at a multiple of 8.
+
+    >>> header_bytes({"a": Entry("U8", (2,), 0, 2)}, {})[8:]
+    b'{"__metadata__": {}, "a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}'
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    for name, e in entries.items():
+        header[name] = {"dtype": e.dtype, "shape": list(e.shape), "data_offsets": [e.begin, e.end]}
+    text = json.dumps(header, ensure_ascii=True).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def read_header(file: IO[bytes], name: str, dtypes: Iterable[str] = DTYPE_BITS) -> Header:
+    """The header of a file open at its start, every offset checked against the file's size; FormatError otherwise."""
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise FormatError(f"{name}: {size} bytes are too few for a safetensors file")
+    (length,) = struct.unpack("<Q", prefix)
+    if length > min(size - 8, _MAX_HEADER):
+        raise FormatError(f"{name}: the header claims {length} bytes, the file has {size - 8}")
+    header = _parse(name, file.read(length))
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise FormatError(f"{name}: __metadata__ is not a mapping of strings")
+    return Header(_checked_entries(name, header, size - 8 - length, dtypes), metadata, 8 + length)
+
+
 def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
     """(arrays, metadata) of a file. Anything amiss is a FormatError; memory never exceeds the file's size."""
     name = os.fspath(path)
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            raise FormatError(f"{name}: {size} bytes are too few for a safetensors file")
-        (length,) = struct.unpack("<Q", prefix)
-        if length > min(size - 8, _MAX_HEADER):
-            raise FormatError(f"{name}: the header claims {length} bytes, the file has {size - 8}")
-        header = _parse(name, file.read(length))
-        metadata = header.pop("__metadata__", {})
-        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-            raise FormatError(f"{name}: __metadata__ is not a mapping of strings")
-        entries = _checked_entries(name, header, size - 8 - length)
-        body = np.empty(size - 8 - length, np.uint8)
+        header = read_header(file, name, NUMPY_DTYPES)
+        body = np.empty(os.fstat(file.fileno()).st_size - header.data, np.uint8)
         if file.readinto(body.data) != body.size:
             raise FormatError(f"{name}: the file ends early")
     arrays = {}
-    for key, (dtype, shape, begin, end) in entries.items():
-        array = np.frombuffer(body[begin:end], dtype).reshape(shape)
+    for key, e in header.entries.items():
+        array = np.frombuffer(body[e.begin : e.end], np.dtype(NUMPY_DTYPES[e.dtype])).reshape(e.shape)
         arrays[key] = array if array.flags.aligned else array.copy()
-    return arrays, metadata
+    return arrays, header.metadata
 
 
 def _parse(name: str, text: bytes) -> dict[str, Any]:
@@ -98,9 +142,7 @@ def _parse(name: str, text: bytes) -> dict[str, Any]:
     return header
 
 
-def _checked_entries(
-    name: str, header: dict[str, Any], available: int
-) -> dict[str, tuple[np.dtype[Any], tuple[int, ...], int, int]]:
+def _checked_entries(name: str, header: dict[str, Any], available: int, dtypes: Iterable[str]) -> dict[str, Entry]:
     """Every entry with its dtype, shape and place; together they fill the data without gap or overlap."""
 
     def natural(v: Any) -> bool:
@@ -111,26 +153,26 @@ def _checked_entries(
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise FormatError(f"{name}: entry {key!r} lacks dtype, shape or data_offsets")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not isinstance(dtype, str) or dtype not in _DTYPES:
-            raise FormatError(f"{name}: {key!r} has dtype {dtype!r}; known are {', '.join(_DTYPES)}")
+        if not isinstance(dtype, str) or dtype not in dtypes:
+            raise FormatError(f"{name}: {key!r} has dtype {dtype!r}; known are {', '.join(dtypes)}")
         if not isinstance(shape, list) or len(shape) > 32 or not all(map(natural, shape)):
             raise FormatError(f"{name}: {key!r} has a bad shape")
         if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(natural, offsets)):
             raise FormatError(f"{name}: {key!r} has bad data_offsets")
         begin, end = offsets
-        kind = np.dtype(_DTYPES[dtype])
-        if math.prod(n or 1 for n in shape) * kind.itemsize >= 1 << 63:  # beyond NumPy even where it is empty
+        bits = DTYPE_BITS[dtype]
+        if math.prod(n or 1 for n in shape) * bits >= 1 << 66:  # beyond NumPy even where it is empty
             raise FormatError(f"{name}: {key!r} has a bad shape")
-        if end > available or end - begin != math.prod(shape) * kind.itemsize:
+        if end > available or 8 * (end - begin) != math.prod(shape) * bits:
             raise FormatError(
                 f"{name}: {key!r} claims bytes {begin} to {end} for shape {shape} of {dtype}; the file has {available}"
             )
-        entries[key] = (kind, tuple(shape), begin, end)
+        entries[key] = Entry(dtype, tuple(shape), begin, end)
     at = 0
-    for key, (_, _, begin, end) in sorted(entries.items(), key=lambda item: item[1][2:]):
-        if begin != at:
-            raise FormatError(f"{name}: {key!r} begins at byte {begin}, expected {at}")
-        at = end
+    for key, e in sorted(entries.items(), key=lambda item: item[1][2:]):
+        if e.begin != at:
+            raise FormatError(f"{name}: {key!r} begins at byte {e.begin}, expected {at}")
+        at = e.end
     if at != available:
         raise FormatError(f"{name}: {available - at} bytes belong to no entry")
     return entries

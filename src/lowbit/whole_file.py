@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["written_whole"]
+__all__ = ["sync_directory", "written_whole"]
 
 
 @contextmanager
@@ -26,11 +26,11 @@ def written_whole(path: str | os.PathLike[str], binary: bool = False) -> Iterato
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_directory(target.parent)
+    sync_directory(target.parent)
 
 
-def _sync_directory(directory: Path) -> None:
-    # The rename itself must survive a power cut; not every system can sync a directory.
+def sync_directory(directory: Path) -> None:
+    """Lets a rename in a folder survive a power cut, where the system can sync folders."""
     try:
         handle = os.open(directory, os.O_RDONLY)
     except OSError:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["digits_accuracy", "digits_logits", "load_digits_cnn"]
+__all__ = ["digits_accuracy", "digits_logits", "digits_onnx", "load_digits_cnn"]
 
 
 def load_digits_cnn() -> dict[str, NDArray[Any]]:
@@ -25,6 +25,15 @@ def load_digits_cnn() -> dict[str, NDArray[Any]]:
     ((64, 32, 3, 3), (360, 8, 8))
     """
     return {name: array.copy() for name, array in _stored().items()}
+
+
+def digits_onnx() -> bytes:
+    """The network as an ONNX file: input `images`, float32 [batch, 1, 8, 8] with pixels 0 to 1; output `logits`.
+
+    >>> len(digits_onnx()) > 300_000
+    True
+    """
+    return (resources.files(__name__) / "digits_cnn.onnx").read_bytes()
 
 
 def digits_logits(weights: Mapping[str, NDArray[Any]], images: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -181,17 +181,19 @@ class Recipe:
             changes["kinds"] = tuple(changes["kinds"])
         return replace(self, **changes)
 
-    def rule(self, name: str, kind: str, elements: int | None = None) -> Rule:
-        """What to do with the weight of this name; kind is "linear", "conv" or "embedding"."""
+    def rule(self, name: str, kind: str, elements: int | None = None, aliases: Sequence[str] = ()) -> Rule:
+        """What to do with the weight of this name; kind is "linear", "conv" or "embedding". A pattern may also match
+        one of its other names."""
+        names = (name, *aliases)
         weights, activations, skip = self.weights, self.activations, ""
         if kind not in self.kinds:
             skip = f"the recipe treats {', '.join(self.kinds)} only, this is {kind}"
         for pattern in self.skip:
-            if _compiled(pattern).fullmatch(name):
+            if any(map(_compiled(pattern).fullmatch, names)):
                 skip = f"the recipe skips {pattern!r}"
         named = False
         for o in self.overrides:
-            if not o.matches(name):
+            if not any(map(o.matches, names)):
                 continue
             named = not o.skip
             weights = o.weights or weights
@@ -321,7 +323,8 @@ PRESETS: dict[str, Recipe] = {
         Recipe("W4A16_ASYM", WeightRecipe("uint4", "asymmetric", group_size=128)),
         Recipe("W4A8", WeightRecipe("int4", group_size=128), _TOKENS),
         Recipe("dynamic-int8", WeightRecipe("int8"), ActivationRecipe("uint8", "asymmetric", dynamic=True)),
-        Recipe("static-int8", WeightRecipe("int8"), ActivationRecipe("uint8", "asymmetric")),
+        # Small weights too: one float layer in between would cost two conversions.
+        Recipe("static-int8", WeightRecipe("int8"), ActivationRecipe("uint8", "asymmetric"), min_elements=0),
     )
 }
 _PRESET_KEYS = {name.upper().replace("-", "_"): name for name in PRESETS}

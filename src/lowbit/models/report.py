@@ -12,7 +12,7 @@ from typing import Any
 
 from lowbit.whole_file import written_whole
 
-__all__ = ["Accuracy", "Histogram", "Latency", "MetricResult", "ModelReport", "WeightRow"]
+__all__ = ["Accuracy", "Histogram", "Latency", "MetricResult", "ModelReport", "WeightRow", "plain"]
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,12 @@ class ModelReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for JSON; infinities and NaN become texts, as JSON has none."""
-        plain = dataclasses.asdict(self)
-        plain["treated"] = len(self.treated)
-        plain["skipped"] = [r.name for r in self.skipped]
-        for entry, latency in zip(plain["latency"], self.latency, strict=True):
+        made = dataclasses.asdict(self)
+        made["treated"] = len(self.treated)
+        made["skipped"] = [r.name for r in self.skipped]
+        for entry, latency in zip(made["latency"], self.latency, strict=True):
             entry["speedup"] = latency.speedup
-        return {k: _plain(v) for k, v in plain.items()}
+        return {k: plain(v) for k, v in made.items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """The report as JSON, written whole or not at all."""
@@ -142,11 +142,12 @@ class ModelReport:
             file.write(text + "\n")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Only what JSON has: infinities and NaN become texts."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value.item() if hasattr(value, "item") else value

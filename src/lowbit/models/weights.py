@@ -14,7 +14,9 @@ from lowbit.ops import fake_quantize, quantize
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["quantize_weight"]
+__all__ = ["quantize_weight", "refuse_nonfinite"]
+
+_PIECE = 1 << 20  # elements looked at together
 
 # Shares of the full range that the "mse" method tries; below a half nothing was ever best for 4 bits and more.
 _SHARES = tuple(np.linspace(1.0, 0.5, 26)[1:])
@@ -39,11 +41,20 @@ def quantize_weight(
         options |= {"axis": 1, "block_size": recipe.group_size}
     elif recipe.granularity == "channel":
         options["axis"] = axis
-    try:
-        q = quantize(weight, recipe.dtype, **options)
-    except InvalidProblem as error:
-        raise InvalidProblem(f"{name}: {error}") from None
+    refuse_nonfinite(weight, name)
+    q = quantize(weight, recipe.dtype, **options)
     return q if recipe.method == "min_max" else _least_squares(weight, q)
+
+
+def refuse_nonfinite(weight: npt.NDArray[Any], name: str) -> None:
+    """Raises InvalidProblem with name and index where a weight has NaN or Inf."""
+    flat = weight.reshape(-1)
+    for start in range(0, flat.size, _PIECE):
+        piece = flat[start : start + _PIECE]
+        if not np.isfinite(piece).all():
+            at = start + int(np.flatnonzero(~np.isfinite(piece))[0])
+            index = tuple(int(i) for i in np.unravel_index(at, weight.shape))
+            raise InvalidProblem(f"{name}: {float(flat[at])} at index {index}; weights must be finite")
 
 
 def _least_squares(weight: npt.NDArray[Any], widest: QuantizedTensor) -> QuantizedTensor:

@@ -20,7 +20,7 @@ import lowbit as lb
 from lowbit import reference
 from lowbit.data import digits_accuracy, load_digits_cnn
 
-__all__ = ["SETTINGS", "DemoRow", "Setting", "run_demo"]
+__all__ = ["SETTINGS", "Setting", "SurveyRow", "run_survey"]
 
 # 16 MiB of float32 in rows of 1024: well beyond a core's own caches, and quick enough to repeat.
 TIMED_ELEMENTS = 4 << 20
@@ -86,7 +86,7 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 @dataclass(frozen=True)
-class DemoRow:
+class SurveyRow:
     """What one setting costs and gives; the float32 baseline has no error and no speed."""
 
     dtype: str
@@ -101,15 +101,15 @@ class DemoRow:
     exact: bool | None
 
 
-def run_demo(
+def run_survey(
     settings: Sequence[Setting] = SETTINGS,
     *,
     elements: int = TIMED_ELEMENTS,
     progress: Callable[[str], None] | None = None,
-) -> list[DemoRow]:
+) -> list[SurveyRow]:
     """The float32 baseline and a row for each setting; `progress` is told the name of each as it begins.
 
-    >>> baseline, row = run_demo([Setting("int8", "channel_wise")], elements=4096)
+    >>> baseline, row = run_survey([Setting("int8", "channel_wise")], elements=4096)
     >>> baseline.bits_per_weight, row.exact, row.accuracy > 0.97
     (32.0, True, True)
     """
@@ -117,7 +117,7 @@ def run_demo(
     weights = {name: array for name, array in network.items() if name.endswith("weight") and array.ndim >= 2}
     count = sum(array.size for array in weights.values())
     timed = _tiled(weights, elements)
-    rows = [DemoRow("float32", "", count * 4, 32.0, None, digits_accuracy(network), None, None, None)]
+    rows = [SurveyRow("float32", "", count * 4, 32.0, None, digits_accuracy(network), None, None, None)]
     for setting in settings:
         if progress is not None:
             progress(f"{setting.dtype_name} {setting.scheme_name}")
@@ -125,7 +125,7 @@ def run_demo(
         restored = {name: q.dequantize().reshape(weights[name].shape) for name, q in quantized.items()}
         nbytes = sum(q.nbytes for q in quantized.values())
         rows.append(
-            DemoRow(
+            SurveyRow(
                 setting.dtype_name,
                 setting.scheme_name,
                 nbytes,

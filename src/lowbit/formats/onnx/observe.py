@@ -1,4 +1,4 @@
-"""ONNX models: what passes through their tensors. Needs onnx and onnxruntime: pip install 'lowbit[onnx]'."""
+"""What passes through the tensors of an ONNX model, seen by running it over data."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 
 from lowbit.calibration import Calibrator
 from lowbit.calibration.calibrator import MethodLike, tracked
 from lowbit.errors import FormatError, InvalidProblem
+from lowbit.formats.onnx.graph import Graph
 
-__all__ = ["observe"]
+__all__ = ["check_fits", "observe"]
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
 _OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -32,13 +34,16 @@ def observe(
 ) -> dict[str, Calibrator]:
     """A calibrator for each float tensor that a Conv, Gemm or MatMul takes or gives, by name.
 
-    model: an onnx.ModelProto, or a path. loader: batches, each a mapping from input names to arrays (an array alone
-    stands for the only input). tensors: names, or a function of one, to look at instead. One batch is held at a time,
-    and memory does not grow with the loader. axis and other options are those of Calibrator.
+    model: an onnx.ModelProto, a path, or a Graph. loader: batches, each a mapping from input names to arrays (an
+    array alone stands for the only input). tensors: names, or a function of one, to look at instead. One batch is held
+    at a time, and memory does not grow with the loader. axis and other options are those of Calibrator.
     """
     proto = _loaded(model)
+    if isinstance(model, Graph):
+        model = model.path
     names = _names(proto, tensors)
     inputs = _inputs(proto)
+    declared = {i.name: i for i in proto.graph.input}
     session = _session(proto, model, [n for n in names if n not in inputs], providers)
     found = {name: Calibrator(method, axis=axis, name=name, **options) for name in names}
     given = [n for n in names if n in inputs]
@@ -46,9 +51,11 @@ def observe(
     batches = 0
     for batch in tracked(loader, "Calibrating", progress):
         feed = _feed(batch, inputs, batches)
+        for name, array in feed.items():
+            check_fits(declared[name], array, f"batch {batches}")
         for name in given:
             found[name].add(feed[name])
-        for name, value in zip(outputs, session.run(outputs, feed) if outputs else [], strict=True):
+        for name, value in zip(outputs, _results(session, outputs, feed, batches), strict=True):
             if value.size and value.dtype.kind == "f":
                 found[name].add(value)
         batches += 1
@@ -60,6 +67,8 @@ def observe(
 def _loaded(model: Any) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
         return model
+    if isinstance(model, Graph):
+        return model.proto
     if not isinstance(model, str | os.PathLike):
         raise InvalidProblem(f"model: {type(model).__name__}; expected an onnx.ModelProto or a path")
     try:
@@ -125,12 +134,35 @@ def _session(proto: onnx.ModelProto, source: Any, wanted: list[str], providers: 
         raise FormatError(f"model: ONNX Runtime does not take it ({error})") from None
 
 
+def _results(session: Any, outputs: list[str], feed: dict[str, Any], index: int) -> list[Any]:
+    if not outputs:
+        return []
+    try:
+        return list(session.run(outputs, feed))
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise InvalidProblem(f"batch {index}: ONNX Runtime cannot run it ({str(error).splitlines()[0]})") from None
+
+
+def check_fits(declared: onnx.ValueInfoProto, array: Any, where: str) -> None:
+    """Raises where an array is not what an input takes: its dtype, its rank, or a size that is fixed."""
+    tensor = declared.type.tensor_type
+    expected = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else None
+    if expected is not None and array.dtype != expected:
+        raise InvalidProblem(f"{where}: {declared.name!r} has dtype {array.dtype}; the model takes {expected}")
+    if not tensor.HasField("shape"):
+        return
+    dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
+    if array.ndim != len(dims) or any(d not in (None, n) for d, n in zip(dims, array.shape, strict=True)):
+        shown = ", ".join(d.dim_param or str(d.dim_value) if d.WhichOneof("value") else "?" for d in tensor.shape.dim)
+        raise InvalidProblem(f"{where}: {declared.name!r} has shape {array.shape}; the model takes ({shown})")
+
+
 def _feed(batch: Any, inputs: list[str], index: int) -> dict[str, Any]:
     if not isinstance(batch, Mapping):
         if len(inputs) != 1:
             raise InvalidProblem(f"loader: batch {index} is no mapping; the model has inputs {', '.join(inputs)}")
-        return {inputs[0]: batch}
+        return {inputs[0]: np.asarray(batch)}
     missing = [n for n in inputs if n not in batch]
     if missing:
         raise InvalidProblem(f"loader: batch {index} has no {missing[0]!r}; the model has inputs {', '.join(inputs)}")
-    return {n: batch[n] for n in inputs}
+    return {n: np.asarray(batch[n]) for n in inputs}

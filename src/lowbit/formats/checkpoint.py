@@ -1,0 +1,191 @@
+"""Whole checkpoints: a folder of float safetensors in, a folder that transformers and others load quantized out."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lowbit._version import __version__
+from lowbit.errors import InvalidProblem
+from lowbit.formats.checkpoint_folder import MANIFEST, Assembly, Finished
+from lowbit.formats.checkpoint_plan import Item, Plan, existing_quantization, plan_checkpoint, read_config
+from lowbit.formats.checkpoint_stream import stream_shard
+from lowbit.formats.pickled import PickledCheckpoint, is_pickled
+from lowbit.formats.safetensors import INDEX, Checkpoint
+from lowbit.formats.shards import ShardWriter
+from lowbit.models.recipe import Recipe
+from lowbit.models.report import ModelReport, WeightRow
+from lowbit.whole_file import written_whole
+
+__all__ = ["Progress", "open_checkpoint", "quantize_checkpoint"]
+
+Progress = Callable[[int, int, str], None]  # (bytes of the source done, of how many, the tensor at hand)
+
+# Weights in other files, which would be stale beside the new ones.
+_WEIGHTS = (
+    ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".ot", ".npz",
+)  # fmt: skip
+_MAX_COPIED = 1 << 28
+_FORMAT = "compressed-tensors"
+
+
+def quantize_checkpoint(
+    source: str | os.PathLike[str],
+    target_folder: str | os.PathLike[str],
+    recipe: Recipe | str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    resume: bool = False,
+    strict: bool = False,
+    overwrite: bool = False,
+    max_shard_bytes: int = 5_000_000_000,
+    allow_pickle: bool = False,
+    progress: Progress | None = None,
+) -> ModelReport:
+    """Writes the checkpoint quantized by a recipe, as compressed-tensors, and says what became of each weight.
+
+    source: a `.safetensors` file, a folder, or an index of shards; `.bin` files only with `allow_pickle`. The target
+    is there whole or not at all: a run that was killed goes on with `resume` and gives the same bytes. With `strict`
+    nothing is written if a weight that the recipe asks for cannot be treated.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from lowbit.container import write_arrays
+    >>> w = np.random.default_rng(0).standard_normal((32, 128)).astype(np.float32)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_arrays(f"{folder}/model.safetensors", {"layers.0.q_proj.weight": w}, {"format": "pt"})
+    ...     report = quantize_checkpoint(folder, f"{folder}/int4", "W4A16")
+    >>> report.treated[0].how, report.treated[0].bytes_after
+    ('int4 symmetric, groups of 128', 2192)
+    """
+    start = time.perf_counter()
+    made = Recipe.of(recipe)
+    target = Path(target_folder)
+    with open_checkpoint(source, allow_pickle=allow_pickle) as opened:
+        _refuse_own_folder(opened.folder, target)
+        config = read_config(opened.folder)
+        already = existing_quantization(opened.tensors, config)
+        if already:
+            raise InvalidProblem(f"{source}: already quantized ({already}); left alone")
+        plan = plan_checkpoint(opened.tensors, config, made, max_shard_bytes)
+        if strict:
+            _refuse_skipped(plan)
+        fingerprint = _fingerprint(opened, config, made, max_shard_bytes)
+        with Assembly(target, fingerprint, resume=resume, overwrite=overwrite) as assembly:
+            if not assembly.complete:
+                _write(opened, plan, config, assembly, progress)
+        losses = {name: db for shard in assembly.finished.values() for name, db in shard.sqnr_db.items()}
+        return ModelReport(
+            source=os.fspath(source), target=str(target), format=_FORMAT, recipe=made.to_dict(),
+            rows=[_with_loss(row, losses) for row in plan.rows], bytes_before=opened.nbytes,
+            bytes_after=sum(shard.nbytes for shard in assembly.finished.values()), notes=_notes(plan, config, assembly),
+            seconds=time.perf_counter() - start, lowbit_version=__version__,
+        )  # fmt: skip
+
+
+def open_checkpoint(source: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint | PickledCheckpoint:
+    """The checkpoint at a path, whatever files hold it; those that run code when loaded only if that is allowed."""
+    path = Path(source)
+    if not is_pickled(path):
+        return Checkpoint.open(path)
+    if not allow_pickle:
+        raise InvalidProblem(f"{path}: weights in a pickle, which can run code; allow_pickle reads it, weights only")
+    return PickledCheckpoint.open(path)
+
+
+def _write(
+    source: Checkpoint | PickledCheckpoint,
+    plan: Plan,
+    config: Mapping[str, Any],
+    assembly: Assembly,
+    progress: Progress | None,
+) -> None:
+    total = sum(item.info.nbytes for item in plan.items)
+    done = sum(item.info.nbytes for name in assembly.finished for item in plan.shards.get(name, ()))
+    _refuse_full_disk(plan, assembly)
+
+    def tell(item: Item, nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(done, total, item.info.name)
+
+    for name, items in plan.shards.items():
+        if name in assembly.finished:
+            continue
+        tensors = [stored for item in items for stored in item.stored]
+        with ShardWriter(assembly.folder / name, tensors, {"format": "pt"}) as shard:
+            losses = stream_shard(source, items, shard, tell)
+        assembly.finish(name, Finished(shard.nbytes, shard.checksum, losses))
+    _copy_rest(source.folder, assembly.folder)
+    _write_json(assembly.folder / "config.json", {**config, "quantization_config": plan.quantization_config})
+    if len(plan.shards) > 1:
+        where = {s.name: name for name, items in plan.shards.items() for item in items for s in item.stored}
+        _write_json(assembly.folder / INDEX, {"metadata": {"total_size": plan.nbytes}, "weight_map": where})
+    assembly.commit()
+
+
+def _copy_rest(folder: Path, target: Path) -> None:
+    """Tokenizer, generation settings and the like: what is small and holds no weights."""
+    for file in sorted(folder.iterdir()):
+        name = file.name
+        if name.startswith(".") or name == "config.json" or name.endswith(_WEIGHTS) or not file.is_file():
+            continue
+        if file.stat().st_size <= _MAX_COPIED:
+            with open(file, "rb") as given, written_whole(target / name, binary=True) as copy:
+                shutil.copyfileobj(given, copy)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, indent=2)
+    with written_whole(path) as file:
+        file.write(text + "\n")
+
+
+def _refuse_own_folder(folder: Path, target: Path) -> None:
+    mine, theirs = folder.resolve(), target.resolve()
+    if mine == theirs or mine.is_relative_to(theirs):
+        raise InvalidProblem(f"{target}: the source is in it; choose another folder")
+
+
+def _refuse_skipped(plan: Plan) -> None:
+    skipped = [row for row in plan.rows if row.skipped]
+    if skipped:
+        more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+        raise InvalidProblem(f"strict: {skipped[0].name} cannot be treated: {skipped[0].why_not}{more}")
+
+
+def _refuse_full_disk(plan: Plan, assembly: Assembly) -> None:
+    left = sum(item.nbytes for name, items in plan.shards.items() if name not in assembly.finished for item in items)
+    free = shutil.disk_usage(assembly.folder).free
+    if left > free:
+        raise InvalidProblem(f"{assembly.target}: {left} bytes are to be written, {free} are free")
+
+
+def _fingerprint(
+    source: Checkpoint | PickledCheckpoint, config: Mapping[str, Any], recipe: Recipe, max_shard_bytes: int
+) -> str:
+    """Changes with anything that the output depends on; of the source's numbers it knows when files were written."""
+    files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in source.files]
+    tensors = [(t.name, t.dtype, t.shape, t.file.name, t.offset) for t in source.tensors.values()]
+    said = [__version__, files, tensors, config, recipe.to_dict(), max_shard_bytes]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _with_loss(row: WeightRow, losses: Mapping[str, float]) -> WeightRow:
+    return dataclasses.replace(row, sqnr_db=losses[row.name]) if row.name in losses else row
+
+
+def _notes(plan: Plan, config: Mapping[str, Any], assembly: Assembly) -> tuple[str, ...]:
+    notes = list(plan.notes)
+    if not config:
+        notes.append("the source has no config.json; the new one holds the quantization_config alone")
+    if assembly.complete:
+        notes.append(f"nothing was to do: the target is complete ({MANIFEST})")
+    return tuple(notes)

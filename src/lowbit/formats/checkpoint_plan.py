@@ -1,0 +1,231 @@
+"""What will become of each tensor of a checkpoint, known from names, shapes and config.json alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lowbit.errors import FormatError, InvalidProblem
+from lowbit.formats.compressed_tensors import FLOATS, Scheme
+from lowbit.formats.safetensors import SINGLE, TensorInfo
+from lowbit.formats.shards import Stored
+from lowbit.models.recipe import Recipe, Rule
+from lowbit.models.report import WeightRow
+
+__all__ = ["Item", "Plan", "existing_quantization", "plan_checkpoint", "read_config"]
+
+_HEADS = re.compile(r"(^|\.)(lm_head|embed_out|cls\.predictions\.decoder)$|^output$")
+_EMBEDDINGS = re.compile(r"(^|\.)(wte|wpe|shared|relative_attention_bias|[^.]*embed[^.]*)$")
+_ROUTERS = re.compile(r"(^|\.)(gate|router|shared_expert_gate)$")
+# Models whose matrices are Conv1D modules, [inputs, outputs]: compressed-tensors knows Linear modules only.
+_TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+_QUANTIZED = re.compile(
+    r"\.(weight_packed|weight_scale(_inv)?|weight_zero_point|qweight|qzeros|absmax|weight\.(absmax|quant_state.*)|SCB)$"
+)
+_MAX_CONFIG = 1 << 26
+
+
+@dataclass(frozen=True)
+class Item:
+    """One tensor of the source and the tensors that take its place; without a scheme it is copied."""
+
+    info: TensorInfo
+    stored: tuple[Stored, ...]
+    scheme: Scheme | None = None
+
+    @property
+    def module(self) -> str:
+        return self.info.name.removesuffix(".weight")
+
+    @property
+    def nbytes(self) -> int:
+        return sum(s.nbytes for s in self.stored)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a run will write, in the order it is read."""
+
+    shards: Mapping[str, tuple[Item, ...]]  # by file name
+    rows: tuple[WeightRow, ...]
+    notes: tuple[str, ...]
+    quantization_config: Mapping[str, Any]
+
+    @property
+    def items(self) -> list[Item]:
+        return [item for items in self.shards.values() for item in items]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(item.nbytes for item in self.items)
+
+
+def plan_checkpoint(
+    tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], recipe: Recipe, max_shard_bytes: int
+) -> Plan:
+    """The plan for these tensors. Nothing is read but what is given."""
+    items, rows, vectors = [], [], Counter[str]()
+    for info in sorted(tensors.values(), key=lambda t: (t.file, t.offset, t.name)):
+        item, row = _decided(info, config, recipe)
+        items.append(item)
+        if row is not None:
+            rows.append(row)
+        else:
+            vectors[info.dtype] += 1
+    if not any(item.scheme for item in items):
+        why = Counter(row.why_not for row in rows).most_common(1)
+        raise InvalidProblem(f"no weight of {len(items)} tensors can be treated" + (f": {why[0][0]}" if why else ""))
+    notes = [f"{sum(vectors.values())} vectors and scalars (norms, biases) are copied unchanged"] if vectors else []
+    return Plan(_sharded(items, max_shard_bytes), tuple(rows), tuple(notes), _config_of(items, rows, recipe))
+
+
+def _decided(info: TensorInfo, config: Mapping[str, Any], recipe: Recipe) -> tuple[Item, WeightRow | None]:
+    """The tensor's fate and its row; vectors have none."""
+    copied = Item(info, (Stored(info.name, info.dtype, info.shape),))
+    if len(info.shape) < 2:
+        return copied, None
+    module = info.name.removesuffix(".weight")
+    kind, stays = _kind(info, module, config)
+    rule = _rule(recipe, info, module, "embedding" if kind == "Embedding" else "linear")
+    named = any(not o.skip and (o.matches(module) or o.matches(info.name)) for o in recipe.overrides)
+    why, asked = rule.skip, False
+    if not why and not info.elements:
+        why = "it has no elements"
+    if not why and stays and not named:
+        why = stays
+    scheme = None
+    if not why:
+        asked = True
+        scheme = Scheme(rule.weights, rule.activations)
+        why = _impossible(info, kind, config) or scheme.refused(info.shape)
+    row = WeightRow(
+        info.name, kind, info.shape, info.dtype, why_not=why, asked=asked,
+        bytes_before=info.nbytes, bytes_after=info.nbytes,
+    )  # fmt: skip
+    if why or scheme is None:
+        return copied, row
+    item = Item(info, tuple(scheme.stored(module, info.shape, info.dtype)), scheme)
+    done = WeightRow(
+        info.name, kind, info.shape, info.dtype, how=str(scheme.weights), bytes_before=info.nbytes,
+        bytes_after=item.nbytes, activations=str(scheme.activations or ""), note=scheme.format,
+    )  # fmt: skip
+    return item, done
+
+
+def _kind(info: TensorInfo, module: str, config: Mapping[str, Any]) -> tuple[str, str]:
+    """(what uses the tensor, why it stays as it is unless an override names it)."""
+    if not info.name.endswith(".weight"):
+        return (
+            ("Experts", "") if len(info.shape) == 3 and "expert" in info.name else ("Parameter", "no module's weight")
+        )
+    if _HEADS.search(module):
+        return "Linear", "the output head stays as it is unless an override names it"
+    if _EMBEDDINGS.search(module):
+        return "Embedding", "embeddings stay as they are unless an override names them"
+    if _ROUTERS.search(module):
+        return "Router", "routers stay as they are unless an override names them"
+    if len(info.shape) > 2:
+        return "Conv", f"{len(info.shape)} dimensions; compressed-tensors stores matrices"
+    return ("Conv1D" if config.get("model_type") in _TRANSPOSED else "Linear"), ""
+
+
+def _impossible(info: TensorInfo, kind: str, config: Mapping[str, Any]) -> str:
+    if info.dtype not in FLOATS:
+        return f"dtype {info.dtype}; expected {', '.join(FLOATS)}"
+    if kind == "Conv1D":
+        return f"{config.get('model_type')} has Conv1D modules, which compressed-tensors does not load"
+    if kind == "Embedding":
+        return "transformers does not load quantized embeddings"
+    if _HEADS.search(info.name.removesuffix(".weight")) and _tied(config):
+        return "it is one tensor with the embeddings (tie_word_embeddings)"
+    return ""
+
+
+def _tied(config: Mapping[str, Any]) -> bool:
+    inner = config.get("text_config")
+    return bool(config.get("tie_word_embeddings") or (isinstance(inner, dict) and inner.get("tie_word_embeddings")))
+
+
+def _rule(recipe: Recipe, info: TensorInfo, module: str, kind: str) -> Rule:
+    """What the recipe says of the module's name, or of the tensor's: people write either."""
+    plain = recipe.rule("", kind, info.elements)
+    said = (recipe.rule(name, kind, info.elements) for name in (module, info.name))
+    return next((rule for rule in said if rule != plain), plain)
+
+
+def _sharded(items: list[Item], max_shard_bytes: int) -> dict[str, tuple[Item, ...]]:
+    if max_shard_bytes < 1:
+        raise InvalidProblem(f"max_shard_bytes: {max_shard_bytes}; expected at least 1")
+    shards: list[list[Item]] = [[]]
+    size = 0
+    for item in items:
+        if shards[-1] and size + item.nbytes > max_shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(item)
+        size += item.nbytes
+    if len(shards) == 1:
+        return {SINGLE: tuple(shards[0])}
+    return {f"model-{i:05}-of-{len(shards):05}.safetensors": tuple(s) for i, s in enumerate(shards, 1)}
+
+
+def _config_of(items: list[Item], rows: list[WeightRow], recipe: Recipe) -> dict[str, Any]:
+    """quantization_config. The commonest scheme is for every Linear, the others name their modules, and what a class
+    would wrongly take is on the list to ignore."""
+    groups: dict[Scheme, list[str]] = {}
+    for item in items:
+        if item.scheme is not None:
+            groups.setdefault(item.scheme, []).append(item.module)
+    main = max(groups, key=lambda s: (len(groups[s]), s.weights == recipe.weights))
+    treated = {module for modules in groups.values() for module in modules}
+    ignore = [row.name.removesuffix(".weight") for row in rows if not row.treated and row.kind in ("Linear", "Router")]
+    if "lm_head" not in treated and "lm_head" not in ignore:
+        ignore.append("lm_head")  # tied heads are a module without a tensor
+    groups[main] = ["Linear"]
+    formats = {scheme.format for scheme in groups}
+    ordered = sorted(groups, key=lambda scheme: scheme == main)  # loaders take the first that matches
+    return {
+        "quant_method": "compressed-tensors",
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "config_groups": {f"group_{i}": scheme.config(groups[scheme]) for i, scheme in enumerate(ordered)},
+        "ignore": ignore,
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def existing_quantization(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> str:
+    """How the checkpoint is quantized already, or nothing."""
+    for key in ("quantization_config", "compression_config"):
+        said = config.get(key)
+        if said:
+            method = said.get("quant_method") if isinstance(said, dict) else None
+            return f"config.json has a {key}" + (f" ({method})" if method else "")
+    for name, info in tensors.items():
+        if _QUANTIZED.search(name):
+            return f"it has a tensor {name!r}"
+        if name.endswith(".weight") and len(info.shape) == 2 and (info.dtype[0] in "IU" or info.dtype[:2] == "F8"):
+            return f"{name!r} is {info.dtype}"
+    return ""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a folder, empty where there is none."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return {}
+    if path.stat().st_size > _MAX_CONFIG:
+        raise FormatError(f"config.json: {path.stat().st_size} bytes; expected less than {_MAX_CONFIG}")
+    try:
+        config = json.loads(path.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"config.json: not JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise FormatError("config.json: not a JSON object")
+    return config

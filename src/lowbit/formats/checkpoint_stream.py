@@ -1,0 +1,236 @@
+"""One shard from source to file: reading ahead, quantizing and writing behind at the same time, in little memory."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.errors import InvalidProblem
+from lowbit.formats.checkpoint_plan import Item
+from lowbit.formats.compressed_tensors import Rows, widened
+from lowbit.formats.safetensors import TensorInfo, as_array
+from lowbit.formats.shards import ShardWriter
+from lowbit.tensor import QuantizedTensor
+
+__all__ = ["Noise", "Source", "stream_shard"]
+
+Array = npt.NDArray[Any]
+
+_PIECE = 8 << 20  # bytes read at once; disks want them large
+_BLOCK = 1 << 20  # elements quantized at once; caches want them small
+_AHEAD, _BEHIND = 3, 6  # pieces read ahead, and blocks waiting to be written
+_FLUSH = 64 << 20  # bytes after which the system is asked to write, so that the end has little to wait for
+
+
+class Source(Protocol):
+    """Where the bytes of tensors come from."""
+
+    def read_into(self, name: str, start: int, buffer: Array) -> None: ...
+
+
+class _Piece(NamedTuple):
+    item: Item
+    start: int
+    nbytes: int
+
+
+@dataclass
+class Noise:
+    """Energy of a tensor and of what was lost, summed a block at a time.
+
+    >>> noise = Noise(1.0, 0.01)
+    >>> round(noise.sqnr_db, 6)
+    20.0
+    """
+
+    signal: float = 0.0
+    noise: float = 0.0
+    _scratch: tuple[Array, Array] = field(default_factory=lambda: (np.empty(0, np.float32), np.empty(0, np.float32)))
+
+    def add(self, weight: Array, q: QuantizedTensor) -> None:
+        """Counts a block of the tensor and what became of it."""
+        if self._scratch[0].size < weight.size:
+            self._scratch = (np.empty(weight.size, np.float32), np.empty(weight.size, np.float32))
+        x, y = (s[: weight.size] for s in self._scratch)
+        x[:] = weight.reshape(-1)
+        q.dequantize(out=y.reshape(weight.shape))
+        np.subtract(x, y, out=y)
+        self.signal += float(np.dot(x, x))
+        self.noise += float(np.dot(y, y))
+
+    @property
+    def sqnr_db(self) -> float:
+        if not self.noise:
+            return math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+
+
+def stream_shard(
+    source: Source, items: Iterable[Item], shard: ShardWriter, progress: Callable[[Item, int], None]
+) -> dict[str, float]:
+    """Writes all tensors of a shard; the SQNR of each that was quantized. `progress` is told of bytes read.
+
+    The rows of a matrix are treated in blocks. Where one scale is for all of a matrix, it is held whole.
+    """
+    scratch = Noise()
+    losses: dict[str, Noise] = {}
+    zeros: dict[str, list[Array]] = {}
+    with _Writer(shard) as writer:
+        for piece, data in _read_ahead(source, items, writer):
+            item, name = piece.item, piece.item.info.name
+            if item.scheme is None:
+                writer.put(item.stored[0].name, data, free=data)
+            else:
+                noise = losses.setdefault(name, Noise(_scratch=scratch._scratch))
+                for rows in _quantized(piece, data, noise):
+                    writer.put(item.stored[0].name, rows.codes)
+                    writer.put(item.stored[1].name, rows.scale)
+                    if rows.zero_point is not None:
+                        zeros.setdefault(name, []).append(rows.zero_point)
+                scratch = noise
+                writer.free(data)
+                if piece.start + piece.nbytes == item.info.nbytes:
+                    _put_rest(item, zeros.pop(name, []), writer)
+            progress(item, piece.nbytes)
+    return {name: noise.sqnr_db for name, noise in losses.items()}
+
+
+def _quantized(piece: _Piece, data: Array, noise: Noise) -> Iterator[Rows]:
+    info, scheme = piece.item.info, piece.item.scheme
+    assert scheme is not None
+    columns = info.shape[1]
+    weight = as_array(data, info.dtype, (-1, columns), info.name)
+    if info.dtype == "BF16" and weight.dtype == np.uint16:
+        weight = widened(weight, "BF16")  # without ml_dtypes there is no array that says what it is
+    step = len(weight) if scheme.weights.granularity == "tensor" else max(1, _BLOCK // columns)
+    first = piece.start // (info.nbytes // info.shape[0])
+    for start in range(0, len(weight), step):
+        block = weight[start : start + step]
+        try:
+            rows = scheme.rows(block, info.dtype, info.name)
+        except InvalidProblem:
+            _refuse_nonfinite(block, info, first + start)
+            raise
+        noise.add(block, rows.quantized)
+        yield rows
+
+
+def _refuse_nonfinite(block: Array, info: TensorInfo, first: int) -> None:
+    """Names the place of the first NaN or Inf in all of the tensor, which is cut into blocks."""
+    wide = block.astype(np.float32)
+    bad = ~np.isfinite(wide)
+    if bad.any():
+        row, column = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
+        raise InvalidProblem(
+            f"{info.name}: {wide[row, column]} at index ({first + row}, {column}); weights must be finite"
+        ) from None
+
+
+def _put_rest(item: Item, zeros: list[Array], writer: _Writer) -> None:
+    """What is known when all rows are: their number and the packed zero points."""
+    assert item.scheme is not None
+    for stored in item.stored[2:]:
+        if stored.name.endswith(".weight_shape"):
+            writer.put(stored.name, np.array(item.info.shape, "<i8"))
+        else:
+            writer.put(stored.name, item.scheme.zero_points(np.concatenate(zeros)))
+
+
+def _pieces(items: Iterable[Item]) -> Iterator[_Piece]:
+    for item in items:
+        info = item.info
+        step = _PIECE
+        if item.scheme is not None:
+            row = info.nbytes // info.shape[0]
+            whole = item.scheme.weights.granularity == "tensor"
+            step = info.nbytes if whole else max(1, _PIECE // row) * row
+        for start in range(0, info.nbytes, step):
+            yield _Piece(item, start, min(step, info.nbytes - start))
+
+
+def _read_ahead(source: Source, items: Iterable[Item], writer: _Writer) -> Iterator[tuple[_Piece, Array]]:
+    def read(piece: _Piece) -> Array:
+        buffer = writer.buffer(piece.nbytes)
+        source.read_into(piece.item.info.name, piece.start, buffer)
+        return buffer
+
+    waiting: deque[tuple[_Piece, Future[Array]]] = deque()
+    with ThreadPoolExecutor(1, "lowbit-read") as reader:
+        try:
+            for piece in _pieces(items):
+                waiting.append((piece, reader.submit(read, piece)))
+                while len(waiting) > (_AHEAD if piece.nbytes <= _PIECE else 0):  # whole matrices are not hoarded
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            while waiting:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+class _Writer:
+    """Writes in the background, in the order given; an error there is raised here, at the latest on leaving."""
+
+    def __init__(self, shard: ShardWriter) -> None:
+        self._shard = shard
+        self._waiting: deque[Future[None]] = deque()
+        self._free: deque[Array] = deque()
+        self._thread = ThreadPoolExecutor(1, "lowbit-write")
+        self._flusher = ThreadPoolExecutor(1, "lowbit-flush")
+        self._flush: Future[None] | None = None
+        self._unflushed = 0
+
+    def buffer(self, nbytes: int) -> Array:
+        """Memory for a piece, used again where there is some."""
+        if nbytes > _PIECE:
+            return np.empty(nbytes, np.uint8)
+        try:
+            return self._free.pop()[:nbytes]
+        except IndexError:
+            return np.empty(_PIECE, np.uint8)[:nbytes]
+
+    def free(self, data: Array) -> None:
+        whole = data.base if data.base is not None else data
+        if whole.nbytes == _PIECE:
+            self._free.append(whole)
+
+    def put(self, name: str, data: Array, free: Array | None = None) -> None:
+        while len(self._waiting) > _BEHIND:
+            self._waiting.popleft().result()
+        self._waiting.append(self._thread.submit(self._write, name, data, free))
+
+    def _write(self, name: str, data: Array, free: Array | None) -> None:
+        self._shard.write(name, data)
+        self._unflushed += data.nbytes
+        if free is not None:
+            self.free(free)
+        if self._unflushed >= _FLUSH and (self._flush is None or self._flush.done()):
+            if self._flush is not None:
+                self._flush.result()
+            self._unflushed = 0
+            self._flush = self._flusher.submit(self._shard.flush)
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            for future in self._waiting:
+                if kind is not None:
+                    future.cancel()
+                else:
+                    future.result()
+        finally:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._flusher.shutdown(wait=True)
+        if kind is None and self._flush is not None:
+            self._flush.result()

@@ -1,0 +1,206 @@
+"""Two models side by side: sizes, how far apart, how fast."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.errors import InvalidProblem
+from lowbit.formats.compressed_tensors import Scheme, decompressed, widened
+from lowbit.formats.files import kind_of, load_metric
+from lowbit.formats.safetensors import Checkpoint
+from lowbit.metrics import error_report
+from lowbit.models import Accuracy, Latency, MetricResult, WeightRecipe
+from lowbit.models.report import plain
+
+__all__ = ["Comparison", "WeightDifference", "compare_files"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class WeightDifference:
+    """One weight in both checkpoints, the second's against the first's."""
+
+    name: str
+    shape: tuple[int, ...]
+    first: str  # how it is stored
+    second: str
+    first_bytes: int
+    second_bytes: int
+    sqnr_db: float | None  # none where one of them cannot be read as floats
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two models have in common, and what not."""
+
+    first: str
+    second: str
+    first_bytes: int
+    second_bytes: int
+    weights: Sequence[WeightDifference] = ()
+    accuracy: Sequence[Accuracy] = ()
+    latency: Sequence[Latency] = ()
+    metrics: Sequence[MetricResult] = ()
+    notes: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types for JSON."""
+        made: dict[str, Any] = plain(asdict(self))
+        for entry, latency in zip(made["latency"], self.latency, strict=True):
+            entry["speedup"] = latency.speedup
+        return made
+
+
+def compare_files(
+    first: str | os.PathLike[str],
+    second: str | os.PathLike[str],
+    *,
+    data: str | os.PathLike[str] | None = None,
+    batch_size: int | None = None,
+    max_batches: int | None = None,
+    metric: str | None = None,
+    seconds: float = 2.0,
+    threads: Sequence[int] = (1,),
+) -> Comparison:
+    """ONNX models by running them, on data or, without any, on random inputs; checkpoints weight by weight."""
+    kinds = kind_of(first), kind_of(second)
+    if kinds[0] != kinds[1]:
+        raise InvalidProblem(f"{os.fspath(second)}: {kinds[1]}; {os.fspath(first)} is {kinds[0]}, expected two alike")
+    if kinds[0] == "onnx":
+        return _onnx(Path(first), Path(second), data, batch_size, max_batches, metric, seconds, threads)
+    if data is not None or metric is not None:
+        raise InvalidProblem("data: given; checkpoints are compared by their weights alone")
+    return _checkpoints(first, second)
+
+
+# ---- checkpoints --------------------------------------------------------------------------------------
+
+
+def _checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> Comparison:
+    with Checkpoint.open(first) as a, Checkpoint.open(second) as b:
+        names = {c: dict(_weights(c)) for c in (a, b)}
+        shared = [n for n in names[a] if n in names[b]]
+        notes = [
+            f"{len(missing)} weights are in {os.fspath(where)} only, the first of them {missing[0]!r}"
+            for missing, where in (
+                ([n for n in names[a] if n not in names[b]], first),
+                ([n for n in names[b] if n not in names[a]], second),
+            )
+            if missing
+        ]
+        rows = [_difference(n, a, names[a][n], b, names[b][n]) for n in shared]
+        return Comparison(os.fspath(first), os.fspath(second), a.nbytes, b.nbytes, rows, notes=notes)
+
+
+def _weights(c: Checkpoint) -> Iterator[tuple[str, list[str]]]:
+    """(name of the weight, names of the tensors that hold it)."""
+    parts = ("weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
+    for name in c.tensors:
+        module, _, last = name.rpartition(".")
+        if last == "weight_packed":
+            yield f"{module}.weight", [f"{module}.{p}" for p in parts if f"{module}.{p}" in c.tensors]
+        elif last == "weight" and f"{module}.weight_scale" in c.tensors:
+            yield name, [name, *(f"{module}.{p}" for p in parts[1:] if f"{module}.{p}" in c.tensors)]
+        elif last not in parts:
+            yield name, [name]
+
+
+def _difference(name: str, a: Checkpoint, in_a: list[str], b: Checkpoint, in_b: list[str]) -> WeightDifference:
+    (x, how_a), (y, how_b) = (_value(c, parts) for c, parts in ((a, in_a), (b, in_b)))
+    sizes = [sum(c.tensors[n].nbytes for n in parts) for c, parts in ((a, in_a), (b, in_b))]
+    if x is not None and y is not None and x.shape != y.shape:
+        raise InvalidProblem(f"{name!r}: shapes {x.shape} and {y.shape}; expected the same")
+    shape = x.shape if x is not None else a.tensors[in_a[0]].shape
+    sqnr = None if x is None or y is None else error_report(x, y).sqnr_db
+    for c, parts in ((a, in_a), (b, in_b)):
+        for part in parts:
+            c.release(part)
+    return WeightDifference(name, tuple(shape), how_a, how_b, sizes[0], sizes[1], sqnr)
+
+
+def _value(c: Checkpoint, parts: list[str]) -> tuple[Array | None, str]:
+    """(the weight as float32, how it is stored)."""
+    info = c.tensors[parts[0]]
+    if len(parts) == 1:
+        if info.dtype in ("F32", "F16", "BF16"):
+            return widened(c.read(info.name), info.dtype), info.dtype
+        return (np.asarray(c.read(info.name), np.float64) if info.dtype == "F64" else None), info.dtype
+    local = {p.rpartition(".")[2]: p for p in parts}
+    scale = c.tensors[local["weight_scale"]]
+    if "weight_packed" in local:
+        n, k = (int(v) for v in c.read(local["weight_shape"]))
+        bits = info.shape[1] * 32 // max(k, 1)
+    else:
+        (n, k), bits = info.shape, 8
+    groups = scale.shape[1] if len(scale.shape) == 2 else 1
+    unsigned = "weight_zero_point" in local
+    recipe = WeightRecipe(
+        f"{'u' * unsigned}int{bits}", "asymmetric" if unsigned else "symmetric", k // groups if groups > 1 else None,
+        granularity="channel" if len(scale.shape) == 2 else "tensor",
+    )  # fmt: skip
+    stored = {short: c.read(full) for short, full in local.items()}
+    return decompressed(stored, Scheme(recipe), (n, k), scale.dtype), str(recipe)
+
+
+# ---- ONNX ---------------------------------------------------------------------------------------------
+
+
+def _onnx(
+    first: Path, second: Path, data: Any, batch_size: int | None, max_batches: int | None, metric: str | None,
+    seconds: float, threads: Sequence[int],
+) -> Comparison:  # fmt: skip
+    from lowbit.formats.onnx import measure
+    from lowbit.formats.onnx.batches import Batches, model_inputs
+    from lowbit.formats.onnx.graph import Graph
+
+    graphs = [Graph.load(path) for path in (first, second)]
+    sizes = [path.stat().st_size + g.bytes_beside for path, g in zip((first, second), graphs, strict=True)]
+    inputs = [set(model_inputs(g.proto)) for g in graphs]
+    if inputs[0] != inputs[1]:
+        raise InvalidProblem(f"inputs: {', '.join(sorted(inputs[0]))} and {', '.join(sorted(inputs[1]))}")
+    if metric is not None and data is None:
+        raise InvalidProblem("metric: given without data to compute it on")
+    function = None if metric is None else load_metric(metric)
+    notes: list[str] = []
+    feeds: Callable[[], Any]
+    if data is not None:
+        batches = Batches(data, graphs[0].proto, batch_size, max_batches)
+        feeds = batches.feeds
+    else:
+        feed = _random_feed(model_inputs(graphs[0].proto), batch_size or 1)
+        feeds = lambda: iter([feed])  # noqa: E731
+        notes.append("No data were given: inputs are random, so the figures say how close both are, not how good.")
+    pair = measure.session(first), measure.session(second)
+    accuracy = measure.compare_outputs(*pair, feeds())
+    metrics = []
+    if function is not None and metric is not None:
+        metrics = [measure.compare_metric(metric, function, *pair, lambda: iter(batches))]
+    latency = measure.compare_speed(first, second, next(iter(feeds())), threads, seconds) if seconds > 0 else []
+    return Comparison(
+        os.fspath(first), os.fspath(second), sizes[0], sizes[1], accuracy=accuracy, latency=latency, metrics=metrics,
+        notes=notes,
+    )  # fmt: skip
+
+
+def _random_feed(inputs: Mapping[str, Any], batch: int) -> dict[str, Array]:
+    """Normal numbers for floats and ones for integers; sizes that are not fixed are the batch's, or 8."""
+    import onnx
+
+    rng = np.random.default_rng(0)
+    feed: dict[str, Array] = {}
+    for name, declared in inputs.items():
+        tensor = declared.type.tensor_type
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        shape = [
+            d.dim_value if d.HasField("dim_value") else (batch if i == 0 else 8) for i, d in enumerate(tensor.shape.dim)
+        ]
+        feed[name] = rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
+    return feed

@@ -1,0 +1,246 @@
+"""Matrices as compressed-tensors stores them: `pack-quantized` and `int-quantized`, and what config.json says of them.
+
+pack-quantized: code + 2^(b-1), b bits each, low bits first, rows padded with zero bits to whole int32 words.
+int-quantized: the codes as int8. Both have the scales in the dtype that the weight had, so codes are made with scales
+that were rounded to it first: what a loader computes is what `dequantize` of the codes gives, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.dtypes import QuantizedDType
+from lowbit.errors import InvalidProblem, Unsupported
+from lowbit.formats.shards import Stored
+from lowbit.models.recipe import ActivationRecipe, WeightRecipe
+from lowbit.models.weights import quantize_weight
+from lowbit.ops import quantize
+from lowbit.packing import pack_bits, unpack_bits
+from lowbit.params import QuantizationParams
+from lowbit.tensor import QuantizedTensor
+
+__all__ = ["INT", "PACK", "Rows", "Scheme", "decompressed", "packed_rows", "unpacked_rows", "widened"]
+
+Array = npt.NDArray[Any]
+PACK, INT = "pack-quantized", "int-quantized"
+FLOATS = ("F32", "F16", "BF16")
+
+
+class Rows(NamedTuple):
+    """Some rows of a matrix as they are stored, and as the tensor that they are."""
+
+    codes: Array
+    scale: Array
+    zero_point: Array | None  # one a scale, as unsigned codes; packed when all of the matrix is there
+    quantized: QuantizedTensor
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the weights of some modules are stored, and what their inputs become.
+
+    >>> Scheme(WeightRecipe("int4", group_size=32)).stored("up", (8, 64), "BF16")[0]
+    Stored(name='up.weight_packed', dtype='I32', shape=(8, 8))
+    """
+
+    weights: WeightRecipe
+    activations: ActivationRecipe | None = None
+
+    def __post_init__(self) -> None:
+        a = self.activations
+        if a is not None and not a.dynamic:
+            raise Unsupported("activations: static ranges need data, which a checkpoint has none of; use dynamic ones")
+        if a is not None and QuantizedDType.of(a.dtype).bits != 8:
+            raise Unsupported(f"activations: {a.dtype}; compressed-tensors checkpoints have int8 or uint8")
+
+    @property
+    def bits(self) -> int:
+        return QuantizedDType.of(self.weights.dtype).bits
+
+    @property
+    def format(self) -> str:
+        # 8-bit products want the codes as they are; all else is smaller packed, and weight-only loaders expect it so.
+        return INT if self.bits == 8 and self.activations is not None else PACK
+
+    def refused(self, shape: tuple[int, ...]) -> str:
+        """Why a weight of this shape cannot be stored so, or nothing."""
+        if len(shape) != 2:
+            return f"{len(shape)} dimensions; compressed-tensors stores matrices"
+        size = self.weights.group_size
+        if size is not None and shape[1] % size:
+            return f"{shape[1]} inputs are no multiple of the group size {size}"
+        return ""
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if self.weights.granularity == "tensor":
+            return (1,)
+        return (shape[0], shape[1] // self.weights.group_size if self.weights.group_size else 1)
+
+    def stored(self, module: str, shape: tuple[int, ...], dtype: str) -> list[Stored]:
+        """The tensors that take the place of `<module>.weight`."""
+        n, k = shape
+        scales = self.scale_shape(shape)
+        scale = Stored(f"{module}.weight_scale", dtype, scales)
+        if self.format == INT:
+            found = [Stored(f"{module}.weight", "I8", shape), scale]
+        else:
+            codes = Stored(f"{module}.weight_packed", "I32", (n, -(-k * self.bits // 32)))
+            found = [codes, scale, Stored(f"{module}.weight_shape", "I64", (2,))]
+        if self.weights.scheme == "asymmetric":
+            packed = self.format == PACK and len(scales) == 2
+            rows = (-(-n * self.bits // 32), scales[1]) if packed else scales
+            found.append(Stored(f"{module}.weight_zero_point", "I32" if packed else "I8", rows))
+        return found
+
+    def config(self, targets: list[str]) -> dict[str, Any]:
+        """The entry of config_groups for these targets."""
+        w, a = self.weights, self.activations
+        weights = {
+            "num_bits": self.bits, "type": "int", "symmetric": w.scheme == "symmetric", "strategy": w.granularity,
+            "group_size": w.group_size, "dynamic": False,
+        }  # fmt: skip
+        inputs = None
+        if a is not None:
+            inputs = {
+                "num_bits": 8, "type": "int", "symmetric": a.scheme == "symmetric", "strategy": a.granularity,
+                "group_size": None, "dynamic": True,
+            }  # fmt: skip
+        return {
+            "targets": targets, "weights": weights, "input_activations": inputs, "output_activations": None,
+            "format": self.format,
+        }  # fmt: skip
+
+    def rows(self, weight: Array, dtype: str, name: str) -> Rows:
+        """Some rows of a weight (all of them where one scale is for all), of a checkpoint with this dtype."""
+        w = self.weights
+        found = quantize_weight(weight, w, name=name)
+        p = found.params
+        scale, value = _narrowed(
+            np.asarray(p.scale, np.float32), dtype, p.qmax - p.qmin if p.zero_point.any() else p.qmax
+        )
+        if value is not p.scale:
+            exact = QuantizationParams(
+                p.dtype, p.scheme, value, p.zero_point, axis=p.axis, block_size=p.block_size, qmin=p.qmin, qmax=p.qmax
+            )
+            found = quantize(weight, params=exact)
+        zero = None
+        if w.scheme == "asymmetric":
+            zero = (found.params.zero_point + _offset(found.dtype)).astype(np.uint8).reshape(scale.shape)
+        codes = _signed(found) if self.format == INT else packed_rows(found)
+        shape = scale.shape if len(scale.shape) == 2 else (-1, 1) if scale.ndim else (1,)
+        return Rows(codes, scale.reshape(shape), None if zero is None else zero.reshape(shape), found)
+
+    def zero_points(self, zero: Array) -> Array:
+        """Zero points of a whole matrix, as unsigned codes, in the form that is stored."""
+        if self.format == PACK and zero.ndim == 2:
+            return np.ascontiguousarray(_words(np.ascontiguousarray(zero.T), self.bits).T)
+        return (zero.astype(np.int16) - (1 << (self.bits - 1))).astype(np.int8)
+
+
+def packed_rows(q: QuantizedTensor) -> npt.NDArray[np.int32]:
+    """The codes of a matrix, offset to be unsigned, in int32 words, each row from a word of its own.
+
+    >>> import lowbit as lb
+    >>> q = lb.quantize(np.float32([[-7, 0, 7, 1, 0, 0, 0, 0]]), "int4", qmin=-7, qmax=7)
+    >>> hex(int(packed_rows(q)[0, 0]) & 0xFFFFFFFF)
+    '0x88889f81'
+    """
+    n, k = q.shape
+    bits, offset = q.dtype.bits, _offset(q.dtype)
+    if k * bits % 32 == 0:
+        # Low bits first is our own layout, and a word is four of its bytes: only the offset is missing, and adding
+        # half the range is flipping the top bit.
+        every = offset * (255 // ((1 << bits) - 1))
+        flat = q.data.reshape(-1).view(np.uint8)
+        words: npt.NDArray[np.int32] = (flat ^ np.uint8(every)).view("<i4").reshape(n, k * bits // 32)
+        return words
+    return _words((q.unpack().astype(np.int16) + offset).astype(np.uint8), bits)
+
+
+def unpacked_rows(words: Array, bits: int, columns: int) -> Array:
+    """Unsigned codes of rows of words.
+
+    >>> unpacked_rows(np.array([[0x321]], np.int32), 4, 3)
+    array([[1, 2, 3]], dtype=uint8)
+    """
+    flat = np.ascontiguousarray(words, "<i4").view(np.uint8)
+    per_row = words.shape[1] * 32 // bits
+    return unpack_bits(flat, bits, len(words) * per_row, signed=False).reshape(len(words), per_row)[:, :columns]
+
+
+def decompressed(tensors: Mapping[str, Array], scheme: Scheme, shape: tuple[int, int], dtype: str) -> Array:
+    """The float32 matrix that stored tensors (by their local names) stand for, rounded to the checkpoint's dtype as a
+    loader's is: (code - zero point) * scale."""
+    bits = scheme.bits
+    half = 1 << (bits - 1)
+    if scheme.format == INT:
+        codes = tensors["weight"].astype(np.int32) + half
+    else:
+        codes = unpacked_rows(tensors["weight_packed"], bits, shape[1]).astype(np.int32)
+    scale = widened(tensors["weight_scale"], dtype)
+    zero: Any = half
+    if "weight_zero_point" in tensors:
+        stored = tensors["weight_zero_point"]
+        zero = stored.astype(np.int32) + half
+        if stored.dtype == np.int32:
+            zero = unpacked_rows(stored.T, bits, shape[0]).T.astype(np.int32)
+        zero = zero if zero.ndim < 2 else np.repeat(zero, shape[1] // zero.shape[1], axis=1)
+    wide = scale if scale.ndim < 2 else np.repeat(scale, shape[1] // scale.shape[1], axis=1)
+    return _rounded((codes - zero).astype(np.float32) * wide, dtype)[1]
+
+
+def widened(array: Array, dtype: str) -> npt.NDArray[np.float32]:
+    """The same numbers in float32; bfloat16 may come as its bits."""
+    if dtype == "BF16":
+        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(array, np.float32)
+
+
+def _rounded(x: npt.NDArray[np.float32], dtype: str) -> tuple[Array, npt.NDArray[np.float32]]:
+    """(as stored, as float32) of numbers rounded to a dtype, ties to even; bfloat16 is stored as its bits."""
+    if dtype == "F32":
+        return x, x
+    if dtype == "F16":
+        half = x.astype(np.float16)
+        return half, half.astype(np.float32)
+    if dtype != "BF16":
+        raise InvalidProblem(f"dtype: {dtype}; expected {', '.join(FLOATS)}")
+    bits = np.atleast_1d(x).view(np.uint32).reshape(x.shape)
+    bits = bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1)) >> np.uint32(16)
+    stored = bits.astype(np.uint16)
+    return stored, widened(stored, "BF16")
+
+
+def _narrowed(scale: npt.NDArray[np.float32], dtype: str, steps: int) -> tuple[Array, npt.NDArray[np.float32]]:
+    """Scales in the checkpoint's dtype: the nearest, or the next one up where the nearest would clip by more than half
+    a step, which happens among float16's smallest numbers alone."""
+    stored, value = _rounded(scale, dtype)
+    if dtype != "F16":
+        return stored, value
+    short = value.astype(np.float64) * (steps + 0.5) < scale.astype(np.float64) * steps
+    if short.any():
+        stored = np.where(short, np.nextafter(stored, np.float16(np.inf)), stored)
+    return stored, stored.astype(np.float32)
+
+
+def _offset(dtype: QuantizedDType) -> int:
+    """What makes codes of this dtype unsigned."""
+    return 1 << (dtype.bits - 1) if dtype.is_signed else 0
+
+
+def _signed(q: QuantizedTensor) -> Array:
+    return q.data if q.dtype.is_signed else (q.data ^ np.uint8(0x80)).view(np.int8)
+
+
+def _words(codes: Array, bits: int) -> npt.NDArray[np.int32]:
+    """Rows of unsigned codes in rows of whole words."""
+    n, k = codes.shape
+    per_word = 32 // bits
+    padded = np.zeros((n, -(-k // per_word) * per_word), np.uint8)
+    padded[:, :k] = codes
+    return pack_bits(padded, bits).view("<i4").reshape(n, -(-k // per_word))

@@ -1,0 +1,212 @@
+"""A model's file in, a smaller one out, with what it cost: whichever format it is."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lowbit.errors import InvalidProblem
+from lowbit.hardware import hardware
+from lowbit.models import ModelReport, Recipe
+
+__all__ = ["default_recipe", "default_target", "kind_of", "load_metric", "quantize_file"]
+
+_KEPT = 16  # batches
+RecipeLike = Recipe | str | os.PathLike[str] | Mapping[str, Any]
+
+
+def kind_of(source: str | os.PathLike[str]) -> str:
+    """ "onnx" or "checkpoint", by the name alone."""
+    path = Path(source)
+    if not path.exists():
+        raise InvalidProblem(f"{path}: not there")
+    if path.suffix == ".onnx":
+        return "onnx"
+    if path.is_dir() or path.suffix in (".safetensors", ".bin", ".pt", ".pth") or path.name.endswith(".index.json"):
+        return "checkpoint"
+    raise InvalidProblem(f"{path}: expected an .onnx file, a .safetensors file or index, or a folder with one")
+
+
+def default_recipe(source: str | os.PathLike[str]) -> Recipe:
+    """What a model is quantized by where nobody says: dynamic-int8 for ONNX, W4A16 for checkpoints."""
+    return Recipe.of("dynamic-int8" if kind_of(source) == "onnx" else "W4A16")
+
+
+def default_target(source: str | os.PathLike[str], recipe: Recipe) -> Path:
+    """A name beside the source: model.onnx -> model.static-int8.onnx, a folder or file -> name-W4A16.
+
+    >>> default_target("nets/model.onnx", Recipe.of("W8A16")).as_posix()
+    'nets/model.W8A16.onnx'
+    """
+    path = Path(source)
+    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in recipe.name)
+    if path.suffix == ".onnx":
+        return path.with_name(f"{path.stem}.{name}.onnx")
+    if path.is_dir():
+        return path.with_name(f"{path.resolve().name}-{name}")
+    return path.with_name(f"{path.name.partition('.')[0]}-{name}")
+
+
+def load_metric(text: str) -> Callable[..., float]:
+    """The function that `module:function` names, found from the working folder as Python would."""
+    module, colon, name = text.partition(":")
+    if not (colon and module and name):
+        raise InvalidProblem(f"metric: {text!r}; expected module:function")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise InvalidProblem(f"metric: {module!r} cannot be imported ({error})") from None
+    finally:
+        sys.path.pop(0)
+    function = getattr(found, name, None)
+    if not callable(function):
+        raise InvalidProblem(f"metric: {module!r} has no function {name!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def quantize_file(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    recipe: RecipeLike | None = None,
+    *,
+    data: str | os.PathLike[str] | Iterable[Any] | None = None,
+    batch_size: int | None = None,
+    max_batches: int | None = None,
+    metric: str | Callable[..., float] | None = None,
+    strict: bool = False,
+    overwrite: bool = False,
+    resume: bool = False,
+    seconds: float = 2.0,
+    threads: Sequence[int] = (1,),
+    operator: str = "auto",
+    external_data: bool | str = "auto",
+    allow_pickle: bool = False,
+    progress: bool = True,
+) -> ModelReport:
+    """Quantizes a model's file by a recipe and says what became of every weight, what it cost and what it won.
+
+    An ONNX model becomes an ONNX model, a safetensors checkpoint a folder in the compressed-tensors layout. recipe: the
+    name of a preset, a file, a mapping or a Recipe; by default dynamic-int8 for ONNX and W4A16 for checkpoints. data:
+    batches for ranges and for comparing outputs: .npz or .npy files, a folder of them, or mappings from input names to
+    arrays. metric: a function of (predict, batches) that gives one number, or `module:function`. seconds: how long
+    latency is measured, 0 for not at all.
+    """
+    kind = kind_of(source)
+    made = default_recipe(source) if recipe is None else Recipe.of(recipe)
+    to = Path(target) if target is not None else default_target(source, made)
+    if to.exists() and not (overwrite or resume) and not (to.is_dir() and not any(to.iterdir())):
+        raise InvalidProblem(f"{to}: already there; give another name, or overwrite it (--overwrite)")
+    function = load_metric(metric) if isinstance(metric, str) else metric
+    if function is not None and data is None:
+        raise InvalidProblem("metric: given without data to compute it on")
+    if kind == "checkpoint":
+        if data is not None:
+            raise InvalidProblem("data: given; checkpoints are quantized by their weights alone")
+        from lowbit.formats.checkpoint import quantize_checkpoint
+
+        with _bar(progress) as bar:
+            report = quantize_checkpoint(
+                source, to, made, resume=resume, strict=strict, overwrite=overwrite, allow_pickle=allow_pickle,
+                progress=bar,
+            )  # fmt: skip
+        return report.but(machine=_machine())
+    if resume:
+        raise InvalidProblem("resume: only a checkpoint's run can be resumed; an ONNX model is written in one go")
+    return _onnx(
+        Path(source), to, made, data, batch_size, max_batches, (metric if isinstance(metric, str) else "", function),
+        strict, overwrite, seconds, threads, operator, external_data, progress,
+    )  # fmt: skip
+
+
+def _onnx(
+    source: Path, target: Path, recipe: Recipe, data: Any, batch_size: int | None, max_batches: int | None,
+    metric: tuple[str, Callable[..., float] | None], strict: bool, overwrite: bool, seconds: float,
+    threads: Sequence[int], operator: str, external_data: bool | str, progress: bool,
+) -> ModelReport:  # fmt: skip
+    try:
+        from lowbit.formats.onnx import measure
+        from lowbit.formats.onnx.batches import Batches
+        from lowbit.formats.onnx.convert import quantize_onnx
+        from lowbit.formats.onnx.model_file import read_proto
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"ONNX models need {error.name}: pip install 'lowbit[onnx]'", name=error.name
+        ) from None
+
+    batches: Any = data
+    notes: list[str] = []
+    if isinstance(data, str | os.PathLike):
+        batches = Batches(data, read_proto(source), batch_size, max_batches)
+    elif data is not None and iter(data) is data:
+        batches = _Once(data)
+        notes.append(f"The data could be read once only: outputs are compared on the first {_KEPT} batches at most.")
+    feeds = batches.feeds if isinstance(batches, Batches) else (lambda: batches)
+    report = quantize_onnx(
+        source, target, recipe, data=None if batches is None else feeds(), operator=operator, strict=strict,
+        overwrite=overwrite, external_data=external_data, progress=progress,
+    )  # fmt: skip
+    changes: dict[str, Any] = {"machine": _machine(measure.RUNTIME)}
+    if source.resolve() == target.resolve():
+        notes.append("The source was replaced, so there is nothing to compare the result with.")
+    elif batches is not None:
+        pair = measure.session(source), measure.session(target)
+        changes["accuracy"] = measure.compare_outputs(*pair, feeds())
+        if metric[1] is not None:
+            name = metric[0] or getattr(metric[1], "__name__", "metric")
+            changes["metrics"] = [measure.compare_metric(name, metric[1], *pair, lambda: iter(batches))]
+        if seconds > 0:
+            changes["latency"] = measure.compare_speed(source, target, next(iter(feeds())), threads, seconds)
+    else:
+        notes.append("No data were given, so outputs and latency were not measured.")
+    return report.but(**changes, notes=[*report.notes, *notes])
+
+
+class _Once:
+    """An iterator's batches: all of them the first time, and the first few, which are kept, from then on."""
+
+    def __init__(self, data: Iterable[Any]) -> None:
+        self._left: Iterable[Any] | None = data
+        self._kept: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        left, self._left = self._left, None
+        if left is None:
+            yield from self._kept
+            return
+        for batch in left:
+            if len(self._kept) < _KEPT:
+                self._kept.append(batch)
+            yield batch
+
+
+def _machine(runtime: str | None = None) -> dict[str, Any]:
+    found = hardware()
+    made: dict[str, Any] = {"cpu": found.cpu, "isa": found.isa, "threads": found.threads}
+    return made | ({"runtime": runtime} if runtime else {})
+
+
+@contextmanager
+def _bar(wanted: bool) -> Iterator[Callable[[int, int, str], None] | None]:
+    """A bar of bytes on stderr, where it is wanted and rich is installed."""
+    if not wanted or importlib.util.find_spec("rich") is None:
+        yield None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = [progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn()]
+    columns += [progress.TransferSpeedColumn(), progress.TimeRemainingColumn()]
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("Planning", total=None)
+
+        def told(done: int, total: int, name: str) -> None:
+            shown.update(task, description=name[-40:], completed=done, total=total)
+
+        yield told

@@ -1,0 +1,183 @@
+"""Checkpoints in safetensors files, looked at: which of the known layouts their quantized weights have."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lowbit.errors import FormatError
+from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
+from lowbit.formats.safetensors import Checkpoint, TensorInfo
+
+__all__ = ["inspect_checkpoint"]
+
+_MAX_CONFIG = 1 << 24
+_NUMPY_NAMES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+
+
+class _Layout(NamedTuple):
+    scheme: str
+    bits: int | None
+    group_size: int | None  # none: per channel or per tensor
+    dtype: str = ""  # where it is not an integer of so many bits
+
+    def __str__(self) -> str:
+        width = self.dtype or ("bits not said" if self.bits is None else f"int{self.bits}")
+        return width + (f", groups of {self.group_size}" if self.group_size else "")
+
+
+def inspect_checkpoint(path: Path) -> Inspection:
+    """The tensors of a file, a folder or an index, and what config.json beside them says of quantization."""
+    with Checkpoint.open(path) as checkpoint:
+        tensors, metadata = dict(checkpoint.tensors), dict(checkpoint.metadata)
+        size, files = checkpoint.nbytes, checkpoint.files
+    # A lone file among others is not what their config is about, unless it is the model.
+    beside = path.is_dir() or path.name.endswith((".index.json", "model.safetensors"))
+    config = _config(checkpoint.folder) if beside else {}
+    facts = {"files": str(len(files))} if len(files) > 1 else {}
+    if metadata.get("format") == "lowbit":
+        return _lowbit(path, size, tensors, metadata)
+    said, layouts = _recognised(tensors, config)
+    if config.get("quant_method"):
+        facts["quant_method"] = str(config["quant_method"])
+        if isinstance(config.get("format"), str):
+            facts["format"] = config["format"]
+    stored = tuple(replace(_stored(t), quantized=said.get(name, "")) for name, t in tensors.items())
+    found = tuple(
+        QuantizationFound(layout.scheme, str(layout), n, layout.bits, layout.group_size)
+        for layout, n in layouts.most_common()
+    )
+    return Inspection(os.fspath(path), "safetensors", size, stored, found, facts)
+
+
+def _stored(t: TensorInfo) -> StoredTensor:
+    return StoredTensor(t.name, _NUMPY_NAMES.get(t.dtype, t.dtype.lower()), t.shape, t.nbytes)
+
+
+def _recognised(
+    tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]
+) -> tuple[dict[str, str], Counter[_Layout]]:
+    """What each tensor is, and how many weights have each layout: by the names that the layouts give their parts."""
+    said: dict[str, str] = {}
+    layouts: Counter[_Layout] = Counter()
+    for name, t in tensors.items():
+        module, _, part = name.rpartition(".")
+        prefix = f"{module}." if module else ""
+
+        def at(other: str, prefix: str = prefix) -> TensorInfo | None:
+            return tensors.get(prefix + other)
+
+        layout = None
+        if part == "weight_packed" and at("weight_scale"):
+            layout = _compressed(t, config)
+        elif part == "weight" and t.dtype in ("I8", "F8_E4M3", "F8_E5M2") and (at("weight_scale") or at("SCB")):
+            scheme = "bitsandbytes" if at("SCB") else "compressed-tensors" if _is_compressed(config) else "weight_scale"
+            layout = _Layout(scheme, 8, None, "" if t.dtype == "I8" else t.dtype.lower())
+        elif part == "weight" and t.dtype == "U8" and f"{name}.absmax" in tensors:
+            layout = _Layout("bitsandbytes", 4, None, "4-bit codes")
+        elif part == "qweight":
+            layout = _packed_words(t, at("qzeros"), at("scales"), config)
+        if layout is not None:
+            layouts[layout] += 1
+            said[name] = str(layout)
+        elif part in _PARTS and any(at(w) for w in _PARTS[part][1]):
+            said[name] = _PARTS[part][0]
+        elif part in ("absmax", "quant_map", "nested_absmax", "nested_quant_map"):
+            said[name] = "scales"
+    return said, layouts
+
+
+_PARTS = {
+    "weight_scale": ("scales", ("weight", "weight_packed")), "weight_shape": ("shape", ("weight_packed",)),
+    "weight_zero_point": ("zero points", ("weight", "weight_packed")),
+    "weight_global_scale": ("scales", ("weight", "weight_packed")),
+    "scales": ("scales", ("qweight",)), "qzeros": ("zero points", ("qweight",)), "g_idx": ("groups", ("qweight",)),
+    "SCB": ("scales", ("weight",)), "input_scale": ("activations", ("weight", "weight_packed")),
+}  # fmt: skip
+
+
+def _is_compressed(config: Mapping[str, Any]) -> bool:
+    return config.get("quant_method") == "compressed-tensors"
+
+
+def _compressed(t: TensorInfo, config: Mapping[str, Any]) -> _Layout:
+    """Bits and groups of packed weights; only the config knows them, and only where all groups of layers agree."""
+    groups = config.get("config_groups")
+    weights = [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+    settings = {
+        (_natural(w.get("num_bits")), _natural(w.get("group_size")), w.get("type") == "float")
+        for w in weights if isinstance(w, dict)
+    }  # fmt: skip
+    bits, group, floating = settings.pop() if len(settings) == 1 else (None, None, t.dtype == "U8")
+    return _Layout("compressed-tensors", bits, group, f"float{bits or 4}" if floating else "")
+
+
+def _packed_words(
+    t: TensorInfo, zeros: TensorInfo | None, scales: TensorInfo | None, config: Mapping[str, Any]
+) -> _Layout | None:
+    """GPTQ packs rows of qweight, AWQ its columns; shapes tell both bits and groups where the config does not."""
+    bits, group = _natural(config.get("bits")), _natural(config.get("group_size"))
+    if scales is None or len(t.shape) != 2 or len(scales.shape) != 2:
+        return None
+    by_columns = zeros is not None and t.shape[1] == zeros.shape[-1] != scales.shape[1]
+    scheme = "AWQ" if by_columns else "GPTQ"
+    if bits is None and zeros is not None and scales.shape[1]:
+        words = 32 * zeros.shape[-1]
+        bits = words // scales.shape[1] if words % scales.shape[1] == 0 else None
+    if bits and scales.shape[0]:
+        inputs = t.shape[0] if by_columns else t.shape[0] * 32 // bits
+        group = group or -(-inputs // scales.shape[0])
+    return _Layout(scheme, bits, group)
+
+
+def _natural(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """quantization_config of config.json, or quantize_config.json; empty where neither is there."""
+    for name, key in (("config.json", "quantization_config"), ("quantize_config.json", "")):
+        file = folder / name
+        if not file.is_file():
+            continue
+        if file.stat().st_size > _MAX_CONFIG:
+            raise FormatError(f"{file}: {file.stat().st_size} bytes; a config has less than {_MAX_CONFIG}")
+        try:
+            found = json.loads(file.read_bytes().decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"{file}: not JSON ({error})") from None
+        if not isinstance(found, dict):
+            raise FormatError(f"{file}: not a JSON object")
+        inner = found.get(key) if key else {"quant_method": "gptq"} | found
+        if isinstance(inner, dict):
+            return inner
+    return {}
+
+
+def _lowbit(path: Path, size: int, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> Inspection:
+    """A tensor that lowbit saved: its description is in the header."""
+    try:
+        fields = json.loads(metadata["tensor"])
+    except (KeyError, ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise FormatError(f"{path}: says it is lowbit's, but describes no tensor")
+    group = _natural(fields.get("block_size"))
+    scope = f"groups of {group}" if group else "per tensor" if fields.get("axis") is None else "per channel"
+    dtype = fields.get("dtype")
+    kind = dtype if isinstance(dtype, str) else "mixed widths"
+    said = f"{kind} {fields.get('scheme', '')}, {scope}"
+    parts = {"codes": said, "scale": "scales", "zero_point": "zero points"}
+    stored = tuple(replace(_stored(t), quantized=parts.get(n, "")) for n, t in tensors.items())
+    digits = "".join(c for c in kind if c.isdigit())
+    found = QuantizationFound("lowbit", said, 1, int(digits) if digits else 1 if kind == "binary" else None, group)
+    facts = {"shape": " × ".join(map(str, fields.get("shape", ())))} if isinstance(fields.get("shape"), list) else {}
+    return Inspection(os.fspath(path), "lowbit tensor", size, stored, (found,), facts)

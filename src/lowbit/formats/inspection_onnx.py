@@ -1,0 +1,190 @@
+"""ONNX models, looked at: their tensors wherever they are stored, and the operators that say they are quantized."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+
+from lowbit.errors import FormatError
+from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
+from lowbit.formats.onnx.model_file import BITS, byte_count, check_tensor, external_place, read_proto, subgraphs
+
+__all__ = ["inspect_onnx"]
+
+# Operators on codes, and which inputs hold weights, scales and zero points.
+_PARTS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
+    "DequantizeLinear": (0, (1,), (2,)), "MatMulNBits": (1, (2,), (3,)), "MatMulBnb4": (1, (2,), ()),
+    "GatherBlockQuantized": (0, (2,), (3,)), "QLinearConv": (3, (1, 4, 6), (2, 5, 7)),
+    "QLinearMatMul": (3, (1, 4, 6), (2, 5, 7)), "QGemm": (3, (1, 4, 7), (2, 5, 8)), "MatMulInteger": (1, (), (2, 3)),
+    "ConvInteger": (1, (), (2, 3)), "MatMulIntegerToFloat": (1, (2, 3), (4, 5)),
+    "DynamicQuantizeMatMul": (1, (2,), (3,)), "QAttention": (1, (3, 4), (6, 7)),
+    "DynamicQuantizeLSTM": (1, (8, 10), (9, 11)),
+}  # fmt: skip
+_THROUGH = {"Gather", "Transpose", "Identity", "Reshape", "Unsqueeze", "Squeeze"}
+_MAX_STEPS = 8
+_SHORT = {"float": "float32", "double": "float64"}
+
+
+def inspect_onnx(file: Path) -> Inspection:
+    """The tensors of a model, those of bodies and functions included; data beside it are found, and not read."""
+    proto = read_proto(file)
+    if not proto.HasField("graph"):
+        raise FormatError(f"{file}: not an ONNX model: there is no graph in it")
+    graphs = [proto.graph, *(GraphProto(node=f.node) for f in proto.functions)]
+    stored: dict[str, StoredTensor] = {}
+    beside = {}
+    try:
+        for graph in graphs:
+            for name, t in _tensors(graph):
+                check_tensor(t, file.parent)
+                if t.data_location == TensorProto.EXTERNAL:
+                    place = external_place(t, file.parent)[0]
+                    beside[place] = place.stat().st_size
+                # Bodies may use a name again; both are stored.
+                name = _text(name)
+                key = name if name not in stored else f"{name} ({len(stored)})"
+                stored[key] = StoredTensor(key, _dtype(t.data_type), tuple(t.dims), _nbytes(t))
+    except FormatError as error:
+        raise FormatError(f"{file}: {error}") from None
+    said, found = _recognised([n for g in graphs for n in _nodes(g)], stored)
+    tensors = tuple(
+        StoredTensor(t.name, t.dtype, t.shape, t.nbytes, said.get(name, "")) for name, t in stored.items()
+    )  # fmt: skip
+    opsets = ", ".join(f"{_text(o.domain) or 'ai.onnx'} {o.version}" for o in proto.opset_import)
+    facts = {"IR": str(proto.ir_version), "opset": opsets}
+    if proto.producer_name:
+        facts["producer"] = f"{_text(proto.producer_name)} {_text(proto.producer_version)}".strip()
+    if beside:
+        facts["files beside it"] = ", ".join(p.name for p in beside)
+    return Inspection(str(file), "onnx", file.stat().st_size + sum(beside.values()), tensors, found, facts)
+
+
+def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    for node in graph.node:
+        yield node
+        for inner in subgraphs(node):
+            yield from _nodes(inner)
+
+
+def _tensors(graph: GraphProto) -> Iterator[tuple[str, TensorProto]]:
+    """Every stored tensor with the name it is known by: a Constant's is the name of what it gives."""
+    for t in graph.initializer:
+        yield t.name, t
+    for sparse in graph.sparse_initializer:
+        yield from ((sparse.values.name, sparse.values), (f"{sparse.values.name} indices", sparse.indices))
+    for node in graph.node:
+        for a in node.attribute:
+            known = (
+                node.output[0]
+                if node.op_type == "Constant" and node.output
+                else f"{node.name or node.op_type}.{a.name}"
+            )
+            if a.type == AttributeProto.TENSOR:
+                yield known, a.t
+            elif a.type == AttributeProto.TENSORS:
+                yield from ((f"{known}.{i}", t) for i, t in enumerate(a.tensors))
+            elif a.type == AttributeProto.SPARSE_TENSOR:
+                yield from ((known, a.sparse_tensor.values), (f"{known} indices", a.sparse_tensor.indices))
+        for inner in subgraphs(node):
+            yield from _tensors(inner)
+
+
+def _dtype(number: int) -> str:
+    name: str = TensorProto.DataType.Name(number).lower()
+    return _SHORT.get(name, name)
+
+
+def _nbytes(t: TensorProto) -> int:
+    return sum(map(len, t.string_data)) if t.data_type == TensorProto.STRING else byte_count(t)
+
+
+def _recognised(
+    nodes: Sequence[NodeProto], stored: Mapping[str, StoredTensor]
+) -> tuple[dict[str, str], tuple[QuantizationFound, ...]]:
+    """What each tensor is to the operators on codes, and how often each way of quantizing occurs."""
+    said: dict[str, str] = {}
+    counts: Counter[tuple[str, str, int | None, int | None]] = Counter()
+    makers = {_text(o): node for node in nodes for o in node.output}
+
+    def origin(node: NodeProto, at: int) -> StoredTensor | None:
+        """The stored tensor behind an input: embeddings are gathered before they are scaled."""
+        name = _text(node.input[at]) if at < len(node.input) else ""
+        for _ in range(_MAX_STEPS):
+            maker = makers.get(name)
+            if name in stored or maker is None or maker.op_type not in _THROUGH or not maker.input:
+                break
+            name = _text(maker.input[0])
+        return stored.get(name)
+
+    for node in nodes:
+        op = _text(node.op_type)
+        if op == "DynamicQuantizeLinear":
+            counts[op, "activations uint8, dynamic per tensor", 8, None] += 1
+        elif op == "QuantizeLinear" and node.input and _text(node.input[0]) not in stored:
+            dtype = _activation_dtype(node, stored)
+            counts["QDQ", f"activations {dtype}, static", _width(dtype), None] += 1
+        if op not in _PARTS:
+            continue
+        at, scales, zeros = _PARTS[op]
+        weight = origin(node, at)
+        parts = [
+            (origin(node, i), label) for label, places in (("scales", scales), ("zero points", zeros)) for i in places
+        ]
+        if weight is not None:
+            sizes = [t.elements for t, label in parts if t is not None and label == "scales"]
+            dtype, scope, group = _weight(node, weight, sizes)
+            what = f"{dtype}, {scope}"
+            if weight.name not in said:
+                role = "biases" if dtype == "int32" else "weights"
+                counts["QDQ" if op == "DequantizeLinear" else op, f"{role} {what}", _width(dtype), group] += 1
+            said[weight.name] = what
+        for t, label in parts:
+            if t is not None:
+                said.setdefault(t.name, label)
+    return said, tuple(QuantizationFound(s, what, n, bits, group) for (s, what, bits, group), n in counts.most_common())
+
+
+def _weight(node: NodeProto, weight: StoredTensor, scales: list[int]) -> tuple[str, str, int | None]:
+    """(dtype, scope, group size) of a weight's codes; `scales` are the sizes of all scales of the node."""
+    dtype = weight.dtype
+    if node.op_type in ("MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"):
+        bits = _integer(node, "bits", 4)
+        dtype = f"{'float' if node.op_type == 'MatMulBnb4' else 'uint'}{bits}" if dtype == "uint8" else dtype
+    block = _integer(node, "block_size", 128 if node.op_type == "GatherBlockQuantized" else 0)
+    if block > 0:
+        return dtype, f"groups of {block}", block
+    if not scales:
+        return dtype, "scaled afterwards", None
+    # Only a weight's scale can have more than one number; those of activations are per tensor.
+    return dtype, "per channel" if max(scales) > 1 else "per tensor", None
+
+
+def _activation_dtype(node: NodeProto, stored: Mapping[str, StoredTensor]) -> str:
+    zero = stored.get(_text(node.input[2])) if len(node.input) > 2 else None
+    if zero is not None:
+        return zero.dtype
+    kind = _integer(node, "output_dtype", 0) or TensorProto.UINT8
+    return _dtype(kind) if kind in BITS else "of unknown type"
+
+
+def _integer(node: NodeProto, name: str, default: int) -> int:
+    """An attribute that ought to be an integer; the default where it is something else."""
+    found = next((a for a in node.attribute if a.name == name and a.type == AttributeProto.INT), None)
+    return default if found is None else int(found.i)
+
+
+def _text(name: str | bytes) -> str:
+    """Protobuf gives bytes for a text that is not UTF-8."""
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+
+
+def _width(dtype: str) -> int | None:
+    digits = ""
+    for c in dtype.removeprefix("float").removeprefix("uint").removeprefix("int"):
+        if not c.isdigit():
+            break
+        digits += c
+    return int(digits) if digits else None

@@ -1,0 +1,114 @@
+"""Batches for a model from files: .npz with an array for each input, .npy for the only input, or folders of these."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from lowbit.calibration.files import arrays_of
+from lowbit.errors import InvalidProblem
+from lowbit.formats.onnx.observe import check_fits
+
+__all__ = ["Batches", "model_inputs"]
+
+BATCH = 32
+
+
+def model_inputs(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    """What the model takes: inputs that no initializer stands for."""
+    constants = {t.name for t in proto.graph.initializer}
+    return {i.name: i for i in proto.graph.input if i.name not in constants}
+
+
+class Batches:
+    """Mappings from input names to arrays, as often as asked; one file is open and one batch in memory at a time.
+
+    Arrays are cut along their first axis into pieces of `batch_size`: the model's own where it is fixed, 32 otherwise.
+    Names and shapes are checked when this is made, before any work. Other arrays in the files are `labels`: they are
+    cut alike and given too, for metrics.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        proto: onnx.ModelProto,
+        batch_size: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        self.inputs = model_inputs(proto)
+        self.path, self.limit = Path(path), limit
+        self.files = _files(self.path)
+        fixed = [n for n in map(_first, self.inputs.values()) if n is not None]
+        if fixed and batch_size not in (None, fixed[0]):
+            raise InvalidProblem(f"batch_size: {batch_size}; the model's is fixed at {fixed[0]}")
+        if batch_size is not None and batch_size < 1:
+            raise InvalidProblem(f"batch_size: {batch_size}; expected at least 1")
+        self.batch_size: int = batch_size or (fixed[0] if fixed else BATCH)
+        self.whole_only = bool(fixed)  # a fixed model takes no shorter batch at the end
+        for _ in self._of(self.files[0]):
+            break  # the first batch shows whether names and shapes fit
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        given = 0
+        for file in self.files:
+            for batch in self._of(file):
+                if self.limit is not None and given >= self.limit:
+                    return
+                given += 1
+                yield batch
+
+    def feeds(self) -> Iterator[dict[str, Any]]:
+        """Batches with what the model takes, and nothing else."""
+        for batch in self:
+            yield {name: batch[name] for name in self.inputs}
+
+    def _of(self, file: Path) -> Iterator[dict[str, Any]]:
+        arrays = dict(arrays_of(file))
+        if file.suffix == ".npy" and len(self.inputs) == 1 and len(arrays) == 1:
+            arrays = {next(iter(self.inputs)): next(iter(arrays.values()))}
+        missing = [n for n in self.inputs if n not in arrays]
+        if missing:
+            raise InvalidProblem(
+                f"{file}: no array {missing[0]!r}; the model takes {', '.join(self.inputs)}, the file has "
+                f"{', '.join(arrays) or 'none'}"
+            )
+        rows = {name: a.shape[0] for name, a in arrays.items() if a.ndim}
+        first = next(iter(self.inputs))
+        count = rows.get(first, 1)
+        odd = next((n for n in self.inputs if rows.get(n, count) != count), None)
+        if odd is not None:
+            raise InvalidProblem(f"{file}: {odd!r} has {rows[odd]} rows, {first!r} has {count}")
+        if count == 0:
+            raise InvalidProblem(f"{file}: {first!r} has no rows")
+        for start in range(0, count, self.batch_size):
+            if self.whole_only and start and start + self.batch_size > count:
+                return
+            piece = {
+                n: np.ascontiguousarray(a[start : start + self.batch_size]) if rows.get(n) == count else a
+                for n, a in arrays.items()
+            }
+            for name, declared in self.inputs.items():
+                check_fits(declared, piece[name], str(file))
+            yield piece
+
+
+def _first(declared: onnx.ValueInfoProto) -> int | None:
+    """The fixed size of an input's first axis."""
+    dims = declared.type.tensor_type.shape.dim
+    return dims[0].dim_value if dims and dims[0].HasField("dim_value") else None
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        found = sorted(p for p in path.iterdir() if p.suffix in (".npy", ".npz"))
+        if not found:
+            raise InvalidProblem(f"{path}: no .npy or .npz file in it")
+        return found
+    if not path.exists():
+        raise InvalidProblem(f"{path}: not there; expected a .npy or .npz file, or a folder of them")
+    return [path]

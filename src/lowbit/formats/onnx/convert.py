@@ -1,0 +1,310 @@
+"""From one ONNX file to a smaller one, by a recipe; written only after the checker and ONNX Runtime took it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+
+from lowbit._version import __version__
+from lowbit.calibration.calibrator import tracked
+from lowbit.errors import FormatError, InvalidProblem, Unsupported
+from lowbit.formats.onnx.code_store import CodeStore, StoredWeight
+from lowbit.formats.onnx.dynamic import OPSET as DYNAMIC_OPSET
+from lowbit.formats.onnx.dynamic import Dynamic, dynamic_note, why_not_dynamic
+from lowbit.formats.onnx.folding import fold_batch_norms
+from lowbit.formats.onnx.graph import Graph, WeightUse, quantized_uses, weights
+from lowbit.formats.onnx.weight_only import OPERATORS, apply_weight_only, opset_needed
+from lowbit.models import Histogram, ModelReport, Recipe, Rule, WeightRow
+from lowbit.models.recipe import KINDS
+
+__all__ = ["quantize_onnx"]
+
+Planned = tuple[WeightUse, Rule]
+_BINS, _MOST_HISTOGRAMS = 64, 200
+
+
+def quantize_onnx(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    recipe: Any,
+    *,
+    data: Iterable[Any] | None = None,
+    operator: str = "auto",
+    strict: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+    external_data: bool | str = "auto",
+) -> ModelReport:
+    """Writes the model quantized by a recipe, and returns a report with a row for each weight.
+
+    recipe: what Recipe.of takes. data: batches for static activations, each a mapping from input names to arrays.
+    operator: for weights in groups, "dequantize", "matmul_nbits" or "auto". strict: raises InvalidProblem where
+    something the recipe asks for cannot be done. Nothing is written unless all went well, onnx's full check passes
+    and ONNX Runtime opens the result with its default options.
+    """
+    begun = time.perf_counter()
+    recipe = Recipe.of(recipe)
+    _check_options(source, target, recipe, data, operator, overwrite)
+    graph = Graph.load(source)
+    before = os.path.getsize(source) + graph.bytes_beside
+    notes: list[str] = []
+    folded = fold_batch_norms(graph)
+    if folded:
+        notes.append(f"{folded} batch normalisations folded into the layer before them")
+    _raise_opset(graph, recipe, operator, notes)
+    uses, came_quantized = weights(graph), quantized_uses(graph)
+    work = _Work(graph, recipe, operator, _sizes(graph, uses))
+    rows = work.done(uses, data, progress)
+    rows += [_left(u, False, _bytes(graph, u.name)) for u in _once(came_quantized)]
+    notes += _notes(uses, came_quantized, rows)
+    if strict:
+        _refuse_skipped(rows)
+    graph.remove_unused()
+    after = graph.save(target, external_data=external_data, overwrite=overwrite, check=_opens)
+    return ModelReport(
+        os.fspath(source), os.fspath(target), "onnx", recipe.to_dict(), rows, before, after,
+        histograms=work.histograms(), notes=notes, seconds=time.perf_counter() - begun, lowbit_version=__version__,
+    )  # fmt: skip
+
+
+def _check_options(
+    source: Any, target: Any, recipe: Recipe, data: Iterable[Any] | None, operator: str, overwrite: bool
+) -> None:
+    if operator not in OPERATORS:
+        raise InvalidProblem(f"operator: {operator!r}; expected {', '.join(OPERATORS)}")
+    if recipe.needs_data and data is None:
+        raise InvalidProblem("data: none; the recipe has static activations, whose ranges are found in data")
+    if not Path(target).parent.is_dir():
+        raise InvalidProblem(f"{os.fspath(target)}: its folder is not there")
+    if Path(target).is_dir():
+        raise InvalidProblem(f"{os.fspath(target)}: a folder; expected a file to write")
+    if not overwrite and Path(source).resolve() == Path(target).resolve():
+        raise InvalidProblem(f"{os.fspath(target)}: the model is read from it; give another name, or overwrite=True")
+
+
+class _Work:
+    """What is done with each weight, and what came of it."""
+
+    def __init__(self, graph: Graph, recipe: Recipe, operator: str, sizes: dict[str, int]) -> None:
+        self.graph, self.recipe, self.operator, self.sizes = graph, recipe, operator, sizes
+        self.store = CodeStore(graph)
+        self.dynamic = Dynamic(self.store)
+        self._spreads: list[tuple[int, Histogram]] = []
+        self._static: Sequence[Histogram] = ()
+
+    def done(self, uses: Sequence[WeightUse], data: Iterable[Any] | None, progress: bool) -> list[WeightRow]:
+        """A row for each weight, in the order of the nodes."""
+        rows: dict[int, WeightRow] = {}
+        plans: dict[str, list[tuple[int, WeightUse, Rule]]] = {"static": [], "dynamic": [], "weight": []}
+        for i, use in enumerate(uses):
+            rule = self._rule(use)
+            asked = use.kind in KINDS and not rule.skip and not use.why_not.startswith("its layer came")
+            if use.why_not or rule.skip:
+                rows[i] = _left(use, asked, self.sizes[use.name], rule.skip)
+            else:
+                plans[self._way(use, rule)].append((i, use, rule))
+        if plans["static"]:
+            from lowbit.formats.onnx.static import quantize_static
+
+            chosen = [(use, rule) for _, use, rule in plans["static"]]
+            found, self._static = quantize_static(self.graph, chosen, data, progress)
+            rows |= {i: row for (i, _, _), row in zip(plans["static"], found, strict=True)}
+        # Products of integers first: an embedding tied to one takes its codes.
+        rest = [*plans["dynamic"], *plans["weight"]]
+        ways = ["dynamic"] * len(plans["dynamic"]) + ["weight"] * len(plans["weight"])
+        stored: dict[int, StoredWeight] = {}
+        for (i, use, rule), way in tracked(list(zip(rest, ways, strict=True)), "Quantizing", progress):
+            try:
+                stored[i] = (
+                    self.dynamic.apply(use, rule) if way == "dynamic"
+                    else apply_weight_only(self.store, use, self._only_weights(rule), self.operator)
+                )  # fmt: skip
+            except Unsupported as error:
+                rows[i] = _left(use, True, self.sizes[use.name], str(error))
+                continue
+            rows[i] = self._row(use, rule, stored[i], way)
+        return self._merged(uses, rows)
+
+    def _rule(self, use: WeightUse) -> Rule:
+        return _rule_of(self.recipe, use)
+
+    def _way(self, use: WeightUse, rule: Rule) -> str:
+        return _way(self.graph, use, rule)
+
+    @staticmethod
+    def _only_weights(rule: Rule) -> Rule:
+        """The rule with activations only where MatMulNBits rounds them itself: dynamic ones with narrow weights."""
+        a = rule.activations
+        kept = a is not None and a.dynamic and rule.weights.granularity == "group"
+        return rule if kept else Rule(rule.weights, None)
+
+    def _row(self, use: WeightUse, rule: Rule, w: StoredWeight, way: str) -> WeightRow:
+        value = np.asarray(use.value(self.graph))
+        seen = value if not w.is_matrix or use.channel_axis == 0 else value.T
+        self._note_spread(use, w, seen)
+        a, activations, note = rule.activations, "", w.note
+        if way == "dynamic":
+            activations, note = "uint8 asymmetric, dynamic per tensor", dynamic_note(rule)
+        elif a is not None and self._only_weights(rule).activations is not None and use.kind == "linear":
+            activations, note = "int8 in blocks, by MatMulNBits", w.note
+        elif a is not None and use.kind != "embedding":
+            why = why_not_dynamic(use, rule) if a.dynamic else _why_not_static(self.graph, use, rule)
+            note = "; ".join(part for part in (w.note, f"activations stay float: {why}") if part)
+        return WeightRow(
+            use.name, use.op, use.shape, use.dtype, str(w.recipe), bytes_before=self.sizes[use.name],
+            sqnr_db=w.q.error(seen.astype(np.float32)).sqnr_db, activations=activations, note=note,
+        )  # fmt: skip
+
+    def _note_spread(self, use: WeightUse, w: StoredWeight, value: npt.NDArray[Any]) -> None:
+        if any(h.name == use.name for _, h in self._spreads):
+            return
+        counts, edges = np.histogram(value.astype(np.float32, copy=False), _BINS)
+        p = w.q.params
+        ends = [(code - np.asarray(p.zero_point, np.float64)) * p.scale for code in (p.qmin, p.qmax)]
+        clip = (float(np.min(ends[0])), float(np.max(ends[1])))
+        spread = Histogram(use.name, tuple(map(float, edges)), tuple(map(int, counts)), clip)
+        self._spreads.append((use.elements, spread))
+
+    def histograms(self) -> list[Histogram]:
+        largest = sorted(self._spreads, key=lambda s: -s[0])[:_MOST_HISTOGRAMS]
+        return [h for _, h in largest] + list(self._static)
+
+    def _merged(self, uses: Sequence[WeightUse], rows: dict[int, WeightRow]) -> list[WeightRow]:
+        """One row a weight, however many nodes read it."""
+        by_name: dict[str, list[WeightRow]] = {}
+        for i, use in enumerate(uses):
+            by_name.setdefault(use.name, []).append(rows[i])
+        return [_one_row(same, self.store.bytes_of(name)) for name, same in by_name.items()]
+
+
+def _rule_of(recipe: Recipe, use: WeightUse) -> Rule:
+    if use.kind not in KINDS:
+        return Rule(recipe.weights, None, use.why_not)
+    return recipe.rule(use.name, use.kind, use.elements)
+
+
+def _way(graph: Graph, use: WeightUse, rule: Rule) -> str:
+    a = rule.activations
+    if a is None:
+        return "weight"
+    if a.dynamic:
+        return "weight" if why_not_dynamic(use, rule) else "dynamic"
+    return "weight" if _why_not_static(graph, use, rule) else "static"
+
+
+def _why_not_static(graph: Graph, use: WeightUse, rule: Rule) -> str:
+    from lowbit.formats.onnx.static import why_not_static
+
+    return why_not_static(graph, use, rule)
+
+
+def _raise_opset(graph: Graph, recipe: Recipe, operator: str, notes: list[str]) -> None:
+    """Brings the model to the opset that its weights need, before any node of it is held."""
+    needed = 1
+    for use in weights(graph):
+        rule = _rule_of(recipe, use)
+        if not use.why_not and not rule.skip:
+            way = _way(graph, use, rule)
+            needed = max(needed, DYNAMIC_OPSET if way == "dynamic" else opset_needed(use, rule, operator))
+    came = graph.opset
+    for opset in sorted({needed, min(needed, 13)}, reverse=True):
+        try:
+            graph.raise_opset(opset)
+            break
+        except Unsupported as error:
+            notes.append(f"the model stays below opset {opset}: {error}")
+    if graph.opset != came:
+        notes.append(f"opset raised from {came} to {graph.opset}")
+
+
+# ---- rows ---------------------------------------------------------------------------------------------
+
+
+def _left(use: WeightUse, asked: bool, size: int, why: str = "") -> WeightRow:
+    return WeightRow(
+        use.name, use.op, use.shape, use.dtype, why_not=why or use.why_not, asked=asked, bytes_before=size,
+        bytes_after=size,
+    )  # fmt: skip
+
+
+def _one_row(same: Sequence[WeightRow], stored: int) -> WeightRow:
+    from dataclasses import replace
+
+    treated = [r for r in same if r.treated]
+    if not treated:
+        return next((r for r in same if r.skipped), same[0])
+    first = treated[0]
+    size = stored or sum({r.how: r.bytes_after for r in treated}.values())
+    notes = [n for n in dict.fromkeys(r.note for r in treated) if n]
+    left = [r for r in same if not r.treated]
+    if left:
+        size += first.bytes_before
+        notes.append(f"{left[0].kind} reads it as float: {left[0].why_not}")
+    if len(same) > 1:
+        notes.append(f"read by {len(same)} nodes")
+    kinds = "+".join(dict.fromkeys(r.kind for r in same))
+    return replace(first, kind=kinds, bytes_after=size, note="; ".join(notes))
+
+
+def _sizes(graph: Graph, uses: Iterable[WeightUse]) -> dict[str, int]:
+    return {u.name: _bytes(graph, u.name) for u in uses}
+
+
+def _bytes(graph: Graph, name: str) -> int:
+    from lowbit.formats.onnx.model_file import byte_count
+
+    stored = graph.initializer(name)
+    return 0 if stored is None else byte_count(stored)
+
+
+def _once(uses: Iterable[WeightUse]) -> list[WeightUse]:
+    return list({u.name: u for u in uses}.values())
+
+
+def _notes(uses: Sequence[WeightUse], quantized: Sequence[WeightUse], rows: Sequence[WeightRow]) -> list[str]:
+    notes = []
+    layers = [u for u in uses if u.kind in KINDS and not u.why_not]
+    if quantized:
+        left = f"{len(_once(quantized))} weights came quantized and are left as they are"
+        notes.append(left if layers else f"the model is quantized already: {left}")
+    if any(u.in_body for u in uses if not u.why_not):
+        notes.append("some weights are inside the body of an If, Loop or Scan; they are treated there")
+    if not uses and not quantized:
+        notes.append("no float weight of two or more dimensions in the model")
+    elif not any(r.treated for r in rows):
+        notes.append("nothing was changed")
+    return notes
+
+
+def _refuse_skipped(rows: Sequence[WeightRow]) -> None:
+    skipped = [r for r in rows if r.skipped]
+    if skipped:
+        some = "; ".join(f"{r.name} ({r.kind}): {r.why_not}" for r in skipped[:5])
+        more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+        raise InvalidProblem(f"strict: {len(skipped)} weights were asked for and not treated: {some}{more}")
+
+
+def _opens(path: Path) -> None:
+    """Raises where onnx's full check or ONNX Runtime does not take a file."""
+    try:
+        onnx.checker.check_model(os.fspath(path), full_check=True)
+    except Exception as error:  # onnx's errors have no common base
+        raise FormatError(f"the result does not pass onnx's check ({_first_line(error)}); nothing written") from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise FormatError(f"ONNX Runtime does not open the result ({_first_line(error)}); nothing written") from None
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,104 @@
+"""Dynamic int8: activations rounded at each call by their own range, and products of integers.
+
+    xq, xs, xz = DynamicQuantizeLinear(x);   y = Cast(MatMulInteger(xq, wq, xz)) * (xs * ws)  [+ bias]
+
+ONNX Runtime fuses this into MatMulIntegerToFloat. Weights are signed, with scales by which no sum saturates on any
+CPU (see saturation): as fast as signed weights are, and exact where those are not. A recipe with uint8 weights gets
+those, with zero points: exact as well, a seventh slower without VNNI.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from lowbit.formats.onnx.code_store import CodeStore, StoredWeight
+from lowbit.formats.onnx.weight_uses import WeightUse, attribute
+from lowbit.models.recipe import Rule
+
+__all__ = ["Dynamic", "dynamic_note", "why_not_dynamic"]
+
+OPSET = 11  # DynamicQuantizeLinear
+
+
+def why_not_dynamic(use: WeightUse, rule: Rule) -> str:
+    """Why this weight is not multiplied in integers, or an empty text."""
+    if use.kind == "embedding":
+        return "rows are looked up, not multiplied"
+    if use.kind == "conv":
+        return f"ONNX Runtime's integer {use.op} is slower than its float one" if use.op == "Conv" else (
+            f"ONNX Runtime has no integer {use.op}"
+        )  # fmt: skip
+    if use.dtype != "float32":
+        return f"activations are {use.dtype}; ONNX Runtime rounds float32 only"
+    if rule.weights.dtype not in ("int8", "uint8") or rule.weights.granularity == "group":
+        return f"integer products take 8 bits a tensor or channel, not {rule.weights}"
+    if len(use.shape) != 2:
+        return "a stack of matrices"
+    if use.op == "Gemm" and attribute(use.node, "transA", 0):
+        return "its input is transposed"
+    return ""
+
+
+class Dynamic:
+    """Rewrites products of one graph; what several of them read is rounded once."""
+
+    def __init__(self, store: CodeStore) -> None:
+        self.store, self.graph = store, store.graph
+        self._rounded: dict[tuple[str, int], tuple[str, str, str]] = {}
+
+    def apply(self, use: WeightUse, rule: Rule) -> StoredWeight:
+        """Makes a MatMul or Gemm multiply integers; `why_not_dynamic` had nothing against it. Call in the order of the
+        nodes."""
+        graph, node, out = self.graph, use.node, use.node.output[0]
+        w = self.store.put(use, rule.weights, bounded=True)
+        codes, scale, zero = self._round(use)
+        name = node.name or out
+        sums, floats, factor = (graph.fresh(f"{out}_{label}") for label in ("sums", "floats", "factor"))
+        inputs = [codes, w.codes(by_columns=True), zero]
+        if w.has_zero_point:
+            inputs.append(w.zero_point())
+        alpha, beta = float(attribute(node, "alpha", 1.0)), float(attribute(node, "beta", 1.0))
+        bias = node.input[2] if use.op == "Gemm" and len(node.input) > 2 else ""
+        made: list[NodeProto] = []
+
+        def step(op: str, read: list[str], write: str, label: str, **options: Any) -> None:
+            made.append(helper.make_node(op, read, [write], name=graph.fresh(f"{name}_{label}"), **options))
+
+        scaled = w.scale() if alpha == 1.0 else w.constant("scale", w.scale_array * np.float32(alpha), ("a", alpha))
+        product = graph.fresh(f"{out}_product") if bias else out
+        step("MatMulInteger", inputs, sums, "integer")
+        step("Cast", [sums], floats, "cast", to=TensorProto.FLOAT)
+        step("Mul", [scale, scaled], factor, "factor")
+        step("Mul", [floats, factor], product, "scaled")
+        if bias:
+            if beta != 1.0:
+                times = graph.add_constant(f"{name}_beta", np.float32(beta).reshape(()))
+                old, bias = bias, graph.fresh(f"{out}_bias")
+                step("Mul", [old, times], bias, "bias_scaled")
+            step("Add", [product, bias], out, "bias")
+        graph.insert_before(node, made)
+        graph.remove(node)
+        return w
+
+    def _round(self, use: WeightUse) -> tuple[str, str, str]:
+        """(codes, scale, zero point) of what a node reads."""
+        graph, x = self.graph, use.node.input[0]
+        key = (x, id(graph.home(use.node)))
+        if key not in self._rounded:
+            names = tuple(graph.fresh(f"{x}_{label}") for label in ("codes", "scale", "zero_point"))
+            node = helper.make_node("DynamicQuantizeLinear", [x], names, name=graph.fresh(f"{x}_quantize"))
+            graph.insert_before(use.node, [node])
+            self._rounded[key] = (names[0], names[1], names[2])
+        return self._rounded[key]
+
+
+def dynamic_note(rule: Rule) -> str:
+    """What the runtime does other than the recipe says, or an empty text."""
+    a = rule.activations
+    assert a is not None
+    if a.granularity == "token" or a.dtype != "uint8":
+        return "activations uint8 per tensor, which is what ONNX Runtime has"
+    return ""

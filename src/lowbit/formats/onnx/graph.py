@@ -1,0 +1,411 @@
+"""An ONNX model as a graph that can be asked and changed: who makes a tensor, who reads it, what a constant holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+from lowbit.errors import FormatError, InvalidProblem
+from lowbit.formats.onnx.model_file import (
+    byte_count,
+    check_graph,
+    check_tensor,
+    external_place,
+    read_proto,
+    subgraphs,
+    tensor_array,
+    tensors,
+)
+from lowbit.formats.onnx.opset import raised
+from lowbit.formats.onnx.saving import save_model
+from lowbit.formats.onnx.weight_uses import WeightUse, quantized_uses, weights
+
+__all__ = ["Graph", "WeightUse", "quantized_uses", "weights"]
+
+Array = npt.NDArray[Any]
+Use = tuple[NodeProto, int]
+
+# Nodes that store or reshuffle: nobody misses them when nobody reads them.
+_RESHUFFLE = {"Constant", "Transpose", "Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze"}
+_SMALL = 1024  # elements; shape inference looks into constants of at most so many
+
+
+class Graph:
+    """A model with its names indexed. Bodies of If, Loop and Scan belong to it: names are unique in the whole model.
+
+    Change it by the methods only, or call `refresh` after changes to `proto`. Nodes keep their identity (`is`);
+    `==` compares what is in them.
+
+    >>> from onnx import helper
+    >>> x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 2]) for n in "xy")
+    >>> body = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    >>> g = Graph.load(helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    >>> g.producer("y").op_type, g.shape("y"), g.opset
+    ('Relu', (2, 2), 17)
+    """
+
+    def __init__(self, proto: ModelProto, path: Path | None) -> None:
+        self.proto = proto
+        self.path = path
+        self.refresh()
+
+    @classmethod
+    def load(cls, source: str | os.PathLike[str] | ModelProto) -> Graph:
+        """The model at a path, or a copy of a proto. Whatever is wrong with it is a FormatError.
+
+        Functions local to the model are put in the place of their calls.
+        """
+        path = None
+        if isinstance(source, ModelProto):
+            proto = ModelProto()
+            proto.CopyFrom(source)
+        elif isinstance(source, str | os.PathLike):
+            path = Path(source)
+            proto = read_proto(path)
+        else:
+            raise InvalidProblem(f"model: {type(source).__name__}; expected a path or an onnx.ModelProto")
+        name = "model" if path is None else os.fspath(path)
+        if not proto.HasField("graph") or proto.ir_version <= 0 or not proto.opset_import:
+            raise FormatError(f"{name}: not an ONNX model: no graph, ir_version or opset_import in it")
+        try:
+            if proto.functions:
+                proto = _inlined(proto)
+            for t in tensors(proto.graph):
+                check_tensor(t, None if path is None else path.parent)
+            check_graph(proto.graph)
+        except FormatError as error:
+            raise FormatError(f"{name}: {error}") from None
+        return cls(proto, path)
+
+    # ---- questions ----------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Reads all names anew."""
+        self._home: dict[int, GraphProto] = {}
+        self._kept: dict[int, NodeProto] = {}  # a node's Python object lives as long as somebody holds it
+        self._producers: dict[str, NodeProto] = {}
+        self._consumers: dict[str, list[Use]] = {}
+        self._initializers: dict[str, TensorProto] = {}
+        self._inputs: set[str] = set()
+        self._outputs: set[str] = set()
+        self._graphs: list[GraphProto] = []
+        self._types: dict[str, onnx.TypeProto] | None = None
+        self._index(self.proto.graph)
+        self._names = {*self._producers, *self._initializers, *self._inputs}
+
+    def _index(self, graph: GraphProto) -> None:
+        self._graphs.append(graph)
+        self._initializers |= {t.name: t for t in graph.initializer}
+        self._inputs |= {i.name for i in graph.input}
+        self._outputs |= {o.name for o in graph.output}
+        for node in graph.node:
+            self._enter(node, graph)
+            for inner in subgraphs(node):
+                self._index(inner)
+
+    def _enter(self, node: NodeProto, graph: GraphProto) -> None:
+        self._home[id(node)] = graph
+        self._kept[id(node)] = node
+        for o in node.output:
+            if o:
+                self._producers[o] = node
+        for i, name in enumerate(node.input):
+            if name:
+                self._consumers.setdefault(name, []).append((node, i))
+
+    @property
+    def nodes(self) -> list[NodeProto]:
+        """The nodes of the main graph, each after what it reads."""
+        return list(self.proto.graph.node)
+
+    @property
+    def all_nodes(self) -> list[NodeProto]:
+        """The nodes of the main graph and of all bodies."""
+        return [node for graph in self._graphs for node in graph.node]
+
+    def home(self, node: NodeProto) -> GraphProto:
+        """The graph or body a node is in."""
+        return self._home[id(node)]
+
+    def in_body(self, node: NodeProto) -> bool:
+        """Whether a node is inside an If, Loop or Scan."""
+        return self.home(node) is not self.proto.graph
+
+    def producer(self, name: str) -> NodeProto | None:
+        """The node that makes a tensor; none for inputs and initializers."""
+        return self._producers.get(name)
+
+    def consumers(self, name: str) -> list[Use]:
+        """(node, index of its input) for each that reads a tensor, inside bodies too."""
+        return list(self._consumers.get(name, ()))
+
+    def is_graph_output(self, name: str) -> bool:
+        """Whether a tensor leaves the graph, or the body of an If, Loop or Scan."""
+        return name in self._outputs
+
+    def initializer(self, name: str) -> TensorProto | None:
+        """The stored tensor of this name; also one in a Constant node."""
+        if name in self._initializers:
+            return self._initializers[name]
+        node = self.producer(name)
+        if node is not None and node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            return next((a.t for a in node.attribute if a.name == "value"), None)
+        return None
+
+    def may_be_given(self, name: str) -> bool:
+        """Whether an initializer is only the default of an input: a caller may give another."""
+        return name in self._inputs and name in self._initializers and self.proto.ir_version >= 4
+
+    def constant(self, name: str) -> Array | None:
+        """What a tensor always holds, or None. Large ones beside the model are mapped; do not write to them."""
+        if self.may_be_given(name):
+            return None
+        stored = self.initializer(name)
+        if stored is not None:
+            return tensor_array(stored, self.folder) if stored.data_type != TensorProto.STRING else None
+        node = self.producer(name)
+        if node is None or node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+            return None
+        for a in node.attribute:
+            if a.name in ("value_float", "value_floats"):
+                return np.asarray(onnx.helper.get_attribute_value(a), np.float32)
+            if a.name in ("value_int", "value_ints"):
+                return np.asarray(onnx.helper.get_attribute_value(a), np.int64)
+        return None
+
+    @property
+    def folder(self) -> Path | None:
+        """Where data beside the model lie."""
+        return None if self.path is None else self.path.parent
+
+    @property
+    def bytes_beside(self) -> int:
+        """The size of the files with external data that the model uses."""
+        return sum(p.stat().st_size for p in self.files_beside)
+
+    @property
+    def files_beside(self) -> set[Path]:
+        """The files with external data that the model uses."""
+        outside = [t for t in tensors(self.proto.graph) if t.data_location == TensorProto.EXTERNAL]
+        return {external_place(t, self.folder)[0] for t in outside}
+
+    # ---- types --------------------------------------------------------------------------------------
+
+    def element_type(self, name: str) -> int:
+        """The TensorProto.DataType of a tensor; UNDEFINED where shape inference does not know."""
+        stored = self.initializer(name)
+        if stored is not None:
+            return int(stored.data_type)
+        found = self._inferred().get(name)
+        return TensorProto.UNDEFINED if found is None else int(found.tensor_type.elem_type)
+
+    def shape(self, name: str) -> tuple[int | None, ...] | None:
+        """The shape of a tensor, None for what is known at run time only; None where even the rank is not known."""
+        stored = self.initializer(name)
+        if stored is not None:
+            return tuple(stored.dims)
+        found = self._inferred().get(name)
+        if found is None or not found.tensor_type.HasField("shape"):
+            return None
+        return tuple(d.dim_value if d.HasField("dim_value") else None for d in found.tensor_type.shape.dim)
+
+    def _inferred(self) -> dict[str, onnx.TypeProto]:
+        if self._types is None:
+            self._types = {}
+            bare = _without_large_constants(self.proto)
+            try:
+                known = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+            except Exception:  # what onnx cannot infer is not known; the checker judges the result
+                known = bare
+            self._collect(known.graph)
+        return self._types
+
+    def _collect(self, graph: GraphProto) -> None:
+        assert self._types is not None
+        for v in (*graph.input, *graph.output, *graph.value_info):
+            if v.type.HasField("tensor_type"):
+                self._types[v.name] = v.type
+        for node in graph.node:
+            for inner in subgraphs(node):
+                self._collect(inner)
+
+    # ---- changes ------------------------------------------------------------------------------------
+
+    def fresh(self, name: str) -> str:
+        """This name, or one like it that nothing in the model has; it is taken from now on."""
+        made, i = name, 0
+        while made in self._names:
+            i += 1
+            made = f"{name}_{i}"
+        self._names.add(made)
+        return made
+
+    def add_constant(self, name: str, array: Array, home: GraphProto | None = None) -> str:
+        """Stores an array, of ml_dtypes' int4 or uint4 too; returns the name it got. home: the body to store it in."""
+        name = self.fresh(name)
+        # A scalar must stay one, where ascontiguousarray would give it an axis.
+        stored = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        home = self.proto.graph if home is None else home
+        home.initializer.append(numpy_helper.from_array(stored, name))
+        self._initializers[name] = home.initializer[-1]
+        return name
+
+    def replace_input(self, node: NodeProto, index: int, name: str) -> None:
+        """Makes a node read another tensor."""
+        old = node.input[index]
+        self._consumers[old] = [u for u in self._consumers.get(old, ()) if not (u[0] is node and u[1] == index)]
+        node.input[index] = name
+        self._consumers.setdefault(name, []).append((node, index))
+
+    def rename_output(self, node: NodeProto, index: int, name: str) -> None:
+        """Gives an output of a node another name; who reads it is not told."""
+        self._producers.pop(node.output[index], None)
+        node.output[index] = name
+        self._producers[name] = node
+        self._names.add(name)
+
+    def insert_before(self, node: NodeProto, new: Sequence[NodeProto]) -> list[NodeProto]:
+        """Puts nodes in front of one, in its own body; returns them as they are in the graph."""
+        return self._insert(self.home(node), self._place(node), new)
+
+    def insert_after(self, node: NodeProto, new: Sequence[NodeProto]) -> list[NodeProto]:
+        """Puts nodes behind one, in its own body; returns them as they are in the graph."""
+        return self._insert(self.home(node), self._place(node) + 1, new)
+
+    def insert_first(self, new: Sequence[NodeProto], home: GraphProto | None = None) -> list[NodeProto]:
+        """Puts nodes that read constants only in front of all others, of the graph or a body."""
+        return self._insert(self.proto.graph if home is None else home, 0, new)
+
+    def _insert(self, graph: GraphProto, at: int, new: Sequence[NodeProto]) -> list[NodeProto]:
+        placed = []
+        for i, n in enumerate(new):
+            graph.node.insert(at + i, n)
+            placed.append(graph.node[at + i])
+            self._names |= {o for o in n.output if o}
+            self._enter(placed[-1], graph)
+        self._types = None
+        return placed
+
+    def _place(self, node: NodeProto) -> int:
+        return next(i for i, n in enumerate(self.home(node).node) if n is node)
+
+    def remove(self, node: NodeProto) -> None:
+        """Takes a node out. What it made must have another maker by the time the graph is saved."""
+        graph, at = self.home(node), self._place(node)
+        for name in node.input:
+            if name:
+                self._consumers[name] = [u for u in self._consumers.get(name, ()) if u[0] is not node]
+        for o in node.output:
+            if self._producers.get(o) is node:
+                del self._producers[o]
+        del graph.node[at]
+        del self._home[id(node)], self._kept[id(node)]
+
+    def remove_unused(self) -> None:
+        """Takes out initializers, Constant nodes and what was computed of them alone, where nobody reads them."""
+
+        def read(name: str) -> bool:
+            return bool(self._consumers.get(name)) or name in self._outputs
+
+        while True:
+            idle = [n for n in self.all_nodes if n.op_type in _RESHUFFLE and not any(map(read, n.output))]
+            for node in idle:
+                self.remove(node)
+            if not idle:
+                break
+        for graph in self._graphs:
+            gone = {t.name for t in graph.initializer if not read(t.name)}
+            _drop(graph.initializer, gone)
+            _drop(graph.input, gone)
+            for name in gone:
+                self._initializers.pop(name, None)
+                self._inputs.discard(name)
+        alive = {*self._producers, *self._initializers, *self._inputs}
+        for graph in self._graphs:
+            _drop(graph.value_info, {v.name for v in graph.value_info} - alive)
+
+    # ---- versions and files -------------------------------------------------------------------------
+
+    @property
+    def opset(self) -> int:
+        """The version of ONNX's own operators that the model uses."""
+        return next((o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+
+    def raise_opset(self, minimum: int) -> None:
+        """Brings the model to this opset at least, or raises Unsupported and leaves it as it was."""
+        if self.opset < minimum:
+            changed = raised(self.proto, minimum)
+            if changed is not self.proto:
+                self.proto = changed
+                self.refresh()
+
+    def use_domain(self, domain: str, version: int = 1) -> None:
+        """Says that operators of a domain are used."""
+        if not any(o.domain == domain for o in self.proto.opset_import):
+            self.proto.opset_import.append(onnx.helper.make_opsetid(domain, version))
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        external_data: bool | str = "auto",
+        overwrite: bool = False,
+        check: Callable[[Path], None] | None = None,
+    ) -> int:
+        """Writes the model whole or not at all; returns the bytes of all files.
+
+        external_data: True: weights go to `<name>.data` beside it; "auto": where one file cannot hold them. The file
+        the model came from is replaced only with overwrite. check: called with the complete files at another place
+        beside the target, before they are put in theirs; what it raises stops it.
+        """
+        return save_model(self.proto, self.path, Path(path), external_data, overwrite, check)
+
+
+def _inlined(proto: ModelProto) -> ModelProto:
+    import onnx.inliner
+
+    try:
+        return onnx.inliner.inline_local_functions(proto)
+    except Exception as error:
+        raise FormatError(f"its functions cannot be put in place ({error})") from None
+
+
+def _drop(field: Any, names: set[str]) -> None:
+    for i in reversed([i for i, t in enumerate(field) if t.name in names]):
+        del field[i]
+
+
+def _without_large_constants(proto: ModelProto) -> ModelProto:
+    """The model with large weights turned into inputs: all that shape inference needs."""
+    bare = ModelProto()
+    bare.ir_version, graph = max(proto.ir_version, 4), proto.graph
+    bare.opset_import.extend(proto.opset_import)
+    bare.graph.name = graph.name
+    bare.graph.output.extend(graph.output)
+    bare.graph.value_info.extend(graph.value_info)
+    named = {i.name for i in graph.input}
+    bare.graph.input.extend(graph.input)
+
+    def given(name: str, t: TensorProto) -> None:
+        if name not in named:
+            bare.graph.input.append(onnx.helper.make_tensor_value_info(name, t.data_type, list(t.dims)))
+
+    for t in graph.initializer:
+        if byte_count(t) > 8 * _SMALL or t.data_location == TensorProto.EXTERNAL:
+            given(t.name, t)
+        else:
+            bare.graph.initializer.append(t)
+    for node in graph.node:
+        value = next((a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"), None)
+        if value is not None and byte_count(value) > 8 * _SMALL:
+            given(node.output[0], value)
+        else:
+            bare.graph.node.append(node)
+    return bare

@@ -1,0 +1,127 @@
+"""Two ONNX models side by side in ONNX Runtime: how far their outputs are apart, and how long each takes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+
+from lowbit.bench.timing import measure as measure_calls
+from lowbit.errors import FormatError, InvalidProblem
+from lowbit.models import Accuracy, Latency, MetricResult
+
+__all__ = ["compare_metric", "compare_outputs", "compare_speed", "session"]
+
+RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
+Metric = Callable[[Callable[[Mapping[str, Any]], dict[str, Any]], Iterable[Mapping[str, Any]]], float]
+
+
+def session(path: str | os.PathLike[str], threads: int | None = None) -> Any:
+    """The model in ONNX Runtime as users get it: default options, and so many threads."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if threads is not None:
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+    try:
+        return onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common base
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FormatError(f"{os.fspath(path)}: ONNX Runtime does not load it ({first})") from None
+
+
+def compare_outputs(float_session: Any, quantized_session: Any, feeds: Iterable[Mapping[str, Any]]) -> list[Accuracy]:
+    """How far each float output of the second is from the first's, over all feeds; one is held at a time."""
+    names = [o.name for o in float_session.get_outputs()]
+    others = {o.name for o in quantized_session.get_outputs()}
+    if not set(names) <= others:
+        raise InvalidProblem(f"outputs: {', '.join(names)} and {', '.join(sorted(others))}; expected the same")
+    sums = {name: np.zeros(4) for name in names}  # signal, noise, dot, other
+    worst = dict.fromkeys(names, 0.0)
+    samples = 0
+    for feed in feeds:
+        pairs = (_run(s, names, feed) for s in (float_session, quantized_session))
+        samples += len(next(iter(feed.values()))) if feed and next(iter(feed.values())).ndim else 1
+        for name, a, b in zip(names, *pairs, strict=True):
+            if not isinstance(a, np.ndarray) or a.dtype.kind != "f" or a.size == 0:
+                continue
+            if a.shape != b.shape:
+                raise InvalidProblem(f"{name!r}: shapes {a.shape} and {b.shape}; expected the same")
+            x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+            d = x - y
+            sums[name] += (x @ x, d @ d, x @ y, y @ y)
+            worst[name] = max(worst[name], float(np.abs(d).max()))
+    if samples == 0:
+        raise InvalidProblem("data: no batches; there is nothing to compare on")
+    return [_accuracy(name, sums[name], worst[name], samples) for name in names if sums[name].any()]
+
+
+def _accuracy(name: str, sums: Any, worst: float, samples: int) -> Accuracy:
+    signal, noise, dot, other = (float(v) for v in sums)
+    sqnr = math.inf if noise == 0 else -math.inf if signal == 0 else 10 * math.log10(signal / noise)
+    norm = math.sqrt(signal * other)
+    return Accuracy(name, sqnr, dot / norm if norm else float(signal == other), worst, samples)
+
+
+def compare_speed(
+    first: str | os.PathLike[str],
+    second: str | os.PathLike[str],
+    feed: Mapping[str, Any],
+    threads: Sequence[int] = (1,),
+    seconds: float = 2.0,
+) -> list[Latency]:
+    """Latency of both on one feed, taking turns; for each number of threads."""
+    shape = ", ".join(f"{name} {'x'.join(map(str, np.shape(a)))}" for name, a in feed.items())
+    found = []
+    for count in threads:
+        pair = {name: session(path, count) for name, path in (("float", first), ("quantized", second))}
+        calls = {name: (lambda s=s: s.run(None, dict(feed))) for name, s in pair.items()}
+        timed = measure_calls(calls, seconds=seconds)
+        a, b = timed["float"], timed["quantized"]
+        found.append(
+            Latency(
+                RUNTIME, shape, count, a.median * 1e3, b.median * 1e3,
+                (a.low * 1e3, a.high * 1e3), (b.low * 1e3, b.high * 1e3),
+            )
+        )  # fmt: skip
+    return found
+
+
+def compare_metric(
+    name: str, metric: Metric, float_session: Any, quantized_session: Any, batches: Callable[[], Iterable[Any]]
+) -> MetricResult:
+    """The caller's own figure of both: metric(predict, batches), where predict maps a batch to outputs by name."""
+    values = []
+    for s in (float_session, quantized_session):
+        inputs, outputs = ([v.name for v in group] for group in (s.get_inputs(), s.get_outputs()))
+
+        def predict(
+            batch: Mapping[str, Any], s: Any = s, inputs: Any = inputs, outputs: Any = outputs
+        ) -> dict[str, Any]:
+            return dict(zip(outputs, _run(s, outputs, {n: batch[n] for n in inputs}), strict=True))
+
+        value = metric(predict, batches())
+        if not isinstance(value, int | float | np.floating | np.integer):
+            raise InvalidProblem(f"metric: {name} gave {type(value).__name__}; expected a number")
+        values.append(float(value))
+    return MetricResult(name, *values)
+
+
+def _predictor(s: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    inputs, outputs = ([v.name for v in group] for group in (s.get_inputs(), s.get_outputs()))
+
+    def predict(batch: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(zip(outputs, _run(s, outputs, {n: batch[n] for n in inputs}), strict=True))
+
+    return predict
+
+
+def _run(s: Any, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
+    try:
+        return list(s.run(names, dict(feed)))
+    except Exception as error:  # onnxruntime's errors have no common base
+        raise InvalidProblem(f"data: ONNX Runtime cannot run the model on it ({str(error).splitlines()[0]})") from None

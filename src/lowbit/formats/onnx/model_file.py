@@ -1,0 +1,284 @@
+"""ONNX files read with every claim checked: sizes against shapes, places against files, names against the graph."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+from lowbit.errors import FormatError
+
+__all__ = ["check_graph", "check_tensor", "external_place", "read_proto", "subgraphs", "tensor_array", "tensors"]
+
+Array = npt.NDArray[Any]
+Place = tuple[Path, int, int]  # file, offset, length
+
+_MAX_PROTO = (1 << 31) - 1  # protobuf's own limit for one message
+BITS: dict[int, int] = {
+    TensorProto.FLOAT: 32, TensorProto.UINT8: 8, TensorProto.INT8: 8, TensorProto.UINT16: 16, TensorProto.INT16: 16,
+    TensorProto.INT32: 32, TensorProto.INT64: 64, TensorProto.BOOL: 8, TensorProto.FLOAT16: 16,
+    TensorProto.DOUBLE: 64, TensorProto.UINT32: 32, TensorProto.UINT64: 64, TensorProto.COMPLEX64: 64,
+    TensorProto.COMPLEX128: 128, TensorProto.BFLOAT16: 16, TensorProto.FLOAT8E4M3FN: 8, TensorProto.FLOAT8E4M3FNUZ: 8,
+    TensorProto.FLOAT8E5M2: 8, TensorProto.FLOAT8E5M2FNUZ: 8, TensorProto.UINT4: 4, TensorProto.INT4: 4,
+    TensorProto.FLOAT4E2M1: 4,
+}  # fmt: skip
+BITS |= {  # of later versions of onnx
+    kind: bits
+    for name, bits in (("FLOAT8E8M0", 8), ("UINT2", 2), ("INT2", 2))
+    if (kind := getattr(TensorProto, name, None)) is not None
+}
+# What can be looked at where it lies; all else goes through onnx's own reader.
+_PLAIN: dict[int, Any] = {
+    TensorProto.FLOAT: "<f4", TensorProto.DOUBLE: "<f8", TensorProto.FLOAT16: "<f2", TensorProto.INT8: "i1",
+    TensorProto.UINT8: "u1", TensorProto.INT16: "<i2", TensorProto.UINT16: "<u2", TensorProto.INT32: "<i4",
+    TensorProto.UINT32: "<u4", TensorProto.INT64: "<i8", TensorProto.UINT64: "<u8", TensorProto.BOOL: "?",
+    TensorProto.BFLOAT16: ml_dtypes.bfloat16,
+}  # fmt: skip
+_FIELDS = {
+    "float_data": (TensorProto.FLOAT, TensorProto.COMPLEX64), "double_data": (TensorProto.DOUBLE,
+    TensorProto.COMPLEX128), "int64_data": (TensorProto.INT64,), "uint64_data": (TensorProto.UINT64,
+    TensorProto.UINT32), "string_data": (TensorProto.STRING,),
+}  # fmt: skip
+
+
+def read_proto(path: str | os.PathLike[str]) -> ModelProto:
+    """The model in a file, weights that lie beside it not read. Anything else is a FormatError."""
+    name = os.fspath(path)
+    size = os.stat(path).st_size
+    if not Path(path).is_file():
+        raise FormatError(f"{name}: not a file")
+    if not 0 < size <= _MAX_PROTO:
+        raise FormatError(f"{name}: {size} bytes; an ONNX file has 1 to {_MAX_PROTO}")
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(Path(path).read_bytes())
+    except Exception as error:  # protobuf's own kinds of error have no common base
+        raise FormatError(f"{name}: not an ONNX model, or cut short ({error})") from None
+    return proto
+
+
+def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    """The bodies of an If, Loop or Scan."""
+    for a in node.attribute:
+        if a.type == AttributeProto.GRAPH:
+            yield a.g
+        elif a.type == AttributeProto.GRAPHS:
+            yield from a.graphs
+
+
+def tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    """Every tensor in a graph: initializers, and those in attributes; bodies of nodes included."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for a in node.attribute:
+            if a.type == AttributeProto.TENSOR:
+                yield a.t
+            elif a.type == AttributeProto.TENSORS:
+                yield from a.tensors
+            elif a.type == AttributeProto.SPARSE_TENSOR:
+                yield from (a.sparse_tensor.values, a.sparse_tensor.indices)
+        for inner in subgraphs(node):
+            yield from tensors(inner)
+
+
+# ---- tensors ------------------------------------------------------------------------------------------
+
+
+def check_tensor(t: TensorProto, folder: Path | None) -> None:
+    """Raises where the tensor's data cannot be what its shape says."""
+    if any(d < 0 for d in t.dims) or len(t.dims) > 32 or math.prod(d or 1 for d in t.dims) >= 1 << 60:
+        raise FormatError(f"{t.name!r}: bad shape {list(t.dims)[:8]}")
+    count = math.prod(t.dims)
+    if t.HasField("segment"):
+        raise FormatError(f"{t.name!r}: data in segments; no runtime reads them")
+    if t.data_type == TensorProto.STRING:
+        if t.data_location == TensorProto.EXTERNAL or len(t.string_data) != count:
+            raise FormatError(f"{t.name!r}: {len(t.string_data)} texts for shape {list(t.dims)}")
+        return
+    if t.data_type not in BITS:
+        raise FormatError(f"{t.name!r}: unknown element type {t.data_type}")
+    if t.data_location == TensorProto.EXTERNAL:
+        external_place(t, folder)
+        return
+    if t.HasField("raw_data"):
+        expected, given = byte_count(t), len(t.raw_data)
+        if given != expected:
+            raise FormatError(f"{t.name!r}: {given} bytes of data; shape {list(t.dims)} needs {expected}")
+        return
+    field = next((f for f, kinds in _FIELDS.items() if t.data_type in kinds), "int32_data")
+    bits = BITS[t.data_type]
+    expected = count * 2 if t.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else count
+    expected = expected if bits >= 8 else -(-count * bits // 8)
+    if len(getattr(t, field)) != expected:
+        raise FormatError(
+            f"{t.name!r}: {len(getattr(t, field))} numbers in {field}; shape {list(t.dims)} needs {expected}"
+        )
+
+
+def byte_count(t: TensorProto) -> int:
+    """The bytes that a tensor's numbers take in a file."""
+    return -(-math.prod(t.dims) * BITS[t.data_type] // 8) if t.data_type in BITS else 0
+
+
+def external_place(t: TensorProto, folder: Path | None) -> Place:
+    """Where a tensor's data lie: a file in the model's own folder, or below it, that is long enough."""
+    entries = {e.key: e.value for e in t.external_data}
+    location = entries.get("location", "")
+    if folder is None:
+        raise FormatError(f"{t.name!r}: its data lie in {location!r}, beside a file; load the model by its path")
+    parts = location.replace("\\", "/").split("/")
+    if not location or "\0" in location or os.path.isabs(location) or ".." in parts or ":" in parts[0]:
+        raise FormatError(f"{t.name!r}: external data at {location!r}; expected a path inside the model's folder")
+    root = folder.resolve()
+    file = (root / location).resolve()
+    if not file.is_relative_to(root):
+        raise FormatError(f"{t.name!r}: external data at {location!r} lead out of the model's folder")
+    if not file.is_file():
+        raise FormatError(f"{t.name!r}: its external data {location!r} are not there")
+    needed = byte_count(t)
+    offset, length = (_natural(t, entries, key, default) for key, default in (("offset", 0), ("length", needed)))
+    size = file.stat().st_size
+    if length != needed or offset + length > size:
+        raise FormatError(
+            f"{t.name!r}: bytes {offset} to {offset + length} of {location!r} for shape {list(t.dims)}, "
+            f"which needs {needed}; the file has {size}"
+        )
+    return file, offset, length
+
+
+def _natural(t: TensorProto, entries: dict[str, str], key: str, default: int) -> int:
+    text = entries.get(key, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise FormatError(f"{t.name!r}: external data with {key} {text!r}; expected a number")
+    return int(text)
+
+
+def tensor_array(t: TensorProto, folder: Path | None) -> Array:
+    """The tensor's numbers; those beside the model are mapped, not read. Not to be written to."""
+    shape = tuple(t.dims)
+    if t.data_location == TensorProto.EXTERNAL:
+        file, offset, length = external_place(t, folder)
+        if t.data_type in _PLAIN and length:
+            return np.memmap(file, np.dtype(_PLAIN[t.data_type]), mode="r", offset=offset, shape=shape)
+        with open(file, "rb") as source:
+            source.seek(offset)
+            raw = source.read(length)
+        inner = TensorProto(data_type=t.data_type, dims=t.dims, raw_data=raw)
+        return np.asarray(numpy_helper.to_array(inner))
+    if t.data_type in _PLAIN and t.HasField("raw_data"):
+        return np.frombuffer(t.raw_data, np.dtype(_PLAIN[t.data_type])).reshape(shape)
+    return np.asarray(numpy_helper.to_array(t))
+
+
+# ---- names --------------------------------------------------------------------------------------------
+
+
+def check_graph(graph: GraphProto) -> None:
+    """Sorts the nodes so that each comes after what it reads, and makes every name mean one thing in the whole
+    model: two bodies that use the same name get different ones. Cycles, unknown and double names raise."""
+    _settle(graph, {}, set())
+
+
+def _settle(graph: GraphProto, outer: dict[str, str], taken: set[str]) -> None:
+    given = {i.name for i in graph.input}
+    initialised = [t.name for t in graph.initializer] + [t.values.name for t in graph.sparse_initializer]
+    made = [o for node in graph.node for o in node.output if o]
+    for listed, what in (
+        (initialised, "initializers"),
+        (made, "node outputs"),
+        ([i.name for i in graph.input], "inputs"),
+    ):
+        double = next((n for n, seen in Counter(listed).items() if seen > 1), None)
+        if double is not None:
+            raise FormatError(f"{double!r}: two {what} of this name")
+    clash = next(iter(set(made) & (given | set(initialised))), None)
+    if clash is not None:
+        raise FormatError(f"{clash!r}: made by a node, and also an input or initializer")
+    local = dict.fromkeys([*given, *initialised, *made])
+    renamed = {n: _unused(n, taken) for n in local}
+    taken |= set(renamed.values())
+    names = outer | renamed
+    _sort(graph, set(local), set(outer))
+    _rename(graph, names)
+    for node in graph.node:
+        for inner in subgraphs(node):
+            _settle(inner, names, taken)
+    known = set(names.values())
+    for o in graph.output:
+        if o.name not in known:
+            raise FormatError(f"{o.name!r}: an output of the graph that nothing makes")
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    made, i = name, 0
+    while made in taken:
+        i += 1
+        made = f"{name}_{i}"
+    return made
+
+
+def _rename(graph: GraphProto, names: dict[str, str]) -> None:
+    for named in (*graph.initializer, *graph.input, *graph.output, *graph.value_info):
+        if names.get(named.name, named.name) != named.name:
+            named.name = names[named.name]
+    for node in graph.node:
+        for field in (node.input, node.output):
+            for i, n in enumerate(field):
+                if names.get(n, n) != n:
+                    field[i] = names[n]
+
+
+def reads(node: NodeProto) -> list[str]:
+    """The names a node needs before it can run: its inputs, and what its bodies take from outside."""
+    found = [n for n in node.input if n]
+    for inner in subgraphs(node):
+        own = {i.name for i in inner.input} | {t.name for t in inner.initializer}
+        own |= {t.values.name for t in inner.sparse_initializer}
+        own |= {o for n in inner.node for o in n.output}
+        inside = [r for n in inner.node for r in reads(n)] + [o.name for o in inner.output]
+        found += [r for r in inside if r not in own]
+    return found
+
+
+def _sort(graph: GraphProto, local: set[str], outer: set[str]) -> None:
+    """Nodes in an order that can run, the one they have where it can."""
+    made = {o: i for i, node in enumerate(graph.node) for o in node.output if o}
+    needs = [reads(node) for node in graph.node]
+    for node, names in zip(graph.node, needs, strict=True):
+        missing = next((n for n in names if n not in local and n not in outer), None)
+        if missing is not None:
+            raise FormatError(f"{node.op_type} {node.name!r} reads {missing!r}, which nothing makes")
+    before = [{made[n] for n in names if n in made} for names in needs]
+    if all(all(j < i for j in js) for i, js in enumerate(before)):
+        return
+    after: list[list[int]] = [[] for _ in before]
+    for i, js in enumerate(before):
+        for j in js:
+            after[j].append(i)
+    left = [len(js) for js in before]
+    ready = [i for i, n in enumerate(left) if n == 0]
+    order: list[int] = []
+    while ready:
+        i = ready.pop()
+        order.append(i)
+        for k in after[i]:
+            left[k] -= 1
+            if left[k] == 0:
+                ready.append(k)
+    if len(order) < len(left):
+        stuck = graph.node[next(i for i, n in enumerate(left) if n)]
+        raise FormatError(f"{stuck.op_type} {stuck.name!r}: the graph has a cycle through it")
+    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes[i] for i in order)

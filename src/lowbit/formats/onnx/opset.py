@@ -1,0 +1,97 @@
+"""Raising a model's opset where it is proven to change nothing, or by onnx's own converter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, defs
+
+from lowbit.errors import Unsupported
+from lowbit.formats.onnx.model_file import subgraphs
+
+__all__ = ["raised"]
+
+# Changed their meaning with the signature left as it was, in this version.
+_CHANGED = {"GroupNormalization": 21, "RoiAlign": 16, "BatchNormalization": 14, "Resize": 11, "Upsample": 9}
+
+
+def raised(proto: ModelProto, minimum: int) -> ModelProto:
+    """The model at this opset: the same object, changed, where every operator's newer definition says the same;
+    otherwise what onnx's converter makes of it. Raises Unsupported where neither is sure."""
+    old = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+    other = next((n for n in _all_nodes(proto.graph) if not _says_the_same(n, old, minimum)), None)
+    if other is None:
+        for node in _all_nodes(proto.graph):
+            _adapt(node, old, minimum)
+        _set(proto, minimum)
+        return proto
+    try:
+        made: ModelProto = onnx.version_converter.convert_version(proto, minimum)
+        _set(made, minimum)
+    except Exception as error:
+        raise Unsupported(
+            f"{other.op_type} {other.name!r}: means another thing in opset {minimum} than in {old}, and onnx cannot "
+            f"convert it ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+        ) from None
+    return made
+
+
+def _set(proto: ModelProto, version: int) -> None:
+    ours = [o for o in proto.opset_import if o.domain in ("", "ai.onnx")]
+    if not ours:
+        proto.opset_import.append(onnx.helper.make_opsetid("", version))
+    for o in ours:
+        o.version = version
+    needed = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", version)], ignore_unknown=True)
+    proto.ir_version = max(proto.ir_version, needed)
+
+
+def _all_nodes(graph: GraphProto) -> list[NodeProto]:
+    found = list(graph.node)
+    for node in graph.node:
+        for inner in subgraphs(node):
+            found += _all_nodes(inner)
+    return found
+
+
+def _says_the_same(node: NodeProto, old: int, new: int) -> bool:
+    """Whether the newer definition only adds: types, and optional inputs and attributes."""
+    if node.domain not in ("", "ai.onnx"):
+        return True
+    try:
+        a, b = defs.get_schema(node.op_type, old), defs.get_schema(node.op_type, new)
+    except defs.SchemaError:
+        return False
+    if a.since_version == b.since_version:
+        return not b.deprecated
+    if b.deprecated or a.since_version < _CHANGED.get(node.op_type, 0) <= b.since_version:
+        return False
+    same_inputs = [i.name for i in b.inputs[: len(a.inputs)]] == [i.name for i in a.inputs]
+    more_are_optional = all(i.option == defs.OpSchema.FormalParameterOption.Optional for i in b.inputs[len(a.inputs) :])
+    used = {x.name for x in node.attribute}
+    kept = all(x in b.attributes for x in used)
+    defaults = all(
+        _default(a.attributes[n]) == _default(b.attributes[n])
+        for n in a.attributes
+        if n in b.attributes and n not in used
+    )
+    dropped_unused = all(n in b.attributes or n in used or n in _MOVED for n in a.attributes)
+    return same_inputs and more_are_optional and kept and defaults and dropped_unused
+
+
+# Attributes that became inputs: a node without them means the same before and after.
+_MOVED = {"axes"}
+
+
+def _default(attribute: Any) -> bytes:
+    return bytes(attribute.default_value.SerializeToString())
+
+
+def _adapt(node: NodeProto, old: int, new: int) -> None:
+    # Equal parts were meant where nothing was said; since opset 18 it has to be said.
+    equal = len([n for n in node.input if n]) == 1 and not any(
+        a.name in ("split", "num_outputs") for a in node.attribute
+    )
+    if node.op_type == "Split" and old < 18 <= new and equal:
+        node.attribute.append(onnx.helper.make_attribute("num_outputs", len(node.output)))

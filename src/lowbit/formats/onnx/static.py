@@ -1,0 +1,245 @@
+"""Static int8: activations rounded with ranges found beforehand, in QuantizeLinear/DequantizeLinear pairs.
+
+ONNX Runtime fuses DQ -> Conv -> Q into QLinearConv, DQ -> Gemm -> Q into QGemm, DQ -> MatMul into MatMulIntegerToFloat
+or QLinearMatMul, and so on for sums, joins and poolings; `placement` decides where pairs stand so that it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import NodeProto, helper
+
+from lowbit.calibration import Calibrator
+from lowbit.errors import InvalidProblem
+from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.observe import observe
+from lowbit.formats.onnx.placement import Placement, place
+from lowbit.formats.onnx.saturation import in_conv_order, unsaturated
+from lowbit.formats.onnx.weight_uses import WeightUse, attribute
+from lowbit.models import ActivationRecipe, Histogram, Rule, WeightRow
+from lowbit.models.weights import quantize_weight
+from lowbit.ops import quantize
+from lowbit.params import QuantizationParams
+from lowbit.tensor import QuantizedTensor
+
+__all__ = ["quantize_static", "why_not_static"]
+
+Array = npt.NDArray[Any]
+OPSET = 13  # scales per channel
+_LARGEST_BIAS = float((1 << 31) - 128)  # a float32 below 2^31
+
+
+def why_not_static(graph: Graph, use: WeightUse, rule: Rule) -> str:
+    """Why this weight cannot be multiplied in static int8, or an empty text."""
+    if use.op not in ("Conv", "Gemm", "MatMul"):
+        return f"ONNX Runtime has no integer {use.op}"
+    if use.in_body:
+        return "inside a subgraph"
+    if use.input_index != 1:
+        return "the weight is the left operand"
+    if use.dtype != "float32":
+        return "static int8 needs float32 weights and activations"
+    if rule.weights.dtype not in ("int8", "uint8") or rule.weights.granularity == "group":
+        return f"static activations go with 8 bits per tensor or channel, not with {rule.weights}"
+    if rule.activations is None or rule.activations.dtype not in ("int8", "uint8"):
+        return "ONNX Runtime's integer kernels take 8-bit activations"
+    if use.op == "MatMul" and len(use.shape) != 2:
+        return "the weight is a stack of matrices"
+    if use.op == "Gemm" and attribute(use.node, "transA", 0):
+        return "its input is transposed"
+    return ""
+
+
+def quantize_static(
+    graph: Graph, uses: Sequence[tuple[WeightUse, Rule]], data: Iterable[Any] | None, progress: bool = True
+) -> tuple[list[WeightRow], list[Histogram]]:
+    """Rewrites the graph for these weights, each of which `why_not_static` had nothing against; a row for each weight
+    and the spread of each tensor that is now rounded.
+
+    data: batches, each a mapping from input names to arrays; one is held at a time.
+    """
+    if data is None:
+        raise InvalidProblem("data: none; static activations need ranges, so give batches, or use dynamic ones")
+    graph.raise_opset(OPSET)
+    uses = [(_with_bias(graph, use), rule) for use, rule in uses]
+    for use, _ in uses:
+        if use.op == "Gemm":
+            _plain_gemm(graph, use)
+    found = place(graph, [use.node for use, _ in uses])
+    recipes = _recipes(found, uses)
+    roots = list(dict.fromkeys(found.root(name) for name in found.tensors))
+    seen = observe(graph, data, tensors=roots, progress=progress)
+    params = {name: _params(seen, name, recipes[name]) for name in roots}
+    rows = [_weight(graph, use, rule, params[found.root(use.node.input[0])]) for use, rule in uses]
+    stored = {name: _stored_params(graph, name, p) for name, p in params.items()}
+    for name in found.tensors:
+        _insert_pair(graph, found, name, stored[found.root(name)])
+    return rows, [_spread(seen[name], params[name]) for name in roots]
+
+
+def _recipes(found: Placement, uses: Sequence[tuple[WeightUse, Rule]]) -> dict[str, ActivationRecipe]:
+    """The setting of each tensor: of the first product that reads it, or else of the first of all."""
+    asked: dict[str, ActivationRecipe] = {}
+    for use, rule in uses:
+        assert rule.activations is not None
+        asked.setdefault(found.root(use.node.input[0]), rule.activations)
+    first = next(iter(asked.values()))
+    return {found.root(name): asked.get(found.root(name), first) for name in found.tensors}
+
+
+def _params(seen: Mapping[str, Calibrator], name: str, recipe: ActivationRecipe) -> QuantizationParams:
+    if name not in seen:
+        raise InvalidProblem(f"{name!r}: no floats passed through it; static activations need ranges")
+    c = seen[name]
+    return c.calibrate(recipe.dtype, recipe.scheme, method=recipe.calibration_method())
+
+
+def _stored_params(graph: Graph, name: str, p: QuantizationParams) -> tuple[str, str]:
+    scale = graph.add_constant(f"{name}_scale", np.asarray(p.scale, np.float32).reshape(()))
+    zero = np.asarray(p.zero_point).astype(p.dtype.code_dtype).reshape(())
+    return scale, graph.add_constant(f"{name}_zero_point", zero)
+
+
+def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, str]) -> None:
+    node, readers = graph.producer(name), found.readers[name]
+    codes, exact, rounded = graph.fresh(f"{name}_codes"), name, graph.fresh(f"{name}_rounded")
+    if name in found.inside and graph.is_graph_output(name):  # what leaves the graph keeps its name
+        assert node is not None
+        exact, rounded = rounded, name
+        graph.rename_output(node, list(node.output).index(name), exact)
+    pair = [
+        helper.make_node("QuantizeLinear", [exact, *stored], [codes], name=graph.fresh(f"{name}_quantize")),
+        helper.make_node("DequantizeLinear", [codes, *stored], [rounded], name=graph.fresh(f"{name}_dequantize")),
+    ]
+    graph.insert_first(pair) if node is None else graph.insert_after(node, pair)
+    for reader, index in readers:
+        graph.replace_input(reader, index, rounded)
+
+
+# ---- weights ------------------------------------------------------------------------------------------
+
+
+def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> WeightRow:
+    weight = _value(graph, use)
+    bias_name = use.node.input[2] if use.op in ("Conv", "Gemm") and len(use.node.input) > 2 else ""
+    bias = graph.constant(bias_name) if bias_name else None
+    q = _codes(use, rule, weight, None if bias is None else np.asarray(bias), float(x.scale))
+    new = _dequantized(graph, use.node, f"{use.name}_codes", q, use.channel_axis)
+    graph.replace_input(use.node, use.input_index, new)
+    stored = q.nbytes
+    if bias is not None:
+        stored += _bias(graph, use, bias, q, float(x.scale))
+    return WeightRow(
+        use.name, use.op, tuple(weight.shape), str(weight.dtype), str(rule.weights), bytes_before=weight.nbytes,
+        bytes_after=stored, sqnr_db=q.error(weight).sqnr_db, activations=str(rule.activations),
+        note="" if bias_name == "" or bias is not None else "its bias is computed and stays float",
+    )  # fmt: skip
+
+
+def _value(graph: Graph, use: WeightUse) -> Array:
+    """The numbers the node reads now: a Gemm's may have been scaled."""
+    now = graph.constant(use.node.input[use.input_index])
+    return np.asarray(use.value(graph) if now is None else now)
+
+
+def _codes(use: WeightUse, rule: Rule, weight: Array, bias: Array | None, x_scale: float) -> QuantizedTensor:
+    """The weight's codes by scales with which no runtime's sums saturate, and every bias fits into 32 bits."""
+    axis = use.channel_axis
+    q = quantize_weight(weight, rule.weights, axis=axis, name=use.name)
+    p = q.params
+    if not p.dtype.is_signed:
+        return q  # unsigned by unsigned is exact everywhere
+    rows = np.moveaxis(weight, axis, 0)
+    rows = in_conv_order(rows) if use.op == "Conv" else rows.reshape(len(rows), -1)
+    scale = np.broadcast_to(np.asarray(p.scale, np.float32), len(rows)).copy()
+    scale = unsaturated(rows, scale)
+    if bias is not None:
+        scale = np.maximum(scale, (np.abs(bias) / (x_scale * _LARGEST_BIAS)).astype(np.float32))
+    if p.axis is None:
+        scale = scale.max()
+    exact = QuantizationParams(p.dtype, p.scheme, scale, p.zero_point, axis=p.axis, qmin=p.qmin, qmax=p.qmax)
+    return quantize(weight, params=exact)
+
+
+def _dequantized(graph: Graph, node: NodeProto, name: str, q: QuantizedTensor, axis: int) -> str:
+    codes = graph.add_constant(name, q.unpack())
+    scale = graph.add_constant(f"{name}_scale", np.asarray(q.params.scale, np.float32))
+    # Said even where it is 0: the runtime fuses a Gemm only then.
+    zero = np.broadcast_to(np.asarray(q.params.zero_point), q.params.scale.shape).astype(q.params.dtype.code_dtype)
+    inputs = [codes, scale, graph.add_constant(f"{name}_zero_point", zero)]
+    made = graph.fresh(f"{name}_dequantized")
+    options: dict[str, Any] = {} if q.params.axis is None else {"axis": axis}
+    graph.insert_before(node, [helper.make_node("DequantizeLinear", inputs, [made], name=made, **options)])
+    return made
+
+
+def _bias(graph: Graph, use: WeightUse, bias: Array, q: QuantizedTensor, x_scale: float) -> int:
+    """The bias in the unit of the sums, 32 bits; returns its bytes."""
+    scale = np.asarray(q.params.scale, np.float32) * np.float32(x_scale)
+    codes = np.rint(bias.astype(np.float64) / scale.astype(np.float64)).astype(np.int32)
+    stored = graph.add_constant(f"{use.node.input[2]}_codes", codes)
+    unit = graph.add_constant(f"{use.node.input[2]}_scale", scale)
+    zero = graph.add_constant(f"{use.node.input[2]}_zero_point", np.zeros(scale.shape, np.int32))
+    made = graph.fresh(f"{use.node.input[2]}_dequantized")
+    options: dict[str, Any] = {"axis": 0} if scale.ndim else {}
+    new = helper.make_node("DequantizeLinear", [stored, unit, zero], [made], name=made, **options)
+    graph.insert_before(use.node, [new])
+    graph.replace_input(use.node, 2, made)
+    return int(codes.nbytes + 2 * scale.nbytes)
+
+
+def _with_bias(graph: Graph, use: WeightUse) -> WeightUse:
+    """A product of matrices and the sum that follows as one Gemm, which the runtime would make of them too late."""
+    made = use.node.output[0]
+    readers = graph.consumers(made)
+    if use.op != "MatMul" or len(readers) != 1 or graph.is_graph_output(made) or readers[0][0].op_type != "Add":
+        return use
+    add, index = readers[0]
+    bias = graph.constant(add.input[1 - index])
+    rank = graph.shape(use.node.input[0])
+    if bias is None or bias.shape != use.shape[1:] or rank is None or len(rank) != 2 or graph.in_body(add):
+        return use
+    bias_name, result = add.input[1 - index], add.output[0]
+    graph.remove(add)
+    graph.rename_output(use.node, 0, result)
+    use.node.op_type = "Gemm"
+    use.node.input.append(bias_name)
+    graph.refresh()
+    return replace(use, op="Gemm")
+
+
+def _plain_gemm(graph: Graph, use: WeightUse) -> None:
+    """alpha * x * w + beta * c with both factors moved into the constants, and c as one number for each column."""
+    node = use.node
+    alpha, beta = attribute(node, "alpha", 1.0), attribute(node, "beta", 1.0)
+    weight = _value(graph, use)
+    columns = weight.shape[use.channel_axis]
+    bias = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+    if bias is not None and (beta != 1.0 or bias.shape != (columns,)) and bias.size in (1, columns):
+        flat = np.broadcast_to(np.asarray(bias, np.float32).reshape(-1) * np.float32(beta), columns)
+        graph.replace_input(node, 2, graph.add_constant(f"{node.input[2]}_scaled", flat.copy()))
+        _drop(node, "beta")
+    if alpha != 1.0:
+        graph.replace_input(node, 1, graph.add_constant(f"{node.input[1]}_scaled", weight * np.float32(alpha)))
+        _drop(node, "alpha")
+
+
+def _drop(node: NodeProto, name: str) -> None:
+    for i in reversed([i for i, a in enumerate(node.attribute) if a.name == name]):
+        del node.attribute[i]
+
+
+def _spread(c: Calibrator, p: QuantizationParams) -> Histogram:
+    """The numbers that passed through a tensor in 64 bins, with the ends of its codes."""
+    d = c.sketch.distribution()
+    scale, zero = float(p.scale), int(p.zero_point)
+    clip = ((p.dtype.qmin - zero) * scale, (p.dtype.qmax - zero) * scale)
+    lo, hi = min(d.lo, clip[0]), max(d.hi, clip[1])
+    edges = np.linspace(lo, hi, 65)
+    counts = np.rint(np.diff(d.histogram.below(edges)))
+    return Histogram(c.name, tuple(map(float, edges)), tuple(map(int, counts)), clip, "activation")

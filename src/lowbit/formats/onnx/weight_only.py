@@ -1,0 +1,216 @@
+"""Weights stored in few bits, and multiplied as floats.
+
+Either DequantizeLinear makes floats of them in front of the layer, which every runtime knows, or MatMulNBits of
+ONNX Runtime does both at once. Rows of an embedding are gathered as codes and made floats afterwards: in front, the
+whole table would be converted at each call (measured: 24 times slower than float for 30,522 rows of 384).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import NodeProto, TensorProto, helper
+
+from lowbit.errors import InvalidProblem, Unsupported
+from lowbit.formats.onnx.code_store import CodeStore, StoredWeight, narrow
+from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.weight_uses import WeightUse, attribute
+from lowbit.models.recipe import Rule, WeightRecipe
+
+__all__ = ["OPERATORS", "apply_weight_only", "opset_needed"]
+
+Array = npt.NDArray[Any]
+
+OPERATORS = ("auto", "dequantize", "matmul_nbits")
+MICROSOFT = "com.microsoft"
+# Opsets that have scales along an axis, scales of float16, and blocks and 4 bits.
+_PER_CHANNEL, _HALF_SCALES, _NARROW = 13, 19, 21
+_LONG = 4096  # rows of a table from which on a scale is stored as one byte
+FLOAT_COMPUTE, INT8_COMPUTE = 0, 4  # accuracy levels of MatMulNBits
+
+
+def opset_needed(use: WeightUse, rule: Rule, operator: str) -> int:
+    """The opset in which this weight can be written."""
+    recipe = rule.weights
+    if _takes_nbits(use, recipe, operator):
+        return 1
+    groups = recipe.granularity == "group" and use.kind != "conv"
+    if groups or recipe.dtype not in ("int8", "uint8"):
+        return _NARROW
+    return _PER_CHANNEL if use.dtype == "float32" else _HALF_SCALES
+
+
+def apply_weight_only(store: CodeStore, use: WeightUse, rule: Rule, operator: str = "auto") -> StoredWeight:
+    """Makes the node read codes. Raises Unsupported, before any change, for what no operator can hold.
+
+    operator: "dequantize" or "matmul_nbits" everywhere (which is for 2, 4 and 8 bits in groups of 16, 32, 64, ...),
+    or "auto": MatMulNBits for such groups in MatMul and Gemm, DequantizeLinear for all else.
+    """
+    if operator not in OPERATORS:
+        raise InvalidProblem(f"operator: {operator!r}; expected {', '.join(OPERATORS)}")
+    nbits = _takes_nbits(use, rule.weights, operator)
+    needed = opset_needed(use, rule, operator)
+    if store.graph.opset < needed:
+        raise Unsupported(f"needs opset {needed}, and the model cannot be raised from {store.graph.opset}")
+    if rule.weights.dtype in ("int2", "uint2") and not nbits:
+        raise Unsupported("2 bits are for MatMulNBits only: MatMul or Gemm with groups of 16, 32, 64, ...")
+    if use.kind == "embedding":
+        return _embedding(store, use, rule.weights)
+    stored = store.put(use, rule.weights)
+    if nbits:
+        level = INT8_COMPUTE if rule.activations is not None else FLOAT_COMPUTE
+        _matmul_nbits(store.graph, use, stored, level)
+    else:
+        _dequantize(store.graph, use, stored)
+    return stored
+
+
+# ---- DequantizeLinear ---------------------------------------------------------------------------------
+
+
+def _dequantize(graph: Graph, use: WeightUse, w: StoredWeight) -> None:
+    by_columns = w.is_matrix and use.channel_axis == 1
+    shape = "turned" if by_columns and w.recipe.granularity == "group" else ""
+    inputs = [w.codes(by_columns), w.scale(shape)]
+    if w.has_zero_point:
+        inputs.append(w.zero_point(shape))
+    options: dict[str, Any] = {}
+    if w.recipe.granularity == "group":
+        options = {"axis": 1 - use.channel_axis, "block_size": w.recipe.group_size}
+    elif w.recipe.granularity == "channel":
+        options = {"axis": use.channel_axis}
+    made = graph.fresh(f"{use.name}_float")
+    graph.insert_before(use.node, [helper.make_node("DequantizeLinear", inputs, [made], name=made, **options)])
+    graph.replace_input(use.node, use.input_index, made)
+
+
+# ---- MatMulNBits --------------------------------------------------------------------------------------
+
+
+def _takes_nbits(use: WeightUse, recipe: WeightRecipe, operator: str) -> bool:
+    size = recipe.group_size or 0
+    fits = size >= 16 and size & (size - 1) == 0 and len(use.shape) == 2
+    if operator == "dequantize" or not fits or use.op not in ("MatMul", "Gemm"):
+        return False
+    node = use.node
+    plain = attribute(node, "alpha", 1.0) == 1.0 == attribute(node, "beta", 1.0) and not attribute(node, "transA", 0)
+    return use.op == "MatMul" or bool(plain)
+
+
+def _matmul_nbits(graph: Graph, use: WeightUse, w: StoredWeight, level: int) -> None:
+    """x [.., K] by codes [N, blocks, block * bits / 8], low bits first; the last block of a row may be part empty."""
+    n, k = w.q.shape
+    size = w.recipe.group_size
+    assert size is not None
+    offset = 1 << (w.bits - 1) if w.signed else 0
+    codes = _packed(_padded(w.q.unpack().astype(np.int16) + offset, size), w.bits).reshape(n, -(-k // size), -1)
+    inputs = [use.node.input[0], w.constant("nbits", codes), w.scale()]
+    zero = w.zero_point_array + offset
+    if not (zero == 1 << (w.bits - 1)).all():
+        inputs.append(w.constant("nbits_zero", _packed(_padded(zero, 8 // w.bits), w.bits)))
+    graph.use_domain(MICROSOFT)
+    node, out = use.node, use.node.output[0]
+    bias = node.input[2] if use.op == "Gemm" and len(node.input) > 2 else ""
+    product = graph.fresh(f"{out}_product") if bias else out
+    new = [
+        helper.make_node(
+            "MatMulNBits", inputs, [product], name=graph.fresh(f"{node.name or out}_nbits"), domain=MICROSOFT,
+            K=k, N=n, bits=w.bits, block_size=size, accuracy_level=level,
+        )
+    ]  # fmt: skip
+    if bias:
+        new.append(helper.make_node("Add", [product, bias], [out], name=graph.fresh(f"{node.name or out}_bias")))
+    graph.insert_before(node, new)
+    graph.remove(node)
+
+
+def _padded(rows: Array, multiple: int) -> npt.NDArray[np.uint8]:
+    return np.pad(rows, ((0, 0), (0, -rows.shape[1] % multiple))).astype(np.uint8)
+
+
+def _packed(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """Several codes a byte, the first in the low bits."""
+    per_byte = 8 // bits
+    parts = rows.reshape(len(rows), -1, per_byte)
+    out: npt.NDArray[np.uint8] = parts[..., 0].copy()
+    for i in range(1, per_byte):
+        out |= parts[..., i] << np.uint8(i * bits)
+    return out
+
+
+# ---- embeddings ---------------------------------------------------------------------------------------
+
+
+def _embedding(store: CodeStore, use: WeightUse, recipe: WeightRecipe) -> StoredWeight:
+    graph, node = store.graph, use.node
+    size = recipe.group_size
+    blocks = size if size is not None and size >= 16 and size & (size - 1) == 0 else None
+    if recipe.dtype not in ("int8", "uint8") and blocks is None:
+        # A scale a row is that scale for each of its blocks.
+        blocks = next((b for b in (128, 64, 32, 16) if use.shape[1] % b == 0), None)
+        if blocks is None or size is not None:
+            raise Unsupported("rows of 4 bits need groups of 16, 32, 64, ... or a multiple of 16 columns")
+    if recipe.granularity == "group" and blocks is None:
+        raise Unsupported(f"groups of {size}; an embedding takes 16, 32, 64, ...")
+    long = use.shared == 1 and use.shape[0] >= _LONG and use.dtype == "float32" and recipe.granularity == "channel"
+    w = store.put(use, recipe, stepped=long and blocks is None)
+    out, indices = node.output[0], node.input[1]
+    by_rows = blocks is None
+    new = _gather_rows(graph, w, indices, out) if by_rows else _gather_blocks(graph, w, indices, out, blocks or 0)
+    graph.insert_before(node, new)
+    graph.remove(node)
+    return w
+
+
+def _gather_rows(graph: Graph, w: StoredWeight, indices: str, out: str) -> list[NodeProto]:
+    """(codes[i] - zero[i]) * scale[i]"""
+    per_tensor = w.recipe.granularity == "tensor"
+    made: list[NodeProto] = []
+
+    def step(op: str, inputs: list[str], label: str, **options: Any) -> str:
+        name = out if label == "" else graph.fresh(f"{out}_{label}")
+        made.append(helper.make_node(op, inputs, [name], name=graph.fresh(f"{out}_{label or 'row'}"), **options))
+        return name
+
+    codes = step("Gather", [w.codes(), indices], "codes", axis=0)
+    if per_tensor:
+        step("DequantizeLinear", [codes, w.scale(), *([w.zero_point()] if w.has_zero_point else [])], "")
+        return made
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(w.element))
+    row = step("Cast", [codes], "cast", to=element)
+    if w.has_zero_point:
+        zero = step("Gather", [w.zero_point("column"), indices], "zero", axis=0)
+        row = step("Sub", [row, step("Cast", [zero], "zero_cast", to=element)], "from_zero")
+    if w.steps is None:
+        scale = step("Gather", [w.scale("column"), indices], "scale", axis=0)
+    else:
+        which, steps = w.scale_steps()
+        at = step("Cast", [step("Gather", [which, indices], "step", axis=0)], "step_cast", to=TensorProto.INT32)
+        scale = step("Gather", [steps, at], "scale", axis=0)
+    step("Mul", [row, scale], "")
+    return made
+
+
+def _gather_blocks(graph: Graph, w: StoredWeight, indices: str, out: str, size: int) -> list[NodeProto]:
+    rows, columns = w.q.shape
+    count = -(-columns // size)
+    scale = np.broadcast_to(w.scale_array.reshape(rows, -1), (rows, count))
+    zero = np.broadcast_to(w.zero_point_array.reshape(rows, -1), (rows, count))
+    codes = w.q.unpack()
+    options: dict[str, Any] = {"block_size": size, "gather_axis": 0, "quantize_axis": 1}
+    if w.bits == 8:  # this operator's bytes are unsigned, with 128 for zero where nothing is said
+        offset = 128 if w.signed else 0
+        codes, zero = (codes.astype(np.int16) + offset).astype(np.uint8), (zero + offset).astype(np.uint8)
+        said = bool((zero != 128).any())
+        options["bits"] = 8
+    else:
+        codes, zero = narrow(codes, w.recipe.dtype), narrow(zero, w.recipe.dtype)
+        said = w.has_zero_point
+    inputs = [w.constant("blocks", codes), indices, w.constant("blocks_scale", np.ascontiguousarray(scale))]
+    if said:
+        inputs.append(w.constant("blocks_zero", np.ascontiguousarray(zero)))
+    graph.use_domain(MICROSOFT)
+    name = graph.fresh(f"{out}_blocks")
+    return [helper.make_node("GatherBlockQuantized", inputs, [out], name=name, domain=MICROSOFT, **options)]

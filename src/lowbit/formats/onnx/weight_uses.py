@@ -1,0 +1,195 @@
+"""The weights of an ONNX graph: which constants its layers multiply with, and which are left as they are, and why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import NodeProto, TensorProto, helper
+
+from lowbit.formats.onnx.model_file import BITS
+
+if TYPE_CHECKING:
+    from lowbit.formats.onnx.graph import Graph
+
+__all__ = ["WeightUse", "attribute", "quantized_uses", "weights"]
+
+Array = npt.NDArray[Any]
+
+FLOATS: dict[int, str] = {
+    TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16",
+    TensorProto.DOUBLE: "float64",
+}  # fmt: skip
+# What codes are stored in.
+_CODES = {kind for kind, bits in BITS.items() if bits <= 8} - {TensorProto.BOOL}
+# Operators that hold quantized weights, and which input they are.
+_QUANTIZED = {
+    "QLinearConv": 3, "QLinearMatMul": 3, "MatMulInteger": 1, "ConvInteger": 1, "QGemm": 3, "MatMulIntegerToFloat": 1,
+    "DynamicQuantizeMatMul": 1, "MatMulNBits": 1, "MatMulBnb4": 1, "GatherBlockQuantized": 0, "QAttention": 1,
+    "DynamicQuantizeLSTM": 1, "DequantizeLinear": 0, "QMoE": 2, "QuantizeLinear": 0, "DynamicQuantizeLinear": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class WeightUse:
+    """One constant as one node reads it. A weight that several nodes read has several uses, of the same name."""
+
+    name: str  # of the stored constant
+    node: NodeProto
+    input_index: int
+    kind: str  # "linear", "conv" or "embedding"; "other" for what is never treated
+    op: str
+    channel_axis: int  # of the outputs, in the shape the node sees
+    shape: tuple[int, ...]  # as the node sees it
+    dtype: str
+    steps: tuple[NodeProto, ...] = ()  # Transpose, Identity and Cast between the constant and the node
+    why_not: str = ""  # what keeps it from being treated
+    in_body: bool = False
+    shared: int = field(default=1, compare=False)  # how many nodes read the constant
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def value(self, graph: Graph) -> Array:
+        """The numbers as the node reads them."""
+        array = graph.constant(self.name)
+        assert array is not None
+        for step in self.steps:
+            array = _stepped(step, array)
+        return array
+
+
+def attribute(node: NodeProto, name: str, default: Any) -> Any:
+    """An attribute of a node, or what it is when not said."""
+    found = next((a for a in node.attribute if a.name == name), None)
+    return default if found is None else helper.get_attribute_value(found)
+
+
+def weights(graph: Graph) -> list[WeightUse]:
+    """Every use of a float constant of rank 2 and more, in the order of the nodes: those of Conv, ConvTranspose,
+    Gemm, MatMul and Gather that can be treated have no `why_not`.
+
+    Constants behind Transpose, Identity and Cast are seen through, since exporters write them.
+    """
+    found: list[WeightUse] = []
+    for node in graph.all_nodes:
+        if node.op_type in _QUANTIZED or (node.op_type in _THROUGH and graph.consumers(node.output[0])):
+            continue  # scales of quantized operators, and what is seen through from behind
+        for index, tensor in enumerate(node.input):
+            if tensor:
+                use = _use(graph, node, index, tensor)
+                if use is not None:
+                    found.append(use)
+    readers: dict[str, int] = {}
+    for u in found:
+        readers[u.name] = readers.get(u.name, 0) + 1
+    for u in found:
+        object.__setattr__(u, "shared", readers[u.name])
+    return found
+
+
+def quantized_uses(graph: Graph) -> list[WeightUse]:
+    """Weights that came quantized: constants of integers or small floats that a quantized operator reads."""
+    found = []
+    for node in graph.all_nodes:
+        at = 0 if node.op_type == "Gather" else _QUANTIZED.get(node.op_type)  # a Gather of codes
+        if at is None or at >= len(node.input):
+            continue
+        stored = graph.initializer(node.input[at])
+        if stored is None or len(stored.dims) < 2 or stored.data_type not in _CODES or stored.dims[-1] == 1:
+            continue
+        reader = node
+        if node.op_type == "DequantizeLinear":
+            reader = next((n for n, _ in graph.consumers(node.output[0])), node)
+        found.append(
+            WeightUse(
+                node.input[at], reader, at, "other", reader.op_type, 0, tuple(stored.dims),
+                TensorProto.DataType.Name(stored.data_type).lower(),
+                why_not=f"came quantized ({node.op_type})", in_body=graph.in_body(node),
+            )
+        )  # fmt: skip
+    return found
+
+
+# ---- one use ------------------------------------------------------------------------------------------
+
+_THROUGH = {"Transpose", "Identity", "Cast"}
+
+
+def _use(graph: Graph, node: NodeProto, index: int, tensor: str) -> WeightUse | None:
+    name, steps = _origin(graph, tensor)
+    stored = graph.initializer(name)
+    if stored is None or stored.data_type not in FLOATS or len(stored.dims) < 2 or math.prod(stored.dims) < 2:
+        return None
+    shape = tuple(stored.dims)
+    for step in steps:
+        if step.op_type == "Transpose":
+            shape = tuple(shape[i] for i in attribute(step, "perm", list(range(len(shape)))[::-1]))
+    kind, axis, why_not = _role(node, index, shape)
+    element = stored.data_type
+    for step in steps:
+        element = attribute(step, "to", element) if step.op_type == "Cast" else element
+    if not why_not:
+        why_not = _obstacle(graph, node, name, element)
+    return WeightUse(
+        name, node, index, kind, node.op_type, axis, shape, FLOATS.get(element, "not float"), steps, why_not,
+        graph.in_body(node),
+    )  # fmt: skip
+
+
+def _obstacle(graph: Graph, node: NodeProto, name: str, element: int) -> str:
+    if graph.may_be_given(name):
+        return "also an input of the model: a caller may give another"
+    if element not in (TensorProto.FLOAT, TensorProto.FLOAT16):
+        return f"{FLOATS.get(element, 'not float')}; float32 and float16 are treated"
+    for i in node.input:
+        maker = graph.producer(i)
+        if maker is not None and maker.op_type in ("DequantizeLinear", "DynamicQuantizeLinear"):
+            return f"its layer came quantized ({maker.op_type})"
+    return ""
+
+
+def _origin(graph: Graph, tensor: str) -> tuple[str, tuple[NodeProto, ...]]:
+    """The constant behind a tensor, and the steps from it; the tensor itself where there is none."""
+    name, steps = tensor, []
+    while graph.initializer(name) is None:
+        node = graph.producer(name)
+        if node is None or node.op_type not in _THROUGH or node.domain not in ("", "ai.onnx"):
+            return tensor, ()
+        steps.append(node)
+        name = node.input[0]
+    return name, tuple(reversed(steps))
+
+
+def _role(node: NodeProto, index: int, shape: tuple[int, ...]) -> tuple[str, int, str]:
+    """(kind, channel axis, why not) of a constant at an input of a node."""
+    op, rank = node.op_type, len(shape)
+    if node.domain not in ("", "ai.onnx"):
+        return "other", 0, f"used by {node.domain}.{op}"
+    if op in ("Conv", "ConvTranspose") and index == 1:
+        return "conv", 0 if op == "Conv" else 1, ""
+    if op == "Gemm" and index == 1:
+        return "linear", 0 if attribute(node, "transB", 0) else 1, ""
+    if op == "MatMul" and index == 1:
+        return "linear", rank - 1, ""
+    if op == "MatMul" or (op == "Gemm" and index == 0):
+        return "linear", rank - 2, f"the left operand of {op}"
+    if op == "Gather" and index == 0 and shape[-1] > 1:
+        if attribute(node, "axis", 0) in (0, -rank) and rank == 2:
+            return "embedding", 0, ""
+        return "embedding", 0, "gathered along another axis than rows"
+    return "other", 0, f"used by {op}"
+
+
+def _stepped(step: NodeProto, array: Array) -> Array:
+    if step.op_type == "Transpose":
+        turned: Array = array.transpose(attribute(step, "perm", None))
+        return turned
+    if step.op_type == "Cast":
+        to = attribute(step, "to", TensorProto.FLOAT)
+        return array.astype(np.dtype(helper.tensor_dtype_to_np_dtype(to)))
+    return array

@@ -1,0 +1,110 @@
+"""Checkpoints in torch's pickles, read without running what they say: weights only, and only when asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy.typing as npt
+
+from lowbit.errors import FormatError, Unsupported
+from lowbit.formats.safetensors import INDEX, TensorInfo, index_files
+
+__all__ = ["PickledCheckpoint", "is_pickled"]
+
+_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+_SINGLE, _INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+
+
+def is_pickled(path: Path) -> bool:
+    """Whether a checkpoint is there in pickles and in nothing better.
+
+    >>> is_pickled(Path("model.safetensors")), is_pickled(Path("pytorch_model.bin"))
+    (False, True)
+    """
+    if path.is_dir():
+        return not (path / INDEX).exists() and not any(path.glob("*.safetensors")) and _found(path) is not None
+    return path.name.endswith(_SUFFIXES) or path.name == _INDEX
+
+
+class PickledCheckpoint:
+    """The tensors of `.bin` files, mapped by torch; the same face as `Checkpoint`."""
+
+    def __init__(self, folder: Path, files: tuple[Path, ...]) -> None:
+        self.folder, self.files = folder, files
+        self.metadata: Mapping[str, str] = {}
+        self._loaded: dict[str, Any] = {}
+        tensors: dict[str, TensorInfo] = {}
+        for file in files:
+            for name, tensor in _load(file).items():
+                if name in tensors:
+                    raise FormatError(f"{file.name}: {name!r} is in {tensors[name].file.name} too")
+                dtype = _dtype_name(tensor, name)
+                nbytes = tensor.numel() * tensor.element_size()
+                tensors[name] = TensorInfo(name, dtype, tuple(tensor.shape), file, len(tensors), nbytes)
+                self._loaded[name] = tensor
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> PickledCheckpoint:
+        given = Path(path)
+        if given.is_dir():
+            given = _found(given) or given / _SINGLE
+        if given.name.endswith(".index.json"):
+            return cls(given.parent, index_files(given))
+        return cls(given.parent, (given,))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+    def read_into(self, name: str, start: int, buffer: npt.NDArray[Any]) -> None:
+        """Bytes of a tensor from `start` on, copied into a buffer of bytes."""
+        import torch
+
+        flat = self._loaded[name].contiguous().reshape(-1).view(torch.uint8).numpy()
+        buffer[:] = flat[start : start + buffer.size]
+
+    def close(self) -> None:
+        self._loaded.clear()
+
+    def __enter__(self) -> PickledCheckpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _found(folder: Path) -> Path | None:
+    for name in (_INDEX, _SINGLE):
+        if (folder / name).exists():
+            return folder / name
+    return next(iter(sorted(f for f in folder.glob("*.bin") if f.is_file())), None)
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        import torch
+    except ImportError:
+        raise Unsupported(f"{file.name}: reading pickles needs torch") from None
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch raises whatever the unpickler met: RuntimeError, UnpicklingError, EOFError, ...
+        raise FormatError(f"{file.name}: no weights that torch reads ({str(error).splitlines()[0][:120]})") from None
+    if not isinstance(loaded, dict) or not all(isinstance(v, torch.Tensor) for v in loaded.values()):
+        raise FormatError(f"{file.name}: not a mapping of names to tensors")
+    return loaded
+
+
+def _dtype_name(tensor: Any, name: str) -> str:
+    known = {
+        "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+        "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+    }  # fmt: skip
+    found = known.get(str(tensor.dtype).removeprefix("torch."))
+    if found is None:
+        raise Unsupported(f"{name}: {tensor.dtype}; expected {', '.join(known)}")
+    return found

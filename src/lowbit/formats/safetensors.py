@@ -1,0 +1,248 @@
+"""Checkpoints in safetensors files, one or many: found, checked and mapped before a single number is read."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.container import DTYPE_BITS, NUMPY_DTYPES, read_header
+from lowbit.errors import FormatError, Unsupported
+
+__all__ = ["INDEX", "SINGLE", "Checkpoint", "TensorInfo", "as_array", "index_files"]
+
+Array = npt.NDArray[Any]
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_MAX_INDEX = 1 << 28
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor: its dtype by the format's name ("BF16"), and where in which file its bytes are."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int  # from the start of the file
+    nbytes: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+class Checkpoint:
+    """The tensors of a `.safetensors` file, a folder, or an index of shards.
+
+    Opening reads the headers and checks every claim in them. `read` gives a tensor as a view of the mapped file,
+    and `release` gives its memory back.
+
+    >>> import tempfile
+    >>> from lowbit.container import write_arrays
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_arrays(f"{folder}/model.safetensors", {"w": np.eye(2, dtype=np.float32)}, {})
+    ...     with Checkpoint.open(folder) as checkpoint:
+    ...         checkpoint.tensors["w"].shape, float(checkpoint.read("w").sum())
+    ((2, 2), 2.0)
+    """
+
+    folder: Path
+    files: tuple[Path, ...]
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+
+    def __init__(self, folder: Path, files: tuple[Path, ...], index: Mapping[str, str] | None = None) -> None:
+        self.folder, self.files = folder, files
+        tensors: dict[str, TensorInfo] = {}
+        metadata: dict[str, str] = {}
+        for file in files:
+            for info in _tensors_of(file, metadata):
+                if info.name in tensors:
+                    raise FormatError(f"{file.name}: {info.name!r} is in {tensors[info.name].file.name} too")
+                tensors[info.name] = info
+        if index is not None:
+            _check_index(index, tensors)
+        self.tensors = MappingProxyType(tensors)
+        self.metadata = MappingProxyType(metadata)
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._handles: dict[Path, int] = {}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """The checkpoint at a path; FormatError, naming file and tensor, for whatever is not one."""
+        given = Path(path)
+        if given.is_dir():
+            if (given / INDEX).exists():
+                return cls.open(given / INDEX)
+            if (given / SINGLE).exists():
+                return cls(given, (_inside(given, SINGLE, SINGLE),))
+            found = sorted(f.name for f in given.glob("*.safetensors"))
+            if not found:
+                raise FormatError(f"{given}: no .safetensors file and no {INDEX} in this folder")
+            return cls(given, tuple(_inside(given, name, name) for name in found))
+        if not given.exists():
+            raise FormatError(f"{given}: there is no such file or folder")
+        if given.name.endswith(".index.json"):
+            return cls(given.parent, index_files(given), _read_index(given))
+        return cls(given.parent, (given,))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the files."""
+        return sum(file.stat().st_size for file in self.files)
+
+    def read(self, name: str) -> Array:
+        """The tensor as a read-only view of the mapped file. bfloat16 is ml_dtypes' type where that is installed,
+        else the uint16 of its bits; a type that NumPy does not have is an Unsupported."""
+        info = self.tensors[name]
+        return as_array(self._bytes(info), info.dtype, info.shape, name)
+
+    def release(self, name: str) -> None:
+        """Lets go of the memory that reading the tensor took; its views stay valid and would be read again."""
+        info = self.tensors[name]
+        mapped = self._maps.get(info.file)
+        # Whole pages only: the neighbours' bytes on the first and last page cost nothing to read again.
+        start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        if mapped is not None and info.nbytes and hasattr(mapped, "madvise"):
+            mapped.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
+
+    def read_into(self, name: str, start: int, buffer: Array) -> None:
+        """Bytes of a tensor from `start` on, copied into a buffer of bytes: for streams through memory of their own,
+        whom a file that shrinks meanwhile must not end by a signal."""
+        info = self.tensors[name]
+        if info.file not in self._handles:
+            self._handles[info.file] = os.open(info.file, os.O_RDONLY)
+        view, at = memoryview(buffer.data), info.offset + start
+        while view.nbytes:
+            count = os.preadv(self._handles[info.file], [view], at)
+            if not count:
+                raise FormatError(f"{info.file.name}: the file ends early, in {name!r}")
+            view, at = view[count:], at + count
+
+    def _bytes(self, info: TensorInfo) -> Array:
+        if not info.nbytes:
+            return np.zeros(0, np.uint8)
+        if info.file not in self._maps:
+            with open(info.file, "rb") as file:
+                self._maps[info.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(self._maps[info.file], np.uint8, info.nbytes, info.offset)
+
+    def close(self) -> None:
+        """Forgets the maps; views that were given out keep theirs alive."""
+        self._maps.clear()
+        while self._handles:
+            os.close(self._handles.popitem()[1])
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def as_array(data: Array, dtype: str, shape: tuple[int, ...], name: str = "tensor") -> Array:
+    """Bytes as the array they are, without a copy where they are aligned.
+
+    >>> as_array(np.array([0, 0, 128, 63], np.uint8), "F32", (1,))
+    array([1.], dtype=float32)
+    """
+    if dtype == "BF16":
+        kind = _bfloat16()
+    elif dtype in NUMPY_DTYPES:
+        kind = np.dtype(NUMPY_DTYPES[dtype])
+    else:
+        raise Unsupported(f"{name}: {dtype}; NumPy has no such type")
+    array = data.view(kind) if data.size else np.zeros(0, kind)
+    return (array if array.flags.aligned else array.copy()).reshape(shape)
+
+
+def _bfloat16() -> np.dtype[Any]:
+    try:
+        import ml_dtypes
+    except ImportError:
+        return np.dtype(np.uint16)
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
+
+
+def _tensors_of(file: Path, metadata: dict[str, str]) -> list[TensorInfo]:
+    try:
+        with open(file, "rb") as opened:
+            header = read_header(opened, file.name)
+    except OSError as error:
+        raise FormatError(f"{file.name}: {error.strerror or error}") from None
+    metadata.update(header.metadata)
+    found = []
+    for name, e in header.entries.items():
+        if DTYPE_BITS[e.dtype] % 8 and (e.end - e.begin) * 8 % DTYPE_BITS[e.dtype]:
+            raise FormatError(f"{file.name}: {name!r} does not fill whole elements of {e.dtype}")
+        found.append(TensorInfo(name, e.dtype, e.shape, file, header.data + e.begin, e.end - e.begin))
+    return sorted(found, key=lambda info: info.offset)
+
+
+def index_files(path: Path) -> tuple[Path, ...]:
+    """The shards that an index names, each of which is there and in the index's folder."""
+    return tuple(_inside(path.parent, name, path.name) for name in sorted(set(_read_index(path).values())))
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """weight_map of an index: which tensor is in which file."""
+    if path.stat().st_size > _MAX_INDEX:
+        raise FormatError(f"{path.name}: {path.stat().st_size} bytes; an index has less than {_MAX_INDEX}")
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            twice = next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))
+            raise FormatError(f"{path.name}: {twice!r} occurs twice")
+        return made
+
+    try:
+        index = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=unique)
+    except FormatError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path.name}: not JSON ({error})") from None
+    named = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(named, dict) or not named or not all(isinstance(v, str) for v in named.values()):
+        raise FormatError(f"{path.name}: no weight_map of tensor names to file names")
+    return named
+
+
+def _inside(folder: Path, name: str, said_by: str) -> Path:
+    """The file of this name, which must lie in the folder; nothing an index says may lead out of it."""
+    parts = Path(name).parts
+    if not name or Path(name).is_absolute() or ".." in parts or "\0" in name or "\\" in name:
+        raise FormatError(f"{said_by}: {name!r} leads out of the folder")
+    file = folder / name
+    if not file.is_file():
+        raise FormatError(f"{said_by}: {name!r} is named, but there is no such file")
+    root, real = folder.resolve(), file.resolve()
+    # The hub's cache keeps the files of snapshots/<revision> in blobs beside it, behind links.
+    blobs = root.parent.parent / "blobs"
+    if not real.is_relative_to(root) and not (root.parent.name == "snapshots" and real.is_relative_to(blobs)):
+        raise FormatError(f"{said_by}: {name!r} is a link that leads out of the folder")
+    return file
+
+
+def _check_index(index: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> None:
+    for name, shard in index.items():
+        if name not in tensors:
+            raise FormatError(f"{shard}: the index says {name!r} is in this file, but it is not")
+        if tensors[name].file.name != Path(shard).name:
+            raise FormatError(f"{shard}: the index says {name!r} is in this file; it is in {tensors[name].file.name}")
+    unnamed = next((name for name in tensors if name not in index), None)
+    if unnamed is not None:
+        raise FormatError(f"{tensors[unnamed].file.name}: the index does not name {unnamed!r}")

@@ -1,0 +1,215 @@
+"""The pictures of a report as inline SVG: where the bytes are, error by layer, times.
+
+Marks are stretched to the page's width (preserveAspectRatio="none"), labels are HTML beside them: so both are right on
+a phone and on a wide screen, and need no script.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from lowbit.models.report import Latency, ModelReport, WeightRow
+from lowbit.report.wording import decimal, escaped, size
+
+__all__ = ["colours_of", "error_chart", "largest_layers", "latency_chart", "size_chart"]
+
+# Kinds get the classes k0, k1, ... by how many bytes they hold; style.css has colours that colour-blind readers tell
+# apart for seven of them. All later kinds share the last.
+_COLOURS = 7
+_MAX_BARS = 240  # more are not told apart on a screen
+_LARGEST = 10
+_HIGHEST = 160  # decibels; more than float32 itself has, whatever a row claims
+_FEWEST_SLOTS = 28  # so that the bars of a small network are not walls
+
+
+def colours_of(rows: Iterable[WeightRow]) -> dict[str, int]:
+    """The colour of each kind; those with most bytes come first.
+
+    >>> colours_of([WeightRow("a", "Conv", (1,), "float32", bytes_before=1),
+    ...             WeightRow("b", "Gemm", (9,), "float32", bytes_before=9)])
+    {'Gemm': 0, 'Conv': 1}
+    """
+    held: Counter[str] = Counter()
+    for row in rows:
+        held[row.kind] += row.bytes_before
+    return {kind: min(i, _COLOURS - 1) for i, (kind, _) in enumerate(held.most_common())}
+
+
+def size_chart(report: ModelReport, colours: Mapping[str, int]) -> str:
+    """The file before and after, each a bar of its kinds, to one scale."""
+    whole = max(report.bytes_before, report.bytes_after, sum(r.bytes_before for r in report.rows), 1)
+    bars = []
+    totals: dict[str, tuple[int, int]] = {}
+    for row in report.rows:
+        was, now = totals.get(row.kind, (0, 0))
+        totals[row.kind] = was + row.bytes_before, now + row.bytes_after
+    kinds = sorted(totals, key=lambda kind: -totals[kind][0])
+    for label, side, total in (("Before", 0, report.bytes_before), ("After", 1, report.bytes_after)):
+        parts = [(kind, f"k{colours[kind]}", totals[kind][side]) for kind in kinds]
+        rest = total - sum(count for _, _, count in parts)
+        if rest > 0:
+            parts.append(("everything else", "rest", rest))
+        at, marks = 0.0, []
+        for kind, colour, count in parts:
+            width = 1000 * count / whole
+            if count > 0:
+                title = f"{escaped(kind)}: {size(count)}"
+                marks.append(
+                    f'<rect class="part {colour}" x="{at:.2f}" y="0" width="{width:.2f}" height="10">'
+                    f"<title>{title}</title></rect>"
+                )
+            at += width
+        bars.append(
+            f'<div class="size"><span>{label}</span>{_svg(marks, 1000, 10, f"{label}: {size(total)}")}'
+            f"<b>{size(total)}</b></div>"
+        )
+    entries = [
+        (f"k{colours[kind]}", kind, f"{size(totals[kind][0])} → {size(totals[kind][1])}") for kind in kinds[:_COLOURS]
+    ]
+    if len(kinds) > _COLOURS:
+        entries[-1] = (f"k{_COLOURS - 1}", f"{len(kinds) - _COLOURS + 1} other kinds", "")
+    before = report.bytes_before - sum(both[0] for both in totals.values())
+    after = report.bytes_after - sum(both[1] for both in totals.values())
+    if max(before, after) > 0:
+        entries.append(("rest", "everything else", f"{size(max(before, 0))} → {size(max(after, 0))}"))
+    return f'<div class="sizes">{"".join(bars)}</div>{_legend(entries)}'
+
+
+def largest_layers(rows: Sequence[WeightRow], colours: Mapping[str, int]) -> str:
+    """The largest weights, before as a pale bar and after as a full one."""
+    largest = sorted(rows, key=lambda r: -r.bytes_before)[:_LARGEST]
+    whole = max((max(r.bytes_before, r.bytes_after) for r in largest), default=0)
+    if whole == 0:
+        return ""
+    lines = []
+    for row in largest:
+        colour = f"k{colours[row.kind]}"
+        label = f"{row.name}: {size(row.bytes_before)} before, {size(row.bytes_after)} after"
+        marks = [
+            f'<rect class="was {colour}" x="0" y="0" width="{1000 * row.bytes_before / whole:.2f}" height="10"/>',
+            f'<rect class="part {colour}" x="0" y="0" width="{1000 * row.bytes_after / whole:.2f}" height="10"/>',
+        ]
+        lines.append(
+            f'<li><span class="name" title="{escaped(row.name)}">{escaped(row.name)}</span>'
+            f"{_svg(marks, 1000, 10, label)}"
+            f'<span class="figures">{size(row.bytes_before)} → <b>{size(row.bytes_after)}</b></span></li>'
+        )
+    return f'<h3>Largest weights</h3><ol class="largest">{"".join(lines)}</ol>'
+
+
+def error_chart(rows: Sequence[WeightRow], colours: Mapping[str, int]) -> str:
+    """The SQNR of each treated weight, in the model's order; of very many, the lowest of each few neighbours."""
+    known = [(i, r, r.sqnr_db) for i, r in enumerate(rows) if r.treated and r.sqnr_db is not None]
+    if not known:
+        return '<p class="none">No weight has an error to show.</p>'
+    top = 10 * math.ceil(min(max((s for _, _, s in known if math.isfinite(s)), default=10.0), _HIGHEST) / 10)
+    top = max(top, 10)
+    few = math.ceil(len(known) / _MAX_BARS)
+    groups = [known[at : at + few] for at in range(0, len(known), few)]
+    marks = []
+    for slot, group in enumerate(groups):
+        index, row, sqnr = min(group, key=lambda entry: _badness(entry[2]))
+        height = 100.0 if math.isnan(sqnr) else 100 * min(max(sqnr / top, 0.008), 1)
+        extra = " nan" if math.isnan(sqnr) else " exact" if math.isinf(sqnr) and sqnr > 0 else ""
+        title = f"{row.name}\n{row.kind}, {row.how}\n{_sqnr(sqnr)}"
+        if len(group) > 1:
+            title += f"\nthe lowest of {len(group)} neighbours"
+        marks.append(
+            f'<g data-row="{index}"><title>{escaped(title)}</title>'
+            f'<rect class="hit" x="{slot}" y="0" width="1" height="100"/>'
+            f'<rect class="bar k{colours[row.kind]}{extra}" x="{slot + 0.1:.1f}" y="{100 - height:.2f}" '
+            f'width="0.8" height="{height:.2f}"/></g>'
+        )
+    step = 10 if top <= 40 else 20 if top <= 80 else 40
+    ticks = "".join(
+        f'<i style="bottom:{100 * at / top:.2f}%"><span>{at}{" dB" * (at + step > top)}</span></i>'
+        for at in range(0, top + 1, step)
+    )
+    shown = Counter(r.kind for _, r, _ in known)
+    entries = [(f"k{colours[kind]}", kind, f"{n}") for kind, n in shown.most_common()]
+    if any(s == math.inf for _, _, s in known):
+        entries.append(("exact rest", "no loss at all", ""))
+    if any(math.isnan(s) for _, _, s in known):
+        entries.append(("nan", "not a number", ""))
+    label = f"SQNR of {len(known)} weights in decibels, in the order of the model"
+    return (
+        f'<div class="plot" id="errors"><div class="ticks" aria-hidden="true">{ticks}</div>'
+        f"{_svg(marks, max(len(groups), _FEWEST_SLOTS), 100, label)}</div>{_legend(entries[: _COLOURS + 2])}"
+        + (f'<p class="hint">Each bar is the lowest of up to {few} neighbouring weights.</p>' if few > 1 else "")
+        + _lowest(known)
+    )
+
+
+def latency_chart(runs: Sequence[Latency]) -> str:
+    """Medians as bars from zero and the interval that holds half of the runs as a line, all to one scale."""
+    whole = max(
+        (t for r in runs for t in (r.float_ms, r.quantized_ms, *r.float_interval, *r.quantized_interval)
+         if math.isfinite(t)), default=0.0,
+    )  # fmt: skip
+    made = []
+    for run in runs:
+        lines = []
+        for label, median, (low, high), colour in (
+            ("float", run.float_ms, run.float_interval, "rest"),
+            ("quantized", run.quantized_ms, run.quantized_interval, "accent"),
+        ):
+            marks = []
+            if whole > 0 and math.isfinite(median):
+                marks.append(
+                    f'<rect class="part {colour}" x="0" y="2" width="{1000 * median / whole:.2f}" height="8"/>'
+                )
+            spread = ""
+            if math.isfinite(low) and math.isfinite(high):
+                spread = f", half of the runs in {decimal(low, 3)} to {decimal(high, 3)} ms"
+                if whole > 0:
+                    a, b = 1000 * low / whole, 1000 * high / whole
+                    marks.append(f'<path class="interval" d="M{a:.2f} 6H{b:.2f}M{a:.2f} 3V9M{b:.2f} 3V9"/>')
+            title = f"{label}: {decimal(median, 3)} ms{spread}"
+            lines.append(
+                f'<div class="size"><span>{label}</span>{_svg([f"<title>{title}</title>", *marks], 1000, 12, title)}'
+                f"<b>{decimal(median, 3)} ms</b></div>"
+            )
+        threads = f"{run.threads} thread{'s' * (run.threads != 1)}"
+        verdict = f"{run.speedup:.2f}× " + ("as fast" if run.speedup >= 1 else "as fast: slower")
+        made.append(
+            f'<div class="run"><p><b>{escaped(run.runtime)}</b>, {escaped(run.shape)}, {threads}: '
+            f'<b class="{"good" if run.speedup >= 1 else "bad"}">{verdict}</b></p>{"".join(lines)}</div>'
+        )
+    return "".join(made)
+
+
+def _lowest(known: Sequence[tuple[int, WeightRow, float]]) -> str:
+    lowest = sorted(known, key=lambda entry: _badness(entry[2]))[:5]
+    buttons = "".join(
+        f'<li><button type="button" class="link name" data-row="{i}">{escaped(r.name)}</button> '
+        f'<span class="figures">{_sqnr(s)}</span></li>'
+        for i, r, s in lowest
+    )
+    return f'<h3>Lowest</h3><ol class="lowest">{buttons}</ol>'
+
+
+def _badness(sqnr: float) -> float:
+    return -math.inf if math.isnan(sqnr) else sqnr  # a NaN is the worst
+
+
+def _sqnr(value: float) -> str:
+    return (
+        "no loss" if value == math.inf else "not a number" if math.isnan(value) else f"{value:.1f} dB".replace("-", "−")
+    )
+
+
+def _svg(marks: Iterable[str], width: int, height: int, label: str) -> str:
+    return (
+        f'<svg role="img" aria-label="{escaped(label)}" viewBox="0 0 {width} {height}" preserveAspectRatio="none">'
+        f"{''.join(marks)}</svg>"
+    )
+
+
+def _legend(entries: Iterable[tuple[str, str, str]]) -> str:
+    items = "".join(
+        f'<li><i class="swatch {colour}"></i>{escaped(label)}<span>{escaped(more)}</span></li>'
+        for colour, label, more in entries
+    )
+    return f'<ul class="legend">{items}</ul>'
