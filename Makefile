@@ -32,9 +32,10 @@ $(VENV)/.cli: $(VENV)/.built
 $(VENV)/.test: $(VENV)/.built
 	$(PIP) torch==2.13.0
 	$(PIP) --no-build-isolation -e '.[cli,test]' -Cbuild-dir=build/python
-	@# images of the worked example; its test says so where they are missing
-	@test -d /usr/share/datasets/fashion-mnist || (apt-get update -q && apt-get install -y -q --no-install-recommends \
-	  dataset-fashion-mnist) > /dev/null 2>&1 || echo "dataset-fashion-mnist: could not be installed"
+	@# images of the worked examples, and a browser for the report; tests say so where they are missing
+	@(test -d /usr/share/datasets/fashion-mnist && command -v chromium > /dev/null) || (apt-get update -q && \
+	  apt-get install -y -q --no-install-recommends dataset-fashion-mnist chromium) > /dev/null 2>&1 || \
+	  echo "dataset-fashion-mnist, chromium: could not be installed"
 	@touch $@
 
 # After the tests' packages: mypy reads the types of torch.

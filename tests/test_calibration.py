@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from lowbit.errors import FormatError, InvalidProblem, Unsupported
 from lowbit.ops import scores
 
 N = 100_000
+MINILM = Path(__file__).parent / "data/minilm_activations.npz"  # made by scripts/record_minilm.py
 DTYPES = ["int8", "uint8", "int4", "uint4", "int2", "uint2"]
 
 
@@ -43,6 +45,7 @@ def distributions():
         "bimodal": np.where(rng.random(N) < 0.5, rng.normal(-3, 0.5, N), rng.normal(2, 0.3, N)),
         "spiky": np.append(rng.standard_normal(N - 1), 1e6), "relu": np.maximum(rng.standard_normal(N), 0),
         "activations": hidden.reshape(-1)[:N],
+        **{f"minilm_{name}": x.astype(np.float32) for name, x in np.load(MINILM).items()},
     }  # fmt: skip
 
 

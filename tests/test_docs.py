@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from lowbit.models import load_recipe
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 
@@ -64,8 +66,16 @@ def test_programs_run_and_print_what_is_shown(page: Path, tmp_path: Path, monkey
 def test_every_block_says_what_it_is(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text.count("\n```") % 2 == 0
-    known = {"", "python", "python no-run", "text", "sh", "cpp", "cmake", "make"}
+    known = {"", "python", "python no-run", "text", "sh", "cpp", "cmake", "make", "yaml"}
     assert {fence["info"].strip() for fence in FENCE.finditer(text)} <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_recipes_load(page: Path, tmp_path: Path) -> None:
+    for i, fence in enumerate(FENCE.finditer(page.read_text(encoding="utf-8"))):
+        if fence["info"].strip() == "yaml":
+            (tmp_path / f"{i}.yaml").write_text(fence["body"])
+            load_recipe(tmp_path / f"{i}.yaml")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -55,7 +55,8 @@ def quantized(model: ModelProto, data: list[dict[str, Any]], recipe: Recipe = RE
 
 
 def sqnr(a: Any, b: Any) -> float:
-    return float(10 * np.log10(np.square(a, dtype=np.float64).sum() / np.square(a - b, dtype=np.float64).sum()))
+    with np.errstate(divide="ignore"):
+        return float(10 * np.log10(np.square(a, dtype=np.float64).sum() / np.square(a - b, dtype=np.float64).sum()))
 
 
 def batches(n: int = 6, shape: tuple[int, ...] = (8, 3, 16, 16), seed: int = 0) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tokenize
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ def arrays_of(path: str | os.PathLike[str], only: str | None = None) -> Iterator
                     yield name, archive[name]
         else:
             raise InvalidProblem(f"{file}: expected a .npy or .npz file")
-    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, KeyError, SyntaxError, tokenize.TokenError) as error:
         if isinstance(error, InvalidProblem):
             raise
         raise FormatError(f"{file}: not a NumPy file of plain arrays ({error})") from None

@@ -18,7 +18,7 @@ from lowbit.formats.checkpoint_folder import MANIFEST, Assembly, Finished
 from lowbit.formats.checkpoint_plan import Item, Plan, existing_quantization, plan_checkpoint, read_config
 from lowbit.formats.checkpoint_stream import stream_shard
 from lowbit.formats.pickled import PickledCheckpoint, is_pickled
-from lowbit.formats.safetensors import INDEX, Checkpoint
+from lowbit.formats.safetensors import INDEX, Checkpoint, inside
 from lowbit.formats.shards import ShardWriter
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import ModelReport, WeightRow
@@ -76,10 +76,11 @@ def quantize_checkpoint(
         plan = plan_checkpoint(opened.tensors, config, made, max_shard_bytes)
         if strict:
             _refuse_skipped(plan)
+        rest = _rest(opened.folder)
         fingerprint = _fingerprint(opened, config, made, max_shard_bytes)
         with Assembly(target, fingerprint, resume=resume, overwrite=overwrite) as assembly:
             if not assembly.complete:
-                _write(opened, plan, config, assembly, progress)
+                _write(opened, plan, config, rest, assembly, progress)
         losses = {name: db for shard in assembly.finished.values() for name, db in shard.sqnr_db.items()}
         return ModelReport(
             source=os.fspath(source), target=str(target), format=_FORMAT, recipe=made.to_dict(),
@@ -103,6 +104,7 @@ def _write(
     source: Checkpoint | PickledCheckpoint,
     plan: Plan,
     config: Mapping[str, Any],
+    rest: list[Path],
     assembly: Assembly,
     progress: Progress | None,
 ) -> None:
@@ -123,7 +125,9 @@ def _write(
         with ShardWriter(assembly.folder / name, tensors, {"format": "pt"}) as shard:
             losses = stream_shard(source, items, shard, tell)
         assembly.finish(name, Finished(shard.nbytes, shard.checksum, losses))
-    _copy_rest(source.folder, assembly.folder)
+    for file in rest:
+        with open(file, "rb") as given, written_whole(assembly.folder / file.name, binary=True) as copy:
+            shutil.copyfileobj(given, copy)
     _write_json(assembly.folder / "config.json", {**config, "quantization_config": plan.quantization_config})
     if len(plan.shards) > 1:
         where = {s.name: name for name, items in plan.shards.items() for item in items for s in item.stored}
@@ -131,15 +135,14 @@ def _write(
     assembly.commit()
 
 
-def _copy_rest(folder: Path, target: Path) -> None:
-    """Tokenizer, generation settings and the like: what is small and holds no weights."""
-    for file in sorted(folder.iterdir()):
-        name = file.name
-        if name.startswith(".") or name == "config.json" or name.endswith(_WEIGHTS) or not file.is_file():
-            continue
-        if file.stat().st_size <= _MAX_COPIED:
-            with open(file, "rb") as given, written_whole(target / name, binary=True) as copy:
-                shutil.copyfileobj(given, copy)
+def _rest(folder: Path) -> list[Path]:
+    """Tokenizer, generation settings and the like: what is small and holds no weights. Without a config.json it is no
+    model's folder, and what lies beside the weights is none of ours."""
+    if not (folder / "config.json").is_file():
+        return []
+    names = sorted(f.name for f in folder.iterdir() if f.is_file() and f.stat().st_size <= _MAX_COPIED)
+    kept = (n for n in names if not n.startswith(".") and n != "config.json" and not n.endswith(_WEIGHTS))
+    return [inside(folder, name, name) for name in kept]
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -58,9 +58,10 @@ class Assembly:
         unfinished = self.folder.is_dir() and any(self.folder.iterdir())
         if unfinished and not resume and not overwrite:
             raise InvalidProblem(f"{target}: an unfinished run is in {self.folder.name}; resume it, or overwrite")
-        if unfinished and resume and _fingerprint(self.folder) not in (fingerprint, ""):
+        same = _fingerprint(self.folder) == fingerprint
+        if unfinished and resume and not same and not overwrite and (self.folder / MANIFEST).exists():
             raise InvalidProblem(f"{target}: {self.folder.name} is of another source, recipe or version; overwrite it")
-        self._resume = resume
+        self._resume = resume and same
 
     def __enter__(self) -> Assembly:
         if self.complete:

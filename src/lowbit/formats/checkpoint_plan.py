@@ -12,7 +12,7 @@ from typing import Any
 
 from lowbit.errors import FormatError, InvalidProblem
 from lowbit.formats.compressed_tensors import FLOATS, Scheme
-from lowbit.formats.safetensors import SINGLE, TensorInfo
+from lowbit.formats.safetensors import SINGLE, TensorInfo, inside
 from lowbit.formats.shards import Stored
 from lowbit.models.recipe import Recipe, Rule
 from lowbit.models.report import WeightRow
@@ -217,9 +217,9 @@ def existing_quantization(tensors: Mapping[str, TensorInfo], config: Mapping[str
 
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a folder, empty where there is none."""
-    path = folder / "config.json"
-    if not path.is_file():
+    if not (folder / "config.json").is_file():
         return {}
+    path = inside(folder, "config.json", "config.json")
     if path.stat().st_size > _MAX_CONFIG:
         raise FormatError(f"config.json: {path.stat().st_size} bytes; expected less than {_MAX_CONFIG}")
     try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,18 +16,20 @@ import numpy.typing as npt
 
 from lowbit.errors import InvalidProblem
 from lowbit.formats.checkpoint_plan import Item
-from lowbit.formats.compressed_tensors import Rows, widened
+from lowbit.formats.compressed_tensors import widened
 from lowbit.formats.safetensors import TensorInfo, as_array
 from lowbit.formats.shards import ShardWriter
 from lowbit.tensor import QuantizedTensor
+from lowbit.threads import get_num_threads, set_num_threads
 
 __all__ = ["Noise", "Source", "stream_shard"]
 
 Array = npt.NDArray[Any]
 
 _PIECE = 8 << 20  # bytes read at once; disks want them large
-_BLOCK = 1 << 20  # elements quantized at once; caches want them small
-_AHEAD, _BEHIND = 3, 6  # pieces read ahead, and blocks waiting to be written
+_BLOCK = 1 << 19  # elements quantized at once; caches want them small
+_WORKERS = 8  # pieces treated at once, where there are as many cores
+_AHEAD, _BEHIND = 3, 8  # pieces read ahead, and arrays waiting to be written
 _FLUSH = 64 << 20  # bytes after which the system is asked to write, so that the end has little to wait for
 
 
@@ -41,6 +45,12 @@ class _Piece(NamedTuple):
     nbytes: int
 
 
+class _Treated(NamedTuple):
+    codes: Array
+    scale: Array
+    zero_point: Array | None
+
+
 @dataclass
 class Noise:
     """Energy of a tensor and of what was lost, summed a block at a time.
@@ -52,24 +62,36 @@ class Noise:
 
     signal: float = 0.0
     noise: float = 0.0
-    _scratch: tuple[Array, Array] = field(default_factory=lambda: (np.empty(0, np.float32), np.empty(0, np.float32)))
 
     def add(self, weight: Array, q: QuantizedTensor) -> None:
         """Counts a block of the tensor and what became of it."""
-        if self._scratch[0].size < weight.size:
-            self._scratch = (np.empty(weight.size, np.float32), np.empty(weight.size, np.float32))
-        x, y = (s[: weight.size] for s in self._scratch)
+        x, y = _scratch(weight.size)
         x[:] = weight.reshape(-1)
         q.dequantize(out=y.reshape(weight.shape))
         np.subtract(x, y, out=y)
         self.signal += float(np.dot(x, x))
         self.noise += float(np.dot(y, y))
 
+    def include(self, other: Noise) -> None:
+        self.signal += other.signal
+        self.noise += other.noise
+
     @property
     def sqnr_db(self) -> float:
         if not self.noise:
             return math.inf
         return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+
+
+_kept = threading.local()
+
+
+def _scratch(size: int) -> tuple[Array, Array]:
+    """Two float32 arrays of this thread, used again: new memory for each block would cost more than the sums."""
+    if getattr(_kept, "size", 0) < size:
+        _kept.size, _kept.arrays = size, (np.empty(size, np.float32), np.empty(size, np.float32))
+    x, y = _kept.arrays
+    return x[:size], y[:size]
 
 
 def stream_shard(
@@ -79,30 +101,50 @@ def stream_shard(
 
     The rows of a matrix are treated in blocks. Where one scale is for all of a matrix, it is held whole.
     """
-    scratch = Noise()
     losses: dict[str, Noise] = {}
     zeros: dict[str, list[Array]] = {}
-    with _Writer(shard) as writer:
+
+    def finish(piece: _Piece, data: Array, quantized: Future[tuple[_Treated, Noise]] | None) -> None:
+        item, name = piece.item, piece.item.info.name
+        if quantized is None:
+            writer.put(item.stored[0].name, data, free=data)
+        else:
+            rows, noise = quantized.result()
+            losses.setdefault(name, Noise()).include(noise)
+            writer.put(item.stored[0].name, rows.codes)
+            writer.put(item.stored[1].name, rows.scale)
+            if rows.zero_point is not None:
+                zeros.setdefault(name, []).append(rows.zero_point)
+            writer.free(data)
+            if piece.start + piece.nbytes == item.info.nbytes:
+                _put_rest(item, zeros.pop(name, []), writer)
+        progress(item, piece.nbytes)
+
+    computing: deque[tuple[_Piece, Array, Future[tuple[_Treated, Noise]] | None]] = deque()
+    with _one_thread_a_call() as workers, _Writer(shard) as writer, ThreadPoolExecutor(workers) as pool:
         for piece, data in _read_ahead(source, items, writer):
-            item, name = piece.item, piece.item.info.name
-            if item.scheme is None:
-                writer.put(item.stored[0].name, data, free=data)
-            else:
-                noise = losses.setdefault(name, Noise(_scratch=scratch._scratch))
-                for rows in _quantized(piece, data, noise):
-                    writer.put(item.stored[0].name, rows.codes)
-                    writer.put(item.stored[1].name, rows.scale)
-                    if rows.zero_point is not None:
-                        zeros.setdefault(name, []).append(rows.zero_point)
-                scratch = noise
-                writer.free(data)
-                if piece.start + piece.nbytes == item.info.nbytes:
-                    _put_rest(item, zeros.pop(name, []), writer)
-            progress(item, piece.nbytes)
+            treated = piece.item.scheme is not None
+            computing.append((piece, data, pool.submit(_quantized, piece, data) if treated else None))
+            while len(computing) > (workers if piece.nbytes <= _PIECE else 0):  # whole matrices are not hoarded
+                finish(*computing.popleft())
+        while computing:
+            finish(*computing.popleft())
     return {name: noise.sqnr_db for name, noise in losses.items()}
 
 
-def _quantized(piece: _Piece, data: Array, noise: Noise) -> Iterator[Rows]:
+@contextmanager
+def _one_thread_a_call() -> Iterator[int]:
+    """How many pieces to treat at once. Meanwhile each kernel keeps to one thread: several pieces in flight use the
+    cores better than threads that meet after every block, and leave room for reading and writing."""
+    before = get_num_threads()
+    set_num_threads(1)
+    try:
+        yield min(before, _WORKERS)
+    finally:
+        set_num_threads(before)
+
+
+def _quantized(piece: _Piece, data: Array) -> tuple[_Treated, Noise]:
     info, scheme = piece.item.info, piece.item.scheme
     assert scheme is not None
     columns = info.shape[1]
@@ -111,6 +153,7 @@ def _quantized(piece: _Piece, data: Array, noise: Noise) -> Iterator[Rows]:
         weight = widened(weight, "BF16")  # without ml_dtypes there is no array that says what it is
     step = len(weight) if scheme.weights.granularity == "tensor" else max(1, _BLOCK // columns)
     first = piece.start // (info.nbytes // info.shape[0])
+    found, noise = [], Noise()
     for start in range(0, len(weight), step):
         block = weight[start : start + step]
         try:
@@ -119,7 +162,11 @@ def _quantized(piece: _Piece, data: Array, noise: Noise) -> Iterator[Rows]:
             _refuse_nonfinite(block, info, first + start)
             raise
         noise.add(block, rows.quantized)
-        yield rows
+        found.append(rows)
+    # One array each for all blocks: whoever writes them is woken once, not for every block.
+    zeros = [rows.zero_point for rows in found if rows.zero_point is not None]
+    codes, scale = np.concatenate([rows.codes for rows in found]), np.concatenate([rows.scale for rows in found])
+    return _Treated(codes, scale, np.concatenate(zeros) if zeros else None), noise
 
 
 def _refuse_nonfinite(block: Array, info: TensorInfo, first: int) -> None:

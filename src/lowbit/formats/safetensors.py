@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lowbit.container import DTYPE_BITS, NUMPY_DTYPES, read_header
 from lowbit.errors import FormatError, Unsupported
 
-__all__ = ["INDEX", "SINGLE", "Checkpoint", "TensorInfo", "as_array", "index_files"]
+__all__ = ["INDEX", "SINGLE", "Checkpoint", "TensorInfo", "as_array", "index_files", "inside"]
 
 Array = npt.NDArray[Any]
 
@@ -87,11 +87,11 @@ class Checkpoint:
             if (given / INDEX).exists():
                 return cls.open(given / INDEX)
             if (given / SINGLE).exists():
-                return cls(given, (_inside(given, SINGLE, SINGLE),))
+                return cls(given, (inside(given, SINGLE, SINGLE),))
             found = sorted(f.name for f in given.glob("*.safetensors"))
             if not found:
                 raise FormatError(f"{given}: no .safetensors file and no {INDEX} in this folder")
-            return cls(given, tuple(_inside(given, name, name) for name in found))
+            return cls(given, tuple(inside(given, name, name) for name in found))
         if not given.exists():
             raise FormatError(f"{given}: there is no such file or folder")
         if given.name.endswith(".index.json"):
@@ -194,7 +194,7 @@ def _tensors_of(file: Path, metadata: dict[str, str]) -> list[TensorInfo]:
 
 def index_files(path: Path) -> tuple[Path, ...]:
     """The shards that an index names, each of which is there and in the index's folder."""
-    return tuple(_inside(path.parent, name, path.name) for name in sorted(set(_read_index(path).values())))
+    return tuple(inside(path.parent, name, path.name) for name in sorted(set(_read_index(path).values())))
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -221,7 +221,7 @@ def _read_index(path: Path) -> dict[str, str]:
     return named
 
 
-def _inside(folder: Path, name: str, said_by: str) -> Path:
+def inside(folder: Path, name: str, said_by: str) -> Path:
     """The file of this name, which must lie in the folder; nothing an index says may lead out of it."""
     parts = Path(name).parts
     if not name or Path(name).is_absolute() or ".." in parts or "\0" in name or "\\" in name:

@@ -10,13 +10,15 @@ import numpy.typing as npt
 from lowbit.dtypes import QuantizedDType
 from lowbit.errors import InvalidProblem
 from lowbit.models.recipe import WeightRecipe
+from lowbit.models.report import Histogram
 from lowbit.ops import fake_quantize, quantize
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["quantize_weight", "refuse_nonfinite"]
+__all__ = ["quantize_weight", "refuse_nonfinite", "spread"]
 
 _PIECE = 1 << 20  # elements looked at together
+_BINS = 64
 
 # Shares of the full range that the "mse" method tries; below a half nothing was ever best for 4 bits and more.
 _SHARES = tuple(np.linspace(1.0, 0.5, 26)[1:])
@@ -41,8 +43,11 @@ def quantize_weight(
         options |= {"axis": 1, "block_size": recipe.group_size}
     elif recipe.granularity == "channel":
         options["axis"] = axis
-    refuse_nonfinite(weight, name)
-    q = quantize(weight, recipe.dtype, **options)
+    try:
+        q = quantize(weight, recipe.dtype, name=name, **options)
+    except InvalidProblem:
+        refuse_nonfinite(weight, name)  # not beforehand: looking costs as much as quantizing, which finds them too
+        raise
     return q if recipe.method == "min_max" else _least_squares(weight, q)
 
 
@@ -57,6 +62,14 @@ def refuse_nonfinite(weight: npt.NDArray[Any], name: str) -> None:
             raise InvalidProblem(f"{name}: {float(flat[at])} at index {index}; weights must be finite")
 
 
+def spread(name: str, weight: npt.NDArray[Any], p: QuantizationParams) -> Histogram:
+    """The weight's numbers in 64 bins, with the outermost ends of its codes."""
+    counts, edges = np.histogram(np.asarray(weight, np.float32), _BINS)
+    ends = [(code - np.asarray(p.zero_point, np.float64)) * p.scale for code in (p.qmin, p.qmax)]
+    clip = (float(np.min(ends[0])), float(np.max(ends[1])))
+    return Histogram(name, tuple(map(float, edges)), tuple(map(int, counts)), clip)
+
+
 def _least_squares(weight: npt.NDArray[Any], widest: QuantizedTensor) -> QuantizedTensor:
     """The same granularity with, for each scale, the share of the full range that loses least."""
     p = widest.params
@@ -67,13 +80,7 @@ def _least_squares(weight: npt.NDArray[Any], widest: QuantizedTensor) -> Quantiz
         loss = _losses(weight, p, scale)
         better = loss < least
         best, least = np.where(better, scale, best), np.where(better, loss, least)
-    return quantize(weight, params=_with(p, best.astype(np.float32)))
-
-
-def _with(p: QuantizationParams, scale: npt.NDArray[np.float32]) -> QuantizationParams:
-    return QuantizationParams(
-        p.dtype, p.scheme, scale, p.zero_point, axis=p.axis, block_size=p.block_size, qmin=p.qmin, qmax=p.qmax
-    )
+    return quantize(weight, params=p.replace(scale=best.astype(np.float32)))
 
 
 def _losses(weight: npt.NDArray[Any], p: QuantizationParams, scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

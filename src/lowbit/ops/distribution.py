@@ -34,8 +34,13 @@ class Histogram(NamedTuple):
         rank = np.clip(np.asarray(share, np.float64), 0, 1) * ends[-1]
         bin_ = np.clip(np.searchsorted(ends, rank, side="left") - 1, 0, self.counts.size - 1)
         within = np.clip((rank - ends[bin_]) / np.maximum(self.counts[bin_], 1e-300), 0, 1)
-        found: Floats = self.lower[bin_] + within * (self.upper[bin_] - self.lower[bin_])
-        return found
+        lo, hi = self.lower[0], self.upper[-1]
+        # Numbers may crowd at an end without limit, as those of GELU do at -0.17: like 1 / sqrt(distance). In a bin
+        # there, they lie evenly by the angle and not by the number; anywhere else it makes no difference.
+        start, stop = (_angle(v, lo, hi) for v in (self.lower[bin_], self.upper[bin_]))
+        angle = start + within * (stop - start)
+        found: Floats = lo + (hi - lo) * np.square(np.sin(angle / 2))
+        return np.clip(found, self.lower[bin_], self.upper[bin_])
 
     def below(self, value: npt.ArrayLike) -> Floats:
         """How many lie below each of some numbers."""
@@ -224,6 +229,12 @@ class Distribution:
         h, total = self.histogram, max(1, self.count)
         below, most = float(h.below(lo)), float(h.below(np.nextafter(hi, np.inf)))
         return min(1.0, max(0.0, (below + total - most) / total))
+
+
+def _angle(x: Floats, lo: float, hi: float) -> Floats:
+    """From 0 to pi as x goes from lo to hi: the angle whose cosine falls as x rises."""
+    found: Floats = 2 * np.arcsin(np.sqrt(np.clip((x - lo) / max(hi - lo, 1e-300), 0, 1)))
+    return found
 
 
 def exact_sum(limbs: Array) -> Fraction:

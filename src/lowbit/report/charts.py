@@ -21,7 +21,7 @@ _COLOURS = 7
 _MAX_BARS = 240  # more are not told apart on a screen
 _LARGEST = 10
 _HIGHEST = 160  # decibels; more than float32 itself has, whatever a row claims
-_FEWEST_SLOTS = 28  # so that the bars of a small network are not walls
+_FEWEST_SLOTS = 16  # so that the bars of a small network are not walls
 
 
 def colours_of(rows: Iterable[WeightRow]) -> dict[str, int]:

@@ -15,9 +15,8 @@ from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.saturation import unsaturated
 from lowbit.formats.onnx.weight_uses import WeightUse
 from lowbit.models.recipe import WeightRecipe
-from lowbit.models.weights import quantize_weight
+from lowbit.models.weights import quantize_weight, refuse_nonfinite
 from lowbit.ops import quantize
-from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
 __all__ = ["CodeStore", "StoredWeight", "narrow"]
@@ -143,6 +142,7 @@ class CodeStore:
         self, use: WeightUse, recipe: WeightRecipe, is_matrix: bool, note: str, bounded: bool, stepped: bool
     ) -> StoredWeight:
         value, home = np.asarray(use.value(self.graph)), self.graph.home(use.node)
+        refuse_nonfinite(value, use.name)  # here, where an index is the model's own
         element = value.dtype
         wide = value.astype(np.float32, copy=False)
         axis = use.channel_axis
@@ -160,7 +160,7 @@ class CodeStore:
             least = np.float32(np.finfo(np.float16).smallest_subnormal)
             scale = np.maximum(scale.astype(np.float16).astype(np.float32), least)
         if not np.array_equal(scale, q.params.scale):
-            q = quantize(wide, params=_with_scale(q.params, np.asarray(scale, np.float32)))
+            q = quantize(wide, params=q.params.replace(scale=np.asarray(scale, np.float32)))
         return StoredWeight(self.graph, use.name, recipe, q, element, is_matrix, home, steps, note)
 
     def bytes_of(self, name: str) -> int:
@@ -182,9 +182,3 @@ def _shaped(array: Array, shape: str) -> Array:
     if shape == "turned":
         return np.ascontiguousarray(array.T)
     return array.reshape(-1, 1) if shape == "column" else array
-
-
-def _with_scale(p: QuantizationParams, scale: Array) -> QuantizationParams:
-    return QuantizationParams(
-        p.dtype, p.scheme, scale, p.zero_point, axis=p.axis, block_size=p.block_size, qmin=p.qmin, qmax=p.qmax
-    )

@@ -21,14 +21,18 @@ from lowbit.formats.onnx.dynamic import OPSET as DYNAMIC_OPSET
 from lowbit.formats.onnx.dynamic import Dynamic, dynamic_note, why_not_dynamic
 from lowbit.formats.onnx.folding import fold_batch_norms
 from lowbit.formats.onnx.graph import Graph, WeightUse, quantized_uses, weights
+from lowbit.formats.onnx.rows import left_row, notes_on, once, one_row, refuse_skipped, sizes, stored_bytes
 from lowbit.formats.onnx.weight_only import OPERATORS, apply_weight_only, opset_needed
 from lowbit.models import Histogram, ModelReport, Recipe, Rule, WeightRow
 from lowbit.models.recipe import KINDS
+from lowbit.models.weights import spread
 
 __all__ = ["quantize_onnx"]
 
 Planned = tuple[WeightUse, Rule]
-_BINS, _MOST_HISTOGRAMS = 64, 200
+_MOST_HISTOGRAMS = 200
+_NEWEST_IR, _COMMON_IR = 13, 10  # that ONNX Runtime 1.31 takes, and that of opset 21
+_LONGEST = 240  # characters of somebody else's message
 
 
 def quantize_onnx(
@@ -49,6 +53,14 @@ def quantize_onnx(
     operator: for weights in groups, "dequantize", "matmul_nbits" or "auto". strict: raises InvalidProblem where
     something the recipe asks for cannot be done. Nothing is written unless all went well, onnx's full check passes
     and ONNX Runtime opens the result with its default options.
+
+    >>> import tempfile
+    >>> from importlib import resources
+    >>> with resources.as_file(resources.files("lowbit.data") / "digits_cnn.onnx") as source:
+    ...     with tempfile.TemporaryDirectory() as folder:
+    ...         report = quantize_onnx(source, f"{folder}/int8.onnx", "W8A16", progress=False)
+    >>> [row.name for row in report.treated], round(report.ratio, 1)
+    (['conv2.weight', 'fc1.weight'], 3.8)
     """
     begun = time.perf_counter()
     recipe = Recipe.of(recipe)
@@ -61,14 +73,17 @@ def quantize_onnx(
         notes.append(f"{folded} batch normalisations folded into the layer before them")
     _raise_opset(graph, recipe, operator, notes)
     uses, came_quantized = weights(graph), quantized_uses(graph)
-    work = _Work(graph, recipe, operator, _sizes(graph, uses))
+    work = _Work(graph, recipe, operator, sizes(graph, uses))
     rows = work.done(uses, data, progress)
-    rows += [_left(u, False, _bytes(graph, u.name)) for u in _once(came_quantized)]
-    notes += _notes(uses, came_quantized, rows)
+    rows += [left_row(u, False, stored_bytes(graph, u.name)) for u in once(came_quantized)]
+    notes += notes_on(uses, came_quantized, rows)
     if strict:
-        _refuse_skipped(rows)
+        refuse_skipped(rows)
     graph.remove_unused()
-    after = graph.save(target, external_data=external_data, overwrite=overwrite, check=_opens)
+    notes += _lower_ir(graph)
+    after = graph.save(
+        target, external_data=external_data, overwrite=overwrite, check=lambda path: _opens(path, source)
+    )
     return ModelReport(
         os.fspath(source), os.fspath(target), "onnx", recipe.to_dict(), rows, before, after,
         histograms=work.histograms(), notes=notes, seconds=time.perf_counter() - begun, lowbit_version=__version__,
@@ -108,7 +123,7 @@ class _Work:
             rule = self._rule(use)
             asked = use.kind in KINDS and not rule.skip and not use.why_not.startswith("its layer came")
             if use.why_not or rule.skip:
-                rows[i] = _left(use, asked, self.sizes[use.name], rule.skip)
+                rows[i] = left_row(use, asked, self.sizes[use.name], rule.skip)
             else:
                 plans[self._way(use, rule)].append((i, use, rule))
         if plans["static"]:
@@ -128,7 +143,7 @@ class _Work:
                     else apply_weight_only(self.store, use, self._only_weights(rule), self.operator)
                 )  # fmt: skip
             except Unsupported as error:
-                rows[i] = _left(use, True, self.sizes[use.name], str(error))
+                rows[i] = left_row(use, True, self.sizes[use.name], str(error))
                 continue
             rows[i] = self._row(use, rule, stored[i], way)
         return self._merged(uses, rows)
@@ -166,12 +181,7 @@ class _Work:
     def _note_spread(self, use: WeightUse, w: StoredWeight, value: npt.NDArray[Any]) -> None:
         if any(h.name == use.name for _, h in self._spreads):
             return
-        counts, edges = np.histogram(value.astype(np.float32, copy=False), _BINS)
-        p = w.q.params
-        ends = [(code - np.asarray(p.zero_point, np.float64)) * p.scale for code in (p.qmin, p.qmax)]
-        clip = (float(np.min(ends[0])), float(np.max(ends[1])))
-        spread = Histogram(use.name, tuple(map(float, edges)), tuple(map(int, counts)), clip)
-        self._spreads.append((use.elements, spread))
+        self._spreads.append((use.elements, spread(use.name, value, w.q.params)))
 
     def histograms(self) -> list[Histogram]:
         largest = sorted(self._spreads, key=lambda s: -s[0])[:_MOST_HISTOGRAMS]
@@ -182,13 +192,14 @@ class _Work:
         by_name: dict[str, list[WeightRow]] = {}
         for i, use in enumerate(uses):
             by_name.setdefault(use.name, []).append(rows[i])
-        return [_one_row(same, self.store.bytes_of(name)) for name, same in by_name.items()]
+        return [one_row(same, self.store.bytes_of(name)) for name, same in by_name.items()]
 
 
 def _rule_of(recipe: Recipe, use: WeightUse) -> Rule:
     if use.kind not in KINDS:
         return Rule(recipe.weights, None, use.why_not)
-    return recipe.rule(use.name, use.kind, use.elements)
+    # Exporters often name the layer well and the weight not at all.
+    return recipe.rule(use.name, use.kind, use.elements, aliases=(use.node.name,) if use.node.name else ())
 
 
 def _way(graph: Graph, use: WeightUse, rule: Rule) -> str:
@@ -225,86 +236,45 @@ def _raise_opset(graph: Graph, recipe: Recipe, operator: str, notes: list[str]) 
         notes.append(f"opset raised from {came} to {graph.opset}")
 
 
-# ---- rows ---------------------------------------------------------------------------------------------
+def _lower_ir(graph: Graph) -> list[str]:
+    """onnx stamps new models with a version that runtimes do not know yet, whatever is in them."""
+    came = graph.proto.ir_version
+    if came <= _NEWEST_IR:
+        return []
+    needed = onnx.helper.find_min_ir_version_for(list(graph.proto.opset_import), ignore_unknown=True)
+    graph.proto.ir_version = max(_COMMON_IR, needed)
+    return [f"ir_version lowered from {came} to {graph.proto.ir_version}, which runtimes take"]
 
 
-def _left(use: WeightUse, asked: bool, size: int, why: str = "") -> WeightRow:
-    return WeightRow(
-        use.name, use.op, use.shape, use.dtype, why_not=why or use.why_not, asked=asked, bytes_before=size,
-        bytes_after=size,
-    )  # fmt: skip
-
-
-def _one_row(same: Sequence[WeightRow], stored: int) -> WeightRow:
-    from dataclasses import replace
-
-    treated = [r for r in same if r.treated]
-    if not treated:
-        return next((r for r in same if r.skipped), same[0])
-    first = treated[0]
-    size = stored or sum({r.how: r.bytes_after for r in treated}.values())
-    notes = [n for n in dict.fromkeys(r.note for r in treated) if n]
-    left = [r for r in same if not r.treated]
-    if left:
-        size += first.bytes_before
-        notes.append(f"{left[0].kind} reads it as float: {left[0].why_not}")
-    if len(same) > 1:
-        notes.append(f"read by {len(same)} nodes")
-    kinds = "+".join(dict.fromkeys(r.kind for r in same))
-    return replace(first, kind=kinds, bytes_after=size, note="; ".join(notes))
-
-
-def _sizes(graph: Graph, uses: Iterable[WeightUse]) -> dict[str, int]:
-    return {u.name: _bytes(graph, u.name) for u in uses}
-
-
-def _bytes(graph: Graph, name: str) -> int:
-    from lowbit.formats.onnx.model_file import byte_count
-
-    stored = graph.initializer(name)
-    return 0 if stored is None else byte_count(stored)
-
-
-def _once(uses: Iterable[WeightUse]) -> list[WeightUse]:
-    return list({u.name: u for u in uses}.values())
-
-
-def _notes(uses: Sequence[WeightUse], quantized: Sequence[WeightUse], rows: Sequence[WeightRow]) -> list[str]:
-    notes = []
-    layers = [u for u in uses if u.kind in KINDS and not u.why_not]
-    if quantized:
-        left = f"{len(_once(quantized))} weights came quantized and are left as they are"
-        notes.append(left if layers else f"the model is quantized already: {left}")
-    if any(u.in_body for u in uses if not u.why_not):
-        notes.append("some weights are inside the body of an If, Loop or Scan; they are treated there")
-    if not uses and not quantized:
-        notes.append("no float weight of two or more dimensions in the model")
-    elif not any(r.treated for r in rows):
-        notes.append("nothing was changed")
-    return notes
-
-
-def _refuse_skipped(rows: Sequence[WeightRow]) -> None:
-    skipped = [r for r in rows if r.skipped]
-    if skipped:
-        some = "; ".join(f"{r.name} ({r.kind}): {r.why_not}" for r in skipped[:5])
-        more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-        raise InvalidProblem(f"strict: {len(skipped)} weights were asked for and not treated: {some}{more}")
-
-
-def _opens(path: Path) -> None:
+def _opens(path: Path, source: Any) -> None:
     """Raises where onnx's full check or ONNX Runtime does not take a file."""
+    for takes, by in ((_checked, "onnx's check"), (_opened, "ONNX Runtime")):
+        error = takes(path)
+        if error:
+            came = takes(Path(source))
+            whose = "the model itself" if came else "the result"
+            raise FormatError(f"{by} does not take {whose} ({came or error}); nothing written")
+
+
+def _checked(path: Path) -> str:
     try:
         onnx.checker.check_model(os.fspath(path), full_check=True)
     except Exception as error:  # onnx's errors have no common base
-        raise FormatError(f"the result does not pass onnx's check ({_first_line(error)}); nothing written") from None
+        return _brief(error)
+    return ""
+
+
+def _opened(path: Path) -> str:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:
         onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base
-        raise FormatError(f"ONNX Runtime does not open the result ({_first_line(error)}); nothing written") from None
+        return _brief(error)
+    return ""
 
 
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _brief(error: Exception) -> str:
+    """The end of the first line: before it, runtimes tell of their own source files."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line if len(line) <= _LONGEST else f"... {line[-_LONGEST:]}"

@@ -48,6 +48,14 @@ def emulate(
     Slow, since each node is a session of its own: for small inputs, to compare with. Quantized operators in the bodies
     of If, Loop and Scan are left to the runtime. Every tensor of float16 is rounded to it, where ONNX Runtime keeps
     float32 from one operator to the next.
+
+    >>> x = helper.make_tensor_value_info("x", TensorProto.UINT8, [2])
+    >>> y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
+    >>> half = helper.make_tensor("half", TensorProto.FLOAT, [], [0.5])
+    >>> graph = helper.make_graph([helper.make_node("DequantizeLinear", ["x", "half"], ["y"])], "g", [x], [y], [half])
+    >>> model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    >>> emulate(model, {"x": np.uint8([3, 4])})[0]
+    array([1.5, 2. ], dtype=float32)
     """
     graph = model if isinstance(model, Graph) else Graph.load(model)
     wanted = outputs or [o.name for o in graph.proto.graph.output]

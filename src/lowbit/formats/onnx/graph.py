@@ -13,8 +13,8 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from lowbit.errors import FormatError, InvalidProblem
+from lowbit.formats.onnx.inference import inferred_types
 from lowbit.formats.onnx.model_file import (
-    byte_count,
     check_graph,
     check_tensor,
     external_place,
@@ -34,7 +34,6 @@ Use = tuple[NodeProto, int]
 
 # Nodes that store or reshuffle: nobody misses them when nobody reads them.
 _RESHUFFLE = {"Constant", "Transpose", "Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze"}
-_SMALL = 1024  # elements; shape inference looks into constants of at most so many
 
 
 class Graph:
@@ -80,6 +79,7 @@ class Graph:
             for t in tensors(proto.graph):
                 check_tensor(t, None if path is None else path.parent)
             check_graph(proto.graph)
+            _modernise(proto)
         except FormatError as error:
             raise FormatError(f"{name}: {error}") from None
         return cls(proto, path)
@@ -98,7 +98,8 @@ class Graph:
         self._graphs: list[GraphProto] = []
         self._types: dict[str, onnx.TypeProto] | None = None
         self._index(self.proto.graph)
-        self._names = {*self._producers, *self._initializers, *self._inputs}
+        sparse = {t.values.name for graph in self._graphs for t in graph.sparse_initializer}
+        self._names = {*self._producers, *self._initializers, *self._inputs, *sparse}
 
     def _index(self, graph: GraphProto) -> None:
         self._graphs.append(graph)
@@ -218,23 +219,8 @@ class Graph:
 
     def _inferred(self) -> dict[str, onnx.TypeProto]:
         if self._types is None:
-            self._types = {}
-            bare = _without_large_constants(self.proto)
-            try:
-                known = onnx.shape_inference.infer_shapes(bare, data_prop=True)
-            except Exception:  # what onnx cannot infer is not known; the checker judges the result
-                known = bare
-            self._collect(known.graph)
+            self._types = inferred_types(self.proto)
         return self._types
-
-    def _collect(self, graph: GraphProto) -> None:
-        assert self._types is not None
-        for v in (*graph.input, *graph.output, *graph.value_info):
-            if v.type.HasField("tensor_type"):
-                self._types[v.name] = v.type
-        for node in graph.node:
-            for inner in subgraphs(node):
-                self._collect(inner)
 
     # ---- changes ------------------------------------------------------------------------------------
 
@@ -323,7 +309,8 @@ class Graph:
         for graph in self._graphs:
             gone = {t.name for t in graph.initializer if not read(t.name)}
             _drop(graph.initializer, gone)
-            _drop(graph.input, gone)
+            if graph is self.proto.graph:  # inputs of a body are counted, not named
+                _drop(graph.input, gone)
             for name in gone:
                 self._initializers.pop(name, None)
                 self._inputs.discard(name)
@@ -339,12 +326,11 @@ class Graph:
         return next((o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")), 1)
 
     def raise_opset(self, minimum: int) -> None:
-        """Brings the model to this opset at least, or raises Unsupported and leaves it as it was."""
+        """Brings the model to this opset at least, or raises Unsupported and leaves it as it was. Nodes held from
+        before may be no nodes of it any more."""
         if self.opset < minimum:
-            changed = raised(self.proto, minimum)
-            if changed is not self.proto:
-                self.proto = changed
-                self.refresh()
+            self.proto = raised(self.proto, minimum)
+            self.refresh()
 
     def use_domain(self, domain: str, version: int = 1) -> None:
         """Says that operators of a domain are used."""
@@ -377,35 +363,13 @@ def _inlined(proto: ModelProto) -> ModelProto:
         raise FormatError(f"its functions cannot be put in place ({error})") from None
 
 
+def _modernise(proto: ModelProto) -> None:
+    """Before IR 4 every initializer had to be an input as well; since then that means a default."""
+    if proto.ir_version < 4:
+        _drop(proto.graph.input, {t.name for t in proto.graph.initializer})
+        proto.ir_version = 4
+
+
 def _drop(field: Any, names: set[str]) -> None:
     for i in reversed([i for i, t in enumerate(field) if t.name in names]):
         del field[i]
-
-
-def _without_large_constants(proto: ModelProto) -> ModelProto:
-    """The model with large weights turned into inputs: all that shape inference needs."""
-    bare = ModelProto()
-    bare.ir_version, graph = max(proto.ir_version, 4), proto.graph
-    bare.opset_import.extend(proto.opset_import)
-    bare.graph.name = graph.name
-    bare.graph.output.extend(graph.output)
-    bare.graph.value_info.extend(graph.value_info)
-    named = {i.name for i in graph.input}
-    bare.graph.input.extend(graph.input)
-
-    def given(name: str, t: TensorProto) -> None:
-        if name not in named:
-            bare.graph.input.append(onnx.helper.make_tensor_value_info(name, t.data_type, list(t.dims)))
-
-    for t in graph.initializer:
-        if byte_count(t) > 8 * _SMALL or t.data_location == TensorProto.EXTERNAL:
-            given(t.name, t)
-        else:
-            bare.graph.initializer.append(t)
-    for node in graph.node:
-        value = next((a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"), None)
-        if value is not None and byte_count(value) > 8 * _SMALL:
-            given(node.output[0], value)
-        else:
-            bare.graph.node.append(node)
-    return bare

@@ -229,7 +229,8 @@ def _unused(name: str, taken: set[str]) -> str:
 
 
 def _rename(graph: GraphProto, names: dict[str, str]) -> None:
-    for named in (*graph.initializer, *graph.input, *graph.output, *graph.value_info):
+    sparse = [t.values for t in graph.sparse_initializer]
+    for named in (*graph.initializer, *sparse, *graph.input, *graph.output, *graph.value_info):
         if names.get(named.name, named.name) != named.name:
             named.name = names[named.name]
     for node in graph.node:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, defs
+from onnx import GraphProto, ModelProto, NodeProto, defs, numpy_helper
 
 from lowbit.errors import Unsupported
 from lowbit.formats.onnx.model_file import subgraphs
@@ -16,14 +17,20 @@ __all__ = ["raised"]
 _CHANGED = {"GroupNormalization": 21, "RoiAlign": 16, "BatchNormalization": 14, "Resize": 11, "Upsample": 9}
 
 
+# In this version the attribute "axes" became an input.
+_REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
+_MOVED_AXES = {f"Reduce{name}": 18 for name in _REDUCTIONS} | {"ReduceSum": 13, "Squeeze": 13, "Unsqueeze": 13}
+
+
 def raised(proto: ModelProto, minimum: int) -> ModelProto:
     """The model at this opset: the same object, changed, where every operator's newer definition says the same;
     otherwise what onnx's converter makes of it. Raises Unsupported where neither is sure."""
     old = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
     other = next((n for n in _all_nodes(proto.graph) if not _says_the_same(n, old, minimum)), None)
     if other is None:
+        taken = {n for node in _all_nodes(proto.graph) for n in (*node.input, *node.output)}
         for node in _all_nodes(proto.graph):
-            _adapt(node, old, minimum)
+            _adapt(proto, node, old, minimum, taken)
         _set(proto, minimum)
         return proto
     try:
@@ -65,6 +72,8 @@ def _says_the_same(node: NodeProto, old: int, new: int) -> bool:
         return False
     if a.since_version == b.since_version:
         return not b.deprecated
+    if a.since_version < _MOVED_AXES.get(node.op_type, 0) <= b.since_version:
+        return True
     if b.deprecated or a.since_version < _CHANGED.get(node.op_type, 0) <= b.since_version:
         return False
     same_inputs = [i.name for i in b.inputs[: len(a.inputs)]] == [i.name for i in a.inputs]
@@ -76,22 +85,28 @@ def _says_the_same(node: NodeProto, old: int, new: int) -> bool:
         for n in a.attributes
         if n in b.attributes and n not in used
     )
-    dropped_unused = all(n in b.attributes or n in used or n in _MOVED for n in a.attributes)
+    dropped_unused = all(n in b.attributes or n in used for n in a.attributes)
     return same_inputs and more_are_optional and kept and defaults and dropped_unused
-
-
-# Attributes that became inputs: a node without them means the same before and after.
-_MOVED = {"axes"}
 
 
 def _default(attribute: Any) -> bytes:
     return bytes(attribute.default_value.SerializeToString())
 
 
-def _adapt(node: NodeProto, old: int, new: int) -> None:
+def _adapt(proto: ModelProto, node: NodeProto, old: int, new: int, taken: set[str]) -> None:
+    """Says in the new opset's way what a node says in the old one's."""
+    if node.domain not in ("", "ai.onnx"):
+        return
+    said = {a.name: i for i, a in enumerate(node.attribute)}
+    if "axes" in said and old < _MOVED_AXES.get(node.op_type, 0) <= new:
+        axes = np.asarray(node.attribute[said["axes"]].ints, np.int64)
+        del node.attribute[said["axes"]]
+        name = f"{node.output[0]}_axes"
+        while name in taken:
+            name += "_"
+        proto.graph.initializer.append(numpy_helper.from_array(axes, name))
+        node.input.append(name)
     # Equal parts were meant where nothing was said; since opset 18 it has to be said.
-    equal = len([n for n in node.input if n]) == 1 and not any(
-        a.name in ("split", "num_outputs") for a in node.attribute
-    )
+    equal = len([n for n in node.input if n]) == 1 and not {"split", "num_outputs"} & said.keys()
     if node.op_type == "Split" and old < 18 <= new and equal:
         node.attribute.append(onnx.helper.make_attribute("num_outputs", len(node.output)))

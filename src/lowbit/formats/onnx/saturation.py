@@ -36,7 +36,7 @@ def unsaturated(rows: npt.NDArray[Any], scale: Floats) -> Floats:
     first, second = rows[:, 0:whole:2], rows[:, 1:whole:2]
     if not whole:
         return scale
-    found = np.maximum(scale, np.abs(first + second).max(axis=1) / np.float32(LARGEST_PAIR)).astype(np.float32)
+    found: Floats = np.maximum(scale, np.abs(first + second).max(axis=1) / np.float32(LARGEST_PAIR)).astype(np.float32)
     over = np.arange(len(rows))
     while over.size:  # two codes may both have been rounded up
         s = found[over, None]
@@ -48,4 +48,5 @@ def unsaturated(rows: npt.NDArray[Any], scale: Floats) -> Floats:
 
 def in_conv_order(weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A convolution's weight [channels, inputs, ...] as rows with the inputs innermost, as the runtime reads it."""
-    return np.moveaxis(weight, 1, -1).reshape(len(weight), -1)
+    rows: npt.NDArray[Any] = np.moveaxis(weight, 1, -1).reshape(len(weight), -1)
+    return rows

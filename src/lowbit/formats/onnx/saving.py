@@ -81,7 +81,7 @@ def _staged(target: Path, beside: list[Path]) -> Iterator[Path]:
                 old = None
                 if path.exists():
                     old = staging / f"{path.name}.old"
-                    os.link(path, old)
+                    _linked(path, old)
                 kept.append((path, old))
                 os.replace(staging / path.name, path)
         except BaseException:
@@ -94,6 +94,14 @@ def _staged(target: Path, beside: list[Path]) -> Iterator[Path]:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     sync_directory(target.parent)
+
+
+def _linked(path: Path, as_well: Path) -> None:
+    """The same file under a second name, or a copy where the disk has no such names."""
+    try:
+        os.link(path, as_well)
+    except OSError:
+        shutil.copy2(path, as_well)
 
 
 def _write_data(proto: ModelProto, folder: Path | None, path: Path) -> ModelProto:

@@ -22,7 +22,7 @@ from lowbit.formats.onnx.placement import Placement, place
 from lowbit.formats.onnx.saturation import in_conv_order, unsaturated
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models import ActivationRecipe, Histogram, Rule, WeightRow
-from lowbit.models.weights import quantize_weight
+from lowbit.models.weights import quantize_weight, spread
 from lowbit.ops import quantize
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
@@ -75,11 +75,12 @@ def quantize_static(
     roots = list(dict.fromkeys(found.root(name) for name in found.tensors))
     seen = observe(graph, data, tensors=roots, progress=progress)
     params = {name: _params(seen, name, recipes[name]) for name in roots}
-    rows = [_weight(graph, use, rule, params[found.root(use.node.input[0])]) for use, rule in uses]
+    done = [_weight(graph, use, rule, params[found.root(use.node.input[0])]) for use, rule in uses]
     stored = {name: _stored_params(graph, name, p) for name, p in params.items()}
     for name in found.tensors:
         _insert_pair(graph, found, name, stored[found.root(name)])
-    return rows, [_spread(seen[name], params[name]) for name in roots]
+    weights = {h.name: h for _, h in done}
+    return [row for row, _ in done], [*weights.values(), *(_spread(seen[name], params[name]) for name in roots)]
 
 
 def _recipes(found: Placement, uses: Sequence[tuple[WeightUse, Rule]]) -> dict[str, ActivationRecipe]:
@@ -124,7 +125,7 @@ def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, s
 # ---- weights ------------------------------------------------------------------------------------------
 
 
-def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> WeightRow:
+def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> tuple[WeightRow, Histogram]:
     weight = _value(graph, use)
     bias_name = use.node.input[2] if use.op in ("Conv", "Gemm") and len(use.node.input) > 2 else ""
     bias = graph.constant(bias_name) if bias_name else None
@@ -134,11 +135,12 @@ def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> 
     stored = q.nbytes
     if bias is not None:
         stored += _bias(graph, use, bias, q, float(x.scale))
-    return WeightRow(
+    row = WeightRow(
         use.name, use.op, tuple(weight.shape), str(weight.dtype), str(rule.weights), bytes_before=weight.nbytes,
         bytes_after=stored, sqnr_db=q.error(weight).sqnr_db, activations=str(rule.activations),
         note="" if bias_name == "" or bias is not None else "its bias is computed and stays float",
     )  # fmt: skip
+    return row, spread(use.name, weight, q.params)
 
 
 def _value(graph: Graph, use: WeightUse) -> Array:
@@ -162,16 +164,17 @@ def _codes(use: WeightUse, rule: Rule, weight: Array, bias: Array | None, x_scal
         scale = np.maximum(scale, (np.abs(bias) / (x_scale * _LARGEST_BIAS)).astype(np.float32))
     if p.axis is None:
         scale = scale.max()
-    exact = QuantizationParams(p.dtype, p.scheme, scale, p.zero_point, axis=p.axis, qmin=p.qmin, qmax=p.qmax)
-    return quantize(weight, params=exact)
+    return quantize(weight, params=p.replace(scale=scale))
 
 
 def _dequantized(graph: Graph, node: NodeProto, name: str, q: QuantizedTensor, axis: int) -> str:
     codes = graph.add_constant(name, q.unpack())
     scale = graph.add_constant(f"{name}_scale", np.asarray(q.params.scale, np.float32))
-    # Said even where it is 0: the runtime fuses a Gemm only then.
+    inputs = [codes, scale]
     zero = np.broadcast_to(np.asarray(q.params.zero_point), q.params.scale.shape).astype(q.params.dtype.code_dtype)
-    inputs = [codes, scale, graph.add_constant(f"{name}_zero_point", zero)]
+    # For a Gemm it is said even where it is 0: the runtime fuses it only then.
+    if node.op_type == "Gemm" or zero.any():
+        inputs.append(graph.add_constant(f"{name}_zero_point", zero))
     made = graph.fresh(f"{name}_dequantized")
     options: dict[str, Any] = {} if q.params.axis is None else {"axis": axis}
     graph.insert_before(node, [helper.make_node("DequantizeLinear", inputs, [made], name=made, **options)])
@@ -184,13 +187,14 @@ def _bias(graph: Graph, use: WeightUse, bias: Array, q: QuantizedTensor, x_scale
     codes = np.rint(bias.astype(np.float64) / scale.astype(np.float64)).astype(np.int32)
     stored = graph.add_constant(f"{use.node.input[2]}_codes", codes)
     unit = graph.add_constant(f"{use.node.input[2]}_scale", scale)
-    zero = graph.add_constant(f"{use.node.input[2]}_zero_point", np.zeros(scale.shape, np.int32))
+    inputs = [stored, unit]
+    if use.op == "Gemm":
+        inputs.append(graph.add_constant(f"{use.node.input[2]}_zero_point", np.zeros(scale.shape, np.int32)))
     made = graph.fresh(f"{use.node.input[2]}_dequantized")
     options: dict[str, Any] = {"axis": 0} if scale.ndim else {}
-    new = helper.make_node("DequantizeLinear", [stored, unit, zero], [made], name=made, **options)
-    graph.insert_before(use.node, [new])
+    graph.insert_before(use.node, [helper.make_node("DequantizeLinear", inputs, [made], name=made, **options)])
     graph.replace_input(use.node, 2, made)
-    return int(codes.nbytes + 2 * scale.nbytes)
+    return int(codes.nbytes + scale.nbytes * (len(inputs) - 1))
 
 
 def _with_bias(graph: Graph, use: WeightUse) -> WeightUse:

@@ -74,6 +74,12 @@ def weights(graph: Graph) -> list[WeightUse]:
     Gemm, MatMul and Gather that can be treated have no `why_not`.
 
     Constants behind Transpose, Identity and Cast are seen through, since exporters write them.
+
+    >>> from importlib import resources
+    >>> from lowbit.formats.onnx.graph import Graph
+    >>> with resources.as_file(resources.files("lowbit.data") / "digits_cnn.onnx") as path:
+    ...     [(u.name, u.kind, u.channel_axis) for u in weights(Graph.load(path))][1:3]
+    [('conv2.weight', 'conv', 0), ('fc1.weight', 'linear', 0)]
     """
     found: list[WeightUse] = []
     for node in graph.all_nodes:
@@ -146,10 +152,12 @@ def _obstacle(graph: Graph, node: NodeProto, name: str, element: int) -> str:
         return "also an input of the model: a caller may give another"
     if element not in (TensorProto.FLOAT, TensorProto.FLOAT16):
         return f"{FLOATS.get(element, 'not float')}; float32 and float16 are treated"
-    for i in node.input:
-        maker = graph.producer(i)
-        if maker is not None and maker.op_type in ("DequantizeLinear", "DynamicQuantizeLinear"):
-            return f"its layer came quantized ({maker.op_type})"
+    # Codes of an embedding are made floats by the same operator; only what was rounded before it is an activation.
+    for maker in map(graph.producer, node.input):
+        if maker is not None and maker.op_type == "DequantizeLinear":
+            rounded = graph.producer(maker.input[0])
+            if rounded is not None and rounded.op_type == "QuantizeLinear":
+                return "its layer came quantized (QuantizeLinear)"
     return ""
 
 
