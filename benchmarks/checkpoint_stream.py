@@ -1,0 +1,201 @@
+"""A large checkpoint against the machine: python -m benchmarks.checkpoint_stream [--gigabytes 8] [--dir FOLDER]
+
+Generates a sharded bf16 checkpoint, quantizes it to W4A16 in a process of its own and compares with what the machine
+can do: reading the same bytes from a cold cache, quantizing them from memory, writing as many bytes as come out with a
+sync at the end, each alone and the best of several tries. A perfect stream takes as long as the slowest of the three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULT = Path(__file__).parent / "results" / "checkpoint-stream.json"
+_PIECE = 8 << 20
+_HIDDEN, _INNER, _WORDS = 4096, 14336, 32000
+_MEMORY_LIMIT = 1_000_000_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=8.0)
+    parser.add_argument("--dir", type=Path, help="where there is room; a temporary folder in it is used")
+    parser.add_argument("--recipe", default="W4A16")
+    parser.add_argument("--tries", type=int, default=3)
+    parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        _child(*options.child, options.recipe)
+        return
+    free = shutil.disk_usage(options.dir or tempfile.gettempdir()).free
+    asked = options.gigabytes
+    options.gigabytes = min(asked, 0.45 * free / 1e9)  # source, result, and a spare
+    if options.gigabytes < asked:
+        print(f"{free / 1e9:.1f} GB are free: {options.gigabytes:.1f} GB instead of {asked:.1f}")
+    with tempfile.TemporaryDirectory(dir=options.dir, prefix="lowbit-stream-") as folder:
+        found = _measured(Path(folder), options.gigabytes, options.recipe, options.tries)
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+def _measured(folder: Path, gigabytes: float, recipe: str, tries: int) -> dict[str, Any]:
+    source, target = folder / "float", folder / "quantized"
+    busy = os.getloadavg()[0]  # others' work: with more than a little of it the shares below mean nothing
+    _generate(source, int(gigabytes * 1e9))
+    files = sorted(source.glob("*.safetensors"))
+    nbytes = sum(f.stat().st_size for f in files)
+    runs = []
+    reads: list[float] = []
+    writes: list[float] = []
+    for _ in range(tries):  # in turns, so that a noisy moment of the disk hits them all
+        reads.append(_read(files))
+        _forget(files)
+        shutil.rmtree(target, ignore_errors=True)
+        runs.append(_run(source, target, recipe))
+        out = sum(f.stat().st_size for f in target.glob("*.safetensors"))
+        writes.append(_write(folder / "plain", out))
+    quantizing = _quantize(nbytes)
+    best = min(runs, key=lambda run: run["seconds"])
+    alone = {"read": min(reads), "quantize": quantizing, "write": min(writes)}
+    limit = max(alone.values())
+    peak = max(run["peak_bytes"] - run["start_bytes"] for run in runs)
+    return {
+        "recipe": recipe, "bytes_in": nbytes, "bytes_out": out, "tries": tries,
+        "seconds_alone": alone, "reads": reads, "writes": writes, "limit_seconds": limit,
+        "limit_gb_s": nbytes / limit / 1e9,
+        "seconds": best["seconds"], "all_seconds": [run["seconds"] for run in runs],
+        "gb_s": nbytes / best["seconds"] / 1e9, "share_of_limit": limit / best["seconds"],
+        "share_of_one_after_the_other": sum(alone.values()) / best["seconds"],
+        "peak_bytes_above_start": peak, "peak_is_below_1_gb": peak < _MEMORY_LIMIT,
+        "sqnr_db": best["sqnr_db"], "cpus": os.cpu_count(), "load_before": busy,
+    }  # fmt: skip
+
+
+def _generate(folder: Path, nbytes: int) -> None:
+    """Layers in the shapes of an 8B model until there are enough bytes; numbers of one normal block, each tensor from
+    another place in it."""
+    from lowbit.formats.shards import ShardWriter, Stored
+
+    folder.mkdir()
+    numbers = np.random.default_rng(0).standard_normal(_PIECE, np.float32) * np.float32(0.02)
+    block = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    inner = {"self_attn.q_proj": (_HIDDEN, _HIDDEN), "self_attn.k_proj": (1024, _HIDDEN),
+             "self_attn.v_proj": (1024, _HIDDEN), "self_attn.o_proj": (_HIDDEN, _HIDDEN),
+             "mlp.gate_proj": (_INNER, _HIDDEN), "mlp.up_proj": (_INNER, _HIDDEN),
+             "mlp.down_proj": (_HIDDEN, _INNER), "input_layernorm": (_HIDDEN,)}  # fmt: skip
+    shards: list[list[Stored]] = [[Stored("model.embed_tokens.weight", "BF16", (_WORDS, _HIDDEN))]]
+    size, layer = shards[0][0].nbytes, 0
+    while size < nbytes:
+        for name, shape in inner.items():
+            shards[-1].append(Stored(f"model.layers.{layer}.{name}.weight", "BF16", shape))
+            size += shards[-1][-1].nbytes
+        layer += 1
+        if sum(t.nbytes for t in shards[-1]) > 1_500_000_000:
+            shards.append([])
+    index = {}
+    shards = [shard for shard in shards if shard]
+    for i, tensors in enumerate(shards, 1):
+        name = f"model-{i:05}-of-{len(shards):05}.safetensors"
+        with ShardWriter(folder / name, tensors, {"format": "pt"}) as shard:
+            for n, tensor in enumerate(tensors):
+                index[tensor.name] = name
+                left, at = tensor.nbytes // 2, (n * 7919 + i) * 64 % block.size
+                while left:
+                    part = block[at : at + left]
+                    shard.write(tensor.name, part)
+                    left, at = left - part.size, 0
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "tie_word_embeddings": True}))
+
+
+def _run(source: Path, target: Path, recipe: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.checkpoint_stream", "--recipe", recipe, "--child", source, target]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _child(source: Path, target: Path, recipe: str) -> None:
+    from lowbit.formats.checkpoint import quantize_checkpoint
+
+    start = _memory("VmRSS")
+    began = time.perf_counter()
+    report = quantize_checkpoint(source, target, recipe)
+    seconds = time.perf_counter() - began
+    worst = min(row.sqnr_db for row in report.treated if row.sqnr_db is not None)
+    print(json.dumps({"seconds": seconds, "start_bytes": start, "peak_bytes": _memory("VmHWM"), "sqnr_db": worst}))
+
+
+def _memory(field: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    line = next(line for line in text.splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def _forget(files: list[Path]) -> None:
+    """Drops the files from the system's cache, so that reading them reads the disk."""
+    for file in files:
+        handle = os.open(file, os.O_RDONLY)
+        os.fsync(handle)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(handle)
+
+
+def _timed(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _read(files: list[Path]) -> float:
+    buffer = bytearray(_PIECE)
+
+    def work() -> None:
+        for file in files:
+            with open(file, "rb", buffering=0) as opened:
+                while opened.readinto(buffer):
+                    pass
+
+    _forget(files)
+    return _timed(work)
+
+
+def _write(path: Path, nbytes: int) -> float:
+    buffer = np.random.default_rng(1).integers(0, 256, _PIECE, np.uint8)
+
+    def work() -> None:
+        with open(path, "wb", buffering=0) as file:
+            for start in range(0, nbytes, _PIECE):
+                file.write(buffer[: min(_PIECE, nbytes - start)].data)
+            os.fsync(file.fileno())
+
+    seconds = _timed(work)
+    path.unlink()
+    return seconds
+
+
+def _quantize(nbytes: int) -> float:
+    """Seconds to quantize so many bytes of bf16, from memory, at the best rate of several."""
+    import ml_dtypes
+
+    import lowbit as lb
+
+    rows = np.random.default_rng(2).standard_normal((1024, _HIDDEN), np.float32).astype(ml_dtypes.bfloat16)
+    best = min(_timed(lambda: lb.quantize(rows, "int4", axis=1, block_size=128) and None) for _ in range(20))
+    return best * nbytes / rows.nbytes
+
+
+if __name__ == "__main__":
+    main()
