@@ -81,8 +81,8 @@ def test_modules_refuse_what_they_cannot_return() -> None:
         lt.QuantizedLinear(weight, out_params=lb.QuantizationParams("int8"))
     with pytest.raises(lb.InvalidProblem, match=r"^layout"):
         lt.QuantizedConv2d(np.ones((3, 4, 1, 1), np.float32), layout="NHWC")
-    with pytest.raises(lb.InvalidProblem, match=r"^padding"):
-        lt.QuantizedConv2d.from_float(torch.nn.Conv2d(3, 4, 3, padding="same"))
+    with pytest.raises(lb.InvalidProblem, match=r"^padding_mode"):
+        lt.QuantizedConv2d.from_float(torch.nn.Conv2d(3, 4, 3, padding_mode="reflect"))
 
 
 def test_both_backends_of_operations_agree() -> None:

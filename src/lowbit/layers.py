@@ -13,7 +13,7 @@ from lowbit import _core
 from lowbit.dtypes import DTypeLike, QuantizedDType
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.kernels import cpu, weight_only
-from lowbit.ops.conv import ConvGeometry, prepack_conv2d, qconv2d
+from lowbit.ops.conv import ConvGeometry, prepack_conv2d, qconv2d, to_nhwc
 from lowbit.ops.matmul import PackedMatrix, multiply_groups, multiply_into, pack_groups
 from lowbit.ops.operands import multiplies_as_bytes
 from lowbit.ops.outcome import Outcome, row_pieces
@@ -29,6 +29,7 @@ __all__ = ["QuantizedConv2d", "QuantizedLinear", "check_input", "linear_path"]
 Array = npt.NDArray[Any]
 F32 = np.float32
 _ACTIVATIONS = {"int8": 0, "uint8": 1, "float": None}
+_DYNAMIC = {"int8": "symmetric", "uint8": "asymmetric"}  # what an image may become, and how its range is mapped
 _FIXED = 2
 _DTYPES = {0: "float32", 2: "float16", 3: "bfloat16"}
 
@@ -242,8 +243,8 @@ class QuantizedLinear:
 class QuantizedConv2d:
     """A convolution over quantized weights [out, in / groups, kh, kw], called on float images.
 
-    The result has x's type, or codes of `out_params`. x becomes int8 codes with one scale, found in it (±127), or codes
-    of `input_params`. Options as in `qconv2d`.
+    The result has x's type, or codes of `out_params`. x becomes codes with one scale, found in it: int8 (±127), or with
+    activation="uint8" codes of 0 to 255 with a zero point; or codes of `input_params`. Options as in `qconv2d`.
 
     >>> import lowbit as lb
     >>> layer = lb.QuantizedConv2d(np.ones((1, 1, 2, 2), np.float32), padding=(0, 0, 1, 1))
@@ -264,9 +265,13 @@ class QuantizedConv2d:
         layout: str = "NCHW",
         dtype: DTypeLike = "int8",
         scheme: str | QuantizationScheme = "symmetric",
+        activation: str = "int8",
         input_params: QuantizationParams | None = None,
         out_params: QuantizationParams | None = None,
     ) -> None:
+        if activation not in _DYNAMIC:
+            raise InvalidProblem(f"activation: {activation!r}; expected one of {', '.join(_DYNAMIC)}")
+        self.activation = activation
         self._geometry = ConvGeometry.of(stride, padding, dilation, groups, layout)
         if not isinstance(weight, QuantizedTensor):
             weight = _quantized(weight, 4, dtype, scheme, None)
@@ -287,8 +292,14 @@ class QuantizedConv2d:
         """Of the weights as they are kept, their scales, and the bias."""
         return self._packed.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
-    def __call__(self, x: Any) -> Any:
-        """The convolution of x, in x's type, or a QuantizedTensor of out_params."""
+    @property
+    def geometry(self) -> ConvGeometry:
+        """How the kernel passes over images."""
+        return self._geometry
+
+    def __call__(self, x: Any, layout: str | None = None, out_layout: str | None = None) -> Any:
+        """The convolution of x, in x's type, or a QuantizedTensor of out_params. layout: of x where it is not the
+        layer's; out_layout: of the result where it is not x's. A result in NHWC spares a transposition."""
         floats = cpu.as_float_array(x, "x")
         if floats.element not in _DTYPES:
             raise UnsupportedDType(f"x: {floats.compute}; expected float32, float16 or bfloat16")
@@ -297,11 +308,20 @@ class QuantizedConv2d:
         p = self.input_params
         if p is None and math.prod(floats.shape) == 0:
             p = QuantizationParams("int8")
-        q = quantize(x, "int8", name="x") if p is None else quantize(x, params=p)
+        if p is None:
+            q = quantize(x, self.activation, scheme=_DYNAMIC[self.activation], name="x")
+        else:
+            q = quantize(x, params=p)
         g = self._geometry
+        layout = layout or g.layout
+        if layout == "NCHW" and out_layout == "NHWC":
+            codes, layout = to_nhwc(q.unpack(), g), "NHWC"
+            q = QuantizedTensor._trusted(codes, q.params, codes.shape)
+        elif out_layout not in (None, layout):
+            raise InvalidProblem(f"out_layout: {out_layout!r} from {layout!r}; expected 'NHWC' or x's")
         y = qconv2d(
-            q, self._packed, self.bias, stride=g.stride, padding=g.padding, dilation=g.dilation, layout=g.layout,
-            out_params=self.out_params, out_dtype=_DTYPES[floats.element],
+            q, self._packed, self.bias, stride=g.stride, padding=g.padding, dilation=g.dilation,
+            layout=layout, out_params=self.out_params, out_dtype=_DTYPES[floats.element],
         )  # fmt: skip
         return y
 
@@ -326,7 +346,8 @@ class QuantizedConv2d:
         return found + math.prod(shape)  # the codes of x
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {**self._geometry._asdict(), "input_params": self.input_params, "out_params": self.out_params}
+        options = {**self._geometry._asdict(), "activation": self.activation}
+        options |= {"input_params": self.input_params, "out_params": self.out_params}
         return _conv_again, (self.weight, self.bias, options)
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ from lowbit.tensor import QuantizedTensor
 
 __all__ = [
     "ConvGeometry", "PackedConv", "check_image", "check_kernel", "conv2d_integer", "convolution", "is_depthwise",
-    "prepack_conv2d", "qconv1d", "qconv2d",
+    "prepack_conv2d", "qconv1d", "qconv2d", "to_nhwc",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -317,7 +317,7 @@ def qconv1d(
 
 def _convolve(image: Array, zero: int, w: PackedConv, g: ConvGeometry, parts: list[Any], y: Array) -> None:
     """Writes to y [n, h, w, out]; parts: what becomes of each group's sums."""
-    x = _to_nhwc(image, g)
+    x = to_nhwc(image, g)
     batch, height, width, channels = x.shape
     out, per_group, kh, kw = w.shape
     if w.is_depthwise:
@@ -364,7 +364,8 @@ def _height_width(shape: tuple[int, ...], g: ConvGeometry) -> tuple[int, int]:
     return (shape[2], shape[3]) if g.layout == "NCHW" else (shape[1], shape[2])
 
 
-def _to_nhwc(x: Array, g: ConvGeometry) -> Array:
+def to_nhwc(x: Array, g: ConvGeometry) -> Array:
+    """Images as the kernels read them, contiguous."""
     if g.layout == "NHWC":
         return np.ascontiguousarray(x)
     n, c, h, w = x.shape

@@ -1,12 +1,16 @@
-"""lowbit for torch: differentiable quantization operators, modules for training with them and for inference."""
+"""lowbit for torch: whole models quantized, differentiable operators, modules for training and for inference."""
 
-from lowbit.torch.layers import QuantizedConv2d, QuantizedLinear
+from lowbit.torch.embedding import QuantizedEmbedding
+from lowbit.torch.entry import quantize
+from lowbit.torch.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear
+from lowbit.torch.loading import load_quantized
 from lowbit.torch.modules import ConvertedConv1d, ConvertedConv2d, ConvertedLinear, QATConv1d, QATConv2d, QATLinear
 from lowbit.torch.observe import observe
 from lowbit.torch.observers import Histogram, MinMax, MovingAverage, Observer
-from lowbit.torch.ops import dequantize, dequantize_ste, fake_quantize, fake_quantize_learned, quantize, quantize_ste
+from lowbit.torch.ops import dequantize, dequantize_ste, fake_quantize, fake_quantize_learned, quantize_ste
 from lowbit.torch.qat import Coverage, CoverageRow, QATRecipe, calibrate, convert, prepare_qat
 from lowbit.torch.quantizer import FakeQuantize
+from lowbit.torch.swap import report
 
 __all__ = [
     "ConvertedConv1d",
@@ -23,7 +27,9 @@ __all__ = [
     "QATConv2d",
     "QATLinear",
     "QATRecipe",
+    "QuantizedConv1d",
     "QuantizedConv2d",
+    "QuantizedEmbedding",
     "QuantizedLinear",
     "calibrate",
     "convert",
@@ -31,8 +37,10 @@ __all__ = [
     "dequantize_ste",
     "fake_quantize",
     "fake_quantize_learned",
+    "load_quantized",
     "observe",
     "prepare_qat",
     "quantize",
     "quantize_ste",
+    "report",
 ]

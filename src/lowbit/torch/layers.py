@@ -1,12 +1,11 @@
 """Modules over quantized weights, for inference: lowbit's integer kernels behind nn.Module.
 
-Weights are packed once and live beside torch's own memory; state_dict keeps them as extra state.
+Weights are packed once and live beside torch's own memory. state_dict has them as plain tensors (see `state`).
 """
 
 from __future__ import annotations
 
 import itertools
-import pickle
 import weakref
 from typing import Any
 
@@ -15,18 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from lowbit import layers
-from lowbit.errors import InvalidProblem
+from lowbit.errors import FormatError, InvalidProblem
 from lowbit.torch.library import _define
+from lowbit.torch.state import MARK, NAMES, layer_tensors, made_layer
 
-__all__ = ["QuantizedConv2d", "QuantizedLinear"]
+__all__ = ["QuantizedConv1d", "QuantizedConv2d", "QuantizedLinear", "QuantizedModule", "numeric_padding"]
 
 # Operators take tensors and numbers: a module goes by its number.
-_MODULES: weakref.WeakValueDictionary[int, _Quantized] = weakref.WeakValueDictionary()
+_MODULES: weakref.WeakValueDictionary[int, QuantizedModule] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 
 
-class _Quantized(nn.Module):
-    """A layer of lowbit as a module."""
+class QuantizedModule(nn.Module):
+    """A layer of lowbit as a module. Copies share the packed weights, which never change."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -39,27 +39,51 @@ class _Quantized(nn.Module):
         self.number = next(_NUMBERS)
         _MODULES[self.number] = self
 
-    def get_extra_state(self) -> Tensor:
-        return torch.frombuffer(bytearray(pickle.dumps(self.layer)), dtype=torch.uint8)
+    @property
+    def weight(self) -> Tensor:
+        """The dequantized weight, computed at each reading: for code that looks at it, not for multiplying."""
+        return torch.from_numpy(np.asarray(self.layer.weight.dequantize(dtype=np.float32)))
 
-    def set_extra_state(self, state: Tensor) -> None:
-        found = pickle.loads(state.numpy().tobytes())
-        if type(found) is not type(self.layer):
-            raise InvalidProblem(f"state: a {type(found).__name__}; expected a {type(self.layer).__name__}")
-        self._hold(found)
+    @property
+    def bias(self) -> Tensor | None:
+        return None if self.layer.bias is None else torch.from_numpy(self.layer.bias)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__
+    @property
+    def nbytes(self) -> int:
+        """Of the weights as they are kept, their scales, and the bias."""
+        return int(self.layer.nbytes)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        for name, tensor in layer_tensors(self.layer).items():
+            destination[prefix + name] = tensor
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+    ) -> None:
+        own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        unexpected += [prefix + key for key in own if strict and key not in NAMES]
+        if MARK not in own:
+            missing.append(prefix + MARK)
+            return
+        try:
+            found = made_layer(own, prefix.rstrip(".") or type(self).__name__)
+        except FormatError as error:
+            errors.append(str(error))
+            return
+        if type(found) is not type(self.layer) or found.weight.shape != self.layer.weight.shape:
+            errors.append(f"{prefix.rstrip('.')}: {found!r}; expected {self.layer!r}")
+            return
+        self.layer = found  # under the same number: compiled graphs go on
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._hold(self.layer)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Quantized:
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedModule:
         twin = type(self).__new__(type(self))
-        nn.Module.__init__(twin)
-        twin.training = self.training
-        twin._hold(pickle.loads(pickle.dumps(self.layer)))
+        twin.__dict__.update({k: v.copy() if isinstance(v, dict) else v for k, v in self.__dict__.items()})
+        twin._hold(self.layer)
+        memo[id(self)] = twin
         return twin
 
     def extra_repr(self) -> str:
@@ -67,7 +91,7 @@ class _Quantized(nn.Module):
         return text[text.index("(") + 1 : -1]
 
 
-class QuantizedLinear(_Quantized):
+class QuantizedLinear(QuantizedModule):
     """lowbit.QuantizedLinear as a module: float32, float16 or bfloat16 in, the same out. No gradients.
 
     >>> linear = torch.nn.Linear(8, 4)
@@ -83,16 +107,26 @@ class QuantizedLinear(_Quantized):
     @classmethod
     def from_float(cls, module: nn.Linear, **options: Any) -> QuantizedLinear:
         """The same layer with quantized weights; options as for lowbit.QuantizedLinear."""
-        bias = None if module.bias is None else module.bias.detach().float().numpy()
-        return cls(module.weight.detach(), bias, **options)
+        return cls(module.weight.detach(), _bias(module), **options)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = quantized_linear(x, self.number, self.layer.out_features)
+    @property
+    def in_features(self) -> int:
+        return int(self.layer.in_features)
+
+    @property
+    def out_features(self) -> int:
+        return int(self.layer.out_features)
+
+    def forward(self, input: Tensor) -> Tensor:  # named as nn.Linear's
+        y: Tensor = quantized_linear(input, self.number, self.layer.out_features)
         return y
 
 
-class QuantizedConv2d(_Quantized):
-    """lowbit.QuantizedConv2d as a module, images [n, c, h, w]. No gradients.
+class QuantizedConv2d(QuantizedModule):
+    """lowbit.QuantizedConv2d as a module, images [n, c, h, w] or [c, h, w]. No gradients.
+
+    Images in torch.channels_last stay so, and spare two transpositions. `memory_format`, where set, is that of all
+    results: see `memory_formats`.
 
     >>> conv = torch.nn.Conv2d(3, 4, 3, padding=1)
     >>> x = torch.randn(1, 3, 8, 8)
@@ -104,36 +138,116 @@ class QuantizedConv2d(_Quantized):
         if options.get("layout", "NCHW") != "NCHW":
             raise InvalidProblem(f"layout: {options['layout']!r}; a module takes torch's, 'NCHW'")
         super().__init__(layers.QuantizedConv2d(weight, bias, **options))
+        self.memory_format: torch.memory_format | None = None  # none: that of the input
 
     @classmethod
     def from_float(cls, module: nn.Conv2d, **options: Any) -> QuantizedConv2d:
         """The same convolution with quantized weights; options as for lowbit.QuantizedConv2d."""
-        if module.padding_mode != "zeros" or isinstance(module.padding, str):
-            raise InvalidProblem(f"padding: {module.padding}, {module.padding_mode}; expected numbers of zeros")
-        bias = None if module.bias is None else module.bias.detach().float().numpy()
         return cls(
-            module.weight.detach(), bias, stride=tuple(module.stride), padding=tuple(module.padding),
+            module.weight.detach(), _bias(module), stride=tuple(module.stride), padding=numeric_padding(module),
             dilation=tuple(module.dilation), groups=module.groups, **options,
         )  # fmt: skip
 
-    def forward(self, x: Tensor) -> Tensor:
-        shape = self.layer.output_shape(tuple(x.shape))
-        y: Tensor = quantized_conv2d(x, self.number, list(shape))
+    def forward(self, input: Tensor) -> Tensor:
+        if input.ndim == 3:
+            return self.forward(input.unsqueeze(0)).squeeze(0)
+        shape = self.layer.output_shape(tuple(input.shape))
+        y: Tensor = quantized_conv2d(input, self.number, list(shape))
         return y
 
 
-def _run(x: Tensor, number: int, _: Any) -> Tensor:
-    y = _MODULES[number].layer(x)
-    if x.dtype is torch.bfloat16:
+class QuantizedConv1d(QuantizedModule):
+    """nn.Conv1d over quantized weights: rows [n, c, w] or [c, w], as images of one line. No gradients.
+
+    >>> conv = torch.nn.Conv1d(3, 4, 3, padding=1)
+    >>> x = torch.randn(2, 3, 8)
+    >>> bool((QuantizedConv1d.from_float(conv)(x) - conv(x)).abs().max() < 0.2)
+    True
+    """
+
+    def __init__(self, weight: Any, bias: Any = None, **options: Any) -> None:
+        super().__init__(layers.QuantizedConv2d(weight, bias, **options))
+        if self.layer.weight.shape[2] != 1:
+            raise InvalidProblem(f"weight: shape {self.layer.weight.shape}; expected (out, in / groups, 1, width)")
+
+    @classmethod
+    def from_float(cls, module: nn.Conv1d, **options: Any) -> QuantizedConv1d:
+        """The same convolution with quantized weights; options as for lowbit.QuantizedConv2d."""
+        return cls(
+            module.weight.detach().unsqueeze(2), _bias(module), stride=(1, module.stride[0]),
+            padding=numeric_padding(module), dilation=(1, module.dilation[0]), groups=module.groups, **options,
+        )  # fmt: skip
+
+    @property
+    def weight(self) -> Tensor:
+        """The dequantized weight [out, in / groups, width], computed at each reading."""
+        return super().weight.squeeze(2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        image = (input.unsqueeze(0) if input.ndim == 2 else input).unsqueeze(2).contiguous()
+        y: Tensor = quantized_conv2d(image, self.number, list(self.layer.output_shape(tuple(image.shape))))
+        return y.squeeze(2).squeeze(0) if input.ndim == 2 else y.squeeze(2)
+
+
+def numeric_padding(module: nn.Conv1d | nn.Conv2d) -> tuple[int, int, int, int]:
+    """(top, left, bottom, right) of a convolution that pads with zeros.
+
+    >>> numeric_padding(nn.Conv2d(1, 1, (2, 3), padding="same"))
+    (0, 1, 1, 1)
+    """
+    if module.padding_mode != "zeros":
+        raise InvalidProblem(f"padding_mode: {module.padding_mode!r}; expected 'zeros'")
+    if isinstance(module.padding, str):
+        reach = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        pairs = [(r // 2, r - r // 2) if module.padding == "same" else (0, 0) for r in reach]
+    else:
+        pairs = [(p, p) for p in module.padding]
+    (top, bottom), (left, right) = [(0, 0)] * (2 - len(pairs)) + pairs
+    return top, left, bottom, right
+
+
+def _bias(module: Any) -> Any:
+    return None if module.bias is None else module.bias.detach().float().numpy()
+
+
+def _tensor(y: Any, like: Tensor) -> Tensor:
+    if like.dtype is torch.bfloat16:
         return torch.from_numpy(y.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(y)
 
 
+def _linear(x: Tensor, number: int, _: int) -> Tensor:
+    return _tensor(_MODULES[number].layer(x), x)
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _gives_channels_last(x: Tensor, number: int) -> bool:
+    said = getattr(_MODULES[number], "memory_format", None)
+    return _is_channels_last(x) if said is None else said is torch.channels_last
+
+
+def _conv2d(x: Tensor, number: int, _: Any) -> Tensor:
+    layer, last = _MODULES[number].layer, _gives_channels_last(x, number)
+    if _is_channels_last(x):
+        y = _tensor(layer(x.permute(0, 2, 3, 1), "NHWC"), x).permute(0, 3, 1, 2)
+        return y if last else y.contiguous()
+    if last:
+        return _tensor(layer(x, "NCHW", "NHWC"), x).permute(0, 3, 1, 2)
+    return _tensor(layer(x), x)
+
+
+def _conv2d_shape(x: Tensor, number: int, shape: Any) -> Tensor:
+    y = x.new_empty(shape)
+    return y.to(memory_format=torch.channels_last) if _gives_channels_last(x, number) else y
+
+
 quantized_linear = _define(
     "quantized_linear(Tensor x, int module, int out) -> Tensor",
-    _run, lambda x, _, out: x.new_empty((*x.shape[:-1], out)),
+    _linear, lambda x, _, out: x.new_empty((*x.shape[:-1], out)),
 )  # fmt: skip
 quantized_conv2d = _define(
-    "quantized_conv2d(Tensor x, int module, SymInt[] shape) -> Tensor",
-    _run, lambda x, _, shape: x.new_empty(shape),
+    "quantized_conv2d(Tensor x, int module, SymInt[] shape) -> Tensor", _conv2d, _conv2d_shape,
 )  # fmt: skip

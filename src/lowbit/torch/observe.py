@@ -49,15 +49,15 @@ def observe(
     found = {name: Calibrator(method, axis=axis, name=name or "model", **options) for name in watched}
 
     def hook(name: str) -> Callable[..., None]:
-        def note(_: nn.Module, given: Any, result: Any = None) -> None:
-            x = result if outputs else given[0] if given else None
+        def note(_: nn.Module, given: Any, keywords: dict[str, Any], result: Any = None) -> None:
+            x = result if outputs else next(iter((*given, *keywords.values())), None)
             if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
                 found[name].add(x.detach())
 
         return note
 
     handles = [
-        m.register_forward_hook(hook(name)) if outputs else m.register_forward_pre_hook(hook(name))
+        (m.register_forward_hook if outputs else m.register_forward_pre_hook)(hook(name), with_kwargs=True)
         for name, m in watched.items()
     ]
     batches = 0

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from lowbit.errors import InvalidProblem
+from lowbit.torch.folding import folds as find_folds
+from lowbit.torch.folding import swapped
 from lowbit.torch.modules import (
-    BatchNorm,
     ConvertedConv1d,
     ConvertedConv2d,
     ConvertedLinear,
@@ -32,7 +32,6 @@ _FINAL: dict[type[nn.Module], Any] = {
     QATConv1d: ConvertedConv1d,
     QATConv2d: ConvertedConv2d,
 }
-_NORMS: dict[type[nn.Module], Any] = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +147,7 @@ def prepare_qat(
                 raise InvalidProblem(
                     f"{what}: {pattern!r} matches no module; expected one of {', '.join(names[1:9])} …"
                 )
-    folds = _folds(model)
+    folds = find_folds(model)
     folded = {bn: conv for conv, bn in folds.items()}
     coverage, swaps = Coverage(), {}
     for name, module in model.named_modules():
@@ -177,7 +176,7 @@ def prepare_qat(
             if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
                 why = "not certain to follow one convolution, and nothing else"
         coverage.append(CoverageRow(name, type(module).__name__, treated, why))
-    return _swapped(model, swaps), coverage
+    return swapped(model, swaps), coverage
 
 
 @torch.no_grad()
@@ -217,57 +216,4 @@ def convert(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     found = {name: m for name, m in model.named_modules() if type(m) in _FINAL}
     if not found:
         raise InvalidProblem("model: no layer prepared by prepare_qat in it")
-    return _swapped(model, {name: _FINAL[type(m)].from_qat(m) for name, m in found.items()}).eval()
-
-
-def _swapped(model: nn.Module, swaps: Mapping[str, nn.Module]) -> nn.Module:
-    """The model with modules replaced, wherever they appear in it."""
-    by_id = {id(model.get_submodule(name)): new for name, new in swaps.items()}
-    if id(model) in by_id:
-        return by_id[id(model)]
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if id(child) in by_id:
-                parent._modules[name] = by_id[id(child)]
-    return model
-
-
-def _folds(model: nn.Module) -> dict[str, str]:
-    """{convolution: batch norm} where the one's output goes to the other and nowhere else."""
-    counts: dict[int, int] = {}
-    for _, module in model.named_modules(remove_duplicate=False):
-        counts[id(module)] = counts.get(id(module), 0) + 1
-    found = {}
-    for conv_name, bn_name in (*_neighbours(model), *_traced(model)):
-        conv, bn = model.get_submodule(conv_name), model.get_submodule(bn_name)
-        fits = type(conv) in _NORMS and type(bn) is _NORMS[type(conv)] and counts[id(conv)] == counts[id(bn)] == 1
-        if fits and _same_channels(conv, bn):
-            found[conv_name] = bn_name
-    return found
-
-
-def _same_channels(conv: nn.Module, bn: BatchNorm | Any) -> bool:
-    return bool(conv.out_channels == bn.num_features and bn.running_var is not None)
-
-
-def _neighbours(model: nn.Module) -> Iterator[tuple[str, str]]:
-    for name, module in model.named_modules():
-        if type(module) is nn.Sequential:
-            children = [f"{name}.{child}".lstrip(".") for child in module._modules]
-            yield from itertools.pairwise(children)
-
-
-def _traced(model: nn.Module) -> list[tuple[str, str]]:
-    """(producer, only user) pairs of module calls; none where the model cannot be traced."""
-    try:
-        graph = fx.Tracer().trace(model)
-    except Exception:  # whatever a model's own code raises on being traced
-        return []
-    calls = [node for node in graph.nodes if node.op == "call_module"]
-    once = {target for target in (n.target for n in calls) if sum(n.target == target for n in calls) == 1}
-    pairs = []
-    for node in calls:
-        users = list(node.users)
-        if len(users) == 1 and users[0].op == "call_module" and {node.target, users[0].target} <= once:
-            pairs.append((str(node.target), str(users[0].target)))
-    return pairs
+    return swapped(model, {name: _FINAL[type(m)].from_qat(m) for name, m in found.items()}).eval()

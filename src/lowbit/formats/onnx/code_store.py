@@ -12,8 +12,8 @@ import numpy.typing as npt
 from onnx import GraphProto, helper
 
 from lowbit.formats.onnx.graph import Graph
-from lowbit.formats.onnx.saturation import unsaturated
 from lowbit.formats.onnx.weight_uses import WeightUse
+from lowbit.models.pairs import unsaturated
 from lowbit.models.recipe import WeightRecipe
 from lowbit.models.weights import quantize_weight, refuse_nonfinite
 from lowbit.ops import quantize

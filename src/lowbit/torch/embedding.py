@@ -1,0 +1,165 @@
+"""QuantizedEmbedding: rows of codes are gathered, and only those are dequantized. Operators of torch alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lowbit.errors import FormatError, InvalidProblem, Unsupported
+from lowbit.ops import quantize
+from lowbit.packing import pack_bits
+from lowbit.params import QuantizationParams
+from lowbit.tensor import QuantizedTensor
+from lowbit.torch.state import MARK, NAMES, described, made_weight, weight_tensors
+
+__all__ = ["QuantizedEmbedding"]
+
+
+class QuantizedEmbedding(nn.Module):
+    """nn.Embedding over quantized rows: one scale for all, one a row, or one for each block of a row.
+
+    A looked-up row is (code - zero point) * scale in float32, then in `dtype`. Codes of 4 and 2 bits stay packed, each
+    row starting on a byte.
+
+    >>> table = nn.Embedding(10, 6)
+    >>> quantized = QuantizedEmbedding.from_float(table)
+    >>> quantized(torch.tensor([[1, 9]])).shape
+    torch.Size([1, 2, 6])
+    >>> bool((quantized(torch.tensor(3)) - table(torch.tensor(3))).abs().max() < 0.02)
+    True
+    """
+
+    codes: Tensor  # [rows, bytes of a row]
+    scale: Tensor  # [rows or 1, blocks or 1]
+    zero_point: Tensor | None  # the same shape; none where all are 0
+
+    def __init__(self, weight: QuantizedTensor, padding_idx: int | None = None, dtype: Any = torch.float32) -> None:
+        super().__init__()
+        if not dtype.is_floating_point or dtype.itemsize > 4:
+            raise InvalidProblem(f"dtype: {dtype}; expected float32, float16 or bfloat16")
+        self.padding_idx, self.dtype = padding_idx, dtype
+        self._hold(weight)
+
+    @classmethod
+    def from_float(
+        cls, module: nn.Embedding, dtype: str = "int8", scheme: str = "symmetric", block_size: int | None = None
+    ) -> QuantizedEmbedding:
+        """The same table with quantized rows."""
+        axis = 0 if block_size is None else 1
+        weight = quantize(module.weight.detach(), dtype, scheme=scheme, axis=axis, block_size=block_size, name="weight")
+        return cls(weight, module.padding_idx, module.weight.dtype)
+
+    def _hold(self, weight: QuantizedTensor) -> None:
+        p = weight.params
+        if weight.ndim != 2:
+            raise InvalidProblem(f"weight: shape {weight.shape}; expected (rows, width)")
+        by_rows, by_blocks = p.axis in (None, 0, -2) and p.block_size is None, p.axis in (1, -1) and p.block_size
+        if p.dtype.is_mixed or p.dtype.is_binary or p.is_logarithmic or p.dtype.bits > 8 or not (by_rows or by_blocks):
+            raise Unsupported(f"weight: {p}; expected linear codes of 2, 4 or 8 bits, scales by rows or blocks of them")
+        self.num_embeddings, self.embedding_dim = weight.shape
+        self.params = p
+        codes = weight.unpack()
+        if p.dtype.is_packed:
+            per_byte = 8 // p.dtype.bits
+            padded = np.zeros((codes.shape[0], -(-codes.shape[1] // per_byte) * per_byte), np.uint8)
+            padded[:, : codes.shape[1]] = codes.view(np.uint8)
+            codes = pack_bits(padded.reshape(-1), p.dtype.bits).reshape(codes.shape[0], padded.shape[1] // per_byte)
+        scale, zero = (np.array(v, t) for v, t in ((p.scale, np.float32), (p.zero_point, np.int32)))
+        rows = scale.reshape(scale.shape if by_blocks else (-1, 1)).shape
+        self.register_buffer("codes", torch.from_numpy(np.ascontiguousarray(codes)), persistent=False)
+        self.register_buffer("scale", torch.from_numpy(scale.reshape(rows)), persistent=False)
+        zeros = torch.from_numpy(np.broadcast_to(zero, scale.shape).reshape(rows).copy()) if zero.any() else None
+        self.register_buffer("zero_point", zeros, persistent=False)
+
+    @property
+    def quantized_weight(self) -> QuantizedTensor:
+        """The table as it was given."""
+        codes = _unpacked(self.codes, self.params, self.embedding_dim)
+        return QuantizedTensor.from_codes(codes.numpy(), self.params)
+
+    @property
+    def weight(self) -> Tensor:
+        """The whole table dequantized, computed at each reading: for code that looks at it."""
+        return self.forward(torch.arange(self.num_embeddings))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(b.numel() * b.itemsize for b in self.buffers(recurse=False))
+
+    def forward(self, input: Tensor) -> Tensor:
+        flat = input.reshape(-1)
+        numbers = _unpacked(self.codes.index_select(0, flat), self.params, self.embedding_dim).to(torch.float32)
+        scale, zero, block = self.scale, self.zero_point, self.params.block_size
+        if scale.shape[0] > 1:
+            scale = scale.index_select(0, flat)
+            zero = None if zero is None else zero.index_select(0, flat)
+        if block is not None:  # a scale for each number
+            scale = scale.repeat_interleave(block, 1)[:, : self.embedding_dim]
+            zero = None if zero is None else zero.repeat_interleave(block, 1)[:, : self.embedding_dim]
+        if zero is not None:
+            numbers -= zero
+        numbers *= scale
+        return numbers.to(self.dtype).reshape(*input.shape, self.embedding_dim)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        if fn(torch.empty(0)).device.type != "cpu":
+            raise Unsupported("QuantizedEmbedding: asked to leave the CPU, where lowbit's modules live")
+        dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        if dtype.is_floating_point and dtype.itemsize <= 4:
+            self.dtype = dtype  # of what is looked up; scales stay float32
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        text = {"kind": "embedding", "padding_idx": self.padding_idx, "dtype": str(self.dtype).removeprefix("torch.")}
+        for name, tensor in weight_tensors(self.quantized_weight, text).items():
+            destination[prefix + name] = tensor
+
+    @classmethod
+    def from_tensors(cls, tensors: Any, name: str) -> QuantizedEmbedding:
+        """What a state_dict holds, as a module."""
+        text = described(tensors, name)
+        dtype = getattr(torch, str(text.get("dtype")), None)
+        if text.get("kind") != "embedding" or dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise FormatError(f"{name}.{MARK}: {text.get('kind')!r} of {text.get('dtype')}; expected an embedding")
+        try:
+            return cls(made_weight(tensors, text, name), text.get("padding_idx"), dtype)
+        except (ValueError, NotImplementedError) as error:
+            raise FormatError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+    ) -> None:
+        own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        unexpected += [prefix + key for key in own if strict and key not in NAMES]
+        if MARK not in own:
+            missing.append(prefix + MARK)
+            return
+        try:
+            found = self.from_tensors(own, prefix.rstrip(".") or "embedding").quantized_weight
+        except FormatError as error:
+            errors.append(str(error))
+            return
+        if found.shape != (self.num_embeddings, self.embedding_dim):
+            errors.append(f"{prefix}weight: {found.shape}; expected {(self.num_embeddings, self.embedding_dim)}")
+            return
+        self._hold(found)
+
+    def extra_repr(self) -> str:
+        blocks = "" if self.params.block_size is None else f", block_size={self.params.block_size}"
+        return f"{self.num_embeddings}, {self.embedding_dim}, {self.params.dtype}{blocks}"
+
+
+def _unpacked(rows: Tensor, p: QuantizationParams, width: int) -> Tensor:
+    """Codes one an element: the first of a byte are its low bits."""
+    bits = p.dtype.bits
+    if bits == 8:
+        return rows
+    parts = [(rows >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+    codes = torch.stack(parts, -1).flatten(1)[:, :width]
+    if not p.dtype.is_signed:
+        return codes
+    half = 1 << (bits - 1)
+    return (codes ^ half).to(torch.int8) - half  # two's complement of so many bits

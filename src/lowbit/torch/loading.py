@@ -1,0 +1,97 @@
+"""load_quantized: a quantized model from its float skeleton and a state_dict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from lowbit.errors import FormatError, InvalidProblem
+from lowbit.torch.embedding import QuantizedEmbedding
+from lowbit.torch.folding import FoldedNorm, swapped
+from lowbit.torch.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, QuantizedModule
+from lowbit.torch.memory_formats import settle_memory_formats
+from lowbit.torch.state import MARK, NAMES, described, made_layer
+
+__all__ = ["load_quantized"]
+
+M = TypeVar("M", bound=nn.Module)
+_FLOAT: dict[type[nn.Module], type[nn.Module]] = {
+    QuantizedLinear: nn.Linear, QuantizedConv1d: nn.Conv1d, QuantizedConv2d: nn.Conv2d,
+}  # fmt: skip
+
+
+def load_quantized(model: M, state: Mapping[str, Tensor]) -> M:
+    """The model with the layers that `state` holds quantized swapped in, and everything else loaded from it.
+
+    model: built as ever, its own numbers do not matter (it may be on the meta device); it is changed. state: the
+    state_dict of a model from `quantize`, as torch.load(weights_only=True) or safetensors give it. Nothing is
+    unpickled, and every tensor is checked: FormatError says which does not fit.
+
+    >>> import torch
+    >>> def network():
+    ...     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    >>> from lowbit.torch import quantize
+    >>> small = quantize(network())
+    >>> again = load_quantized(network(), small.state_dict())
+    >>> x = torch.randn(2, 64)
+    >>> bool((again(x) == small(x)).all())
+    True
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidProblem(f"model: {type(model).__name__}; expected a torch.nn.Module")
+    if not isinstance(state, Mapping):
+        raise InvalidProblem(f"state: {type(state).__name__}; expected a state_dict")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    new: dict[str, nn.Module] = {}
+    taken = set()
+    made: dict[int, nn.Module] = {}  # a module under two names is one
+    for key in state:
+        name, _, last = key.rpartition(".")
+        if last != MARK:
+            continue
+        if name not in modules:
+            raise FormatError(f"{key}: the model has no module {name!r}")
+        prefix = f"{name}." if name else ""
+        own = {n: state[prefix + n] for n in NAMES if prefix + n in state}
+        taken |= {prefix + n for n in own}
+        old = modules[name]
+        if id(old) not in made:
+            made[id(old)] = _module(own, old, name or "model")
+        new[name] = made[id(old)]
+    meta = any(p.is_meta for p in model.parameters())
+    result = swapped(model, new)
+    rest = {key: value for key, value in state.items() if key not in taken}
+    outcome = result.load_state_dict(rest, strict=False, assign=meta)
+    missing = [key for key in outcome.missing_keys if key not in taken]
+    if missing or outcome.unexpected_keys:
+        said = [f"missing {', '.join(missing)}"] if missing else []
+        said += [f"unexpected {', '.join(outcome.unexpected_keys)}"] if outcome.unexpected_keys else []
+        raise FormatError(f"state: {'; '.join(said)}")
+    result.eval()
+    settle_memory_formats(result)
+    return result  # type: ignore[return-value]
+
+
+def _module(own: Mapping[str, Tensor], old: Any, name: str) -> nn.Module:
+    kind = described(own, name).get("kind")
+    if kind == "folded":
+        if not isinstance(old, nn.modules.batchnorm._BatchNorm | FoldedNorm):
+            raise FormatError(f"{name}: a folded batch norm; the model has {type(old).__name__} there")
+        return FoldedNorm()
+    found: Any
+    kinds: tuple[type[nn.Module], ...]
+    if kind == "embedding":
+        found, kinds = QuantizedEmbedding.from_tensors(own, name), (nn.Embedding, QuantizedEmbedding)
+    else:
+        layer = made_layer(own, name)
+        of: type[QuantizedModule] = QuantizedLinear if kind == "linear" else QuantizedConv2d
+        if isinstance(old, nn.Conv1d | QuantizedConv1d):
+            of = QuantizedConv1d
+        found, kinds = of.__new__(of), (_FLOAT[of], of)
+        QuantizedModule.__init__(found, layer)
+    shape = tuple(old.weight.shape) if isinstance(old, kinds) and isinstance(old.weight, Tensor) else None
+    if shape != tuple(found.weight.shape):
+        raise FormatError(f"{name}: {found}; the model has {old} there")
+    return found.eval()  # type: ignore[no-any-return]

@@ -1,0 +1,141 @@
+"""Quantized layers as plain tensors, and back: what a state_dict holds of them. No pickle in it.
+
+A layer is its codes, scales, zero points and bias, and a tensor of bytes, `lowbit`, whose JSON text says the rest.
+torch.load(weights_only=True) and safetensors take all of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowbit import layers
+from lowbit.errors import FormatError
+from lowbit.params import QuantizationParams
+from lowbit.tensor import QuantizedTensor
+
+__all__ = ["MARK", "NAMES", "described", "layer_tensors", "made_layer", "made_weight", "marked", "weight_tensors"]
+
+MARK = "lowbit"  # the tensor that says what the others are
+NAMES = (MARK, "weight_codes", "weight_scale", "weight_zero_point", "bias", "input_scale", "input_zero_point")
+_VERSION = 1
+_APART = ("scale", "zero_point", "scale_dtype")  # of params: tensors of their own
+_GEOMETRY = ("stride", "padding", "dilation", "groups")
+_KINDS: dict[str, type[Any]] = {"linear": layers.QuantizedLinear, "conv2d": layers.QuantizedConv2d}
+
+
+def layer_tensors(layer: Any) -> dict[str, Tensor]:
+    """All there is to know of a QuantizedLinear or QuantizedConv2d of lowbit.
+
+    >>> found = layer_tensors(layers.QuantizedLinear(np.eye(4, dtype=np.float32)))
+    >>> sorted(found)
+    ['lowbit', 'weight_codes', 'weight_scale', 'weight_zero_point']
+    >>> made_layer(found, "layer")
+    QuantizedLinear(in=4, out=4, int8, activation='int8')
+    """
+    kind = next(name for name, of in _KINDS.items() if type(layer) is of)
+    text: dict[str, Any] = {"kind": kind, "activation": layer.activation}
+    tensors: dict[str, Tensor] = {}
+    if kind == "conv2d":
+        text |= {name: getattr(layer.geometry, name) for name in _GEOMETRY}
+    if layer.bias is not None:
+        tensors["bias"] = torch.from_numpy(layer.bias.copy())
+    given = layer.input_params
+    if given is not None:
+        text["input"] = _said(given)
+        tensors["input_scale"] = torch.from_numpy(np.array(given.scale, np.float32))
+        tensors["input_zero_point"] = torch.from_numpy(np.array(given.zero_point, np.int32))
+    return tensors | weight_tensors(layer.weight, text)
+
+
+def weight_tensors(weight: QuantizedTensor, text: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A weight, and what `text` says of the layer it belongs to."""
+    p = weight.params
+    said = {**text, "weight": {**_said(p), "shape": list(weight.shape)}}
+    return {
+        MARK: marked(said),
+        "weight_codes": torch.from_numpy(np.array(weight.data)),
+        "weight_scale": torch.from_numpy(np.array(p.scale, np.float32)),
+        "weight_zero_point": torch.from_numpy(np.array(p.zero_point, np.int32)),
+    }
+
+
+def marked(text: Mapping[str, Any]) -> Tensor:
+    """The bytes of a description."""
+    said = {"version": _VERSION, **text}
+    return torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
+
+
+def described(tensors: Mapping[str, Tensor], name: str) -> dict[str, Any]:
+    """The text of a layer: what kind it is, and its settings. `name` is what errors call the layer."""
+    raw = tensors.get(MARK)
+    if not isinstance(raw, Tensor) or raw.dtype is not torch.uint8 or raw.ndim != 1:
+        raise FormatError(f"{name}.{MARK}: expected a row of bytes")
+    try:
+        text = json.loads(raw.cpu().numpy().tobytes())
+    except ValueError as error:
+        raise FormatError(f"{name}.{MARK}: not JSON ({error})") from None
+    if not isinstance(text, dict) or text.get("version") != _VERSION:
+        raise FormatError(f"{name}.{MARK}: expected a description of version {_VERSION}")
+    return text
+
+
+def made_layer(tensors: Mapping[str, Tensor], name: str) -> Any:
+    """The layer that `layer_tensors` took apart. Everything is checked; FormatError says what does not fit."""
+    text = described(tensors, name)
+    kind = text.get("kind")
+    if kind not in _KINDS:
+        raise FormatError(f"{name}.{MARK}: a layer of kind {kind!r}; expected {' or '.join(_KINDS)}")
+    weight = made_weight(tensors, text, name)
+    try:
+        options: dict[str, Any] = {"activation": text.get("activation")}
+        if kind == "conv2d":
+            options |= {key: text[key] for key in _GEOMETRY}
+        if "input" in text:
+            options["input_params"] = _params(
+                text["input"], _array(tensors, "input_scale", name), _array(tensors, "input_zero_point", name)
+            )
+        bias = _array(tensors, "bias", name) if "bias" in tensors else None
+        return _KINDS[kind](weight, bias, **options)
+    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+        raise _wrong(name, error) from None
+
+
+def made_weight(tensors: Mapping[str, Tensor], text: Mapping[str, Any], name: str) -> QuantizedTensor:
+    """The weight that `weight_tensors` took apart."""
+    try:
+        said = dict(text["weight"])
+        shape = tuple(said.pop("shape"))
+        codes, scale, zero = (_array(tensors, f"weight_{n}", name) for n in ("codes", "scale", "zero_point"))
+        return QuantizedTensor(codes, _params(said, scale, zero), shape)
+    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+        raise _wrong(name, error) from None
+
+
+def _wrong(name: str, error: Exception) -> FormatError:
+    if isinstance(error, FormatError) and str(error).startswith(name):
+        return error
+    what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return FormatError(f"{name}: {what}")
+
+
+def _said(p: QuantizationParams) -> dict[str, Any]:
+    return {k: v for k, v in p.to_dict().items() if k not in _APART}
+
+
+def _params(said: Mapping[str, Any], scale: Any, zero: Any) -> QuantizationParams:
+    if scale.dtype != np.float32 or zero.dtype != np.int32:
+        raise FormatError(f"scale, zero_point: {scale.dtype}, {zero.dtype}; expected float32 and int32")
+    return QuantizationParams.from_dict({**said, "scale": scale, "scale_dtype": "float32", "zero_point": zero})
+
+
+def _array(tensors: Mapping[str, Tensor], key: str, name: str) -> Any:
+    found = tensors.get(key)
+    if not isinstance(found, Tensor):
+        raise FormatError(f"{name}.{key}: missing")
+    return found.detach().cpu().contiguous().numpy()

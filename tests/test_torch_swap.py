@@ -1,0 +1,706 @@
+"""lowbit.torch.quantize: what is swapped, what is left alone and why, and that nothing becomes slower or is lost."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lowbit as lb
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+import lowbit.torch as lt  # noqa: E402
+from lowbit.models import Override, Recipe, WeightRecipe  # noqa: E402
+from lowbit.models.pairs import fit_pairs  # noqa: E402
+from lowbit.models.weights import quantize_weight  # noqa: E402
+from lowbit.torch import never_slower, swap  # noqa: E402
+from lowbit.torch.folding import FoldedNorm  # noqa: E402
+
+ALL = {"min_elements": 0}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """No clock: every quantized layer is twice as fast as float. Gives the list of what was timed."""
+    return fake_clock(monkeypatch, lambda *_: never_slower.Pace(2e-3, 1e-3))
+
+
+def fake_clock(monkeypatch: pytest.MonkeyPatch, pace: Any) -> list[Any]:
+    timed: list[Any] = []
+
+    def paced(before: Any, after: Any, seconds: float) -> Any:
+        timed.append((before(), after()))
+        return pace(*timed[-1])
+
+    monkeypatch.setattr(never_slower, "paced", paced)
+    return timed
+
+
+def recipe(name: str, **changes: Any) -> Recipe:
+    return Recipe.of(name).but(**(ALL | changes))
+
+
+def row_of(model: nn.Module, name: str) -> Any:
+    return next(row for row in lt.report(model).rows if row.name == name)
+
+
+def cnn() -> nn.Sequential:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 3, stride=2),
+        nn.Flatten(), nn.Linear(54, 5),
+    )  # fmt: skip
+    with torch.no_grad():
+        model[1].running_mean.normal_()
+        model[1].running_var.uniform_(0.5, 2)
+        model[1].weight.uniform_(0.5, 2)
+        model[1].bias.normal_()
+    return model.eval()
+
+
+# ---- what the modules compute ---------------------------------------------------------------------------------------
+
+
+def test_linear_is_the_layer_of_lowbit_with_the_recipes_weights() -> None:
+    linear = nn.Linear(70, 19)
+    x = torch.randn(3, 70)
+    w, b = linear.weight.detach().numpy(), linear.bias.detach().numpy()
+    cases = {
+        "W8A8": (WeightRecipe(), {"activation": "int8"}),
+        "dynamic-int8": (WeightRecipe(), {"activation": "uint8"}),
+        "W8A16": (WeightRecipe(), {"activation": "float"}),
+        "W4A16": (WeightRecipe("int4", group_size=128), {"activation": "float"}),
+        "W4A16_ASYM": (WeightRecipe("uint4", "asymmetric", group_size=128), {"activation": "float"}),
+        "W4A8": (WeightRecipe("int4", group_size=128), {"activation": "int8"}),
+    }
+    for name, (weights, options) in cases.items():
+        found = lt.quantize(linear, recipe(name), fit_pairs=False)
+        layer = lb.QuantizedLinear(quantize_weight(w, weights), b, **options)
+        assert np.array_equal(found(x).numpy(), layer(x.numpy())), name
+        assert lt.report(found).rows[0].how == str(weights)
+
+
+def test_static_ranges_are_those_of_a_calibrator_in_one_pass(fast: list[Any]) -> None:
+    model = nn.Sequential(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 7))
+    batches = [torch.randn(5, 24) for _ in range(4)]
+    seen = []
+
+    def stream() -> Iterator[Any]:
+        for batch in batches:
+            seen.append(batch)
+            yield batch
+
+    found = lt.quantize(model, recipe("static-int8"), calibration=stream(), progress=False)
+    assert len(seen) == len(batches)
+    calibrator = lb.Calibrator("adaptive")
+    for batch in batches:
+        calibrator.add(torch.relu(model[0](batch)).detach())
+    expected = calibrator.calibrate("uint8", "asymmetric")
+    given = found[2].layer.input_params
+    assert float(given.scale) == float(expected.scale)
+    assert int(given.zero_point) == int(expected.zero_point)
+    assert row_of(found, "2").activations == "uint8 asymmetric, static, adaptive"
+    assert len(lt.report(found).accuracy) == 1
+    assert lt.report(found).accuracy[0].sqnr_db > 25
+
+
+ONES = torch.ones(2, 8)
+
+
+@pytest.mark.parametrize("batch", [(ONES, ONES), {"b": ONES, "a": ONES}])
+def test_batches_are_arguments_or_keywords(batch: Any, fast: list[Any]) -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, a: Any, b: Any) -> Any:
+            return self.one(a) + self.two(input=b)
+
+    found = lt.quantize(Sum(), recipe("static-int8"), calibration=[batch], progress=False)
+    assert [row.treated for row in lt.report(found).rows] == [True, True]
+
+
+def test_a_layer_that_no_batch_reached_has_no_range(fast: list[Any]) -> None:
+    class Either(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, x: Any) -> Any:
+            return (self.one if x[0, 0] > 0 else self.two)(x)
+
+    rules = recipe("static-int8")
+    found = lt.quantize(Either(), rules, calibration=[ONES], progress=False)
+    assert "not called" in row_of(found, "two").why_not
+    found = lt.quantize(Either(), rules, calibration=[ONES], example=-ONES, progress=False)
+    assert row_of(found, "two").why_not == "no calibration batch reached it"
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4", "uint4", "int2"])
+@pytest.mark.parametrize("block", [None, 16, 5])
+def test_an_embedding_gives_the_dequantized_rows(dtype: str, block: int | None) -> None:
+    table = nn.Embedding(11, 33)
+    scheme = "asymmetric" if dtype == "uint4" else "symmetric"
+    q = lb.quantize(
+        table.weight.detach().numpy(), dtype, scheme=scheme, axis=1 if block else 0, block_size=block
+    )  # fmt: skip
+    module = lt.QuantizedEmbedding.from_float(table, dtype, scheme, block)
+    ids = torch.tensor([[0, 10, 3], [3, 3, 1]])
+    assert np.array_equal(module(ids).numpy(), q.dequantize()[ids.numpy()])
+    assert module.quantized_weight == q
+    assert module(torch.zeros(0, dtype=torch.long)).shape == (0, 33)
+    assert module.half()(ids).dtype is torch.float16
+    per_byte = 8 // q.dtype.bits
+    assert module.codes.numel() == 11 * -(-33 // per_byte)
+    with pytest.raises(IndexError):
+        module(torch.tensor([11]))
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv1d(6, 8, 3, stride=2, padding=2, dilation=2, groups=2),
+        nn.Conv1d(6, 8, 4, padding="same"),
+        nn.Conv1d(6, 6, 3, groups=6, bias=False),
+        nn.Conv1d(6, 8, 3, padding="valid"),
+    ],
+    ids=str,
+)
+def test_a_row_convolution_gives_what_lowbit_gives(conv: Any) -> None:
+    x = torch.randn(2, 6, 17)
+    module = lt.QuantizedConv1d.from_float(conv)
+    q = lb.quantize(conv.weight.detach().numpy(), axis=0)
+    left, right = lt.layers.numeric_padding(conv)[1::2]
+    bias = None if conv.bias is None else conv.bias.detach().numpy()
+    expected = lb.qconv1d(
+        lb.quantize(x.numpy()), q, bias, stride=conv.stride[0], padding=(left, right), dilation=conv.dilation[0],
+        groups=conv.groups,
+    )  # fmt: skip
+    assert np.array_equal(module(x).numpy(), expected)
+    assert module(x).shape == conv(x).shape
+    assert torch.equal(module(x[0]), module(x[:1])[0])
+    assert module.weight.shape == conv.weight.shape
+
+
+def test_images_keep_their_memory_format() -> None:
+    conv = nn.Conv2d(3, 8, 3, padding="same")
+    module = lt.QuantizedConv2d.from_float(conv, activation="uint8")
+    x = torch.randn(2, 3, 6, 5)
+    y, last = module(x), module(x.to(memory_format=torch.channels_last))
+    assert torch.equal(y, last)
+    assert y.is_contiguous()
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    for made in (torch.channels_last, torch.contiguous_format):
+        module.memory_format = made
+        for image in (x, x.to(memory_format=torch.channels_last)):
+            assert torch.equal(module(image), y)
+            assert module(image).is_contiguous(memory_format=made)
+    assert torch.equal(module(x[0]), module(x[:1])[0])
+    assert module(torch.zeros(0, 3, 6, 5)).shape == (0, 8, 6, 5)
+
+
+@pytest.mark.parametrize("shape", [(9, 31), (4, 6, 3, 3), (5, 3, 2, 2), (3, 7, 5)])
+def test_pairs_fit_sixteen_bits_and_little_is_lost(shape: tuple[int, ...]) -> None:
+    w = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    q = lb.quantize(w, axis=0)
+    fitted = fit_pairs(w, q)
+    rows = np.moveaxis(fitted.unpack().astype(int), 1, -1).reshape(shape[0], -1)
+    rows = np.pad(rows, ((0, 0), (0, rows.shape[1] % 2))).reshape(shape[0], -1, 2)
+    assert max(np.maximum(rows, 0).sum(-1).max(), np.maximum(-rows, 0).sum(-1).max()) <= 128
+    assert (fitted.params.scale >= q.params.scale).all()
+    assert (fitted.params.scale <= 2.01 * q.params.scale).all()
+    assert fit_pairs(w, fitted) is fitted
+    if len(shape) == 2:
+        assert lb.prepack(
+            lb.QuantizedTensor.from_codes(fitted.unpack().T, fitted.params.replace(axis=1))
+        ).native.is_safe
+
+
+def test_pairs_are_fitted_where_asked_and_the_row_says_so() -> None:
+    linear = nn.Linear(32, 8)
+    found = lt.quantize(linear, recipe("W8A8"), fit_pairs=True)
+    assert lt.report(found).rows[0].how == "int8 symmetric, per channel, pairs fit 16 bits"
+    assert found.layer._packed.native.is_safe
+    assert "pairs" not in lt.report(lt.quantize(linear, recipe("W8A16"), fit_pairs=True)).rows[0].how
+
+
+# ---- what is swapped, and what not ----------------------------------------------------------------------------------
+
+
+def test_batch_norms_become_part_of_the_convolution_before_them() -> None:
+    model = cnn()
+    found = lt.quantize(model, recipe("dynamic-int8"))
+    assert isinstance(found[1], FoldedNorm)
+    assert row_of(found, "1").how == "folded into 0"
+    x = torch.randn(4, 3, 8, 8)
+    assert lb.metrics.error_report(model(x).detach().numpy(), found(x).numpy()).sqnr_db > 25
+    apart = lt.quantize(model, recipe("dynamic-int8"), fold_norms=False)
+    assert isinstance(apart[1], nn.BatchNorm2d)
+    assert "batch norm" in row_of(apart, "1").why_not
+    skipped = lt.quantize(model, recipe("dynamic-int8", skip=["0"]))
+    assert isinstance(skipped[1], nn.BatchNorm2d)
+    assert isinstance(skipped[0], nn.Conv2d)
+
+
+def test_a_recipes_names_skips_and_overrides_count() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(40, 40), "b": nn.Linear(40, 40), "head": nn.Linear(40, 10)})
+    rules = Recipe.of("W8A8").but(
+        skip=["b"], overrides=[Override("a", weights=WeightRecipe("int4", group_size=8), activations=None)]
+    )
+    found = lt.quantize(model, rules)
+    assert lt.report(lt.quantize(model, Recipe.of("W8A8").but(skip=["*.weight"]))).treated == []
+    assert row_of(found, "a").how == "int4 symmetric, groups of 8"
+    assert row_of(found, "a").activations == ""
+    assert (row_of(found, "b").why_not, row_of(found, "b").asked) == ("the recipe skips 'b'", False)
+    assert "below 1024" in row_of(found, "head").why_not
+    assert type(found["b"]) is type(found["head"]) is nn.Linear
+    assert not lt.report(found).skipped
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(30, 16)
+        self.body = nn.Linear(16, 16)
+        self.again = self.body
+        self.head = nn.Linear(16, 30, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Any) -> Any:
+        return self.head(self.again(self.body(self.embedding(ids))))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_what_is_shared_stays_shared(inplace: bool, fast: list[Any]) -> None:
+    model = Tied()
+    ids = torch.arange(30)[None]
+    before = model(ids).detach()
+    found = lt.quantize(model, recipe("W8A8"), example=ids, inplace=inplace)
+    assert (found is model) is inplace
+    assert found.again is found.body
+    assert isinstance(found.body, lt.QuantizedLinear)
+    assert isinstance(found.embedding, lt.QuantizedEmbedding)
+    assert row_of(found, "again").note == "the same module as body"
+    assert "shares its weight with embedding" in row_of(found, "head").note
+    assert row_of(found, "head").bytes_before == 0
+    made = lt.report(found)
+    assert sum(r.bytes_before for r in made.rows) == made.bytes_before == 4 * (30 * 16 + 16 * 16 + 16)
+    assert sum(r.bytes_after for r in made.rows) == made.bytes_after
+    assert lb.metrics.error_report(before.numpy(), found(ids).numpy()).sqnr_db > 30
+    if not inplace:
+        assert type(model.body) is nn.Linear
+        assert torch.equal(model(ids), before)
+
+
+class Halved(nn.Linear):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) / 2
+
+
+def hooked() -> nn.Linear:
+    module = nn.Linear(8, 8)
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+def replaced() -> nn.Linear:
+    module = nn.Linear(8, 8)
+    module.forward = lambda x: x  # type: ignore[method-assign]
+    return module
+
+
+def old_weight_norm() -> nn.Linear:
+    module = nn.utils.weight_norm(nn.Linear(8, 8))
+    with torch.no_grad():
+        module(torch.ones(1, 8))  # only now can it be copied
+    return module
+
+
+class Conv1D(nn.Module):
+    """As transformers have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nf, self.weight = 8, nn.Parameter(torch.ones(4, 8))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: Halved(8, 8), "subclass"),
+        (hooked, "hooks"),
+        (replaced, "forward was replaced"),
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), "parametrized"),
+        (old_weight_norm, "computed from other parameters"),
+        (lambda: nn.Linear(8, 8).double(), "float64"),
+        (lambda: nn.Linear(0, 8), "empty"),
+        (lambda: nn.LazyLinear(8), "subclass"),
+        (lambda: nn.Conv2d(2, 2, 3, padding_mode="reflect"), "reflect"),
+        (lambda: nn.Conv3d(2, 2, 3), "no quantized form of Conv3d"),
+        (lambda: nn.ConvTranspose2d(2, 2, 3), "no quantized form"),
+        (lambda: nn.LSTM(4, 4), "no quantized form of LSTM"),
+        (lambda: nn.Embedding(4, 4, max_norm=1.0), "max_norm"),
+        (lambda: nn.EmbeddingBag(4, 4), "no quantized form"),
+        (Conv1D, "Conv1D"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_what_may_compute_something_else_is_left_alone(make: Any, why: str) -> None:
+    model = nn.Sequential(make())
+    kind = type(model[0])
+    found = lt.quantize(model, recipe("W8A8"))
+    assert type(found[0]) is kind
+    row = lt.report(found).rows[0]
+    assert why in row.why_not
+    assert row.skipped
+    with pytest.raises(lb.InvalidProblem, match=rf"^strict: 1 weights .*{why}"):
+        lt.quantize(model, recipe("W8A8"), strict=True)
+
+
+def test_norms_are_named_but_not_missed() -> None:
+    found = lt.quantize(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), recipe("W8A8"), strict=True)
+    row = row_of(found, "1")
+    assert not row.treated
+    assert not row.asked
+
+
+def test_attention_and_encoder_layers_work_as_before(fast: list[Any]) -> None:
+    x = torch.randn(2, 5, 16)
+    attention = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    found = lt.quantize(attention, recipe("W8A8"), example=(x, x, x))
+    assert torch.equal(found(x, x, x)[0], attention(x, x, x)[0])
+    assert "MultiheadAttention" in row_of(found, "out_proj").why_not
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    model = nn.Sequential(nn.Linear(16, 16), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)).eval()
+    found = lt.quantize(model, recipe("W8A8"), example=x)
+    assert isinstance(found[0], lt.QuantizedLinear)
+    assert all(
+        "reads its weight" in r.why_not for r in lt.report(found).rows if r.name.endswith(("linear1", "linear2"))
+    )
+    with torch.inference_mode():
+        assert torch.equal(found(x), model[1](found[0](x)))
+
+
+def test_a_module_that_is_never_called_stays_as_it_is(fast: list[Any]) -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.linear = nn.Embedding(9, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.linear(x + self.table.weight[: x.shape[1]])
+
+    found = lt.quantize(Positions(), recipe("W8A8"), example=torch.ones(1, 3, 8))
+    assert type(found.table) is nn.Embedding
+    assert "not called" in row_of(found, "table").why_not
+    assert found(torch.ones(1, 3, 8)).shape == (1, 3, 8)
+    blind = lt.quantize(Positions(), recipe("W8A8"))  # without a run nobody can know, and reading still works
+    assert isinstance(blind.table, lt.QuantizedEmbedding)
+    assert torch.isfinite(blind(torch.ones(1, 3, 8))).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "why"),
+    [
+        ("W4A16", lambda: nn.Conv2d(4, 4, 3), "float activations"),
+        ("W4A8", lambda: nn.Conv2d(4, 4, 3), "groups"),
+        ("W8A8", lambda: nn.Linear(8, 8), "int16"),
+    ],
+)
+def test_a_rule_that_no_module_can_follow_is_said(name: str, make: Any, why: str) -> None:
+    rules = recipe(name)
+    if why == "int16":
+        rules = Recipe.of({"preset": "W8A8", "activations": {"dtype": "int16"}, "min_elements": 0})
+    found = lt.quantize(nn.Sequential(make()), rules)
+    assert why in lt.report(found).rows[0].why_not
+    assert lt.report(found).skipped
+
+
+def test_quantizing_twice_changes_nothing() -> None:
+    once = lt.quantize(nn.Sequential(nn.Linear(8, 8), nn.Embedding(8, 8)), recipe("W8A8"))
+    twice = lt.quantize(once, recipe("W4A16"))
+    assert [r.why_not for r in lt.report(twice).rows] == ["it is quantized already"] * 2
+    x = torch.randn(2, 8)
+    assert torch.equal(twice[0](x), once[0](x))
+
+
+def test_a_model_in_training_mode_is_left_so_and_its_copy_is_for_inference() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train()
+    found = lt.quantize(model, recipe("W8A8"))
+    assert model.training
+    assert model[1].training
+    assert not any(m.training for m in found.modules())
+    assert any("training mode" in note for note in lt.report(found).notes)
+
+
+def test_images_stay_channels_last_only_between_modules_that_do_not_mind() -> None:
+    def conv() -> nn.Conv2d:
+        return nn.Conv2d(4, 4, 3, padding=1)
+
+    shared = conv()
+    cases = [
+        ([conv(), nn.ReLU(), conv()], [torch.channels_last, torch.contiguous_format]),
+        ([conv(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 3)], [torch.channels_last]),
+        ([conv(), nn.PixelShuffle(2)], [None]),
+        ([conv(), nn.BatchNorm2d(4)], [None]),
+        ([shared, nn.ReLU(), shared], [None]),
+    ]
+    x = torch.randn(2, 4, 8, 8)
+    for modules, formats in cases:
+        model = nn.Sequential(*modules).eval()
+        found = lt.quantize(model, recipe("dynamic-int8"))
+        settled = {id(m): m for m in found if isinstance(m, lt.QuantizedConv2d)}
+        assert [m.memory_format for m in settled.values()] == formats
+        y = found(x)
+        assert y.is_contiguous()
+        for m in settled.values():
+            m.memory_format = None
+        assert torch.equal(found(x), y)
+
+
+# ---- never slower ---------------------------------------------------------------------------------------------------
+
+
+def test_a_layer_stays_float_where_float_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
+    timed = fake_clock(monkeypatch, lambda before, _: never_slower.Pace(1e-3, 5e-3 if before.shape[1] == 3 else 5e-4))
+    found = lt.quantize(model, recipe("W8A8"), example=torch.ones(4, 8), strict=True)
+    assert isinstance(found[0], lt.QuantizedLinear)
+    assert type(found[1]) is nn.Linear
+    row = row_of(found, "1")
+    assert row.why_not == "float is faster"
+    assert row.note == "float 1 ms, quantized 5 ms on [4, 8]"
+    assert not row.asked
+    assert row_of(found, "0").note == "float 1 ms, quantized 0.5 ms on [4, 8]"
+    assert len(timed) == 3  # two layers, the slower one twice
+    assert lt.report(found).latency[0].float_ms > 0
+    never = lt.quantize(model, recipe("W8A8"), example=torch.ones(4, 8), keep_float="never")
+    assert isinstance(never[1], lt.QuantizedLinear)
+    assert len(timed) == 3
+
+
+def test_layers_alike_are_timed_once_and_norms_with_their_convolution(fast: list[Any]) -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)))
+    lt.quantize(model, recipe("W8A8"), example=torch.ones(4, 8))
+    assert len(fast) == 1
+    fast.clear()
+    images = torch.randn(2, 3, 8, 8)
+    net = cnn()
+    lt.quantize(net, recipe("W8A8"), example=images)
+    assert torch.equal(fast[0][0], net[1](net[0](images)))
+
+
+def test_a_busy_machine_does_not_keep_a_layer_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    paces = iter([never_slower.Pace(1e-3, 9e-3), never_slower.Pace(1.2e-3, 5e-4)])
+    fake_clock(monkeypatch, lambda *_: next(paces))
+    found = lt.quantize(nn.Sequential(nn.Linear(8, 8)), recipe("W8A8"), example=torch.ones(4, 8))
+    assert isinstance(found[0], lt.QuantizedLinear)
+    assert row_of(found, "0").note.startswith("float 1 ms, quantized 0.5 ms")
+
+
+def test_times_within_noise_are_the_same() -> None:
+    assert not never_slower.Pace(1.0, 1.01).is_slower
+    assert never_slower.Pace(1.0, 1.03).is_slower
+
+
+def test_the_real_clock_times_both() -> None:
+    pace = never_slower.paced(lambda: None, lambda: sum(range(1000)), 0.01)
+    assert 0 < pace.float_s < pace.quantized_s
+
+
+def test_without_data_the_report_says_that_nothing_was_timed() -> None:
+    found = lt.quantize(nn.Sequential(nn.Linear(8, 8)), recipe("W8A8"))
+    assert any("nothing could be timed" in note for note in lt.report(found).notes)
+    assert not lt.report(found).accuracy
+    assert json.dumps(lt.report(found).to_dict())
+
+
+# ---- kept and copied ------------------------------------------------------------------------------------------------
+
+
+def everything() -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.small = nn.Embedding(20, 12), nn.Embedding(5, 12)
+            self.rows = nn.Conv1d(12, 6, 3, padding=1)
+            self.images = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4))
+            self.norm, self.out = nn.LayerNorm(12), nn.Linear(12, 7)
+
+        def forward(self, ids: Any) -> Any:
+            x = self.words(ids) + self.small(ids % 5)
+            y = self.rows(x.transpose(1, 2)).unsqueeze(1)
+            return self.out(self.norm(x)), self.images(y)
+
+    return Net().eval()
+
+
+def all_equal(a: Any, b: Any) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+RULES = {
+    "static-int8": {},
+    "W8A8": {},
+    "mixed": {
+        "preset": "W8A8", "min_elements": 0,
+        "overrides": [
+            {"match": "words", "weights": {"dtype": "int4", "group_size": 5}},
+            {"match": "out", "weights": {"dtype": "uint4", "scheme": "asymmetric", "group_size": 4},
+             "activations": None},
+        ],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_state_dict_is_plain_tensors_and_makes_the_same_model_again(
+    name: str, fast: list[Any], tmp_path: Path
+) -> None:
+    ids = torch.randint(0, 20, (2, 9))
+    rules = Recipe.of(RULES[name]) if RULES[name] else recipe(name)
+    found = lt.quantize(everything(), rules, calibration=[ids], progress=False)
+    expected = found(ids)
+    state = found.state_dict()
+    assert all(isinstance(v, torch.Tensor) for v in state.values())
+    path = tmp_path / "model.pt"
+    torch.save(state, path)
+    again = lt.load_quantized(everything(), torch.load(path, weights_only=True))
+    assert all_equal(again(ids), expected)
+    with torch.device("meta"):
+        skeleton = everything()
+    assert all_equal(lt.load_quantized(skeleton, state)(ids), expected)
+    other = lt.quantize(everything(), rules, calibration=[ids], progress=False)
+    assert not all_equal(other(ids), expected)
+    other.load_state_dict(state)
+    assert all_equal(other(ids), expected)
+
+
+def test_safetensors_keep_a_state_dict(tmp_path: Path, fast: list[Any]) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    ids = torch.randint(0, 20, (2, 9))
+    found = lt.quantize(everything(), recipe("W8A8"), example=ids)
+    safetensors.save_file(found.state_dict(), tmp_path / "model.safetensors")
+    again = lt.load_quantized(everything(), safetensors.load_file(tmp_path / "model.safetensors"))
+    assert all_equal(again(ids), found(ids))
+
+
+def test_copies_and_pickles_give_the_same_and_keep_the_report(fast: list[Any]) -> None:
+    ids = torch.randint(0, 20, (2, 9))
+    found = lt.quantize(everything().images, recipe("static-int8"), calibration=[torch.randn(1, 1, 5, 5)])
+    file = io.BytesIO()
+    pickle.dump(found, file)
+    x = torch.randn(2, 1, 5, 5)
+    for twin in (copy.deepcopy(found), pickle.loads(file.getvalue())):
+        assert torch.equal(twin(x), found(x))
+        assert lt.report(twin).to_dict() == lt.report(found).to_dict()
+        assert twin[0].number != found[0].number
+    root = lt.quantize(nn.Linear(8, 8), recipe("W8A8"))
+    assert lt.report(copy.deepcopy(root)).rows == lt.report(root).rows
+    assert all_equal(copy.deepcopy(everything())(ids), everything()(ids)) is False
+
+
+def test_a_compiled_model_is_whole_and_gives_the_same_bits(fast: list[Any]) -> None:
+    ids = torch.randint(0, 20, (2, 9))
+    for name in ("W8A8", "static-int8"):
+        found = lt.quantize(everything(), recipe(name), calibration=[ids], progress=False)
+        torch._dynamo.reset()
+        compiled = torch.compile(found, fullgraph=True, backend="aot_eager")
+        with torch.no_grad():
+            assert all_equal(compiled(ids), found(ids))
+        exported = torch.export.export(found, (ids,))
+        assert all_equal(exported.module()(ids), found(ids))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda s: s.pop("0.weight_scale"), r"0\.weight_scale: missing"),
+        (lambda s: s.update({"0.lowbit": torch.tensor([1, 2], dtype=torch.uint8)}), r"0\.lowbit: not JSON"),
+        (lambda s: s.update({"0.lowbit": torch.zeros(3)}), r"0\.lowbit: expected a row of bytes"),
+        (lambda s: s.update({"0.weight_codes": s["0.weight_codes"][:, :5]}), r"^0: "),
+        (lambda s: s.update({"0.weight_codes": s["0.weight_codes"].float()}), r"^0: "),
+        (lambda s: s.update({"0.weight_scale": s["0.weight_scale"].double()}), r"^0: scale"),
+        (lambda s: s.update({"0.weight_scale": -s["0.weight_scale"]}), r"^0: "),
+        (lambda s: s.update({"9.lowbit": s["0.lowbit"]}), r"no module '9'"),
+        (lambda s: s.pop("1.weight"), r"missing 1\.weight"),
+        (lambda s: s.update({"7.weight": torch.ones(1)}), r"unexpected 7\.weight"),
+        (lambda s: s.update({"1.lowbit": s["0.lowbit"]}), r"^1"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(spoil: Any, said: str) -> None:
+    def network() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+
+    state = dict(lt.quantize(network(), recipe("W8A8")).state_dict())
+    spoil(state)
+    with pytest.raises(lb.FormatError, match=said):
+        lt.load_quantized(network(), state)
+
+
+def test_loading_into_a_quantized_model_says_what_does_not_fit() -> None:
+    found = lt.quantize(nn.Sequential(nn.Linear(8, 8), nn.Embedding(4, 8)), recipe("W8A8"))
+    wider = lt.quantize(nn.Sequential(nn.Linear(9, 8), nn.Embedding(5, 8)), recipe("W8A8"))
+    with pytest.raises(RuntimeError, match=r"(?s)0: QuantizedLinear\(in=9.*1\.weight: \(5, 8\)"):
+        found.load_state_dict(wider.state_dict())
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"0.lowbit\""):
+        found.load_state_dict({k: v for k, v in found.state_dict().items() if not k.startswith("0.")})
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        found.load_state_dict({**found.state_dict(), "0.more": torch.ones(1)})
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+
+def with_nan() -> nn.Linear:
+    module = nn.Linear(8, 8)
+    with torch.no_grad():
+        module.weight[3, 5] = float("nan")
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "error", "said"),
+    [
+        (lambda: nn.ModuleDict({"a": with_nan()}), {}, lb.InvalidProblem, r"^a\.weight: .*\(3, 5\)"),
+        (lambda: nn.ModuleDict({"a": nn.Linear(8, 8, device="meta")}), {}, lb.Unsupported, r"^a\.weight: .*meta"),
+        (lambda: nn.ModuleDict({"a": nn.Linear(8, 8, dtype=torch.complex64)}), {}, TypeError, r"^a\.weight: .*complex"),
+        (lambda: 3, {}, lb.InvalidProblem, "^model: int"),
+        (lambda: nn.Linear(8, 8), {"recipe": "W9"}, lb.InvalidProblem, "^recipe"),
+        (lambda: nn.Linear(8, 8), {"keep_float": "always"}, lb.InvalidProblem, "^keep_float"),
+        (lambda: nn.Linear(8, 8), {"recipe": recipe("static-int8")}, lb.InvalidProblem, "^calibration: missing"),
+        (lambda: nn.Linear(8, 8), {"calibration": []}, lb.InvalidProblem, "^calibration: no batches"),
+        (lambda: nn.Linear(8, 8), {"calibration": torch.ones(2, 8)}, lb.InvalidProblem, "^calibration: a Tensor"),
+        (lambda: nn.Linear(8, 8), {"example": (torch.ones(1, 8), 3)}, lb.InvalidProblem, "^example"),
+    ],
+)
+def test_bad_input_is_named(make: Any, options: dict[str, Any], error: Any, said: str) -> None:
+    model = make()
+    with pytest.raises(error, match=said):
+        swap.quantize_model(model, **({"recipe": recipe("W8A8")} | options))
+
+
+def test_a_failure_leaves_the_model_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Halved(8, 8)).train()
+    with pytest.raises(lb.InvalidProblem, match="strict"):
+        lt.quantize(model, recipe("W8A8"), inplace=True, strict=True)
+    assert type(model[0]) is nn.Linear
+    assert model.training
+    assert not model[0]._forward_pre_hooks
+    with pytest.raises(lb.InvalidProblem, match="no report"):
+        lt.report(model)
