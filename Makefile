@@ -10,7 +10,7 @@ NATIVE := $(shell find core CMakeLists.txt pyproject.toml -type f)
 FOLDERS := $(shell find src/lowbit -type d -not -name __pycache__)
 JOBS   ?= $(shell nproc)
 
-.PHONY: demo test test-cpp test-python check format bench build stubs test-deep deep-tools clean
+.PHONY: demo test test-cpp test-python test-gpu check format bench build stubs test-deep deep-tools clean
 
 # ---- environment: one stamp a step, so that a second run costs nothing --------------------------------
 $(VENV)/.made:
@@ -56,7 +56,9 @@ build: $(VENV)/.built
 demo: $(VENV)/.cli
 	$(BIN)/lowbit demo
 
-test: test-cpp test-python
+# The two parts of Python beside each other: most tests keep one core busy.
+test: test-cpp $(VENV)/.test
+	$(MAKE) --no-print-directory --output-sync=target -j2 test-python test-gpu
 
 build/cpp/lowbit_tests: $(VENV)/.made $(NATIVE)
 	@mkdir -p build
@@ -70,6 +72,14 @@ test-cpp: build/cpp/lowbit_tests
 
 test-python: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not deep"
+
+# GPU kernels without a GPU, a process each: Triton's interpreter, compiled ahead of time, executed PTX.
+GPU_INTERPRETED := $(addprefix tests/gpu/test_,elementwise.py reductions.py gemm.py int4_and_conv.py doors.py)
+GPU_COMPILED    := tests/gpu/test_ahead.py tests/gpu/test_torch_doors.py
+test-gpu: $(VENV)/.test
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not deep" $(GPU_INTERPRETED)
+	$(BIN)/python -m pytest -m "not deep" $(GPU_COMPILED)
+	$(BIN)/python -m pytest -m "not deep" $(wildcard tests/gpu/test_ptx*.py)
 
 check: $(VENV)/.check $(VENV)/.built build/cpp/lowbit_tests
 	$(BIN)/ruff check src tests benchmarks scripts examples

@@ -5,7 +5,8 @@
 
 A float network is trained and kept in a file. `lowbit.torch.quantize` finds ranges in a few batches of training images,
 folds the batch norms, and swaps what gets faster. Accuracy is of all test images; images a second are of one thread,
-both networks taking turns on every batch. `--onnx PATH` writes the float network for other runtimes.
+both networks taking turns on every batch. The same network as an ONNX file is quantized too, and both files are run in
+ONNX Runtime; `--onnx FOLDER` keeps them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import platform
 import statistics
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Sequence
@@ -103,6 +105,32 @@ def export_onnx(path: str | Path, model: nn.Module | None = None) -> None:
         )  # fmt: skip
 
 
+def in_onnx_runtime(folder: Path, base: nn.Module, train_on: Images, test_on: Images) -> dict[str, Any]:
+    """The network from file to file: accuracy, bytes and latency of both in ONNX Runtime, one thread."""
+    from lowbit.formats.files import quantize_file
+
+    def share(predict: Any, batches: Any) -> float:
+        right = [int((predict(b)["scores"].argmax(1) == b["labels"]).sum()) for b in batches]
+        return 100 * sum(right) / len(test_on.y)
+
+    export_onnx(folder / "fashion.onnx", base)
+    ranges = [{"image": x.numpy()} for x, _ in some(Batches(train_on, SPEED_BATCH), CALIBRATION_BATCHES, seed=0)]
+    tested = [
+        {"image": x.numpy(), "labels": y.numpy()}
+        for x, y in zip(test_on.x.split(500), test_on.y.split(500), strict=True)
+    ]
+    source, target = folder / "fashion.onnx", folder / "fashion.int8.onnx"
+    report = quantize_file(source, target, "static-int8", data=ranges, overwrite=True, seconds=3.0, progress=False)
+    from lowbit.formats.onnx import measure
+
+    metric = measure.compare_metric("accuracy", share, *map(measure.session, (source, target)), lambda: tested)
+    return {
+        "accuracy": {"float": round(metric.float_value, 2), "int8": round(metric.quantized_value, 2)},
+        "bytes": {"float": report.bytes_before, "int8": report.bytes_after},
+        "times_float": round(report.latency[0].speedup, 3), "treated": f"{len(report.treated)} of {len(report.rows)}",
+    }  # fmt: skip
+
+
 def results(base: nn.Module, train_on: Images, test_on: Images, epochs: int, count: int) -> dict[str, Any]:
     small = quantized(base, train_on)
     speeds = rounds({"float": base, "int8": small}, test_on.x[: 16 * SPEED_BATCH], count)
@@ -131,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--width", type=int, default=32, metavar="N", help="of the first convolution (default: 32)")
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="of timing (default: 7)")
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, metavar="PATH", help="where the network is kept")
-    parser.add_argument("--onnx", type=Path, metavar="PATH", help="where to write the float network")
+    parser.add_argument("--onnx", type=Path, metavar="PATH", help="a folder for the ONNX files")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write the results")
     options = parser.parse_args(arguments)
     path = options.checkpoint
@@ -151,8 +179,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         speed = found["images_per_second"][name]
         print(f"{name:6} {found['accuracy'][name]:6.2f} %  {speed:7.1f} images/s  {found['bytes'][name]:,} bytes")
     print(f"int8: {found['times_float']} times float")
-    if options.onnx is not None:
-        export_onnx(options.onnx, base)
+    with tempfile.TemporaryDirectory() as temporary:
+        found["onnx"] = in_onnx_runtime(options.onnx or Path(temporary), base, train_on, test_on)
+    inside = found["onnx"]
+    for name in ("float", "int8"):
+        print(f"ONNX Runtime, {name:6} {inside['accuracy'][name]:6.2f} %  {inside['bytes'][name]:,} bytes")
+    print(f"ONNX Runtime, int8: {inside['times_float']} times float, {inside['treated']} weights")
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 

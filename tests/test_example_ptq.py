@@ -45,6 +45,7 @@ def test_a_small_run_writes_what_it_found(
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert found["images"] == {"train": 320, "test": 64}
     assert [layer["kind"] for layer in found["layers"]].count("Conv2d") == 7
+    assert found["onnx"]["treated"] == "8 of 8"
 
 
 def test_the_exported_network_scores_as_the_network_does(example: ModuleType, tmp_path: Path) -> None:

@@ -211,10 +211,16 @@ def load(monkeypatch):
             return library
 
         monkeypatch.setattr(ctypes, "CDLL", loader)
-        hardware_module._cuda_gpus.cache_clear()
+        monkeypatch.setattr(hardware_module, "_KFD_ROOT", Path("/nowhere"))
+        _forget_gpus()
 
     yield use
+    _forget_gpus()
+
+
+def _forget_gpus():
     hardware_module._cuda_gpus.cache_clear()
+    hardware_module._amd_gpus.cache_clear()
 
 
 def test_gpus_are_those_of_the_driver(load):
@@ -223,7 +229,10 @@ def test_gpus_are_those_of_the_driver(load):
     found = hardware()
     assert found.gpus == expected
     assert "Test GPU 1 (sm_90, 132 SMs, 80 GiB)" in str(found)
-    assert json.loads(json.dumps(found.to_dict()))["gpus"][0]["compute_capability"] == [9, 0]
+    described = json.loads(json.dumps(found.to_dict()))["gpus"][0]
+    assert described["compute_capability"] == [9, 0]
+    assert (described["architecture"], described["dot4"], described["matrix_unit"]) == ("sm_90", "dp4a", "Tensor Cores")
+    assert "s8" in described["formats"]
 
 
 @pytest.mark.parametrize(
@@ -240,6 +249,25 @@ def test_a_driver_error_means_no_gpu(load, function):
 def test_no_usable_driver_library_means_no_gpu(load, library):
     load(library)
     assert hardware().gpus == ()
+
+
+def test_amd_gpus_are_those_of_the_kernel(load, tmp_path, monkeypatch):
+    load(OSError("no such file"))
+    # A CPU, an MI210 and a card of RDNA 3, as the amdgpu driver shows them.
+    for node, version, name in ((0, 0, ""), (1, 90010, "aldebaran"), (2, 110000, "navi31")):
+        bank = tmp_path / str(node) / "mem_banks/0"
+        bank.mkdir(parents=True)
+        (bank / "properties").write_text("heap_type 1\nsize_in_bytes 68702699520\n")
+        (tmp_path / str(node) / "properties").write_text(
+            f"cpu_cores_count {8 * (not version)}\nsimd_count 416\nsimd_per_cu 4\ngfx_target_version {version}\n"
+        )
+        (tmp_path / str(node) / "name").write_text(name + "\n")
+    monkeypatch.setattr(hardware_module, "_KFD_ROOT", tmp_path)
+    mi210, navi = hardware().gpus
+    assert mi210 == Gpu("aldebaran", (9, 0), 68702699520, 104, "gfx90a")
+    assert (mi210.architecture, mi210.features.matrix_unit) == ("gfx90a", "MFMA")
+    assert (navi.architecture, navi.features.matrix_unit) == ("gfx1100", "WMMA")
+    assert "aldebaran (gfx90a, 104 CUs, 63.98 GiB)" in str(hardware())
 
 
 def test_asking_for_the_cpu_does_not_touch_cuda(load):

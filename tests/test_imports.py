@@ -16,7 +16,7 @@ PACKAGE = Path(lb.__file__).parent
 
 # Layers from the bottom up. A module may import its own layer's earlier modules and every layer below.
 LAYERS = [
-    ["errors", "_version", "whole_file", "cachefile"],
+    ["errors", "_version", "whole_file", "cachefile", "gpu_features"],
     ["dtypes"],
     ["ranges", "logarithm"],
     ["fields"],
@@ -31,7 +31,7 @@ LAYERS = [
     ["hardware", "threads", "kernels", "limits", "hints"],
     ["ops"],
     ["layers"],
-    ["quantization_ops"],
+    ["quantization_ops", "gpu_ops", "gpu_linear"],
     ["plans"],
     ["accuracy"],
     ["calibration"],
@@ -44,12 +44,23 @@ LAYERS = [
     ["survey"],
     ["formats", "torch"],
     ["report"],
-    ["cli_calibrate", "cli_bench", "cli_tune", "cli_quantize", "cli_inspect", "cli_compare", "cli_dtypes", "cli_demo"],
+    [
+        "cli_calibrate",
+        "cli_bench",
+        "cli_tune",
+        "cli_quantize",
+        "cli_inspect",
+        "cli_compare",
+        "cli_dtypes",
+        "cli_demo",
+        "cli_gpu",
+    ],
     ["cli"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FACTS = {
-    "errors", "_version", "dtypes", "ranges", "logarithm", "fields", "granularity", "schemes", "params", "packing",
+    "errors", "_version", "gpu_features", "dtypes", "ranges", "logarithm", "fields", "granularity", "schemes", "params",
+    "packing",
     "container", "metrics", "indexing", "tensor", "reference", "reference_compute",
     "reference_calibration",
 }  # fmt: skip

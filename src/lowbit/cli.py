@@ -73,11 +73,12 @@ def _app() -> "typer.Typer":
     from lowbit.cli_compare import compare
     from lowbit.cli_demo import demo
     from lowbit.cli_dtypes import dtypes
+    from lowbit.cli_gpu import gpu_check
     from lowbit.cli_inspect import inspect
     from lowbit.cli_quantize import quantize
     from lowbit.cli_tune import recommend, tune
 
-    for command in (quantize, inspect, compare, calibrate, tune, recommend, bench, dtypes, demo):
+    for command in (quantize, inspect, compare, calibrate, tune, recommend, bench, dtypes, gpu_check, demo):
         app.command()(command)
     return app
 

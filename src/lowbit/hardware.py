@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from lowbit import _core
+from lowbit.gpu_features import GpuFeatures, architecture_of, gpu_features
 
 __all__ = ["Cache", "Gpu", "HardwareFeatures", "hardware"]
 
 _CPU_ROOT = Path("/sys/devices/system/cpu")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
+_KFD_ROOT = Path("/sys/class/kfd/kfd/topology/nodes")
 
 # CUdevice_attribute values of the CUDA driver API.
 _MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 16, 75, 76
@@ -38,12 +40,27 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One CUDA device, as its driver describes it."""
+    """One GPU, as its driver describes it. gfx: AMD's name of the architecture; empty for NVIDIA's, which have a
+    compute capability instead."""
 
     name: str
     compute_capability: tuple[int, int]
     memory_bytes: int
     multiprocessors: int
+    gfx: str = ""
+
+    @property
+    def architecture(self) -> str:
+        """
+        >>> Gpu("A100", (8, 0), 40 << 30, 108).architecture
+        'sm_80'
+        """
+        return self.gfx or architecture_of(self.compute_capability)
+
+    @property
+    def features(self) -> GpuFeatures:
+        """What it multiplies, and by which instructions."""
+        return gpu_features(self.architecture)
 
 
 class _Feature:
@@ -104,8 +121,8 @@ class HardwareFeatures:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The CUDA devices, looked for at the first access: a process that starts CUDA must not fork."""
-        return _cuda_gpus()
+        """The GPUs, looked for at the first access: a process that starts CUDA must not fork."""
+        return _cuda_gpus() + _amd_gpus()
 
     def to_dict(self) -> dict[str, Any]:
         """All facts as JSON-serialisable values.
@@ -126,7 +143,7 @@ class HardwareFeatures:
             "caches": [asdict(c) for c in self.caches],
             "memory_bytes": self.memory_bytes,
             "memory_limit_bytes": self.memory_limit_bytes,
-            "gpus": [asdict(g) | {"compute_capability": list(g.compute_capability)} for g in self.gpus],
+            "gpus": [_gpu_dict(g) for g in self.gpus],
         }
 
     def summary(self) -> list[tuple[str, str]]:
@@ -288,6 +305,42 @@ def _cuda_gpu(cuda: Any, ordinal: int) -> Gpu | None:
     return Gpu(name.value.decode(errors="replace"), (major, minor), memory.value, multiprocessors)
 
 
+@cache
+def _amd_gpus() -> tuple[Gpu, ...]:
+    """What the kernel driver shows of AMD's: gfx_target_version 90010 is gfx90a, 110000 is gfx1100."""
+    found = []
+    for node in sorted(_KFD_ROOT.glob("[0-9]*")):
+        facts = _properties(node / "properties")
+        major, rest = divmod(facts.get("gfx_target_version", 0), 10000)
+        if major:  # a CPU has none
+            minor, stepping = divmod(rest, 100)
+            banks = [_properties(bank / "properties") for bank in node.glob("mem_banks/*")]
+            memory = sum(b.get("size_in_bytes", 0) for b in banks if b.get("heap_type") in (1, 2))
+            units = facts.get("simd_count", 0) // max(1, facts.get("simd_per_cu", 1))
+            name = _read(node / "name") or "AMD GPU"
+            found.append(Gpu(name, (major, minor), memory, units, f"gfx{major}{minor:x}{stepping:x}"))
+    return tuple(found)
+
+
+def _properties(path: Path) -> dict[str, int]:
+    pairs = (line.split() for line in _read(path).splitlines())
+    return {p[0]: int(p[1]) for p in pairs if len(p) == 2 and p[1].isdigit()}
+
+
+def _gpu_dict(gpu: Gpu) -> dict[str, Any]:
+    f = gpu.features
+    return {
+        "name": gpu.name,
+        "architecture": gpu.architecture,
+        "compute_capability": list(gpu.compute_capability),
+        "memory_bytes": gpu.memory_bytes,
+        "multiprocessors": gpu.multiprocessors,
+        "dot4": f.dot4,
+        "matrix_unit": f.matrix_unit,
+        "formats": list(f.formats),
+    }
+
+
 def _bytes_text(size: int) -> str:
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << power:
@@ -307,5 +360,5 @@ def _memory_text(total: int | None, limit: int | None) -> str:
 
 
 def _gpu_text(gpu: Gpu) -> str:
-    major, minor = gpu.compute_capability
-    return f"{gpu.name} (sm_{major}{minor}, {gpu.multiprocessors} SMs, {_bytes_text(gpu.memory_bytes)})"
+    units = "CUs" if gpu.gfx else "SMs"
+    return f"{gpu.name} ({gpu.architecture}, {gpu.multiprocessors} {units}, {_bytes_text(gpu.memory_bytes)})"

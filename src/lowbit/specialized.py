@@ -7,9 +7,13 @@ from typing import Any, ClassVar
 
 from lowbit import _core
 from lowbit.errors import Unsupported
+from lowbit.gpu_features import GpuFeatures
+from lowbit.gpu_ops import GpuQuantizationOps
 from lowbit.hardware import HardwareFeatures, hardware
+from lowbit.kernels.gpu.presence import is_interpreted, why_not
 from lowbit.ops.conv import qconv2d
 from lowbit.ops.matmul import qmatmul
+from lowbit.tensor import QuantizedTensor
 
 __all__ = [
     "Dp4aQuantizationOps", "SpecializedQuantizationOps", "TensorCoreFormat", "TensorCoreQuantizationOps",
@@ -26,7 +30,7 @@ class TensorCoreFormat(str, Enum):
 
     @property
     def least_capability(self) -> tuple[int, int]:
-        return (7, 5)
+        return (7, 2) if self is TensorCoreFormat.INT8 else (7, 5)
 
 
 class SpecializedQuantizationOps:
@@ -94,33 +98,66 @@ class VnniQuantizationOps(SpecializedQuantizationOps):
 
 
 class _OnGpu(SpecializedQuantizationOps):
-    least: ClassVar[tuple[int, int]]
+    """On a CUDA device, or AMD's counterpart. Operands of the host are copied there and the result is copied back;
+    GpuQuantizedTensor operands give results that stay there."""
+
+    path: ClassVar[str]  # of the GPU kernels
+    device: ClassVar[str] = "cuda"
+
+    def lacks(self, features: GpuFeatures, architecture: str) -> str:
+        """Why a GPU of these features does not serve; empty if it does."""
+        raise NotImplementedError
 
     def why_not(self) -> str:
+        if is_interpreted():
+            return why_not(self.device)
         gpus = self.machine.gpus
         if not gpus:
             return "no CUDA device"
-        best = max(g.compute_capability for g in gpus)
-        if best < self.least:
-            return f"compute capability {best[0]}.{best[1]}; it begins with {self.least[0]}.{self.least[1]}"
-        return "this version of lowbit has no GPU kernels yet"
+        reasons = [self.lacks(g.features, g.architecture) for g in gpus]
+        return reasons[0] if all(reasons) else why_not(self.device)
+
+    def qmatmul(self, a: Any, b: Any, **options: Any) -> Any:
+        self._require(a, b)
+        return _as_given(GpuQuantizationOps(self.device, self.path).qmatmul(a, b, **options), a)
+
+    def qconv2d(self, x: Any, w: Any, bias: Any = None, **options: Any) -> Any:
+        self._require(x, w)
+        return _as_given(GpuQuantizationOps(self.device, self.path).qconv2d(x, w, bias, **options), x)
 
 
 class Dp4aQuantizationOps(_OnGpu):
-    """dp4a of CUDA devices: four products of bytes added to 32 bits."""
+    """dp4a of CUDA devices, v_dot4 of AMD's: four products of bytes added to 32 bits."""
 
     instruction = "DP4A"
     formats = ("int8", "uint8")
     block_size = 4
     tile = (1, 32)
-    least = (6, 1)
+    path = "dp4a"
+
+    def lacks(self, features: GpuFeatures, architecture: str) -> str:
+        return "" if features.dot4 else f"{architecture} has no dp4a; it begins with sm_61"
 
 
 class TensorCoreQuantizationOps(_OnGpu):
-    """Tensor Cores of CUDA devices: tiles of integer products."""
+    """Tensor Cores of CUDA devices, MFMA and WMMA of AMD's: tiles of integer products. Unsigned codes are offset."""
 
     instruction = "Tensor Cores"
-    formats = tuple(f.value for f in TensorCoreFormat)
+    formats = ("int8", "uint8")
     block_size = 32
     tile = (16, 8)
-    least = (7, 5)
+    path = "matrix"
+
+    def lacks(self, features: GpuFeatures, architecture: str) -> str:
+        if not features.multiplies("s8"):
+            return f"{architecture} has no matrix unit for int8; on NVIDIA's it begins with sm_72"
+        if architecture in ("sm_72", "sm_75"):
+            return f"{architecture} has them, but Triton compiles no int8 products for it: DP4A serves"
+        return ""
+
+
+def _as_given(y: Any, operand: Any) -> Any:
+    """On the host, where the operands were there."""
+    if not isinstance(operand, QuantizedTensor):
+        return y
+    return y.to("cpu") if hasattr(y, "params") else y.cpu().numpy()

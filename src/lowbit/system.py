@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy.typing as npt
-
 from lowbit.accuracy import auto_quantize_tensor
 from lowbit.calibration import CalibrationMethod, calibrate
 from lowbit.dtypes import DTypeLike
 from lowbit.errors import Unsupported
+from lowbit.gpu_ops import GpuQuantizationOps
 from lowbit.hardware import HardwareFeatures, hardware
 from lowbit.hints import QuantizationPerformanceHints, optimal_block_size, performance_hints
-from lowbit.ops.conv import qconv2d
-from lowbit.ops.dequantize import dequantize
 from lowbit.ops.matmul import qmatmul
 from lowbit.ops.quantize import quantize
 from lowbit.params import QuantizationParams
+from lowbit.quantization_ops import CpuQuantizationOps
 from lowbit.schemes import QuantizationScheme
 from lowbit.specialized import Dp4aQuantizationOps, TensorCoreQuantizationOps, VnniQuantizationOps
 from lowbit.tensor import QuantizedTensor
@@ -31,8 +29,6 @@ from lowbit.tuning import (
 from lowbit.tuning.recommend import QuantizationRecommendations, recommend
 
 __all__ = ["AdvancedQuantizationAccelerator", "QuantizationSystem", "create_quantization_system"]
-
-Array = npt.NDArray[Any]
 
 
 class AdvancedQuantizationAccelerator:
@@ -72,9 +68,8 @@ class QuantizationSystem:
     """
 
     def __init__(self, device: str = "cpu", config: AutoTuningConfig | None = None) -> None:
-        if device != "cpu":
-            raise Unsupported(f"device: {device!r}; expected 'cpu'")
         self.device = device
+        self.ops: Any = CpuQuantizationOps() if device == "cpu" else GpuQuantizationOps(device)
         self.accelerator = AdvancedQuantizationAccelerator(config)
 
     @property
@@ -83,8 +78,8 @@ class QuantizationSystem:
 
     @property
     def has_acceleration(self) -> bool:
-        """Whether products run on vector kernels."""
-        return hardware().isa != "scalar"
+        """Whether products run on vector kernels, or on a GPU."""
+        return self.device != "cpu" or hardware().isa != "scalar"
 
     @property
     def specialized(self) -> tuple[VnniQuantizationOps, Dp4aQuantizationOps, TensorCoreQuantizationOps]:
@@ -121,36 +116,44 @@ class QuantizationSystem:
         """`lb.calibrate`."""
         return calibrate(samples, dtype, method, **options)
 
-    def quantize(self, x: Any, params: QuantizationParams | None = None, **options: Any) -> QuantizedTensor:
-        """`lb.quantize`."""
-        return quantize(x, params=params, **options)
+    def quantize(self, x: Any, params: QuantizationParams | None = None, **options: Any) -> Any:
+        """`lb.quantize`; on a GPU by params alone, to a GpuQuantizedTensor."""
+        if self.device == "cpu":
+            return quantize(x, params=params, **options)
+        if params is None or options:
+            raise Unsupported(f"quantize: on {self.device!r} it takes params, and no options")
+        return self.ops.quantize(x, params)
 
-    def dequantize(self, q: QuantizedTensor) -> Array:
+    def dequantize(self, q: Any) -> Any:
         """`lb.dequantize`."""
-        return dequantize(q)
+        return self.ops.dequantize(q)
 
-    def qmatmul(self, a: QuantizedTensor, b: Any, **options: Any) -> Any:
+    def qmatmul(self, a: Any, b: Any, **options: Any) -> Any:
         """`lb.qmatmul`."""
-        return qmatmul(a, b, **options)
+        return qmatmul(a, b, **options) if self.device == "cpu" else self.ops.qmatmul(a, b, **options)
 
-    def qconv2d(self, x: QuantizedTensor, w: Any, bias: Any = None, **options: Any) -> Any:
+    def qconv2d(self, x: Any, w: Any, bias: Any = None, **options: Any) -> Any:
         """`lb.qconv2d`."""
-        return qconv2d(x, w, bias, **options)
+        return self.ops.qconv2d(x, w, bias, **options)
 
     def create_quantized_tensor(
         self, x: Any, dtype: DTypeLike = "int8", scheme: str | QuantizationScheme | None = None
     ) -> QuantizedTensor:
-        """x with the mapping and clipping that lose least of it, or with the scheme given."""
+        """x with the mapping and clipping that lose least of it, or with the scheme given; in CPU memory, from which
+        `to` takes it."""
         if scheme is None:
             return auto_quantize_tensor(x, dtype)
         return quantize(x, dtype, scheme=scheme)
 
     def __repr__(self) -> str:
+        if self.device != "cpu":
+            return f"QuantizationSystem(device={self.device!r}, {self.ops.device.architecture})"
         return f"QuantizationSystem(device={self.device!r}, {hardware().isa}, {hardware().threads} threads)"
 
 
 def create_quantization_system(device: str = "cpu") -> QuantizationSystem:
-    """The system for a device.
+    """The system for a device: "cpu", or "cuda" and "cuda:1", which raise Unsupported with the reason where they
+    are not there.
 
     >>> create_quantization_system().has_acceleration in (True, False)
     True

@@ -27,6 +27,7 @@ Array = npt.NDArray[Any]
 class _Backend(Protocol):
     def unpack(self, q: QuantizedTensor) -> Array: ...
     def dequantize(self, q: QuantizedTensor, out: Array | None, dtype: npt.DTypeLike | None) -> Array: ...
+    def to(self, q: QuantizedTensor, device: str) -> Any: ...
 
 
 # The kernels live above this module and announce themselves here; imports only point down.
@@ -74,7 +75,7 @@ class QuantizedTensor:
         self, data: Any, params: QuantizationParams, shape: tuple[int, ...] | None = None, device: str = "cpu"
     ) -> None:
         if str(device) != "cpu":
-            raise Unsupported(f"device: {device!r}; this build keeps tensors in CPU memory")
+            raise Unsupported(f"device: {device!r}; a QuantizedTensor is in CPU memory: make it there, then call to()")
         if not isinstance(data, np.ndarray) and not hasattr(data, "__dlpack__"):
             raise InvalidProblem(f"data: {type(data).__name__}; expected an array of stored codes")
         codes = data if isinstance(data, np.ndarray) else np.from_dlpack(data)
@@ -237,6 +238,16 @@ class QuantizedTensor:
     def copy(self) -> QuantizedTensor:
         """A tensor with codes of its own."""
         return QuantizedTensor._trusted(np.array(self.data, order="C"), self.params, self.shape)
+
+    def to(self, device: str) -> Any:
+        """The tensor itself for "cpu"; for "cuda" or "cuda:1" a copy in that GPU's memory, a `GpuQuantizedTensor`,
+        which dequantizes there and comes back by `to("cpu")`. Unsupported, with the reason, where there is no such GPU.
+        """
+        if device == "cpu":
+            return self
+        if _backend is None:
+            raise Unsupported("to: import lowbit to have the kernels")
+        return _backend.to(self, device)
 
     # ---- files --------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from lowbit.errors import InvalidProblem
 from lowbit.kernels import cpu
+from lowbit.kernels.gpu.presence import find_device
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor, set_backend
 
@@ -70,6 +71,12 @@ class _CpuBackend:
 
     def unpack(self, q: QuantizedTensor) -> Array:
         return cpu.unpack(q.data, q.dtype.bits, q.dtype.is_signed, q.shape)
+
+    def to(self, q: QuantizedTensor, device: str) -> Any:
+        find_device(device)  # before torch is imported: it may not be there
+        from lowbit.kernels.gpu.tensors import GpuQuantizedTensor
+
+        return GpuQuantizedTensor.of(q, device)
 
 
 set_backend(_CpuBackend())

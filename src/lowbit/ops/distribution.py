@@ -27,8 +27,8 @@ class Histogram(NamedTuple):
     def quantile(self, share: npt.ArrayLike) -> Floats:
         """The number that a share of all lie below.
 
-        >>> Histogram(np.array([0.0, 2.0]), np.array([1.0, 4.0]), np.array([1.0, 3.0])).quantile([0.125, 0.5])
-        array([0.5       , 2.66666667])
+        >>> Histogram(np.array([0.0, 2.0]), np.array([1.0, 4.0]), np.array([1.0, 3.0])).quantile([0.25, 1.0])
+        array([1., 4.])
         """
         ends = np.concatenate([[0.0], np.cumsum(self.counts)])
         rank = np.clip(np.asarray(share, np.float64), 0, 1) * ends[-1]

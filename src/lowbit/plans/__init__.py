@@ -8,6 +8,8 @@ Each plan class has its `Descriptor` and its `Args`. A plan is immutable, can be
 threads at once. `run` writes into the arrays it is given. The first two rows allocate none; the third says in
 `workspace_size` how many bytes it works in.
 
+`select(descriptor, device="cuda")` gives a plan for a GPU, whose arguments are torch tensors in its memory.
+
 >>> import numpy as np
 >>> plan = FakeQuantizePerTensorPlan.select(PerTensorDescriptor((4,), qmin=-8, qmax=7, input_element="f32"))
 >>> x, y = np.float32([0.1, 0.26, 9.0, -9.0]), np.empty(4, np.float32)

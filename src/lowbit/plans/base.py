@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from lowbit.errors import InvalidProblem, Unsupported
+from lowbit.errors import InvalidProblem
+from lowbit.kernels.gpu.presence import find_device
 from lowbit.plans.kinds import KernelSku, PrecisionGuarantee
 
-__all__ = ["PLANS", "Plan", "Preference"]
+__all__ = ["PLANS", "Plan", "Preference", "select_again"]
 
 Preference = Literal["fastest", "reference"]
 A = TypeVar("A")
@@ -44,15 +45,25 @@ class Plan(Generic[A]):
     @classmethod
     def select(cls: type[P], descriptor: Any, device: str = "cpu", preference: Preference = "fastest") -> P:
         """A plan for the problem, or an error that says which field is wrong (InvalidProblem) or not served here
-        (Unsupported). preference: "fastest", or "reference" for NumPy alone."""
+        (Unsupported). device: "cpu", or "cuda" and "cuda:1" for GPUs. preference: "fastest", or "reference" for NumPy
+        alone."""
         if type(descriptor) is not cls.Descriptor:
             raise InvalidProblem(f"descriptor: {type(descriptor).__name__}; expected {cls.Descriptor.__name__}")
         if preference not in ("fastest", "reference"):
             raise InvalidProblem(f"preference: {preference!r}; expected 'fastest' or 'reference'")
-        if device != "cpu":
-            raise Unsupported(f"device: {device!r}; expected 'cpu'")
+        chosen = cls if device == "cpu" else cls._on_gpu(device)
         cls._check(descriptor)
-        return cls(descriptor, device, preference)
+        return chosen(descriptor, device, preference)
+
+    @classmethod
+    def _on_gpu(cls: type[P], device: str) -> type[P]:
+        """This class for a GPU, once it is clear that there is one: the rest imports torch and triton."""
+        find_device(device)
+        from lowbit.plans.gpu import gpu_plan
+
+        plan: Any = cls
+        found: Any = gpu_plan(plan)
+        return found  # type: ignore[no-any-return]
 
     @classmethod
     def _check(cls, descriptor: Any) -> None:
@@ -81,7 +92,7 @@ class Plan(Generic[A]):
         raise AttributeError(f"{type(self).__name__} is immutable")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _select, (type(self), self.descriptor, self.device, self.preference)
+        return select_again, (type(self), self.descriptor, self.device, self.preference)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.__reduce__() == other.__reduce__()
@@ -93,5 +104,6 @@ class Plan(Generic[A]):
         return f"{type(self).__name__}({self.descriptor!r}, device={self.device!r})"
 
 
-def _select(cls: type[Plan[Any]], descriptor: Any, device: str, preference: Preference) -> Plan[Any]:
+def select_again(cls: type[Plan[Any]], descriptor: Any, device: str, preference: Preference) -> Plan[Any]:
+    """What a pickled plan becomes."""
     return cls.select(descriptor, device, preference)

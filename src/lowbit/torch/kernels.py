@@ -26,17 +26,17 @@ from lowbit.reference import spread
 from lowbit.tensor import QuantizedTensor
 
 __all__ = [
-    "CODES", "affine_params", "codes_dtype", "compute_dtype", "dequantize", "dequantize_ste",
-    "dequantize_ste_backward", "empty_like", "fake_quantize", "fake_quantize_backward", "fake_quantize_learned",
-    "fake_quantize_learned_backward", "granularity", "observe_", "quantize", "quantize_ste", "quantize_ste_backward",
-    "range_params",
+    "CODES", "HIGHEST", "LOWEST", "WIDEST", "affine_params", "codes_dtype", "compute_dtype", "dequantize",
+    "dequantize_ste", "dequantize_ste_backward", "empty_like", "fake_quantize", "fake_quantize_backward",
+    "fake_quantize_learned", "fake_quantize_learned_backward", "granularity", "observe_", "quantize", "quantize_ste",
+    "quantize_ste_backward", "range_params",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
 
 LOWEST, HIGHEST = cpu.LOWEST_CODE, cpu.HIGHEST_CODE
 _ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: cpu.BFLOAT16}
-_WIDEST = float(np.finfo(np.float32).max) / 2  # a range from minus to plus this is finite
+WIDEST = float(np.finfo(np.float32).max) / 2  # a range from minus to plus this is finite
 
 # The integer types codes may have, narrowest first.
 CODES = {torch.int8: "int8", torch.uint8: "uint8", torch.int16: "int16", torch.uint16: "uint16"}
@@ -220,7 +220,7 @@ def observe_(
 ) -> None:  # fmt: skip
     new_lo, new_hi = _value_range(x, axis, block, name, ignore)
     least, most = _ends(new_lo, new_hi)
-    if not -_WIDEST <= least <= most <= _WIDEST:
+    if not -WIDEST <= least <= most <= WIDEST:
         left_out += 1
         return
     old_lo, old_hi = lo.numpy(), hi.numpy()
@@ -263,7 +263,7 @@ def _affine(lo: Array, hi: Array, qmin: int, qmax: int, symmetric: bool) -> tupl
         least, most = _ends(scale, scale)
         if least >= MIN_SCALE and most <= MAX_SCALE:
             return torch.from_numpy(scale), torch.zeros(scale.shape, dtype=torch.int32)
-    elif lo.ndim == 0 and not symmetric and abs(float(lo)) <= _WIDEST >= abs(float(hi)):
+    elif lo.ndim == 0 and not symmetric and abs(float(lo)) <= WIDEST >= abs(float(hi)):
         low, high = min(lo[()], number(0)), max(hi[()], number(0))
         step = (high - low) / number(max(qmax - qmin, 1))
         if MIN_SCALE <= step <= MAX_SCALE:

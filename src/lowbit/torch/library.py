@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lowbit.errors import Unsupported
+from lowbit.kernels.gpu.presence import find_device
 from lowbit.torch import kernels
 from lowbit.torch.kernels import compute_dtype, empty_like, granularity
 
@@ -59,9 +60,23 @@ def _direct(name: str, x: Tensor) -> bool:
         return False
     if x.is_cpu:
         return type(x) in _PLAIN and not torch._C._len_torch_dispatch_stack()
-    if x.device.type != "meta":
-        raise Unsupported(f"{name}: on {x.device}; expected CPU memory")
+    if x.device.type not in ("meta", "cuda"):
+        raise Unsupported(f"{name}: on {x.device}; expected memory of the CPU or of a CUDA device")
     return False
+
+
+def _for_cuda(name: str) -> Callable[..., Any]:
+    """The GPU kernel of an operator. Triton and all that needs it are imported at the first call."""
+
+    @functools.cache
+    def found() -> Callable[..., Any]:
+        find_device("cuda")  # says what is missing, before anything fails for want of it
+        from lowbit.torch import kernels_gpu
+
+        kernel: Callable[..., Any] = getattr(kernels_gpu, name)
+        return kernel
+
+    return lambda *arguments: found()(*arguments)
 
 
 def _define(
@@ -79,6 +94,7 @@ def _define(
     name, first = schema[: schema.index("(")], schema[schema.index("(") :].split()[1].rstrip(",")
     _lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _lib.impl(name, kernel, "CPU")
+    _lib.impl(name, _for_cuda(name), "CUDA")
     torch.library.register_fake(f"lowbit::{name}", shapes, lib=_lib)
     op = getattr(torch.ops.lowbit, name).default
 

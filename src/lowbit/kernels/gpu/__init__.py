@@ -1,0 +1,1 @@
+"""Triton kernels: one source for NVIDIA and AMD. Nothing here is imported by `import lowbit`."""
