@@ -26,6 +26,7 @@ from lowbit.tuning import tuner as tuner_module
 from lowbit.tuning.candidates import build, candidates_for, float_work
 from lowbit.tuning.race import race
 from lowbit.tuning.recommend import recommend
+from lowbit.tuning.result import CandidateResult
 
 QUICK = AutoTuningConfig(max_search_time=0.4)
 
@@ -433,3 +434,16 @@ def test_a_capped_isa_changes_detection_and_hints():
     env = {**os.environ, "LOWBIT_MAX_ISA": "scalar"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     assert done.stdout.split() == ["scalar", "False", "scalar"]
+
+
+@pytest.mark.parametrize(("high", "chosen"), [(1.1, 2), (1.6, 1)], ids=["beyond doubt", "in doubt"])
+def test_more_threads_must_be_faster_beyond_doubt(high: float, chosen: int) -> None:
+    def result(threads: int, low: float, median: float, high: float) -> CandidateResult:
+        candidate = None if threads == 0 else Candidate("int8", threads=threads)
+        return CandidateResult(f"{threads}", candidate, Timing(low, median, low, high, 9, 1), 40.0, 1.0, 100)
+
+    rows = [result(0, 3.0, 3.0, 3.0), result(2, 0.9, 1.0, high), result(1, 1.5, 1.5, 1.5)]
+    winner, _, meets = tuner_module._judge(rows, AutoTuningConfig(), ())
+    assert meets
+    assert winner is not None
+    assert winner.threads == chosen
