@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -132,7 +134,8 @@ _FLOAT: dict[str, Callable[[Array, Any], Array]] = {
 
 
 def float_work(workload: QuantizationWorkload, data: tuple[Array, Array | None]) -> dict[str, Work]:
-    """The same in float32, by everything that is at hand: NumPy, and torch if it was imported."""
+    """The same in float32, by everything that is at hand: NumPy, with one thread too where that can be asked for (its
+    threads wait for each other when the machine has other work), and torch if it was imported."""
     x, w = data
     nbytes = 0 if w is None or workload.kind == "elementwise" else w.nbytes
     if workload.kind == "matmul":
@@ -143,10 +146,22 @@ def float_work(workload: QuantizationWorkload, data: tuple[Array, Array | None])
         found = {"NumPy": lambda: _FLOAT[workload.op](x, w)}
     else:
         found = {"NumPy": lambda: _convolved(x, w, workload)}
+    if workload.kind != "elementwise" and importlib.util.find_spec("threadpoolctl") is not None:
+        found["NumPy, 1 thread"] = _on_one_thread(found["NumPy"])
     torch = sys.modules.get("torch")
     if torch is not None:
         found["torch"] = _torch_call(torch, workload, x, w)
     return {name: Work(call, _floats_of(call), nbytes) for name, call in found.items()}
+
+
+def _on_one_thread(call: Callable[[], Any]) -> Callable[[], Any]:
+    pools = importlib.import_module("threadpoolctl").ThreadpoolController()
+
+    def alone() -> Any:
+        with pools.limit(limits=1, user_api="blas"):
+            return call()
+
+    return alone
 
 
 def _floats_of(call: Callable[[], Any]) -> Callable[[], Array]:
