@@ -45,6 +45,7 @@ LAYERS = [
     ["formats", "torch"],
     ["report"],
     [
+        "cli_errors",
         "cli_calibrate",
         "cli_bench",
         "cli_tune",

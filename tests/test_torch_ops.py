@@ -387,10 +387,7 @@ def steps(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, **options: A
     return y + lt.dequantize(lt.quantize(x, scale, zero, **options), scale, zero, **where)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_whole_and_equal(backend: str, granularity: str) -> None:
-    if backend == "inductor" and granularity != "group":
-        pytest.skip("compiling takes seconds; one tells")
+def assert_compiled_is_eager(backend: str, granularity: str) -> None:
     x, scale, zero, options = case(granularity)
     x = x.nan_to_num(0.3, 5.0, -5.0)
 
@@ -404,6 +401,19 @@ def test_compiled_whole_and_equal(backend: str, granularity: str) -> None:
     compiled = run(torch.compile(steps, fullgraph=True, backend=backend))
     for a, b in zip(compiled, run(steps), strict=True):
         assert torch.equal(a, b)
+
+
+def test_compiled_whole_and_equal(granularity: str) -> None:
+    assert_compiled_is_eager("aot_eager", granularity)
+
+
+def test_inductor_gives_the_same() -> None:
+    assert_compiled_is_eager("inductor", "group")
+
+
+@pytest.mark.deep
+def test_inductor_gives_the_same_everywhere(granularity: str) -> None:
+    assert_compiled_is_eager("inductor", granularity)
 
 
 class Net(torch.nn.Module):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from lowbit.cli_errors import told_in_one_line
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -41,9 +43,7 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Time operations beside float32 ones, and against what the machine can do."""
-    from lowbit.errors import FormatError, InvalidProblem
-
-    try:
+    with told_in_one_line():
         if compare is not None:
             _compared(*compare, as_json=as_json)
             return
@@ -57,9 +57,6 @@ def bench(
             from lowbit.bench import plot_roofline
 
             plot_roofline(summary, roofline)
-    except (InvalidProblem, FormatError, OSError, ModuleNotFoundError) as error:
-        typer.echo(f"lowbit: {error}", err=True)
-        raise typer.Exit(2) from None
     if as_json:
         typer.echo(summary.to_json())
     else:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from lowbit.cli_errors import told_in_one_line
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -38,18 +40,13 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Find ranges for arrays, and show what each method would cost."""
-    from lowbit.errors import FormatError, InvalidProblem, Unsupported, UnsupportedDType
-
-    try:
+    with told_in_one_line():
         found = _collected(files, array, join, axis, ignore_nonfinite, state, quiet=as_json)
         rows = [_answer(c, dtype, scheme, method) for c in found]
         if plot is not None:
             drawn = _draw(rows, plot)
         if state is not None:
             found[0].save(state)
-    except (InvalidProblem, Unsupported, UnsupportedDType, FormatError, OSError, ModuleNotFoundError) as error:
-        typer.echo(f"lowbit: {error}", err=True)
-        raise typer.Exit(2) from None
     if as_json:
         typer.echo(json.dumps([_as_json(*row) for row in rows], indent=2))
         return

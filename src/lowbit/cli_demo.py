@@ -10,6 +10,8 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from lowbit.cli_errors import told_in_one_line
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -31,15 +33,10 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Quantize the model that comes with the library: int8 static and int4 weights; accuracy, size, latency, report."""
-    from lowbit.errors import FormatError, InvalidProblem, Unsupported
-
-    try:
+    with told_in_one_line():
         folder.mkdir(parents=True, exist_ok=True)
         with Console(stderr=True, quiet=as_json).status("Quantizing"):
             found = {name: _quantized(folder, name, recipe, seconds) for name, recipe in _RECIPES.items()}
-    except (InvalidProblem, Unsupported, FormatError, OSError, ModuleNotFoundError) as error:
-        typer.echo(f"lowbit: {error}", err=True)
-        raise typer.Exit(2) from None
     if as_json:
         typer.echo(json.dumps({name: r.to_dict() for name, r in found.items()}, indent=1))
         return

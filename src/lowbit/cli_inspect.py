@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from lowbit.cli_errors import printable, told_in_one_line
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -35,18 +37,15 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Show a model's tensors, dtypes and sizes, and how it is already quantized. No weight is read."""
-    from lowbit.errors import FormatError, InvalidProblem, Unsupported
+    from lowbit.errors import InvalidProblem
     from lowbit.formats.inspection import inspect_file
     from lowbit.models import Override
 
-    try:
+    with told_in_one_line():
         if sort not in (None, *_ORDERS):
             raise InvalidProblem(f"sort: {sort!r}; expected {', '.join(_ORDERS)}")
         pattern = Override(match) if match is not None else None
         found = inspect_file(file)
-    except (InvalidProblem, Unsupported, FormatError, OSError, ModuleNotFoundError) as error:
-        typer.echo(f"lowbit: {_plain(' '.join(str(error).split()))}", err=True)
-        raise typer.Exit(2) from None
     shown = [t for t in found.tensors if pattern is None or pattern.matches(t.name)]
     if sort is not None:
         shown.sort(key=_ORDERS[sort])
@@ -66,11 +65,6 @@ _ORDERS = {
     "name": lambda t: t.name,
     "dtype": lambda t: (t.dtype, -t.nbytes, t.name),
 }
-
-
-def _plain(text: str) -> str:
-    """Names come from untrusted files: what would move the cursor or turn the text around is written as an escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _size(count: float) -> str:
@@ -94,9 +88,10 @@ def _summary(found: "Inspection") -> "RenderableType":
         *((k[:1].upper() + k[1:], v) for k, v in found.facts.items()),
     ]
     for label, text in lines:
-        grid.add_row(label, Text(_plain(text)))
+        grid.add_row(label, Text(printable(text)))
     for i, q in enumerate(found.quantization):
-        grid.add_row("Quantized" if i == 0 else "", Text(_plain(f"{q.count:,} × {q.scheme}: {q.what}"), style="green"))
+        text = printable(f"{q.count:,} × {q.scheme}: {q.what}")
+        grid.add_row("Quantized" if i == 0 else "", Text(text, style="green"))
     if not found.quantization:
         grid.add_row("Quantized", Text("no, or in no way that is known here", style="dim"))
     return grid
@@ -124,8 +119,8 @@ def _tensors(found: "Inspection", shown: "list[StoredTensor]", matched: int) -> 
         table.add_column("\nquantized", overflow="fold")
     whole = found.nbytes or 1
     for t in shown:
-        cells = [_plain(t.name), _plain(t.dtype), "×".join(map(str, t.shape)) or "scalar", _size(t.nbytes)]
-        cells += [f"{t.nbytes / whole:.1%}"] + ([_plain(t.quantized)] if quantized else [])
+        cells = [printable(t.name), printable(t.dtype), "×".join(map(str, t.shape)) or "scalar", _size(t.nbytes)]
+        cells += [f"{t.nbytes / whole:.1%}"] + ([printable(t.quantized)] if quantized else [])
         table.add_row(*map(Text, cells))
     return table
 
@@ -143,5 +138,5 @@ def _totals(found: "Inspection") -> "RenderableType":
         table.add_column(heading, justify="right", no_wrap=True)
     whole = found.nbytes or 1
     for dtype, (count, nbytes) in found.by_dtype().items():
-        table.add_row(Text(_plain(dtype)), f"{count:,}", _size(nbytes), f"{nbytes / whole:.1%}")
+        table.add_row(Text(printable(dtype)), f"{count:,}", _size(nbytes), f"{nbytes / whole:.1%}")
     return table

@@ -9,12 +9,42 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from lowbit.cli_errors import printable, told_in_one_line
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from lowbit.models import Accuracy, Latency, ModelReport, Recipe, WeightRow
 
-__all__ = ["decibels", "latency_line", "megabytes", "output_line", "quantize", "show_report"]
+__all__ = [
+    "AS_JSON",
+    "BATCH_SIZE",
+    "DATA",
+    "MAX_BATCHES",
+    "METRIC",
+    "SECONDS",
+    "THREADS",
+    "decibels",
+    "latency_line",
+    "megabytes",
+    "output_line",
+    "quantize",
+    "show_report",
+]
+
+# Options that `compare` has too.
+DATA = Annotated[
+    Path | None, typer.Option(help="Batches: an .npz or .npy file, or a folder of them.", show_default=False)
+]
+BATCH_SIZE = Annotated[int | None, typer.Option(help="Rows of the data a batch.", show_default=False)]
+MAX_BATCHES = Annotated[int | None, typer.Option(help="Use no more than these.", show_default=False)]
+METRIC = Annotated[
+    str | None,
+    typer.Option(help="Your own figure of both models: metric(predict, batches).", metavar="MODULE:FUNCTION"),
+]
+SECONDS = Annotated[float, typer.Option(help="How long to measure latency; 0 for not at all.")]
+THREADS = Annotated[list[int], typer.Option(help="Measure latency with so many threads.")]
+AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 _ROWS = 40  # of weights on the screen; the report has all
 
@@ -35,16 +65,10 @@ def quantize(
             "By default dynamic-int8 for ONNX and W4A16 for checkpoints.",
         ),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Batches: an .npz or .npy file, or a folder of them.", show_default=False),
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows of the data a batch.", show_default=False)] = None,
-    max_batches: Annotated[int | None, typer.Option(help="Use no more than these.", show_default=False)] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(help="Your own figure of both models: metric(predict, batches).", metavar="MODULE:FUNCTION"),
-    ] = None,
+    data: DATA = None,
+    batch_size: BATCH_SIZE = None,
+    max_batches: MAX_BATCHES = None,
+    metric: METRIC = None,
     group_size: Annotated[int | None, typer.Option(help="Weights that share a scale.", show_default=False)] = None,
     method: Annotated[str | None, typer.Option(help="How ranges of activations are found.", show_default=False)] = None,
     skip: Annotated[list[str], typer.Option(help="Weights to leave float: a pattern or /regex/.")] = [],  # noqa: B006
@@ -59,15 +83,15 @@ def quantize(
         bool, typer.Option("--allow-pickle", help="Read .bin and .pt files too, by torch's restricted reader.")
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Write a report: .html or .json.", show_default=False)] = None,
-    seconds: Annotated[float, typer.Option(help="How long to measure latency; 0 for not at all.")] = 2.0,
-    threads: Annotated[list[int], typer.Option(help="Measure latency with so many threads.")] = [1],  # noqa: B006
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    seconds: SECONDS = 2.0,
+    threads: THREADS = [1],  # noqa: B006
+    as_json: AS_JSON = False,
 ) -> None:
     """Quantize a model and show what became of every weight, what it cost and what it won."""
-    from lowbit.errors import FormatError, InvalidProblem, Unsupported, UnsupportedDType
+    from lowbit.errors import InvalidProblem
     from lowbit.formats.files import quantize_file
 
-    try:
+    with told_in_one_line():
         if report is not None and report.suffix not in (".html", ".json"):
             raise InvalidProblem(f"report: {report}; expected a name that ends in .html or .json")
         made = quantize_file(
@@ -78,9 +102,6 @@ def quantize(
         )  # fmt: skip
         if report is not None:
             _write_report(made, report)
-    except (InvalidProblem, Unsupported, UnsupportedDType, FormatError, OSError, ModuleNotFoundError) as error:
-        typer.echo(f"lowbit: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(2) from None
     if as_json:
         typer.echo(json.dumps(made.to_dict(), indent=1))
         return
@@ -126,9 +147,9 @@ def show_report(made: "ModelReport", screen: Console) -> None:
     for line in _summary(made):
         screen.print(line, markup=False, highlight=False)
     for note in made.notes:
-        screen.print(f"Note: {note}", style="yellow", markup=False, highlight=False)
+        screen.print(f"Note: {printable(note)}", style="yellow", markup=False, highlight=False)
     if made.skipped:
-        names = ", ".join(r.name for r in made.skipped[:8]) + (" ..." if len(made.skipped) > 8 else "")
+        names = ", ".join(printable(r.name) for r in made.skipped[:8]) + (" ..." if len(made.skipped) > 8 else "")
         screen.print(f"Asked for and not done: {len(made.skipped)} ({names})", style="bold red", markup=False)
 
 
@@ -157,7 +178,14 @@ def _weights(made: "ModelReport") -> "RenderableType":
         if row.note:
             how.append(f" ({row.note})", style="dim")
         size = f"{row.bytes_before:,} → {row.bytes_after:,}" if row.treated else f"{row.bytes_before:,}"
-        cells = Text(row.name, style=style), row.kind, "×".join(map(str, row.shape)), how, size, decibels(row.sqnr_db)
+        cells = (
+            Text(printable(row.name), style=style),
+            row.kind,
+            "×".join(map(str, row.shape)),
+            how,
+            size,
+            decibels(row.sqnr_db),
+        )
         table.add_row(*cells)
     below = [f"Activations: {next(iter(same))}"] if len(same) == 1 and next(iter(same)) else []
     if len(shown) < len(made.rows):

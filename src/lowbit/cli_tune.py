@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from lowbit.cli_errors import told_in_one_line
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -97,20 +99,17 @@ def recommend(
 
 
 def _asked(matmul: list[str], conv: list[str], add: list[str], limits: tuple[Any, ...]) -> tuple[Any, Any]:
-    from lowbit.errors import InvalidProblem, Unsupported
+    from lowbit.errors import InvalidProblem
     from lowbit.tuning import PerformanceRequirements, QuantizationWorkload
 
     latency, sqnr, cosine, memory = limits
-    try:
+    with told_in_one_line():
         wanted = PerformanceRequirements(None if latency is None else latency / 1e3, None, memory, sqnr, cosine)
         work = [QuantizationWorkload.parse("matmul", t) for t in matmul]
         work += [QuantizationWorkload.parse("conv2d", t) for t in conv]
         work += [QuantizationWorkload.parse("add", t) for t in add]
         if not work:
             raise InvalidProblem("workload: none; give --matmul, --conv or --add")
-    except (InvalidProblem, Unsupported) as error:
-        typer.echo(f"lowbit: {error}", err=True)
-        raise typer.Exit(2) from None
     return wanted, work
 
 

@@ -215,17 +215,17 @@ def existing_quantization(tensors: Mapping[str, TensorInfo], config: Mapping[str
     return ""
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a folder, empty where there is none."""
-    if not (folder / "config.json").is_file():
+def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
+    """A JSON object in a file of the folder, empty where there is none."""
+    if not (folder / name).is_file():
         return {}
-    path = inside(folder, "config.json", "config.json")
+    path = inside(folder, name, name)
     if path.stat().st_size > _MAX_CONFIG:
-        raise FormatError(f"config.json: {path.stat().st_size} bytes; expected less than {_MAX_CONFIG}")
+        raise FormatError(f"{path}: {path.stat().st_size} bytes; a config has less than {_MAX_CONFIG}")
     try:
         config = json.loads(path.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"config.json: not JSON ({error})") from None
+        raise FormatError(f"{path}: not JSON ({error})") from None
     if not isinstance(config, dict):
-        raise FormatError("config.json: not a JSON object")
+        raise FormatError(f"{path}: not a JSON object")
     return config

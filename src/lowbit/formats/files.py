@@ -119,53 +119,61 @@ def quantize_file(
         return report.but(machine=_machine())
     if resume:
         raise InvalidProblem("resume: only a checkpoint's run can be resumed; an ONNX model is written in one go")
-    return _onnx(
-        Path(source), to, made, data, batch_size, max_batches, (metric if isinstance(metric, str) else "", function),
-        strict, overwrite, seconds, threads, operator, external_data, progress,
-    )  # fmt: skip
-
-
-def _onnx(
-    source: Path, target: Path, recipe: Recipe, data: Any, batch_size: int | None, max_batches: int | None,
-    metric: tuple[str, Callable[..., float] | None], strict: bool, overwrite: bool, seconds: float,
-    threads: Sequence[int], operator: str, external_data: bool | str, progress: bool,
-) -> ModelReport:  # fmt: skip
     try:
-        from lowbit.formats.onnx import measure
-        from lowbit.formats.onnx.batches import Batches
         from lowbit.formats.onnx.convert import quantize_onnx
-        from lowbit.formats.onnx.model_file import read_proto
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"ONNX models need {error.name}: pip install 'lowbit[onnx]'", name=error.name
-        ) from None
-
-    batches: Any = data
-    notes: list[str] = []
-    if isinstance(data, str | os.PathLike):
-        batches = Batches(data, read_proto(source), batch_size, max_batches)
-    elif data is not None and iter(data) is data:
-        batches = _Once(data)
-        notes.append(f"The data could be read once only: outputs are compared on the first {_KEPT} batches at most.")
-    feeds = batches.feeds if isinstance(batches, Batches) else (lambda: batches)
+        text = f"ONNX models need {error.name}: pip install 'lowbit[onnx]'"
+        raise ModuleNotFoundError(text, name=error.name) from None
+    batches = _batches(source, data, batch_size, max_batches)
     report = quantize_onnx(
-        source, target, recipe, data=None if batches is None else feeds(), operator=operator, strict=strict,
+        source, to, made, data=None if batches is None else _feeds(batches), operator=operator, strict=strict,
         overwrite=overwrite, external_data=external_data, progress=progress,
     )  # fmt: skip
+    named = None if function is None else (metric if isinstance(metric, str) else function.__name__, function)
+    return _measured(report, batches, named, seconds, threads)
+
+
+def _batches(source: str | os.PathLike[str], data: Any, batch_size: int | None, max_batches: int | None) -> Any:
+    """What can be gone through more than once: a file's batches, a collection, or what is kept of an iterator."""
+    from lowbit.formats.onnx.batches import Batches
+    from lowbit.formats.onnx.model_file import read_proto
+
+    if isinstance(data, str | os.PathLike):
+        return Batches(data, read_proto(source), batch_size, max_batches)
+    return _Once(data) if data is not None and iter(data) is data else data
+
+
+def _feeds(batches: Any) -> Iterable[Any]:
+    """Batches with what the model takes, and nothing else."""
+    found: Iterable[Any] = batches.feeds() if hasattr(batches, "feeds") else batches
+    return found
+
+
+def _measured(
+    report: ModelReport, batches: Any, metric: tuple[str, Callable[..., float]] | None, seconds: float,
+    threads: Sequence[int],
+) -> ModelReport:  # fmt: skip
+    """The report with outputs, latency and the caller's figure of both models, where there are data to run them on."""
+    from lowbit.formats.onnx import measure
+
+    source, target, notes = Path(report.source), Path(report.target), list(report.notes)
     changes: dict[str, Any] = {"machine": _machine(measure.RUNTIME)}
     if source.resolve() == target.resolve():
         notes.append("The source was replaced, so there is nothing to compare the result with.")
-    elif batches is not None:
-        pair = measure.session(source), measure.session(target)
-        changes["accuracy"] = measure.compare_outputs(*pair, feeds())
-        if metric[1] is not None:
-            name = metric[0] or getattr(metric[1], "__name__", "metric")
-            changes["metrics"] = [measure.compare_metric(name, metric[1], *pair, lambda: iter(batches))]
-        if seconds > 0:
-            changes["latency"] = measure.compare_speed(source, target, next(iter(feeds())), threads, seconds)
-    else:
+    elif batches is None:
         notes.append("No data were given, so outputs and latency were not measured.")
-    return report.but(**changes, notes=[*report.notes, *notes])
+    else:
+        pair = measure.session(source), measure.session(target)
+        changes["accuracy"] = measure.compare_outputs(*pair, _feeds(batches))
+        if metric is not None:
+            changes["metrics"] = [measure.compare_metric(*metric, *pair, lambda: iter(batches))]
+        if seconds > 0:
+            changes["latency"] = measure.compare_speed(source, target, next(iter(_feeds(batches))), threads, seconds)
+        if isinstance(batches, _Once):
+            notes.append(
+                f"The data could be read once only: outputs are compared on the first {_KEPT} batches at most."
+            )
+    return report.but(**changes, notes=notes)
 
 
 class _Once:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lowbit.errors import FormatError
+from lowbit.formats.checkpoint_plan import read_config
 from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
 from lowbit.formats.safetensors import Checkpoint, TensorInfo
 
 __all__ = ["inspect_checkpoint"]
 
-_MAX_CONFIG = 1 << 24
 _NUMPY_NAMES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
@@ -145,17 +145,9 @@ def _natural(value: Any) -> int | None:
 def _config(folder: Path) -> dict[str, Any]:
     """quantization_config of config.json, or quantize_config.json; empty where neither is there."""
     for name, key in (("config.json", "quantization_config"), ("quantize_config.json", "")):
-        file = folder / name
-        if not file.is_file():
+        found = read_config(folder, name)
+        if not found:
             continue
-        if file.stat().st_size > _MAX_CONFIG:
-            raise FormatError(f"{file}: {file.stat().st_size} bytes; a config has less than {_MAX_CONFIG}")
-        try:
-            found = json.loads(file.read_bytes().decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"{file}: not JSON ({error})") from None
-        if not isinstance(found, dict):
-            raise FormatError(f"{file}: not a JSON object")
         inner = found.get(key) if key else {"quant_method": "gptq"} | found
         if isinstance(inner, dict):
             return inner

@@ -37,6 +37,7 @@ from lowbit.plans.problems import (
     LinearDescriptor,
     MatMulArgs,
     MatMulDescriptor,
+    same_layer,
 )
 from lowbit.quantization_ops import ReferenceQuantizationOps
 from lowbit.tensor import QuantizedTensor
@@ -295,15 +296,7 @@ class LinearPlan(ComputePlan[LinearArgs]):
 
     def _checked(self, args: LinearArgs) -> tuple[cpu.FloatArray, Array]:
         d, layer = self.descriptor, args.layer
-        if not isinstance(layer, QuantizedLinear):
-            raise InvalidProblem(f"layer: {type(layer).__name__}; expected a QuantizedLinear")
-        for name in ("in_features", "out_features", "activation"):
-            if getattr(layer, name) != getattr(d, name):
-                raise InvalidProblem(f"layer: {name} {getattr(layer, name)!r}; expected {getattr(d, name)!r}")
-        same_params("layer: weight", layer.params, d.weight, 2)
-        for name in ("input_params", "out_params"):
-            found = getattr(layer, name)
-            same_params(f"layer: {name}", found and found.for_compute(F32), getattr(d, name), 0)
+        same_layer(layer, QuantizedLinear, d)
         x = array("x", args.x, d.input_element, (d.rows, d.in_features))
         out = self._output(args.output, (d.rows, d.out_features), x=x)
         return cpu.FloatArray(x, FLOATS[d.input_element]), out

@@ -32,6 +32,7 @@ from lowbit.plans.problems import (
     LinearDescriptor,
     MatMulArgs,
     MatMulDescriptor,
+    same_layer,
 )
 
 __all__ = ["COMPUTE_ON_GPU"]
@@ -180,15 +181,7 @@ class _Linear(_Compute):
 
     def _input(self, args: LinearArgs) -> Tensor:
         d, layer = self.descriptor, args.layer
-        if not isinstance(layer, GpuLinear):
-            raise InvalidProblem(f"layer: {type(layer).__name__}; expected a GpuLinear")
-        for name in ("in_features", "out_features", "activation"):
-            if getattr(layer, name) != getattr(d, name):
-                raise InvalidProblem(f"layer: {name} {getattr(layer, name)!r}; expected {getattr(d, name)!r}")
-        same_params("layer: weight", layer.params, d.weight, 2)
-        for name in ("input_params", "out_params"):
-            found = getattr(layer, name)
-            same_params(f"layer: {name}", found and found.for_compute("float32"), getattr(d, name), 0)
+        same_layer(layer, GpuLinear, d)
         if layer.device != self._place:
             raise Unsupported(f"layer: on {layer.device.name}; expected {self._place.name}")
         return tensor("x", args.x, d.input_element, (d.rows, d.in_features), self._place)

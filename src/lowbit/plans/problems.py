@@ -14,10 +14,11 @@ from lowbit.ops.conv import ConvGeometry
 from lowbit.params import QuantizationParams
 from lowbit.plans.descriptors import whole
 from lowbit.plans.kinds import ElementKind, kind_of
-from lowbit.plans.operands import on_axis
+from lowbit.plans.operands import on_axis, same_params
 
 __all__ = [
-    "Conv2dArgs", "Conv2dDescriptor", "LinearArgs", "LinearDescriptor", "MatMulArgs", "MatMulDescriptor"
+    "Conv2dArgs", "Conv2dDescriptor", "LinearArgs", "LinearDescriptor", "MatMulArgs", "MatMulDescriptor",
+    "same_layer",
 ]  # fmt: skip
 
 
@@ -174,3 +175,16 @@ def _outcome(d: MatMulDescriptor | Conv2dDescriptor) -> None:
         except (TypeError, ValueError):
             raise InvalidProblem(f"clamp: {d.clamp!r}; expected two numbers, least and greatest") from None
         _set(d, "clamp", (least, most))
+
+
+def same_layer(layer: Any, kind: type[Any], d: LinearDescriptor) -> None:
+    """Raises unless a layer, of the CPU or of a GPU, is what a plan was described for."""
+    if not isinstance(layer, kind):
+        raise InvalidProblem(f"layer: {type(layer).__name__}; expected a {kind.__name__}")
+    for name in ("in_features", "out_features", "activation"):
+        if getattr(layer, name) != getattr(d, name):
+            raise InvalidProblem(f"layer: {name} {getattr(layer, name)!r}; expected {getattr(d, name)!r}")
+    same_params("layer: weight", layer.params, d.weight, 2)
+    for name in ("input_params", "out_params"):
+        found = getattr(layer, name)
+        same_params(f"layer: {name}", found and found.for_compute("float32"), getattr(d, name), 0)

@@ -13,7 +13,7 @@ from lowbit.ops import quantize
 from lowbit.packing import pack_bits
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
-from lowbit.torch.state import MARK, NAMES, described, made_weight, weight_tensors
+from lowbit.torch.state import MARK, described, made_weight, own_tensors, weight_tensors
 
 __all__ = ["QuantizedEmbedding"]
 
@@ -132,10 +132,8 @@ class QuantizedEmbedding(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
-        own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
-        unexpected += [prefix + key for key in own if strict and key not in NAMES]
-        if MARK not in own:
-            missing.append(prefix + MARK)
+        own = own_tensors(state_dict, prefix, strict, missing, unexpected)
+        if own is None:
             return
         try:
             found = self.from_tensors(own, prefix.rstrip(".") or "embedding").quantized_weight

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lowbit import layers
 from lowbit.errors import FormatError, InvalidProblem
 from lowbit.torch.library import _define
-from lowbit.torch.state import MARK, NAMES, layer_tensors, made_layer
+from lowbit.torch.state import layer_tensors, made_layer, own_tensors
 
 __all__ = ["QuantizedConv1d", "QuantizedConv2d", "QuantizedLinear", "QuantizedModule", "numeric_padding"]
 
@@ -60,10 +60,8 @@ class QuantizedModule(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
-        own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
-        unexpected += [prefix + key for key in own if strict and key not in NAMES]
-        if MARK not in own:
-            missing.append(prefix + MARK)
+        own = own_tensors(state_dict, prefix, strict, missing, unexpected)
+        if own is None:
             return
         try:
             found = made_layer(own, prefix.rstrip(".") or type(self).__name__)

@@ -19,7 +19,17 @@ from lowbit.errors import FormatError
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["MARK", "NAMES", "described", "layer_tensors", "made_layer", "made_weight", "marked", "weight_tensors"]
+__all__ = [
+    "MARK",
+    "NAMES",
+    "described",
+    "layer_tensors",
+    "made_layer",
+    "made_weight",
+    "marked",
+    "own_tensors",
+    "weight_tensors",
+]
 
 MARK = "lowbit"  # the tensor that says what the others are
 NAMES = (MARK, "weight_codes", "weight_scale", "weight_zero_point", "bias", "input_scale", "input_zero_point")
@@ -51,6 +61,19 @@ def layer_tensors(layer: Any) -> dict[str, Tensor]:
         tensors["input_scale"] = torch.from_numpy(np.array(given.scale, np.float32))
         tensors["input_zero_point"] = torch.from_numpy(np.array(given.zero_point, np.int32))
     return tensors | weight_tensors(layer.weight, text)
+
+
+def own_tensors(
+    state: Mapping[str, Any], prefix: str, strict: bool, missing: list[str], unexpected: list[str]
+) -> dict[str, Any] | None:
+    """What a state_dict has for the module with this prefix, by local names; None, and a word in `missing`, where it
+    was saved without one."""
+    own = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+    unexpected += [prefix + key for key in own if strict and key not in NAMES]
+    if MARK not in own:
+        missing.append(prefix + MARK)
+        return None
+    return own
 
 
 def weight_tensors(weight: QuantizedTensor, text: Mapping[str, Any]) -> dict[str, Tensor]:
