@@ -12,9 +12,13 @@
 namespace lowbit {
 namespace {
 
-// A task's rows of a and blocks of b: both in L2, for one piece of k.
-constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kPieceBytes = kTaskRows * kGemmDepth * 2;
+// A task's rows of a and blocks of b: both in L2, for one piece of k. Half as many blocks again are still one task: a
+// small one costs as much packing as a whole.
+constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kMaxBlocks = kTaskBlocks * 3 / 2;
+constexpr int64_t kPieceBytes = kTaskRows * kGemmDepth * 2;
+constexpr int64_t kFinishedAtOnce = 3072;  // sums that are still in L1 when they are all there
 constexpr int64_t kUsualQuads = 128;  // of a piece
+constexpr int64_t kRowsAhead = 2;
 
 int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
 
@@ -22,6 +26,13 @@ int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
 int64_t piece_quads(int64_t quads) {
   const int64_t pieces = std::max<int64_t>(1, (quads + kUsualQuads / 2) / kUsualQuads);
   return std::max<int64_t>(kGemmQuads, round_up((quads + pieces - 1) / pieces, kGemmQuads));
+}
+
+// As equal as whole blocks allow, and enough that no thread is without.
+int64_t task_blocks(int64_t blocks, int64_t row_tasks) {
+  const int64_t usual = std::max<int64_t>(1, (blocks + kMaxBlocks - kTaskBlocks - 1) / kTaskBlocks);
+  const int64_t tasks = std::max<int64_t>(usual, std::min<int64_t>(blocks, (num_threads() + row_tasks - 1) / row_tasks));
+  return (blocks + tasks - 1) / tasks;
 }
 
 // As equal as whole tiles allow.
@@ -39,13 +50,13 @@ struct Workspace {
 };
 
 int64_t workspace_bytes(bool wide) {
-  const int64_t outputs = kTaskRows * kTaskBlocks * kGemmCols;
+  const int64_t outputs = kTaskRows * kMaxBlocks * kGemmCols;
   return lines(kPieceBytes) + lines(outputs * 4) + (wide ? lines(outputs * 8) : 0) + lines(kTaskRows * 4) +
          lines(kTaskRows * kGemmDepth);
 }
 
 Workspace workspace(bool wide) {
-  const int64_t outputs = kTaskRows * kTaskBlocks * kGemmCols;
+  const int64_t outputs = kTaskRows * kMaxBlocks * kGemmCols;
   Cutter cut(thread_block(workspace_bytes(wide)));
   Workspace w;
   w.a = cut.take<char>(kPieceBytes);
@@ -65,7 +76,8 @@ struct Columns {
 template <class T>
 Aligned<T> padded(const T* from, int64_t n, int64_t size, bool repeat) {
   Aligned<T> to = aligned<T>(size);
-  for (int64_t i = 0; i < size; ++i) to[i] = i < n ? from[repeat ? 0 : i] : T(0);
+  T* end = repeat ? std::fill_n(to.get(), n, from[0]) : std::copy_n(from, n, to.get());
+  std::fill(end, to.get() + size, T(0));
   return to;
 }
 
@@ -98,7 +110,8 @@ class Product {
         kernels_(gemm_rows(isa_)),
         kernel_(kernels_[b.is_safe(255) ? 1 : 0]),
         row_(finish_row(isa_, finish.result)),
-        task_rows_(task_rows(kernel_, a.rows)) {
+        task_rows_(task_rows(kernel_, a.rows)),
+        task_blocks_(task_blocks(b.blocks, row_tasks())) {
     shift_ = 0;
     if (kernel_.a == GemmOperand::u8 && a.is_signed) shift_ = 128;
     if (kernel_.a == GemmOperand::s8 && !a.is_signed) shift_ = -128;
@@ -106,16 +119,16 @@ class Product {
     const bool two_kernels = kernels_[0].run != kernels_[1].run && &kernel_ == kernels_;
     may_be_small_ = two_kernels && !a.is_signed && b.is_safe(127);
     is_small_ = may_be_small_ && a.codes != nullptr && b.is_safe(greatest(a, b.k));
-    is_plain_ = finish.add == nullptr && !b.has_zero && !a.zero_per_row && a.zero[0] + shift_ == 0;
     const int64_t size = b.blocks * kGemmCols;
     if (!wide_) {
       columns_.add = aligned<int32_t>(size);
-      const int32_t zero = a.zero_per_row ? 0 : a.zero[0] + shift_;
-      for (int64_t i = 0; i < size; ++i) {
-        const uint32_t corrected = (finish.add != nullptr && i < b.n ? static_cast<uint32_t>(finish.add[i]) : 0u) -
-                                   static_cast<uint32_t>(zero) * static_cast<uint32_t>(b.column[i]);
-        columns_.add[i] = static_cast<int32_t>(corrected);
-      }
+      int32_t* add = columns_.add.get();
+      const int32_t* column = b.column.data();
+      const uint32_t zero = a.zero_per_row ? 0u : static_cast<uint32_t>(a.zero[0] + shift_);
+      for (int64_t i = 0; i < size; ++i) add[i] = static_cast<int32_t>(0u - zero * static_cast<uint32_t>(column[i]));
+      if (finish.add != nullptr)
+        for (int64_t i = 0; i < b.n; ++i)
+          add[i] = static_cast<int32_t>(static_cast<uint32_t>(add[i]) + static_cast<uint32_t>(finish.add[i]));
     }
     if (finish.result != Result::s32) {
       columns_.scale = padded(finish.scale, b.n, size, !finish.scale_per_column);
@@ -132,8 +145,8 @@ class Product {
   void task(int64_t i) const {
     const FpEnvironment environment;
     // Tasks that share columns of b follow one another, so that those are read from memory once.
-    const int64_t row = i % row_tasks() * task_rows_, block = i / row_tasks() * kTaskBlocks;
-    const int64_t rows = std::min(task_rows_, a_.rows - row), blocks = std::min(kTaskBlocks, b_.blocks - block);
+    const int64_t row = i % row_tasks() * task_rows_, block = i / row_tasks() * task_blocks_;
+    const int64_t rows = std::min(task_rows_, a_.rows - row), blocks = std::min(task_blocks_, b_.blocks - block);
     const Workspace w = workspace(wide_);
     std::fill_n(w.row_sum, rows, 0);
     const int64_t outputs = rows * blocks * kGemmCols;
@@ -142,6 +155,7 @@ class Product {
         finish_.result == Result::s32 && !wide_ && (block + blocks) * kGemmCols <= b_.n && rows % 2 == 0;
     int32_t* sums = in_place ? reinterpret_cast<int32_t*>(out_) + row * stride_ + block * kGemmCols : w.c;
     const int64_t sums_stride = in_place ? stride_ : blocks * kGemmCols;
+    const bool is_final = in_place && !b_.has_zero && !a_.zero_per_row;  // nothing is left to be added
     if (wide_) std::fill_n(w.total, outputs, int64_t{0});
     std::vector<int64_t> deep_sum(wide_ ? static_cast<size_t>(rows) : 0, 0);
     for (int64_t quad = 0; quad < b_.quads; quad += b_.piece) {
@@ -151,7 +165,15 @@ class Product {
       x.rows = rows, x.columns = std::min(blocks * kGemmCols, b_.n - block * kGemmCols);
       x.b_stride = quads * 4 * kGemmCols, x.quads = quads;
       x.b = b_.codes.get() + quad * 4 * kGemmCols * b_.blocks + block * x.b_stride;
-      x.c = sums, x.c_stride = sums_stride, x.accumulate = !wide_ && quad > 0;
+      x.c = sums, x.c_stride = sums_stride;
+      if (!wide_) {
+        x.from = quad > 0 ? sums : columns_.add.get() + block * kGemmCols;
+        x.from_stride = quad > 0 ? sums_stride : 0;
+        if (quads == b_.quads && !is_final) {
+          by_few_rows(kernel, x, w, row, block, blocks, in_place);
+          return;
+        }
+      }
       kernel.run(x);
       if (wide_) {
         for (int64_t j = 0; j < outputs; ++j) w.total[j] += w.c[j];
@@ -159,20 +181,41 @@ class Product {
       }
     }
     if (b_.quads == 0)
-      for (int64_t r = 0; r < rows; ++r) std::fill_n(sums + r * sums_stride, blocks * kGemmCols, 0);
-    if (in_place && is_plain_) return;
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t j = 0; j < blocks * kGemmCols; ++j)
+          sums[r * sums_stride + j] = wide_ ? 0 : columns_.add[block * kGemmCols + j];
+    if (is_final) return;
+    FinishArgs finish = finish_args(block, blocks);
     for (int64_t r = 0; r < rows; ++r) {
       if (wide_) {
         finish_deep(w.total + r * blocks * kGemmCols, deep_sum[r], row + r, block, blocks);
       } else {
-        finish_row_of(sums + r * sums_stride, w.row_sum[r], row + r, block, blocks);
+        finish_row_of(finish, sums + r * sums_stride, w.row_sum[r], row + r, block);
       }
     }
   }
 
  private:
   int64_t row_tasks() const { return (a_.rows + task_rows_ - 1) / task_rows_; }
-  int64_t column_tasks() const { return (b_.blocks + kTaskBlocks - 1) / kTaskBlocks; }
+  int64_t column_tasks() const { return (b_.blocks + task_blocks_ - 1) / task_blocks_; }
+
+  // Sums of one piece, finished while they are in L1.
+  void by_few_rows(const GemmRow& kernel, GemmArgs x, const Workspace& w, int64_t row, int64_t block, int64_t blocks,
+                   bool in_place) const {
+    const int64_t tile = kernel.rows, rows = x.rows;
+    FinishArgs finish = finish_args(block, blocks);
+    const int64_t few = std::max(tile, kFinishedAtOnce / (blocks * kGemmCols) / tile * tile);
+    const char* a = static_cast<const char*>(x.a);
+    int32_t* c = x.c;
+    for (int64_t first = 0; first < rows; first += few) {
+      x.rows = std::min(few, rows - first);
+      x.a = a + first * x.a_stride;
+      x.c = in_place ? c + first * x.c_stride : c;
+      kernel.run(x);
+      for (int64_t r = 0; r < x.rows; ++r)
+        finish_row_of(finish, x.c + r * x.c_stride, w.row_sum[first + r], row + first + r, block);
+    }
+  }
 
   // One piece of the rows, packed for the kernel that is returned.
   const GemmRow& pack(const Workspace& w, int64_t row, int64_t rows, int64_t quad, int64_t quads, GemmArgs& x) const {
@@ -194,7 +237,7 @@ class Product {
     const int64_t bytes = depth * operand_bytes(kernel.a);
     x.a = w.a, x.a_stride = bytes;
     for (int64_t r = 0; r < rows; ++r)
-      w.row_sum[r] += kernel.pack_a(codes + r * stride, n, a_.is_signed, w.a + r * bytes, depth);
+      w.row_sum[r] += kernel.pack_a(codes + r * stride, n, a_.is_signed, b_.has_zero, w.a + r * bytes, depth);
     if (rows % 2 != 0) std::memset(w.a + rows * bytes, 0, static_cast<size_t>(bytes));
     return kernel;
   }
@@ -207,26 +250,18 @@ class Product {
     return b_.is_safe(most);
   }
 
-  void finish_row_of(const int32_t* acc, int32_t row_sum, int64_t m, int64_t block, int64_t blocks) const {
+  // What is the same for all rows of these blocks.
+  FinishArgs finish_args(int64_t block, int64_t blocks) const {
     const int64_t first = block * kGemmCols;
     FinishArgs x{};
-    x.acc = acc, x.n = std::min(blocks * kGemmCols, b_.n - first);
-    x.add = columns_.add.get() + first;
-    if (a_.zero_per_row) {
-      x.by_a = b_.column.data() + first;
-      x.row_a = -(a_.zero[m] + shift_);
-    }
-    if (b_.has_zero) {
-      x.by_b = b_.zero.data() + first;
-      x.row_b = -row_sum;
-    }
+    x.n = std::min(blocks * kGemmCols, b_.n - first);
+    if (a_.zero_per_row) x.by_a = b_.column.data() + first;
+    if (b_.has_zero) x.by_b = b_.zero.data() + first;
+    x.row_scale = x.out_scale = 1;
     if (finish_.result != Result::s32) {
       x.scale = columns_.scale.get() + first;
       x.bias = finish_.bias == nullptr ? nullptr : columns_.bias.get() + first;
-      x.row_scale = 1;
-      x.out_scale = 1;
       if (finish_.scale_per_row) {
-        x.row_scale = finish_.row_scale[m];
         x.out_scale = finish_.out_scale;
       } else if (finish_.result < Result::s8 && finish_.row_scale != nullptr) {
         x.row_scale = finish_.row_scale[0];
@@ -234,7 +269,20 @@ class Product {
       x.floor = finish_.floor, x.ceiling = finish_.ceiling;
       x.zero = finish_.zero, x.lo = finish_.lo, x.hi = finish_.hi;
     }
-    x.out = out_ + (m * stride_ + first) * result_bytes(finish_.result);
+    return x;
+  }
+
+  void finish_row_of(FinishArgs& x, const int32_t* acc, int32_t row_sum, int64_t m, int64_t block) const {
+    x.acc = acc;
+    if (a_.zero_per_row) x.row_a = -(a_.zero[m] + shift_);
+    x.row_b = -row_sum;
+    if (finish_.scale_per_row) x.row_scale = finish_.row_scale[m];
+    const int64_t bytes = result_bytes(finish_.result);
+    char* out = out_ + (m * stride_ + block * kGemmCols) * bytes;
+    x.out = out;
+    // Rows are short and far apart: left to itself, the CPU would wait for each.
+    if (m + kRowsAhead < a_.rows)
+      for (int64_t i = 0; i < x.n * bytes; i += kCacheLine) __builtin_prefetch(out + kRowsAhead * stride_ * bytes + i, 1);
     row_.run(x);
   }
 
@@ -280,11 +328,10 @@ class Product {
   const GemmRow* kernels_;
   const GemmRow& kernel_;  // for any codes of a
   const FinishRow& row_;
-  int64_t task_rows_;
+  int64_t task_rows_, task_blocks_;
   int32_t shift_;
   bool wide_;
   bool may_be_small_, is_small_;  // whether codes of a may, and do, all fit gemm_rows[1]
-  bool is_plain_;                 // nothing is to be added to the sums
   Columns columns_;
 };
 

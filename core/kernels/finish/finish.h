@@ -1,8 +1,8 @@
 // What becomes of a row of exact sums of products:
 //
-//   t = acc + add[n] + row_a * by_a[n] + row_b * by_b[n]                          zero points and integer bias, in
-//   int32 y = clamp(f32(t) * (row_scale * scale[n]) + bias[n], floor, ceiling)          to f32, f16, bf16 q =
-//   clamp(rne(f32(t) * ((row_scale * scale[n]) / out_scale)) + zero, lo, hi)  to s8, u8
+//   t = acc + row_a * by_a[n] + row_b * by_b[n]                               zero points, in int32
+//   y = clamp(f32(t) * (row_scale * scale[n]) + bias[n], floor, ceiling)      to f32, f16, bf16
+//   q = clamp(rne(f32(t) * ((row_scale * scale[n]) / out_scale)) + zero, lo, hi)   to s8, u8
 //
 // Every float operation is rounded by itself.
 #pragma once
@@ -20,8 +20,7 @@ constexpr int kFinishPad = 16;  // what is read for each column is readable up t
 struct FinishArgs {
   const void* acc;  // int32; f32 for `floats`
   int64_t n;
-  const int32_t* add;  // null: none; likewise by_a, by_b, bias
-  const int32_t *by_a, *by_b;
+  const int32_t *by_a, *by_b;  // null: none; likewise bias
   int32_t row_a, row_b;
   float row_scale;
   const float *scale, *bias;

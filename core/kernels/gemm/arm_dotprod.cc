@@ -26,9 +26,9 @@ struct DotprodDot {
   LOWBIT_INLINE Cols load_b(const int8_t* p) { return vld1q_s8(p); }
   LOWBIT_INLINE Acc zero() { return vdupq_n_s32(0); }
   LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) { acc = vdotq_s32(acc, b, a); }
-  template <bool Accumulate>
-  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t) {
-    if constexpr (Accumulate) acc = vaddq_s32(acc, vld1q_s32(c));
+  template <bool Add>
+  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t, const int32_t* from, int64_t) {
+    if constexpr (Add) acc = vaddq_s32(acc, vld1q_s32(from));
     vst1q_s32(c, acc);
   }
 };

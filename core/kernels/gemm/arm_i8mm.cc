@@ -33,13 +33,13 @@ struct I8mmDot {
   }
   LOWBIT_INLINE Acc zero() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
   LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) { acc = {vmmlaq_s32(acc.lo, a, b.lo), vmmlaq_s32(acc.hi, a, b.hi)}; }
-  template <bool Accumulate>
-  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t stride) {
+  template <bool Add>
+  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t stride, const int32_t* from, int64_t from_stride) {
     int32x4_t row0 = vcombine_s32(vget_low_s32(acc.lo), vget_low_s32(acc.hi)),
               row1 = vcombine_s32(vget_high_s32(acc.lo), vget_high_s32(acc.hi));
-    if constexpr (Accumulate) {
-      row0 = vaddq_s32(row0, vld1q_s32(c));
-      row1 = vaddq_s32(row1, vld1q_s32(c + stride));
+    if constexpr (Add) {
+      row0 = vaddq_s32(row0, vld1q_s32(from));
+      row1 = vaddq_s32(row1, vld1q_s32(from + from_stride));
     }
     vst1q_s32(c, row0);
     vst1q_s32(c + stride, row1);

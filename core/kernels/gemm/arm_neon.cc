@@ -30,10 +30,10 @@ struct NeonDot {
   LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) {
     acc = {vpadalq_s16(acc.lo, vmull_s8(vget_low_s8(a), vget_low_s8(b))), vpadalq_s16(acc.hi, vmull_high_s8(a, b))};
   }
-  template <bool Accumulate>
-  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t) {
+  template <bool Add>
+  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t, const int32_t* from, int64_t) {
     int32x4_t sum = vpaddq_s32(acc.lo, acc.hi);
-    if constexpr (Accumulate) sum = vaddq_s32(sum, vld1q_s32(c));
+    if constexpr (Add) sum = vaddq_s32(sum, vld1q_s32(from));
     vst1q_s32(c, sum);
   }
 };

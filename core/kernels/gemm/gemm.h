@@ -27,10 +27,12 @@ struct GemmArgs {
   const int8_t* b;   // the first block, at the first quad
   int64_t b_stride;  // bytes from block to block of the piece
   int64_t columns;   // that are looked at: a kernel may stop at whole vectors of them
-  int64_t quads;     // a multiple of kGemmQuads
+  int64_t quads;     // a multiple of kGemmQuads, and not 0
   int32_t* c;        // [rows, rounded up to even][c_stride], whole blocks of columns of it
   int64_t c_stride;
-  bool accumulate;  // add to c
+  // What the sums are added to, laid out as c: c itself, one row for all (from_stride 0), or null for nothing.
+  const int32_t* from;
+  int64_t from_stride;
 };
 
 enum class GemmOperand : int { s16 = 0, u8 = 1, s8 = 2 };
@@ -40,8 +42,9 @@ struct GemmRow {
   GemmOperand a;
   int rows;  // of a full tile: multiples of it waste nothing
   void (*run)(const GemmArgs&);
-  // n codes of one row, s8 or u8, to a's type, then zeros up to `padded`. Returns the sum of what was written.
-  int32_t (*pack_a)(const uint8_t* codes, int64_t n, bool is_signed, void* to, int64_t padded);
+  // n codes of one row, s8 or u8, to a's type, then zeros up to `padded`. Returns the sum of what was written if
+  // `summed`, which takes longer, else 0.
+  int32_t (*pack_a)(const uint8_t* codes, int64_t n, bool is_signed, bool summed, void* to, int64_t padded);
   // A tile's dot products over and over, with nothing loaded or stored for them: what the arithmetic alone could reach.
   // Returns the operations done, two a product. Null where compilers would not let that be measured.
   int64_t (*peak)(int64_t rounds);

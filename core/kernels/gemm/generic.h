@@ -6,7 +6,8 @@
 //   step                   quads a step takes: 1, or kGemmQuads
 //   Quad, load_a(p, stride)  a's step at p, for every column (of a_rows rows)
 //   Cols, load_b(p)        b's step: `group` columns; bytes from one quad to the next are kQuadBytes
-//   Acc, zero(), dot(acc&, a, b), store<Accumulate>(acc, c, stride)   to c[a_rows][group]
+//   Acc, zero(), dot(acc&, a, b), store<Add>(acc, c, stride, from, from_stride)
+//                          to c[a_rows][group], which may be `from` that it is added to
 //   is_one                 whether compilers see dot as one operation, and cannot multiply once for many sums
 //   max_rows, wide(rows)   rows of a full tile; groups side by side in a tile of so many rows
 #pragma once
@@ -26,45 +27,65 @@ LOWBIT_INLINE const int8_t* group_of(const GemmArgs& x, int64_t g) {
   return x.b + g / kPer * x.b_stride + g % kPer * (E::group * 4);
 }
 
-// Groups g, g + 1, ... of whole blocks, the next block `apart` groups after the one before.
-template <class E, int Rows, int Wide>
-__attribute__((noinline)) void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart = kGemmCols / E::group) {
-  constexpr int kPer = kGemmCols / E::group;
-  const auto at_group = [&](int j) { return g + j / kPer * apart + j % kPer; };
-  constexpr int kPairs = Rows / E::a_rows;
+template <class E, bool Add, int Pairs, int Wide>
+LOWBIT_INLINE void store_tile(const typename E::Acc (&acc)[Pairs][Wide], int32_t* c, int64_t stride,
+                              const int32_t* from, int64_t from_stride, const int64_t (&column)[Wide]) {
+  for (int i = 0; i < Pairs; ++i) {
+    for (int j = 0; j < Wide; ++j)
+      E::template store<Add>(acc[i][j], c + column[j], stride, Add ? from + column[j] : nullptr, from_stride);
+    c += E::a_rows * stride;
+    if (Add) from += E::a_rows * from_stride;
+  }
+}
+
+// Groups g, g + 1, ... of whole blocks, the next block `apart` groups after the one before. Ahead: how many bytes of b
+// beyond those in use are asked for, 0 for none.
+template <class E, int Rows, int Wide, int Ahead>
+LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart = kGemmCols / E::group) {
+  constexpr int kPer = kGemmCols / E::group, kPairs = Rows / E::a_rows;
   typename E::Acc acc[kPairs][Wide];
   for (int i = 0; i < kPairs; ++i)
     for (int j = 0; j < Wide; ++j) acc[i][j] = E::zero();
-  const char* a = static_cast<const char*>(x.a) + row * x.a_stride;
   const int8_t* b[Wide];
-  for (int j = 0; j < Wide; ++j) b[j] = group_of<E>(x, at_group(j));
-  for (int64_t q = 0; q < x.quads; q += E::step) {
+  int64_t column[Wide];
+  for (int j = 0; j < Wide; ++j) {
+    const int64_t group = g + j / kPer * apart;  // g is a block's first, or the second half of one
+    b[j] = j % kPer == 0 ? group_of<E>(x, group) : b[j - 1] + E::group * 4;
+    column[j] = (group + j % kPer) * E::group;
+  }
+  int32_t* const c = x.c + row * x.c_stride;
+  for (int i = 0; i < Rows; ++i)
+    for (int j = 0; j < Wide; j += kPer) __builtin_prefetch(c + i * x.c_stride + column[j], 1);
+  const int64_t a_stride = x.a_stride;
+  const char* a = static_cast<const char*>(x.a) + row * a_stride;
+  const char* const end = a + x.quads * 4 * static_cast<int64_t>(sizeof(typename E::A));
+  do {
     typename E::Cols cols[Wide];
-    for (int j = 0; j < Wide; ++j) cols[j] = E::load_b(b[j] + q * kQuadBytes);
-    const char* at = a + q * 4 * static_cast<int64_t>(sizeof(typename E::A));
+    if constexpr (Ahead > 0)
+      for (int j = 0; j < Wide; j += kPer) __builtin_prefetch(b[j] + Ahead);
+    for (int j = 0; j < Wide; ++j) {
+      cols[j] = E::load_b(b[j]);
+      b[j] += E::step * kQuadBytes;
+    }
     for (int i = 0; i < kPairs; ++i) {
-      const typename E::Quad v = E::load_a(at + i * E::a_rows * x.a_stride, x.a_stride);
+      const typename E::Quad v = E::load_a(a + i * E::a_rows * a_stride, a_stride);
       for (int j = 0; j < Wide; ++j) E::dot(acc[i][j], v, cols[j]);
     }
-  }
-  for (int i = 0; i < kPairs; ++i) {
-    for (int j = 0; j < Wide; ++j) {
-      int32_t* c = x.c + (row + i * E::a_rows) * x.c_stride + at_group(j) * E::group;
-      if (x.accumulate) {
-        E::template store<true>(acc[i][j], c, x.c_stride);
-      } else {
-        E::template store<false>(acc[i][j], c, x.c_stride);
-      }
-    }
+    a += E::step * 4 * static_cast<int64_t>(sizeof(typename E::A));
+  } while (a != end);
+  if (x.from != nullptr) {
+    store_tile<E, true>(acc, c, x.c_stride, x.from + row * x.from_stride, x.from_stride, column);
+  } else {
+    store_tile<E, false>(acc, c, x.c_stride, nullptr, 0, column);
   }
 }
 
 // All groups for Rows rows, as many side by side as registers allow.
-template <class E, int Rows, int Wide = E::wide(Rows)>
+template <class E, int Rows, int Ahead, int Wide = E::wide(Rows)>
 void strip(const GemmArgs& x, int64_t row, int64_t g, int64_t end) {
-  for (; g + Wide <= end; g += Wide) tile<E, Rows, Wide>(x, row, g);
+  for (; g + Wide <= end; g += Wide) tile<E, Rows, Wide, Ahead>(x, row, g);
   if constexpr (Wide > 1)
-    if (g < end) strip<E, Rows, Wide / 2>(x, row, g, end);
+    if (g < end) strip<E, Rows, Ahead, Wide / 2>(x, row, g, end);
 }
 
 // Calls f.operator()<n>() for the n in [1, Max] that is `rows`.
@@ -82,16 +103,17 @@ void gemm(const GemmArgs& x) {
   constexpr int64_t kPer = kGemmCols / E::group;
   const int64_t groups = (x.columns + E::group - 1) / E::group,
                 padded = (x.rows + E::a_rows - 1) / E::a_rows;  // in units of a_rows
+  // Tiles of as many rows as registers hold, and all nearly alike: a row alone costs half as much as a full tile.
   constexpr int64_t kTile = E::max_rows / E::a_rows;
-  const auto rows_at = [&](int64_t i) { return padded - i < kTile ? padded - i : kTile; };
-  // One row reads all of b and does little with it: from four places at a time, which memory gives faster than from
-  // one.
-  constexpr int kPlaces = 4;
+  const int64_t tiles = (padded + kTile - 1) / kTile, rows = padded / tiles, taller = padded % tiles;
+  // Few rows read all of b and do little with it, so that it comes from memory no sooner than it is needed, unless it
+  // is asked for before. One row reads from four places at a time, which memory gives faster than from one.
+  constexpr int kPlaces = 4, kFewTiles = 3, kAhead = 4096, kAheadOfPlace = 1024;
   if constexpr (kPlaces * kPer <= 8) {  // sums that registers hold
     if (padded == 1 && groups >= 2 * kPlaces * kPer) {
       const int64_t apart = groups / kPer / kPlaces * kPer;
-      for (int64_t g = 0; g < apart; g += kPer) tile<E, E::a_rows, kPlaces * kPer>(x, 0, g, apart);
-      strip<E, E::a_rows>(x, 0, kPlaces * apart, groups);
+      for (int64_t g = 0; g < apart; g += kPer) tile<E, E::a_rows, kPlaces * kPer, kAheadOfPlace>(x, 0, g, apart);
+      strip<E, E::a_rows, 0>(x, 0, kPlaces * apart, groups);
       return;
     }
   }
@@ -99,25 +121,42 @@ void gemm(const GemmArgs& x) {
   constexpr int64_t kStrip = E::wide(E::max_rows) > 2 * kPer ? E::wide(E::max_rows) : 2 * kPer;
   for (int64_t g = 0; g < groups; g += kStrip) {
     const int64_t end = g + kStrip < groups ? g + kStrip : groups;
-    for (int64_t i = 0; i < padded; i += kTile)
-      with_rows<kTile>(rows_at(i), [&]<int Rows>() { strip<E, Rows * E::a_rows>(x, i * E::a_rows, g, end); });
+    for (int64_t i = 0, tile = 0; tile < tiles; ++tile)
+      with_rows<kTile>(rows + (tile < taller), [&]<int Rows>() {
+        if (tile == 0 && tiles <= kFewTiles) {
+          strip<E, Rows * E::a_rows, kAhead>(x, 0, g, end);
+        } else {
+          strip<E, Rows * E::a_rows, 0>(x, i * E::a_rows, g, end);
+        }
+        i += Rows;
+      });
   }
 }
 
-template <class A>
-int32_t pack_a(const uint8_t* codes, int64_t n, bool is_signed, void* to, int64_t padded) {
-  A* out = static_cast<A*>(to);
+template <class A, bool Summed>
+LOWBIT_INLINE int32_t packed(const uint8_t* codes, int64_t n, bool is_signed, A* out) {
   int32_t sum = 0;
-  if constexpr (sizeof(A) == 2) {
-    if (is_signed) {
-      for (int64_t i = 0; i < n; ++i) sum += out[i] = static_cast<int8_t>(codes[i]);
-    } else {
-      for (int64_t i = 0; i < n; ++i) sum += out[i] = codes[i];
+  const auto each = [&](const auto& to_a) {
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] = to_a(codes[i]);
+      if constexpr (Summed) sum += out[i];
     }
-  } else {
+  };
+  if constexpr (sizeof(A) == 1) {
     const uint8_t flip = is_signed == std::is_signed_v<A> ? 0 : 0x80;
-    for (int64_t i = 0; i < n; ++i) sum += out[i] = static_cast<A>(codes[i] ^ flip);
+    each([flip](uint8_t c) { return static_cast<A>(c ^ flip); });
+  } else if (is_signed) {
+    each([](uint8_t c) { return static_cast<A>(static_cast<int8_t>(c)); });
+  } else {
+    each([](uint8_t c) { return static_cast<A>(c); });
   }
+  return sum;
+}
+
+template <class A>
+int32_t pack_a(const uint8_t* codes, int64_t n, bool is_signed, bool summed, void* to, int64_t padded) {
+  A* out = static_cast<A*>(to);
+  const int32_t sum = summed ? packed<A, true>(codes, n, is_signed, out) : packed<A, false>(codes, n, is_signed, out);
   for (int64_t i = n; i < padded; ++i) out[i] = 0;
   return sum;
 }
@@ -137,7 +176,7 @@ int64_t peak(int64_t rounds) {
   }
   int32_t out[2 * kGemmCols];
   for (int i = 0; i < kAccs; ++i) {
-    E::template store<false>(acc[i], out, kGemmCols);
+    E::template store<false>(acc[i], out, kGemmCols, nullptr, 0);
     asm volatile("" ::"r"(out) : "memory");
   }
   return rounds * kRepeats * kAccs * E::group * E::a_rows * E::step * 8;

@@ -36,9 +36,9 @@ struct ScalarDot {
     for (int n = 0; n < 4; ++n)
       for (int k = 0; k < 4; ++k) acc.n[n] += a.k[k] * b.k[4 * n + k];
   }
-  template <bool Accumulate>
-  LOWBIT_INLINE void store(const Acc& acc, int32_t* c, int64_t) {
-    for (int n = 0; n < 4; ++n) c[n] = acc.n[n] + (Accumulate ? c[n] : 0);
+  template <bool Add>
+  LOWBIT_INLINE void store(const Acc& acc, int32_t* c, int64_t, const int32_t* from, int64_t) {
+    for (int n = 0; n < 4; ++n) c[n] = acc.n[n] + (Add ? from[n] : 0);
   }
 };
 

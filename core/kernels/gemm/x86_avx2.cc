@@ -43,12 +43,12 @@ struct Avx2Dot {
     acc.lo = add_product(acc.lo, a, b.lo);
     acc.hi = add_product(acc.hi, a, b.hi);
   }
-  template <bool Accumulate>
-  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t) {
+  template <bool Add>
+  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t, const int32_t* from, int64_t) {
     // Two sums a column, columns 0 1 | 2 3 and 4 5 | 6 7: hadd leaves 0 1 4 5 | 2 3 6 7.
     __m256i sum = _mm256_permute4x64_epi64(_mm256_hadd_epi32(acc.lo, acc.hi), 0xd8);
     __m256i* to = reinterpret_cast<__m256i*>(c);
-    if constexpr (Accumulate) sum = _mm256_add_epi32(sum, _mm256_loadu_si256(to));
+    if constexpr (Add) sum = _mm256_add_epi32(sum, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
     _mm256_storeu_si256(to, sum);
   }
 };
@@ -59,12 +59,12 @@ struct Avx2Pairs {
   static constexpr const char* name = "vpmaddubsw";
   using A = uint8_t;
   static constexpr GemmOperand operand = GemmOperand::u8;
-  static constexpr int group = 8, a_rows = 1, step = 1, max_rows = 5;
+  static constexpr int group = 8, a_rows = 1, step = 1, max_rows = 6;
   static constexpr bool is_one = true;
   static constexpr int wide(int rows) { return rows < 3 ? 4 : 2; }
 
   using Quad = __m256i;
-  using Cols = __m256i;
+  using Cols = const __m256i*;  // in memory: registers are for twelve accumulators, a, ones and one product
   using Acc = __m256i;
 
   LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
@@ -72,20 +72,20 @@ struct Avx2Pairs {
     std::memcpy(&four, p, 4);
     return _mm256_set1_epi32(four);
   }
-  LOWBIT_INLINE Cols load_b(const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  LOWBIT_INLINE Cols load_b(const int8_t* p) { return reinterpret_cast<const __m256i*>(p); }
   LOWBIT_INLINE Acc zero() { return _mm256_setzero_si256(); }
   LOWBIT_INLINE void dot(Acc& to, Quad a, Cols b) {
     __m256i acc = to, product;
     asm("vpmaddubsw %[b], %[a], %[product]\n\tvpmaddwd %[ones], %[product], %[product]\n\t"
         "vpaddd %[product], %[acc], %[acc]"
         : [acc] "+x"(acc), [product] "=&x"(product)
-        : [a] "x"(a), [b] "x"(b), [ones] "x"(_mm256_set1_epi16(1)));
+        : [a] "x"(a), [b] "m"(*b), [ones] "x"(_mm256_set1_epi16(1)));
     to = acc;
   }
-  template <bool Accumulate>
-  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t) {
+  template <bool Add>
+  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t, const int32_t* from, int64_t) {
     __m256i* to = reinterpret_cast<__m256i*>(c);
-    if constexpr (Accumulate) acc = _mm256_add_epi32(acc, _mm256_loadu_si256(to));
+    if constexpr (Add) acc = _mm256_add_epi32(acc, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
     _mm256_storeu_si256(to, acc);
   }
 };

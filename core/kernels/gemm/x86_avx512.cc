@@ -33,14 +33,14 @@ struct Avx512Dot {
   LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) {
     acc = {_mm512_add_epi32(acc.lo, _mm512_madd_epi16(a, b.lo)), _mm512_add_epi32(acc.hi, _mm512_madd_epi16(a, b.hi))};
   }
-  template <bool Accumulate>
-  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t) {
+  template <bool Add>
+  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t, const int32_t* from, int64_t) {
     // Two sums a column, in order: even ones of both registers plus odd ones.
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
     __m512i sum = _mm512_add_epi32(_mm512_permutex2var_epi32(acc.lo, even, acc.hi),
                                    _mm512_permutex2var_epi32(acc.lo, odd, acc.hi));
-    if constexpr (Accumulate) sum = _mm512_add_epi32(sum, _mm512_loadu_si512(c));
+    if constexpr (Add) sum = _mm512_add_epi32(sum, _mm512_loadu_si512(from));
     _mm512_storeu_si512(c, sum);
   }
 };

@@ -26,9 +26,9 @@ struct VnniDot {
   LOWBIT_INLINE Cols load_b(const int8_t* p) { return _mm512_loadu_si512(p); }
   LOWBIT_INLINE Acc zero() { return _mm512_setzero_si512(); }
   LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) { acc = _mm512_dpbusd_epi32(acc, a, b); }
-  template <bool Accumulate>
-  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t) {
-    if constexpr (Accumulate) acc = _mm512_add_epi32(acc, _mm512_loadu_si512(c));
+  template <bool Add>
+  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t, const int32_t* from, int64_t) {
+    if constexpr (Add) acc = _mm512_add_epi32(acc, _mm512_loadu_si512(from));
     _mm512_storeu_si512(c, acc);
   }
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,7 @@ __all__ = ["BYTES", "SUMS", "multiplies_as_bytes", "require_tensor", "sum_dtype"
 Array = npt.NDArray[Any]
 BYTES = {np.dtype(np.int8): True, np.dtype(np.uint8): False}  # whether signed
 SUMS = _core.Finish(0, None, None, None, None, 0.0, 0.0, 1.0, 0, 0, 0)  # sums as they are
-_NO_ZERO = np.zeros(1, np.int32)
-_NO_ZERO.flags.writeable = False
+_RANGES = {np.dtype(np.int8): range(-128, 128), np.dtype(np.uint8): range(256)}
 
 
 def require_tensor(name: str, value: Any) -> None:
@@ -34,9 +34,16 @@ def sum_dtype(k: int) -> type[np.signedinteger[Any]]:
     return np.int64 if k > _core.exact_depth else np.int32
 
 
+@cache
+def _one_zero(value: int) -> Array:
+    found = np.array([value], np.int32)
+    found.flags.writeable = False
+    return found
+
+
 def zero_points(name: str, value: Any, codes: Array, count: int) -> Array:
-    if type(value) is int and value == 0 and codes.dtype in BYTES:
-        return _NO_ZERO
+    if type(value) is int and value in _RANGES.get(codes.dtype, ()):
+        return _one_zero(value)
     zero = np.asarray(value)
     if zero.dtype.kind not in "iu":
         raise InvalidProblem(f"{name}: {zero.dtype}; expected integers")

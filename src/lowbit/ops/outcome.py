@@ -99,7 +99,7 @@ class Outcome:
     def empty(self, shape: tuple[int, ...], out: Array | None = None) -> tuple[Array, Array]:
         """An array for the result, `out` where it is given, and its memory as kernels write it."""
         y = np.empty(shape, self.dtype) if out is None else out
-        return y, y.view(np.uint16) if self.dtype.name == "bfloat16" else y
+        return y, y.view(np.uint16) if self.dtype.kind == "V" else y  # bfloat16 is no kind of NumPy's
 
     def wrap(self, y: Array) -> Array | QuantizedTensor:
         return y if self.params is None else QuantizedTensor._trusted(y, self.params, y.shape)
