@@ -19,7 +19,7 @@ from lowbit.formats.onnx.graph import Graph  # noqa: E402
 from lowbit.formats.onnx.static import quantize_static, why_not_static  # noqa: E402
 from lowbit.formats.onnx.weight_uses import weights  # noqa: E402
 from lowbit.models import Recipe  # noqa: E402
-from lowbit.models.pairs import LARGEST_PAIR, in_conv_order, unsaturated  # noqa: E402
+from lowbit.ops.pairs import LARGEST_PAIR, in_conv_order, unsaturated  # noqa: E402
 from onnx_builder import Builder, residual_cnn  # noqa: E402
 
 RECIPE = Recipe.of("static-int8").but(min_elements=0)

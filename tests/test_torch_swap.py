@@ -20,8 +20,8 @@ from torch import nn  # noqa: E402
 
 import lowbit.torch as lt  # noqa: E402
 from lowbit.models import Override, Recipe, WeightRecipe  # noqa: E402
-from lowbit.models.pairs import fit_pairs  # noqa: E402
 from lowbit.models.weights import quantize_weight  # noqa: E402
+from lowbit.ops.pairs import fit_pairs  # noqa: E402
 from lowbit.torch import never_slower, swap  # noqa: E402
 from lowbit.torch.folding import FoldedNorm  # noqa: E402
 

@@ -8,6 +8,26 @@
 namespace lowbit {
 namespace {
 
+// Runs are short and many: a call of memcpy for each would cost more than the copies.
+inline void copy_run(uint8_t* to, const uint8_t* from, int64_t n) {
+  const auto copy = [&]<int Bytes>(int64_t at) { std::memcpy(to + at, from + at, Bytes); };
+  if (n >= 16) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) copy.template operator()<16>(i);
+    if (i < n) copy.template operator()<16>(n - 16);
+  } else if (n >= 8) {
+    copy.template operator()<8>(0), copy.template operator()<8>(n - 8);
+  } else if (n >= 4) {
+    copy.template operator()<4>(0), copy.template operator()<4>(n - 4);
+  } else {
+    for (int64_t i = 0; i < n; ++i) to[i] = from[i];
+  }
+}
+
+inline void fill_run(uint8_t* to, uint8_t code, int64_t n) {
+  if (n > 0) std::memset(to, code, static_cast<size_t>(n));
+}
+
 struct Patches {
   const ConvShape& s;
   const uint8_t* x;  // at the group's first channel
@@ -17,14 +37,27 @@ struct Patches {
   void fetch(int64_t row, int64_t first, int64_t n, uint8_t* to) const {
     const int64_t ox = row % s.out_w, oy = row / s.out_w % s.out_h, image = row / (s.out_w * s.out_h);
     const int64_t line = s.kernel_w * s.group_channels, end = first + n;
-    const int64_t left = ox * s.stride_w - s.left;
+    const int64_t left = ox * s.stride_w - s.left, top = oy * s.stride_h - s.top;
+    const uint8_t* pixels = x + image * s.height * s.width * s.channels;
+    // Neighbours in the image too: what is inside is one run of a line.
+    const bool is_run = s.dilation_w == 1 && s.group_channels == s.channels;
+    const bool is_inside = is_run && left >= 0 && left + s.kernel_w <= s.width && top >= 0 &&
+                           top + (s.kernel_h - 1) * s.dilation_h < s.height;
+    if (is_inside && first == 0 && n == s.depth()) {
+      const int64_t below = s.dilation_h * s.width * s.channels;
+      const uint8_t* from = pixels + (top * s.width + left) * s.channels;
+      for (int64_t ky = 0; ky < s.kernel_h; ++ky) copy_run(to + ky * line, from + ky * below, line);
+      return;
+    }
     for (int64_t at = first; at < end;) {
       const int64_t ky = at / line, from = at % line, until = std::min(line, from + end - at);
-      const int64_t iy = oy * s.stride_h - s.top + ky * s.dilation_h;
+      const int64_t iy = top + ky * s.dilation_h;
       if (iy < 0 || iy >= s.height) {
-        std::memset(to, fill, static_cast<size_t>(until - from));
+        fill_run(to, fill, until - from);
+      } else if (is_run) {
+        copy_line(pixels + iy * s.width * s.channels, left, from, until, to);
       } else {
-        copy_line(x + (image * s.height + iy) * s.width * s.channels, left, from, until, to);
+        copy_pixels(pixels + iy * s.width * s.channels, left, from, until, to);
       }
       to += until - from, at += until - from;
     }
@@ -32,22 +65,24 @@ struct Patches {
 
   // Codes [from, until) of a kernel row whose first column is at `left` of an image row.
   void copy_line(const uint8_t* pixels, int64_t left, int64_t from, int64_t until, uint8_t* to) const {
+    const int64_t c = s.channels;
+    const int64_t begin = std::clamp<int64_t>(-left * c, from, until);
+    const int64_t end = std::clamp<int64_t>((s.width - left) * c, begin, until);
+    fill_run(to, fill, begin - from);
+    copy_run(to + (begin - from), pixels + left * c + begin, end - begin);
+    fill_run(to + (end - from), fill, until - end);
+  }
+
+  // The same, a pixel at a time.
+  void copy_pixels(const uint8_t* pixels, int64_t left, int64_t from, int64_t until, uint8_t* to) const {
     const int64_t c = s.group_channels;
-    if (s.dilation_w == 1 && c == s.channels) {  // neighbours in the image too: what is inside is one run
-      const int64_t begin = std::clamp<int64_t>(-left * c, from, until);
-      const int64_t end = std::clamp<int64_t>((s.width - left) * c, begin, until);
-      std::memset(to, fill, static_cast<size_t>(begin - from));
-      std::memcpy(to + (begin - from), pixels + left * c + begin, static_cast<size_t>(end - begin));
-      std::memset(to + (end - from), fill, static_cast<size_t>(until - end));
-      return;
-    }
     for (int64_t at = from; at < until;) {
       const int64_t kx = at / c, channel = at % c, run = std::min(c - channel, until - at);
       const int64_t ix = left + kx * s.dilation_w;
       if (ix < 0 || ix >= s.width) {
-        std::memset(to, fill, static_cast<size_t>(run));
+        fill_run(to, fill, run);
       } else {
-        std::memcpy(to, pixels + ix * s.channels + channel, static_cast<size_t>(run));
+        copy_run(to, pixels + ix * s.channels + channel, run);
       }
       to += run, at += run;
     }
@@ -106,6 +141,8 @@ void convolve(const ConvShape& shape, const uint8_t* x, bool is_signed, int32_t 
     rows.codes = patches.x, rows.stride = shape.channels;
   } else {
     rows.context = &patches;
+    rows.source = x, rows.source_bytes = shape.batch * shape.height * shape.width * shape.channels;
+    rows.also = patches.fill;
     rows.fetch = [](const void* context, int64_t row, int64_t first, int64_t n, uint8_t* to) {
       static_cast<const Patches*>(context)->fetch(row, first, n, to);
     };

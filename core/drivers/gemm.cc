@@ -16,7 +16,7 @@ namespace {
 // small one costs as much packing as a whole.
 constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kMaxBlocks = kTaskBlocks * 3 / 2;
 constexpr int64_t kPieceBytes = kTaskRows * kGemmDepth * 2;
-constexpr int64_t kFinishedAtOnce = 3072;  // sums that are still in L1 when they are all there
+constexpr int64_t kFinishedAtOnce = 8192;  // sums that are still in L1 when they are all there
 constexpr int64_t kUsualQuads = 128;  // of a piece
 constexpr int64_t kRowsAhead = 2;
 
@@ -87,15 +87,24 @@ uint8_t greatest(const uint8_t* codes, int64_t n) {
   return most;
 }
 
-constexpr int64_t kLookedAtRows = 64;  // at once, for their greatest code
-
+// Of all codes: in pieces, large ones where there are many.
 uint8_t greatest(const CodeRows& a, int64_t k) {
-  std::vector<uint8_t> most(static_cast<size_t>((a.rows + kLookedAtRows - 1) / kLookedAtRows), 0);
-  parallel_for(static_cast<int64_t>(most.size()), [&](int64_t i) {
-    for (int64_t r = i * kLookedAtRows; r < std::min(a.rows, (i + 1) * kLookedAtRows); ++r)
-      most[i] = std::max(most[i], greatest(a.codes + r * a.stride, k));
+  constexpr int64_t kPieces = 64, kLeast = 1 << 16;
+  const bool is_run = a.codes == nullptr || a.stride == k;
+  const uint8_t* from = a.codes == nullptr ? a.source : a.codes;
+  const int64_t n = a.codes == nullptr ? a.source_bytes : a.rows * a.stride;
+  const int64_t step = round_up(std::max(kLeast, (n + kPieces - 1) / kPieces), is_run ? 1 : a.stride);
+  uint8_t most[kPieces + 1] = {};
+  parallel_for((n + step - 1) / step, [&](int64_t i) {
+    const int64_t first = i * step, end = std::min(n, first + step);
+    if (is_run) {
+      most[i] = greatest(from + first, end - first);
+    } else {
+      for (int64_t at = first; at < end; at += a.stride) most[i] = std::max(most[i], greatest(from + at, k));
+    }
   });
-  return *std::max_element(most.begin(), most.end());
+  if (a.codes == nullptr) most[kPieces] = a.also;
+  return *std::max_element(most, most + kPieces + 1);
 }
 
 class Product {
@@ -117,8 +126,7 @@ class Product {
     if (kernel_.a == GemmOperand::s8 && !a.is_signed) shift_ = -128;
     wide_ = finish.wide || b.k > kExactK;
     const bool two_kernels = kernels_[0].run != kernels_[1].run && &kernel_ == kernels_;
-    may_be_small_ = two_kernels && !a.is_signed && b.is_safe(127);
-    is_small_ = may_be_small_ && a.codes != nullptr && b.is_safe(greatest(a, b.k));
+    is_small_ = two_kernels && !a.is_signed && b.is_safe(127) && b.is_safe(greatest(a, b.k));
     const int64_t size = b.blocks * kGemmCols;
     if (!wide_) {
       columns_.add = aligned<int32_t>(size);
@@ -152,7 +160,7 @@ class Product {
     const int64_t outputs = rows * blocks * kGemmCols;
     // Sums that are the result go to their place, unless columns of padding would go beyond it.
     const bool in_place =
-        finish_.result == Result::s32 && !wide_ && (block + blocks) * kGemmCols <= b_.n && rows % 2 == 0;
+        finish_.result == Result::s32 && !wide_ && (block + blocks) * kGemmCols <= b_.n && rows % kernel_.at_once == 0;
     int32_t* sums = in_place ? reinterpret_cast<int32_t*>(out_) + row * stride_ + block * kGemmCols : w.c;
     const int64_t sums_stride = in_place ? stride_ : blocks * kGemmCols;
     const bool is_final = in_place && !b_.has_zero && !a_.zero_per_row;  // nothing is left to be added
@@ -228,9 +236,10 @@ class Product {
     } else {
       for (int64_t r = 0; r < rows; ++r) a_.fetch(a_.context, row + r, first, n, w.codes + r * stride);
     }
-    const GemmRow& kernel = is_small_ || serves_pairs(codes, stride, rows, n) ? kernels_[1] : kernel_;
-    const bool crowded = stride % 4096 == 0;  // all rows in the same few places of L1
-    if (a_.codes != nullptr && n == depth && !b_.has_zero && kernel.a == GemmOperand::u8 && !a_.is_signed && !crowded) {
+    const GemmRow& kernel = is_small_ ? kernels_[1] : kernel_;
+    const bool is_crowded = stride % 4096 == 0;  // all rows in the same few places of L1
+    const bool is_readable = n == depth || codes == w.codes;  // all of `depth`, whatever is beyond n
+    if (kernel.a == GemmOperand::u8 && !a_.is_signed && !b_.has_zero && is_readable && !is_crowded) {
       x.a = codes, x.a_stride = stride;  // they are what the kernel reads
       return kernel;
     }
@@ -238,16 +247,8 @@ class Product {
     x.a = w.a, x.a_stride = bytes;
     for (int64_t r = 0; r < rows; ++r)
       w.row_sum[r] += kernel.pack_a(codes + r * stride, n, a_.is_signed, b_.has_zero, w.a + r * bytes, depth);
-    if (rows % 2 != 0) std::memset(w.a + rows * bytes, 0, static_cast<size_t>(bytes));
+    if (rows % kernel.at_once != 0) std::memset(w.a + rows * bytes, 0, static_cast<size_t>(bytes));
     return kernel;
-  }
-
-  // Whether these codes are small enough for pairs of products in 16 bits, where not all codes are.
-  bool serves_pairs(const uint8_t* codes, int64_t stride, int64_t rows, int64_t n) const {
-    if (a_.codes != nullptr || !may_be_small_) return false;  // looked at already
-    uint8_t most = 0;
-    for (int64_t r = 0; r < rows; ++r) most = std::max(most, greatest(codes + r * stride, n));
-    return b_.is_safe(most);
   }
 
   // What is the same for all rows of these blocks.
@@ -331,7 +332,7 @@ class Product {
   int64_t task_rows_, task_blocks_;
   int32_t shift_;
   bool wide_;
-  bool may_be_small_, is_small_;  // whether codes of a may, and do, all fit gemm_rows[1]
+  bool is_small_;  // all codes of a fit gemm_rows[1]
   Columns columns_;
 };
 
@@ -400,8 +401,8 @@ int64_t gemm_thread_bytes(int64_t k, bool wide) {
   const bool deep = wide || k > kExactK;
   return workspace_bytes(deep) + (deep ? lines(kTaskRows * 8) : 0);  // and sums of rows
 }
-int64_t gemm_call_bytes(int64_t m, int64_t n) {
-  return 4 * lines(round_up(n, kGemmCols) * 4) + lines(m / kLookedAtRows + 1);
+int64_t gemm_call_bytes(int64_t n) {
+  return 4 * lines(round_up(n, kGemmCols) * 4);
 }
 int64_t packed_matrix_bytes(int64_t k, int64_t n) {
   const int64_t depth = round_up((k + 3) / 4, kGemmQuads) * 4;

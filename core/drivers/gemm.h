@@ -47,8 +47,11 @@ struct CodeRows {
   bool zero_per_row;
   const uint8_t* codes;  // with `stride` bytes from row to row; or null, and
   int64_t stride;
-  void (*fetch)(const void* context, int64_t row, int64_t first, int64_t n, uint8_t* to);  // n codes of a row
+  void (*fetch)(const void* context, int64_t row, int64_t first, int64_t n, uint8_t* to);  // n codes of a row, of
   const void* context;
+  const uint8_t* source;  // these codes
+  int64_t source_bytes;
+  uint8_t also;  // and this one
 };
 
 // What becomes of the sums. Arrays over n have n elements; those over m have one for each row.
@@ -71,7 +74,7 @@ void gemm(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* 
 
 // Bytes one thread works in; and what a call allocates beside them. wide: as the finish says.
 int64_t gemm_thread_bytes(int64_t k, bool wide);
-int64_t gemm_call_bytes(int64_t m, int64_t n);
+int64_t gemm_call_bytes(int64_t n);
 // Bytes of a packed b of this size.
 int64_t packed_matrix_bytes(int64_t k, int64_t n);
 

@@ -21,14 +21,14 @@ constexpr int kGemmQuads = 2;    // k is padded to so many quads, which smmla ta
 constexpr int kGemmDepth = 768;  // of a piece at most: two blocks of it fit L1, a task's blocks and rows L2
 
 struct GemmArgs {
-  const void* a;     // [rows, rounded up to even][quads * 4]
+  const void* a;     // [rows, rounded up to at_once][quads * 4]
   int64_t a_stride;  // bytes from row to row
   int64_t rows;
   const int8_t* b;   // the first block, at the first quad
   int64_t b_stride;  // bytes from block to block of the piece
   int64_t columns;   // that are looked at: a kernel may stop at whole vectors of them
   int64_t quads;     // a multiple of kGemmQuads, and not 0
-  int32_t* c;        // [rows, rounded up to even][c_stride], whole blocks of columns of it
+  int32_t* c;        // [rows, rounded up to at_once][c_stride], whole blocks of columns of it
   int64_t c_stride;
   // What the sums are added to, laid out as c: c itself, one row for all (from_stride 0), or null for nothing.
   const int32_t* from;
@@ -40,7 +40,8 @@ enum class GemmOperand : int { s16 = 0, u8 = 1, s8 = 2 };
 struct GemmRow {
   const char* name;  // how it multiplies
   GemmOperand a;
-  int rows;  // of a full tile: multiples of it waste nothing
+  int rows;     // of a full tile: multiples of it waste nothing
+  int at_once;  // rows that are computed together, of which 1 or 2
   void (*run)(const GemmArgs&);
   // n codes of one row, s8 or u8, to a's type, then zeros up to `padded`. Returns the sum of what was written if
   // `summed`, which takes longer, else 0.

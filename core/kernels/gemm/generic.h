@@ -18,7 +18,7 @@
 
 namespace lowbit {
 
-constexpr int64_t kQuadBytes = kGemmCols * 4;
+constexpr int64_t kQuadBytes = kGemmCols * 4, kStripBytes = 16 << 10;
 
 // Where column group g of b starts.
 template <class E>
@@ -82,7 +82,8 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
 
 // All groups for Rows rows, as many side by side as registers allow.
 template <class E, int Rows, int Ahead, int Wide = E::wide(Rows)>
-void strip(const GemmArgs& x, int64_t row, int64_t g, int64_t end) {
+void strip(const GemmArgs& given, int64_t row, int64_t g, int64_t end) {
+  const GemmArgs x = given;  // which stores to c might change, for all a compiler knows
   for (; g + Wide <= end; g += Wide) tile<E, Rows, Wide, Ahead>(x, row, g);
   if constexpr (Wide > 1)
     if (g < end) strip<E, Rows, Ahead, Wide / 2>(x, row, g, end);
@@ -118,9 +119,11 @@ void gemm(const GemmArgs& x) {
     }
   }
   // A strip of columns that stays in L1 while all rows pass it.
-  constexpr int64_t kStrip = E::wide(E::max_rows) > 2 * kPer ? E::wide(E::max_rows) : 2 * kPer;
-  for (int64_t g = 0; g < groups; g += kStrip) {
-    const int64_t end = g + kStrip < groups ? g + kStrip : groups;
+  constexpr int64_t kLeast = E::wide(E::max_rows) > 2 * kPer ? E::wide(E::max_rows) : 2 * kPer;
+  const int64_t in_l1 = kStripBytes / (x.quads * kQuadBytes) * kPer / kLeast * kLeast;
+  const int64_t step = in_l1 > kLeast ? in_l1 : kLeast;
+  for (int64_t g = 0; g < groups; g += step) {
+    const int64_t end = g + step < groups ? g + step : groups;
     for (int64_t i = 0, tile = 0; tile < tiles; ++tile)
       with_rows<kTile>(rows + (tile < taller), [&]<int Rows>() {
         if (tile == 0 && tiles <= kFewTiles) {
@@ -184,7 +187,7 @@ int64_t peak(int64_t rounds) {
 
 template <class E>
 constexpr GemmRow gemm_row = {
-    E::name, E::operand, E::max_rows, gemm<E>, pack_a<typename E::A>, E::is_one ? peak<E> : nullptr};
+    E::name, E::operand, E::max_rows, E::a_rows, gemm<E>, pack_a<typename E::A>, E::is_one ? peak<E> : nullptr};
 
 // `Exact` for any codes, `Safe` where pairs are known not to saturate.
 template <class Exact, class Safe = Exact>

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,11 @@ class Outcome:
     ceiling: float
     lo: int
     hi: int
+
+    @cached_property
+    def _result(self) -> int:
+        """What kernels know the result's type as."""
+        return _RESULTS[self.dtype.name]
 
     @classmethod
     def of(
@@ -129,7 +135,7 @@ class Outcome:
         scale = 1.0 if p is None else float(p.scale)
         zero = 0 if p is None else int(p.zero_point)
         return _core.Finish(
-            _RESULTS[self.dtype.name], np.ascontiguousarray(sb.reshape(-1)), None if sa is None else sa.reshape(-1),
+            self._result, np.ascontiguousarray(sb.reshape(-1)), None if sa is None else sa.reshape(-1),
             bias, add, self.floor, self.ceiling, scale, zero, self.lo, self.hi,
         )  # fmt: skip
 
@@ -137,8 +143,7 @@ class Outcome:
         """The native form for sums that are floats already; None where the result or the bias is of integers."""
         if self.params is not None or (self.bias is not None and self.bias.dtype.kind == "i"):
             return None
-        kind = _RESULTS[self.dtype.name]
-        return _core.Finish(kind, _ONE, None, self.bias, None, self.floor, self.ceiling, 1.0, 0, 0, 0)
+        return _core.Finish(self._result, _ONE, None, self.bias, None, self.floor, self.ceiling, 1.0, 0, 0, 0)
 
     def general(self, acc: Array, sa: Array, sb: Array, out: Array | None = None) -> Array | QuantizedTensor:
         """The same in NumPy, for sums [m, n] of any depth."""

@@ -9,9 +9,9 @@ from torch import nn
 
 from lowbit.errors import InvalidProblem, Unsupported
 from lowbit.metrics import error_report
-from lowbit.models.pairs import fit_pairs
 from lowbit.models.recipe import ActivationRecipe, Rule
 from lowbit.models.weights import quantize_weight
+from lowbit.ops.pairs import fit_pairs
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 from lowbit.torch.embedding import QuantizedEmbedding

@@ -16,9 +16,9 @@ from lowbit import __version__
 from lowbit.calibration import Calibrator
 from lowbit.errors import InvalidProblem
 from lowbit.hardware import hardware
-from lowbit.models.pairs import gains_from_pairs
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import ModelReport
+from lowbit.ops.pairs import gains_from_pairs
 from lowbit.torch.accounts import accuracy_on, for_inference, latency_on, model_bytes, weight_rows
 from lowbit.torch.decisions import Stopwatch, Wanted, decided
 from lowbit.torch.folding import FoldedNorm, folds, swapped

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import _core
-from lowbit.ops import quantize
+from lowbit.ops.quantize import quantize
 from lowbit.tensor import QuantizedTensor
 
 __all__ = ["LARGEST_PAIR", "fit_pairs", "gains_from_pairs", "in_conv_order", "unsaturated"]
