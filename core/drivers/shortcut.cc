@@ -98,7 +98,6 @@ class Bounds {
 // A, B and an offset as digits; false where they do not fit the planes.
 bool encode(CombineShortcut& s, int64_t a, int64_t b, int64_t offset) {
   using S = CombineShortcut;
-  const int fine = std::min(s.planes - 1, S::kFine);
   for (int k = 0; k < s.planes; ++k) {
     const int shift = S::kDigit * (s.planes - 1 - k);
     const int64_t mask = k == 0 ? ~int64_t{0} : (1 << S::kDigit) - 1;
@@ -106,20 +105,23 @@ bool encode(CombineShortcut& s, int64_t a, int64_t b, int64_t offset) {
     if (da < 0 || da > 127 || db < 0 || db > 127) return false;
     s.a[k] = static_cast<uint8_t>(da), s.b[k] = static_cast<uint8_t>(db);
   }
-  const int64_t unit = int64_t{1} << (S::kDigit * fine);
-  const int64_t coarse = static_cast<int64_t>(std::floor((static_cast<double>(offset) + unit / 2.0) / unit));
-  const int64_t rest = offset - coarse * unit;
-  if (coarse < -32768 || coarse > 32767) return false;
-  // The plane that the rest is added to must not overflow: 128 of each digit, the rest, and a carry from below.
-  if (fine > 0 && 128 * (s.a[fine] + s.b[fine]) + std::abs(rest) + 256 > 32767) return false;
-  s.coarse = static_cast<int16_t>(coarse), s.fine = static_cast<int16_t>(rest);
+  const int digits = std::min(s.planes, S::kOffsets);
+  for (int k = 0; k < digits; ++k) {
+    const int shift = S::kDigit * (digits - 1 - k);
+    const int64_t unit = int64_t{1} << shift, digit = (offset + unit / 2) >> shift;
+    offset -= digit * unit;
+    if (digit < -32768 || digit > 32767) return false;
+    // A plane below the first must not overflow: 128 of each digit, its own, and a carry from below.
+    if (k > 0 && 128 * (s.a[k] + s.b[k]) + std::abs(digit) + 256 > 32767) return false;
+    s.offset[k] = static_cast<int16_t>(digit);
+  }
   return true;
 }
 
 // An offset in the interval, 0 if it can be, for A and B in so many planes; false where there is none.
 bool settle(CombineShortcut& s, int64_t a, int64_t b, double lo, double hi) {
-  const int fine = std::min(s.planes - 1, CombineShortcut::kFine);
-  const double granule = std::ldexp(1.0, -(s.fraction + CombineShortcut::kDigit * fine));
+  const int finest = std::min(s.planes, CombineShortcut::kOffsets) - 1;
+  const double granule = std::ldexp(1.0, -(s.fraction + CombineShortcut::kDigit * finest));
   const double first = std::ceil(lo / granule), last = std::ceil(hi / granule) - 1;
   if (!(first <= last) || std::abs(first) > 1e9 || std::abs(last) > 1e9) return false;
   const double offset = first <= 0 && last >= 0 ? 0 : std::floor((first + last) / 2);

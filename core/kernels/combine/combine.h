@@ -15,11 +15,11 @@ enum class CombineOp : int { add = 0, mul = 1 };
 struct CombineShortcut {
   static constexpr int kDigit = 7;           // bits
   static constexpr int kPlanes = 4;          // digits at most
-  static constexpr int kFine = 2;            // the plane `fine` is added to, or the last where there are fewer
+  static constexpr int kOffsets = 3;         // of the highest digits, that an offset is added to
   int planes = 0;                            // digits in use; 0: no shortcut
   int fraction = 0;                          // bits below the point in the first plane, 1 to 8
   uint8_t a[kPlanes] = {}, b[kPlanes] = {};  // the digits of A and B, highest first
-  int16_t coarse = 0, fine = 0;              // offset, in units of plane 0 and of plane kFine
+  int16_t offset[kOffsets] = {};             // in units of plane 0, and what is left in units of those below
   float ratio = 0, shift = 0;                // mul only
 };
 

@@ -43,19 +43,19 @@ struct Frame {
 template <class B, int Planes, bool Offset>
 struct PlanesSum {
   using Words = typename B::Words;
-  static constexpr int kFine = Planes - 1 < CombineShortcut::kFine ? Planes - 1 : CombineShortcut::kFine;
+  static constexpr int kOffsets = Planes < CombineShortcut::kOffsets ? Planes : CombineShortcut::kOffsets;
   typename B::Weights weights[Planes];
-  Words coarse, fine, by;
+  Words offset[kOffsets], by;
 
-  explicit PlanesSum(const CombineShortcut& s)
-      : coarse(B::words(s.coarse)), fine(B::words(s.fine)), by(B::words(static_cast<int16_t>(1 << (15 - s.fraction)))) {
+  explicit PlanesSum(const CombineShortcut& s) : by(B::words(static_cast<int16_t>(1 << (15 - s.fraction)))) {
     for (int k = 0; k < Planes; ++k) weights[k] = typename B::Weights(s.a[k], s.b[k]);
+    for (int k = 0; k < kOffsets; ++k) offset[k] = B::words(s.offset[k]);
   }
   template <int Plane, class Half>
   __attribute__((always_inline)) Words from(Half h) const {
     Words sum = B::dot(weights[Plane], h);
-    if constexpr (Offset && Plane == 0) sum = B::add_saturating(sum, coarse);
-    if constexpr (Offset && Plane != 0 && Plane == kFine) sum = B::add(sum, fine);
+    if constexpr (Offset && Plane == 0) sum = B::add_saturating(sum, offset[0]);
+    if constexpr (Offset && Plane != 0 && Plane < kOffsets) sum = B::add(sum, offset[Plane]);
     if constexpr (Plane + 1 < Planes) {
       const Words carry = B::template shift_right<CombineShortcut::kDigit>(from<Plane + 1>(h));
       return Plane == 0 ? B::add_saturating(sum, carry) : B::add(sum, carry);
@@ -109,7 +109,8 @@ void mul_scaled(const CombineArgs& k, int centre) {
 
 template <class B, Around Kind>
 void add_shortcut(const CombineArgs& k, int centre) {
-  const bool offset = k.shortcut->coarse != 0 || k.shortcut->fine != 0;
+  const int16_t* digits = k.shortcut->offset;
+  const bool offset = digits[0] != 0 || digits[1] != 0 || digits[2] != 0;
   switch (k.shortcut->planes) {
     case 1:
       return offset ? add_planes<B, 1, true, Kind>(k, centre) : add_planes<B, 1, false, Kind>(k, centre);
