@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,7 +26,7 @@ _ALIASES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class QuantizedDType:
     """An element type of quantized codes.
 
@@ -106,7 +107,7 @@ class QuantizedDType:
         """Codes are narrower than a byte and stored packed."""
         return self.bits < 8
 
-    @property
+    @cached_property
     def is_packed(self) -> bool:
         """Stored as bytes that hold something other than one code an element."""
         return self.is_sub_byte or self.is_mixed
@@ -116,12 +117,12 @@ class QuantizedDType:
         """Codes in a byte of storage; 1 for codes of a byte and wider."""
         return max(1, 8 // self.bits)
 
-    @property
+    @cached_property
     def storage_dtype(self) -> np.dtype[Any]:
         """The NumPy dtype of stored codes: uint8 where they are packed."""
         return np.dtype(np.uint8) if self.is_packed else np.dtype(self.name)
 
-    @property
+    @cached_property
     def code_dtype(self) -> np.dtype[Any]:
         """The NumPy dtype of unpacked codes, one an element."""
         if self.is_mixed:

@@ -57,9 +57,11 @@ def combine(
     op: int, a: Array, pa: ByteParams, b: Array, pb: ByteParams, out: Array, py: ByteParams, shape: tuple[int, ...]
 ) -> None:
     """out = codes of a + b or a * b, both spread over `shape`. out may be a or b itself."""
-    a_shape, b_shape = ([1] * (len(shape) - x.ndim) + list(x.shape) for x in (a, b))
+    a_shape, b_shape = (1,) * (len(shape) - a.ndim) + a.shape, (1,) * (len(shape) - b.ndim) + b.shape
+    if a_shape == b_shape:
+        a_shape = b_shape = shape = (a.size,)
     a, b = _contiguous(a), _contiguous(b)
-    _core.combine(op, a, *pa[:3], a_shape, b, *pb[:3], b_shape, out, *py[:3], py.qmin, py.qmax, list(shape))
+    _core.combine(op, a, *pa[:3], a_shape, b, *pb[:3], b_shape, out, *py[:3], py.qmin, py.qmax, shape)
 
 
 def clamp(p: ByteParams, x: Array, lo: int, hi: int, out: Array) -> None:

@@ -165,10 +165,12 @@ def _combined(
 ) -> QuantizedTensor:
     _check_tensor("a", a)
     _check_tensor("b", b)
-    try:
-        shape = np.broadcast_shapes(a.shape, b.shape)
-    except ValueError:
-        raise InvalidProblem(f"a, b: shapes {a.shape} and {b.shape} do not broadcast") from None
+    shape = a.shape
+    if b.shape != shape:
+        try:
+            shape = np.broadcast_shapes(a.shape, b.shape)
+        except ValueError:
+            raise InvalidProblem(f"a, b: shapes {a.shape} and {b.shape} do not broadcast") from None
     params = _result_params(out_params, a, "a", _compute_type([a, b]), shape)
     data = codes_for(params, shape, out)
     pa, pb, py = codes.byte_params(a.params), codes.byte_params(b.params), codes.byte_params(params)
@@ -178,7 +180,7 @@ def _combined(
             y = function(a.dequantize(dtype=compute), b.dequantize(dtype=compute))
         _quantize_into(np.asarray(y, order="C"), params, data)
     else:
-        target = data if out is None else _apart(data, [x.data for x in (a, b) if not _is_same(x.data, data)])
+        target = data if out is None else _apart(data, (a.data, b.data), in_place=True)
         codes.combine(op, a.data, pa, b.data, pb, target, py, shape)
         if target is not data:
             data[...] = target
@@ -197,7 +199,7 @@ def _bounded(a: QuantizedTensor, lo: float, hi: float, out: QuantizedTensor | Ar
         _quantize_into(np.asarray(np.minimum(np.maximum(x, x.dtype.type(lo)), x.dtype.type(hi))), params, data)
     else:
         low, high = _bounds(params, lo, hi)
-        target = data if out is None or _is_same(a.data, data) else _apart(data, [a.data])
+        target = data if out is None else _apart(data, (a.data,), in_place=True)
         codes.clamp(p, a.data, low, high, target)
         if target is not data:
             data[...] = target
@@ -254,13 +256,17 @@ def _result_params(
 
 
 def _is_same(x: Array, data: Array) -> bool:
-    """Whether x is all of `data`, code by code at the same place: it may be written while it is read."""
-    return x.shape == data.shape and x.ctypes.data == data.ctypes.data and x.flags.c_contiguous
+    """Whether x is all of `data`, code by code at the same place."""
+    return x is data or (x.shape == data.shape and x.ctypes.data == data.ctypes.data and x.flags.c_contiguous)
 
 
-def _apart(data: Array, others: Sequence[Array]) -> Array:
-    """data, or room for a result where writing it would change what is still to be read."""
-    return np.empty_like(data) if any(np.may_share_memory(data, x) for x in others) else data
+def _apart(data: Array, others: Sequence[Array], in_place: bool = False) -> Array:
+    """data, or room for a result where writing it would change what is still to be read. in_place: a code is read
+    before the one at its place is written, and no more."""
+    for x in others:
+        if np.may_share_memory(data, x) and not (in_place and _is_same(x, data)):
+            return np.empty_like(data)
+    return data
 
 
 def _quantize_into(x: Array, params: QuantizationParams, data: Array) -> None:
