@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kMaxBlocks = kTaskBlocks * 3 / 2;
 constexpr int64_t kPieceBytes = kTaskRows * kGemmDepth * 2;
 constexpr int64_t kFinishedAtOnce = 8192;  // sums that are still in L1 when they are all there
-constexpr int64_t kUsualQuads = 128;  // of a piece
+constexpr int64_t kUsualQuads = 128;       // of a piece
 constexpr int64_t kRowsAhead = 2;
 
 int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
@@ -31,7 +31,8 @@ int64_t piece_quads(int64_t quads) {
 // As equal as whole blocks allow, and enough that no thread is without.
 int64_t task_blocks(int64_t blocks, int64_t row_tasks) {
   const int64_t usual = std::max<int64_t>(1, (blocks + kMaxBlocks - kTaskBlocks - 1) / kTaskBlocks);
-  const int64_t tasks = std::max<int64_t>(usual, std::min<int64_t>(blocks, (num_threads() + row_tasks - 1) / row_tasks));
+  const int64_t tasks =
+      std::max<int64_t>(usual, std::min<int64_t>(blocks, (num_threads() + row_tasks - 1) / row_tasks));
   return (blocks + tasks - 1) / tasks;
 }
 
@@ -237,7 +238,7 @@ class Product {
       for (int64_t r = 0; r < rows; ++r) a_.fetch(a_.context, row + r, first, n, w.codes + r * stride);
     }
     const GemmRow& kernel = is_small_ ? kernels_[1] : kernel_;
-    const bool is_crowded = stride % 4096 == 0;  // all rows in the same few places of L1
+    const bool is_crowded = stride % 4096 == 0;               // all rows in the same few places of L1
     const bool is_readable = n == depth || codes == w.codes;  // all of `depth`, whatever is beyond n
     if (kernel.a == GemmOperand::u8 && !a_.is_signed && !b_.has_zero && is_readable && !is_crowded) {
       x.a = codes, x.a_stride = stride;  // they are what the kernel reads
@@ -283,7 +284,8 @@ class Product {
     x.out = out;
     // Rows are short and far apart: left to itself, the CPU would wait for each.
     if (m + kRowsAhead < a_.rows)
-      for (int64_t i = 0; i < x.n * bytes; i += kCacheLine) __builtin_prefetch(out + kRowsAhead * stride_ * bytes + i, 1);
+      for (int64_t i = 0; i < x.n * bytes; i += kCacheLine)
+        __builtin_prefetch(out + kRowsAhead * stride_ * bytes + i, 1);
     row_.run(x);
   }
 
@@ -401,9 +403,7 @@ int64_t gemm_thread_bytes(int64_t k, bool wide) {
   const bool deep = wide || k > kExactK;
   return workspace_bytes(deep) + (deep ? lines(kTaskRows * 8) : 0);  // and sums of rows
 }
-int64_t gemm_call_bytes(int64_t n) {
-  return 4 * lines(round_up(n, kGemmCols) * 4);
-}
+int64_t gemm_call_bytes(int64_t n) { return 4 * lines(round_up(n, kGemmCols) * 4); }
 int64_t packed_matrix_bytes(int64_t k, int64_t n) {
   const int64_t depth = round_up((k + 3) / 4, kGemmQuads) * 4;
   return round_up(n, kGemmCols) * (depth + 2 * static_cast<int64_t>(sizeof(int32_t)));

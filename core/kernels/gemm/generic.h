@@ -59,7 +59,7 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
   const int64_t a_stride = x.a_stride;
   const char* a = static_cast<const char*>(x.a) + row * a_stride;
   const char* const end = a + x.quads * 4 * static_cast<int64_t>(sizeof(typename E::A));
-  do {
+  const auto advance = [&]() __attribute__((always_inline)) {
     typename E::Cols cols[Wide];
     if constexpr (Ahead > 0)
       for (int j = 0; j < Wide; j += kPer) __builtin_prefetch(b[j] + Ahead);
@@ -72,6 +72,9 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
       for (int j = 0; j < Wide; ++j) E::dot(acc[i][j], v, cols[j]);
     }
     a += E::step * 4 * static_cast<int64_t>(sizeof(typename E::A));
+  };
+  do {
+    for (int i = 0; i < kGemmQuads; i += E::step) advance();
   } while (a != end);
   if (x.from != nullptr) {
     store_tile<E, true>(acc, c, x.c_stride, x.from + row * x.from_stride, x.from_stride, column);
@@ -87,6 +90,15 @@ void strip(const GemmArgs& given, int64_t row, int64_t g, int64_t end) {
   for (; g + Wide <= end; g += Wide) tile<E, Rows, Wide, Ahead>(x, row, g);
   if constexpr (Wide > 1)
     if (g < end) strip<E, Rows, Ahead, Wide / 2>(x, row, g, end);
+}
+
+// The next rows of a, while those before are multiplied for the first time: they are short, and far apart.
+template <class E>
+LOWBIT_INLINE void ask_for_rows(const GemmArgs& x, int64_t first, int64_t count) {
+  const int64_t bytes = x.quads * 4 * static_cast<int64_t>(sizeof(typename E::A));
+  const char* a = static_cast<const char*>(x.a) + first * x.a_stride;
+  for (const char* const end = a + count * x.a_stride; a < end; a += x.a_stride)
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(a + i);
 }
 
 // Calls f.operator()<n>() for the n in [1, Max] that is `rows`.
@@ -126,6 +138,8 @@ void gemm(const GemmArgs& x) {
     const int64_t end = g + step < groups ? g + step : groups;
     for (int64_t i = 0, tile = 0; tile < tiles; ++tile)
       with_rows<kTile>(rows + (tile < taller), [&]<int Rows>() {
+        if (g == 0 && tile + 1 < tiles)
+          ask_for_rows<E>(x, (i + Rows) * E::a_rows, (rows + (tile + 1 < taller)) * E::a_rows);
         if (tile == 0 && tiles <= kFewTiles) {
           strip<E, Rows * E::a_rows, kAhead>(x, 0, g, end);
         } else {
@@ -145,7 +159,9 @@ LOWBIT_INLINE int32_t packed(const uint8_t* codes, int64_t n, bool is_signed, A*
       if constexpr (Summed) sum += out[i];
     }
   };
-  if constexpr (sizeof(A) == 1) {
+  if (!Summed && sizeof(A) == 1 && is_signed == std::is_signed_v<A>) {
+    std::memcpy(out, codes, static_cast<size_t>(n));
+  } else if constexpr (sizeof(A) == 1) {
     const uint8_t flip = is_signed == std::is_signed_v<A> ? 0 : 0x80;
     each([flip](uint8_t c) { return static_cast<A>(c ^ flip); });
   } else if (is_signed) {
