@@ -117,6 +117,7 @@ struct Neon {
   LOWBIT_INLINE I32 sub(I32 i, I32 j) { return vsubq_s32(i, j); }
   LOWBIT_INLINE I32 max(I32 i, I32 j) { return vmaxq_s32(i, j); }
   LOWBIT_INLINE I32 min(I32 i, I32 j) { return vminq_s32(i, j); }
+  LOWBIT_INLINE I32 where_negative(I32 i, I32 v) { return vandq_s32(vshrq_n_s32(i, 31), v); }
   LOWBIT_INLINE I32 shift_right(I32 i, int n) {
     return vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(i), vdupq_n_s32(-n)));
   }

@@ -25,6 +25,7 @@
 //   round_i32(y), to_f32(i), to_f64(i)    nearest even; exact
 //   to_f64(F32)                           exact widening
 //   add(i, j), sub(i, j), max(i, j), min(i, j), shift_right(i, n)   the last fills with zeros; 0 <= n < 32
+//   where_negative(i, v)                    v where i < 0, else 0
 //   load_codes(p)                         s8 u8 s16 u16 -> I32
 //   store_codes(p, i)                     I32 in range -> s8 u8 s16 u16 (V::width codes)
 //   store_codes4<Stream>(p, a, b, c, d)   the same for four vectors, optionally past the caches

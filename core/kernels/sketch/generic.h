@@ -27,7 +27,7 @@ struct Binner {
   // The bins of V::width numbers, of which these are the bits and the bits of |x|.
   LOWBIT_INLINE I32 of(const Binner& b, I32 bits, I32 magnitude) {
     const I32 bin = V::sub(V::shift_right(magnitude, b.a.shift), b.first);
-    return V::add(V::min(V::max(bin, b.zero), b.last), V::mul_i32(V::shift_right(bits, 31), b.negative));
+    return V::add(V::min(V::max(bin, b.zero), b.last), V::where_negative(bits, b.negative));
   }
   LOWBIT_INLINE void add(const Binner& b, const int32_t* at) {
     uint64_t* bins = b.a.bins;
@@ -46,10 +46,12 @@ struct Binner {
   }
 };
 
-// Both in one read: sums keep the vector units busy while counts wait for memory.
+// Both in one read, a piece at a time: first the bins and what takes as many registers, then sums, which keep the
+// vector units busy while counts wait for memory.
 template <class V>
 void stats_and_count(const CountArgs& a, BlockStats& out) {
   constexpr int w = V::width, vectors = static_cast<int>(kHashLanes) / w;
+  constexpr int64_t kPiece = 8 * kHashLanes;
   using I32 = typename V::I32;
   const float* x = a.x;
   const Binner<V> binner(a);
@@ -58,20 +60,24 @@ void stats_and_count(const CountArgs& a, BlockStats& out) {
   for (auto& h : hash) h = V::set_i32(0);
   auto lo = V::set(__builtin_inff()), hi = V::set(-__builtin_inff());
   typename V::Sum8 power[kPowers];
-  alignas(64) int32_t at[kHashLanes];
+  alignas(64) int32_t at[kPiece];
   int64_t i = 0;
-  for (; i + kHashLanes <= a.n; i += kHashLanes) {
-    for (int j = 0; j < vectors; ++j) {
-      const float* p = x + i + j * w;
-      const auto v = V::load(p);
-      const I32 m = V::magnitude(v), bits = V::load_i32(reinterpret_cast<const int32_t*>(p));
-      V::store_i32(at + j * w, Binner<V>::of(binner, bits, m));
-      hash[j] = V::add(V::mul_i32(hash[j], prime), bits);
-      nearest = V::max(nearest, V::sub(far, m));  // greatest for the least |x|, and least of all for 0
-      lo = V::min_skip_nan(v, lo), hi = V::max_skip_nan(v, hi);
+  for (int64_t n = a.n / kHashLanes * kHashLanes; i < n;) {
+    const int64_t first = i, end = n - i < kPiece ? n : i + kPiece;
+    for (; i < end; i += kHashLanes)
+      for (int j = 0; j < vectors; ++j) {
+        const float* p = x + i + j * w;
+        const auto v = V::load(p);
+        const I32 m = V::magnitude(v), bits = V::load_i32(reinterpret_cast<const int32_t*>(p));
+        V::store_i32(at + (i - first) + j * w, Binner<V>::of(binner, bits, m));
+        hash[j] = V::add(V::mul_i32(hash[j], prime), bits);
+        nearest = V::max(nearest, V::sub(far, m));  // greatest for the least |x|, and least of all for 0
+        lo = V::min_skip_nan(v, lo), hi = V::max_skip_nan(v, hi);
+      }
+    for (int64_t k = first; k < end; k += kHashLanes) {
+      for (int j = 0; j < kHashLanes; j += 8) V::add_powers(power, x + k + j);
+      Binner<V>::add(binner, at + (k - first));
     }
-    for (int j = 0; j < kHashLanes; j += 8) V::add_powers(power, x + i + j);
-    Binner<V>::add(binner, at);
   }
   uint32_t lane[kHashLanes];
   double sums[kPowers][8];
