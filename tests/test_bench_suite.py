@@ -26,6 +26,7 @@ from lowbit.bench import (
     plot_roofline,
     suite,
 )
+from lowbit.bench.timing import OtherWork, Samples
 from lowbit.limits import Limits
 
 TINY = BenchmarkConfig(warmup=1, iterations=4, seconds=0.01, sizes="quick")
@@ -219,6 +220,42 @@ def test_ctrl_c_keeps_what_there_is(monkeypatch):
     assert [r.name for r in found.results] == ["qadd int8 256K"]
     assert lb.get_num_threads() == before
     assert not BenchmarkSummary.from_json(found.to_json()).complete
+
+
+def samples(seconds: list[float], shares: list[float]) -> Samples:
+    made = Samples(lambda: None, 1)
+    made.seconds, made.shares = seconds, shares
+    return made
+
+
+def test_samples_that_were_interrupted_do_not_count() -> None:
+    """Half of a CPU, or the caches full of something else: not the call's own time."""
+    found = samples([1.0] * 4 + [2.0] * 8 + [1.5] * 8, [1.0] * 4 + [0.5] * 8 + [1.0] * 8).timing(4)
+    assert (found.median, found.high, found.samples) == (1.0, 1.0, 4)
+    # Too few without: the fastest.
+    assert samples([1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 0.5, 0.5, 0.5, 0.5]).timing(3).median == 2.0
+    # Threads wait for each other, and for whatever has a CPU: that is how long they take.
+    assert samples([1.0] * 4 + [2.0] * 8, [2.0] * 4 + [1.0] * 8).timing(4).median == 2.0
+
+
+def test_other_work_is_all_but_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 2 seconds all CPUs together worked for 4, this process for 2 of them."""
+    clocks = iter([(0.0, 10.0, 1.0), (2.0, 14.0, 3.0)])
+    monkeypatch.setattr(OtherWork, "_now", lambda self: next(clocks))
+    assert OtherWork().cpus() == 1.0
+    monkeypatch.setattr(OtherWork, "_now", lambda self: (time.perf_counter(), math.nan, 0.0))
+    assert math.isnan(OtherWork().cpus())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says")
+def test_the_clock_of_all_cpus_runs() -> None:
+    watch, end = OtherWork(), time.perf_counter() + 0.2
+    while time.perf_counter() < end:
+        pass
+    (_, before, _), (_, after, own) = watch._start, OtherWork._now()
+    assert after > before
+    assert own > 0.1
+    assert watch.cpus() >= 0.0
 
 
 def test_the_float_product_is_never_given_more_threads_than_help(monkeypatch):

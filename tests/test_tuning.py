@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -437,6 +439,15 @@ def test_a_capped_isa_changes_detection_and_hints():
     env = {**os.environ, "LOWBIT_MAX_ISA": "scalar"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     assert done.stdout.split() == ["scalar", "False", "scalar"]
+
+
+@pytest.mark.parametrize(("busy", "left_out"), [(0.2, set()), (0.9, {"two"}), (2.0, {"two"}), (math.nan, set())])
+def test_threads_without_a_cpu_of_their_own_take_no_part(
+    monkeypatch: pytest.MonkeyPatch, busy: float, left_out: set[str]
+) -> None:
+    monkeypatch.setattr(tuner_module, "hardware", lambda: SimpleNamespace(usable_cpus=2))
+    settings = {"one": Candidate("int8", threads=1), "two": Candidate("int8", threads=2)}
+    assert tuner_module._without_a_cpu(settings, SimpleNamespace(cpus=lambda: busy), 0.0) == left_out
 
 
 @pytest.mark.parametrize(("high", "chosen"), [(1.1, 2), (1.6, 1)], ids=["beyond doubt", "in doubt"])

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Timing", "measure", "repeats_for", "sample"]
+__all__ = ["OtherWork", "Samples", "Timing", "measure", "repeats_for", "sample"]
 
 _SHORTEST = 2e-4  # seconds; faster calls are repeated within one sample
 _ENOUGH = 400  # samples
+_UNDISTURBED, _ONE = 0.95, 1.1  # of a CPU: what a thread has that is not interrupted, and what only several have
+_ALONE = 1.2  # times the fastest tenth: slower than that, a call had not the machine to itself
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Timing:
     high: float
     samples: int
     repeats: int
+    most: float = field(default=0.0, compare=False)  # what nine of ten samples did not exceed
 
     @property
     def width(self) -> float:
@@ -44,7 +48,59 @@ class Timing:
         s = np.sort(np.asarray(seconds))
         half = 0.98 * math.sqrt(s.size)
         low, high = max(0, int(s.size / 2 - half)), min(s.size - 1, math.ceil(s.size / 2 + half))
-        return Timing(float(s[0]), float(np.median(s)), float(s[low]), float(s[high]), s.size, repeats)
+        most = float(s[min(s.size - 1, int(0.9 * s.size))])
+        return Timing(float(s[0]), float(np.median(s)), float(s[low]), float(s[high]), s.size, repeats, most)
+
+
+class Samples:
+    """What a call took, again and again, and how much of a CPU it had meanwhile.
+
+    Where something else had the CPU for a while, or filled the caches and the way to memory, that is no property of a
+    call on one thread: samples without count alone, or where they are few the fastest. It is one of a call on many,
+    which wait for each other and so for all else that runs.
+    """
+
+    def __init__(self, call: Callable[[], Any], repeats: int) -> None:
+        self.call, self.repeats = call, repeats
+        self.seconds: list[float] = []
+        self.shares: list[float] = []
+
+    def take(self) -> None:
+        before = time.process_time()
+        seconds = sample(self.call, self.repeats)
+        self.seconds.append(seconds)
+        self.shares.append((time.process_time() - before) / max(seconds * self.repeats, 1e-9))
+
+    def timing(self, enough: int) -> Timing:
+        if max(self.shares) >= _ONE or len(self.seconds) <= enough:
+            return Timing.of(self.seconds, self.repeats)
+        most = _ALONE * float(np.quantile(self.seconds, 0.1))
+        pairs = zip(self.seconds, self.shares, strict=True)
+        undisturbed = [s for s, share in pairs if share >= _UNDISTURBED and s <= most]
+        return Timing.of(undisturbed if len(undisturbed) >= enough else sorted(self.seconds)[:enough], self.repeats)
+
+
+class OtherWork:
+    """How many CPUs other processes, and other machines on the same hardware, have kept busy since this was made."""
+
+    def __init__(self) -> None:
+        self._start = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """Seconds: on the clock, of all CPUs' work, of this process's."""
+        try:
+            with open("/proc/stat", encoding="ascii") as file:
+                user, nice, system, _, _, *rest = (int(v) for v in file.readline().split()[1:])
+        except (OSError, ValueError):
+            return time.perf_counter(), math.nan, 0.0
+        ticks = user + nice + system + sum(rest[:3])  # interrupts, and what the hypervisor took
+        return time.perf_counter(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
+
+    def cpus(self) -> float:
+        """NaN where the system does not say."""
+        wall, everyone, own = (b - a for a, b in zip(self._start, self._now(), strict=True))
+        return max(0.0, everyone - own) / max(wall, 1e-9) if not math.isnan(everyone) else math.nan
 
 
 def measure(

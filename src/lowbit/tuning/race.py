@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lowbit.bench.timing import Timing, repeats_for, sample
+from lowbit.bench.timing import Samples, Timing, repeats_for, sample
 
 __all__ = ["race"]
 
-_FEW = 5  # samples before anything is judged
+_FEW = 8  # samples before anything is judged
 _SLOWER = 1.08  # a setting is dropped once its interval lies so far above the best one's
 _NARROW = 0.01
 
@@ -24,9 +25,9 @@ def race(
     Each call runs once to warm up, then all take turns until `end` (on time.perf_counter), `rounds`, or until the
     remaining intervals are narrow. A Ctrl-C ends it with what there is.
     """
-    samples: dict[str, list[float]] = {}
-    repeats: dict[str, int] = {}
+    samples: dict[str, Samples] = {}
     running = list(calls)
+    order = random.Random(0)
     complete = True
     was_enabled = gc.isenabled()
     gc.disable()
@@ -37,26 +38,27 @@ def race(
                 break
             calls[name]()
             one = min(sample(calls[name], 1), sample(calls[name], 1))
-            repeats[name] = repeats_for(one)
-            samples[name] = [one]
+            samples[name] = Samples(calls[name], repeats_for(one))
+            samples[name].take()
         running = [n for n in running if n in samples]
         for r in range(rounds):
             if time.perf_counter() >= end:
                 break
             say(f"timing {len(running)} settings, round {r + 1}")
+            order.shuffle(running)  # or a setting might always run just when other processes have their turn
             for name in running:
-                samples[name].append(sample(calls[name], repeats[name]))
+                samples[name].take()
                 if time.perf_counter() >= end:
                     break
-            if r + 1 >= _FEW:
-                found = {n: Timing.of(samples[n]) for n in running}
+            if r + 1 >= 2 * _FEW and r % 4 == 0:
+                found = {n: samples[n].timing(_FEW) for n in running}
                 best = min(found.values(), key=lambda t: t.median)
                 running = [n for n in running if n.startswith(keep) or found[n].low <= best.high * _SLOWER]
-                if r + 1 >= 4 * _FEW and max(found[n].width for n in running) <= _NARROW:
+                if r + 1 >= 3 * _FEW and max(found[n].width for n in running) <= _NARROW:
                     break
     except KeyboardInterrupt:
         complete = False
     finally:
         if was_enabled:
             gc.enable()
-    return {n: Timing.of(s[1:] or s, repeats[n]) for n, s in samples.items()}, complete
+    return {n: s.timing(_FEW) for n, s in samples.items()}, complete

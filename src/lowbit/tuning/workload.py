@@ -43,7 +43,7 @@ class AutoTuningConfig:
     """How to search."""
 
     enabled: bool = True  # False: the float baseline is kept, unmeasured, and the result says so
-    iterations: int = 200  # rounds at the most
+    iterations: int = 1000  # rounds at the most
     accuracy_threshold: float = 0.9  # least cosine between results and those of floats
     max_search_time: float = 5.0  # seconds for each workload
     min_improvement: float = 1.05  # how many times as fast as float a setting must be to be worth its errors
