@@ -16,9 +16,10 @@ namespace {
 // small one costs as much packing as a whole.
 constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kMaxBlocks = kTaskBlocks * 3 / 2;
 constexpr int64_t kPieceBytes = kTaskRows * kGemmDepth * 2;
-constexpr int64_t kFinishedAtOnce = 8192;  // sums that are still in L1 when they are all there
+constexpr int64_t kFinishedAtOnce = 8192;  // sums, which the nearest caches still have when they are all there
 constexpr int64_t kUsualQuads = 128;       // of a piece
 constexpr int64_t kRowsAhead = 2;
+constexpr int64_t kWorthAThread = 1 << 20;  // products: what takes as long as it takes another thread to wake up
 
 int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
 
@@ -28,12 +29,12 @@ int64_t piece_quads(int64_t quads) {
   return std::max<int64_t>(kGemmQuads, round_up((quads + pieces - 1) / pieces, kGemmQuads));
 }
 
-// As equal as whole blocks allow, and enough that no thread is without.
-int64_t task_blocks(int64_t blocks, int64_t row_tasks) {
-  const int64_t usual = std::max<int64_t>(1, (blocks + kMaxBlocks - kTaskBlocks - 1) / kTaskBlocks);
-  const int64_t tasks =
-      std::max<int64_t>(usual, std::min<int64_t>(blocks, (num_threads() + row_tasks - 1) / row_tasks));
-  return (blocks + tasks - 1) / tasks;
+// As equal as whole blocks allow, and enough that no thread is without, if it is worth one.
+int64_t task_blocks(const PackedMatrix& b, int64_t m, int64_t row_tasks) {
+  const int64_t usual = std::max<int64_t>(1, (b.blocks + kMaxBlocks - kTaskBlocks - 1) / kTaskBlocks);
+  const int64_t threads = std::min<int64_t>(num_threads(), m * b.n * b.k / kWorthAThread);
+  const int64_t tasks = std::max(usual, std::min(b.blocks, (threads + row_tasks - 1) / row_tasks));
+  return (b.blocks + tasks - 1) / tasks;
 }
 
 // As equal as whole tiles allow.
@@ -121,7 +122,7 @@ class Product {
         kernel_(kernels_[b.is_safe(255) ? 1 : 0]),
         row_(finish_row(isa_, finish.result)),
         task_rows_(task_rows(kernel_, a.rows)),
-        task_blocks_(task_blocks(b.blocks, row_tasks())) {
+        task_blocks_(task_blocks(b, a.rows, row_tasks())) {
     shift_ = 0;
     if (kernel_.a == GemmOperand::u8 && a.is_signed) shift_ = 128;
     if (kernel_.a == GemmOperand::s8 && !a.is_signed) shift_ = -128;
