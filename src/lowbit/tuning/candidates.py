@@ -122,14 +122,16 @@ def _elementwise(workload: QuantizationWorkload, candidate: Candidate, x: Array,
     a, b = (quantize(v, candidate.dtype, scheme=candidate.scheme) for v in (x, y))
     exact = _FLOAT[workload.op](x, y)
     out = QuantizationParams.from_statistics(exact.min(), exact.max(), dtype=candidate.dtype, scheme=candidate.scheme)
-    calls: dict[str, Callable[[], Any]] = {
-        "add": lambda: qadd(a, b, out_params=out), "mul": lambda: qmul(a, b, out_params=out), "relu": lambda: qrelu(a),
+    run: dict[str, Callable[[Any], Any]] = {
+        "add": lambda to: qadd(a, b, out_params=out, out=to), "mul": lambda to: qmul(a, b, out_params=out, out=to),
+        "relu": lambda to: qrelu(a, out=to),
     }  # fmt: skip
-    return _work(candidate, calls[workload.op], lambda q: q.dequantize(), a.nbytes)
+    room = run[workload.op](None)  # the same for all calls, here and below: new memory may cost more than the work
+    return _work(candidate, lambda: run[workload.op](room), lambda q: q.dequantize(), a.nbytes)
 
 
-_FLOAT: dict[str, Callable[[Array, Any], Array]] = {
-    "add": lambda x, y: x + y, "mul": lambda x, y: x * y, "relu": lambda x, _: np.maximum(x, 0),
+_FLOAT: dict[str, Callable[..., Array]] = {
+    "add": np.add, "mul": np.multiply, "relu": lambda x, _, out=None: np.maximum(x, 0, out=out),
 }  # fmt: skip
 
 
@@ -143,7 +145,8 @@ def float_work(workload: QuantizationWorkload, data: tuple[Array, Array | None])
         turned = w.T
         found: dict[str, Callable[[], Any]] = {"NumPy": lambda: x @ turned}
     elif workload.kind == "elementwise":
-        found = {"NumPy": lambda: _FLOAT[workload.op](x, w)}
+        room = np.empty_like(x)
+        found = {"NumPy": lambda: _FLOAT[workload.op](x, w, out=room)}
     else:
         found = {"NumPy": lambda: _convolved(x, w, workload)}
     if workload.kind != "elementwise" and importlib.util.find_spec("threadpoolctl") is not None:

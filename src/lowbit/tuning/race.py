@@ -13,7 +13,7 @@ from lowbit.bench.timing import Samples, Timing, repeats_for, sample
 __all__ = ["race"]
 
 _FEW = 8  # samples before anything is judged
-_SLOWER = 1.08  # a setting is dropped once its interval lies so far above the best one's
+_SLOWER = 1.08  # a setting is dropped once its very best lies so far above the interval of the best one
 _NARROW = 0.01
 
 
@@ -53,7 +53,7 @@ def race(
             if r + 1 >= 2 * _FEW and r % 4 == 0:
                 found = {n: samples[n].timing(_FEW) for n in running}
                 best = min(found.values(), key=lambda t: t.median)
-                running = [n for n in running if n.startswith(keep) or found[n].low <= best.high * _SLOWER]
+                running = [n for n in running if n.startswith(keep) or found[n].best <= best.high * _SLOWER]
                 if r + 1 >= 3 * _FEW and max(found[n].width for n in running) <= _NARROW:
                     break
     except KeyboardInterrupt:
