@@ -234,8 +234,8 @@ def test_samples_that_were_interrupted_do_not_count() -> None:
     assert (found.median, found.high, found.samples) == (1.0, 1.0, 4)
     # Too few without: the fastest.
     assert samples([1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 0.5, 0.5, 0.5, 0.5]).timing(3).median == 2.0
-    # Threads wait for each other, and for whatever has a CPU: that is how long they take.
-    assert samples([1.0] * 4 + [2.0] * 8, [2.0] * 4 + [1.0] * 8).timing(4).median == 2.0
+    # Of many threads some may wait: how much of a CPU they have says nothing.
+    assert samples([1.0] * 9, [2.0] * 4 + [1.0] * 5).timing(4).samples == 9
 
 
 def test_other_work_is_all_but_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:

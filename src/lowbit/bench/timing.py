@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ class Timing:
     high: float
     samples: int
     repeats: int
-    most: float = field(default=0.0, compare=False)  # what nine of ten samples did not exceed
 
     @property
     def width(self) -> float:
@@ -48,16 +47,14 @@ class Timing:
         s = np.sort(np.asarray(seconds))
         half = 0.98 * math.sqrt(s.size)
         low, high = max(0, int(s.size / 2 - half)), min(s.size - 1, math.ceil(s.size / 2 + half))
-        most = float(s[min(s.size - 1, int(0.9 * s.size))])
-        return Timing(float(s[0]), float(np.median(s)), float(s[low]), float(s[high]), s.size, repeats, most)
+        return Timing(float(s[0]), float(np.median(s)), float(s[low]), float(s[high]), s.size, repeats)
 
 
 class Samples:
     """What a call took, again and again, and how much of a CPU it had meanwhile.
 
-    Where something else had the CPU for a while, or filled the caches and the way to memory, that is no property of a
-    call on one thread: samples without count alone, or where they are few the fastest. It is one of a call on many,
-    which wait for each other and so for all else that runs.
+    Where something else had the CPU for a while, or filled the caches and the way to memory, that is no property of the
+    call: samples without count alone, or where they are few the fastest.
     """
 
     def __init__(self, call: Callable[[], Any], repeats: int) -> None:
@@ -72,11 +69,12 @@ class Samples:
         self.shares.append((time.process_time() - before) / max(seconds * self.repeats, 1e-9))
 
     def timing(self, enough: int) -> Timing:
-        if max(self.shares) >= _ONE or len(self.seconds) <= enough:
+        if len(self.seconds) <= enough:
             return Timing.of(self.seconds, self.repeats)
         most = _ALONE * float(np.quantile(self.seconds, 0.1))
+        least = _UNDISTURBED if max(self.shares) < _ONE else 0.0
         pairs = zip(self.seconds, self.shares, strict=True)
-        undisturbed = [s for s, share in pairs if share >= _UNDISTURBED and s <= most]
+        undisturbed = [s for s, share in pairs if share >= least and s <= most]
         return Timing.of(undisturbed if len(undisturbed) >= enough else sorted(self.seconds)[:enough], self.repeats)
 
 

@@ -232,11 +232,11 @@ def _judge(
 
 
 def _surely_fastest(allowed: list[CandidateResult]) -> CandidateResult:
-    """The fastest; but more threads must be faster nine times out of ten. With other work on the machine they sometimes
-    are and sometimes not, and a choice that holds is worth more than one that held for a second."""
+    """The fastest; but more threads must be faster beyond doubt: a choice that holds is worth more than one that held
+    for a second."""
     best = allowed[0]
     for r in allowed[1:]:
-        if _threads(r) < _threads(best) and r.timing.median <= max(best.timing.high, best.timing.most):
+        if _threads(r) < _threads(best) and r.timing.median <= best.timing.high:
             best = r
     return best
 
