@@ -48,12 +48,14 @@ else # Debian's build has its debugger compiled in, which must be told to go on,
   emulator=(bochs-bin -rc "$work/continue") display=term speaker='speaker: enabled=0'
 fi
 printf 'continue\nquit\n' > "$work/continue"
+features= # here, since a here-document would lose the quotes
+[ -z "${BOCHS_FEATURES:-}" ] || features="add_features=\"$BOCHS_FEATURES\", "
 cat > "$work/bochsrc" <<C
 config_interface: textconfig
 display_library: $display
 romimage: file=${BOCHS_BIOS:-/usr/share/bochs/BIOS-bochs-latest}
 vgaromimage: file=${BOCHS_VGABIOS:-/usr/share/bochs/VGABIOS-lgpl-latest}
-cpu: model=${BOCHS_CPU:-corei7_skylake_x}, ${BOCHS_FEATURES:+add_features="$BOCHS_FEATURES",} count=1, ips=100000000, reset_on_triple_fault=0
+cpu: model=${BOCHS_CPU:-corei7_skylake_x}, ${features}count=1, ips=100000000, reset_on_triple_fault=0
 memory: guest=512, host=512
 clock: sync=none
 ata0: enabled=1, ioaddr1=0x1f0, ioaddr2=0x3f0, irq=14

@@ -85,7 +85,6 @@ class QuantizedLinear:
         self._outcome = Outcome.of(self.out_features, bias, out_params)
         self._settled: dict[int, tuple[Any, ...]] = {}  # by the element type of x
         self._typed: dict[int, Outcome] = {}
-        self._ready: tuple[Any, ...] | None = None  # the settled call of float32 to float32
         if input_params is not None:
             check_input(input_params)
             self.input_params = input_params.for_compute(F32)
@@ -130,10 +129,10 @@ class QuantizedLinear:
 
     def __call__(self, x: Any) -> Any:
         """x [..., in] to [..., out], in x's type, or QuantizedTensor of out_params."""
-        if self._ready is not None and type(x) is np.ndarray and x.dtype is _FLOAT32 and x.flags.c_contiguous:
+        if 0 in self._settled and type(x) is np.ndarray and x.dtype is _FLOAT32 and x.flags.c_contiguous:
             # The call that repeats: what could be settled was, the first time.
-            shape, (call, how, packed, finish) = x.shape, self._ready
-            if shape and shape[-1] == self.in_features:
+            shape, (call, how, packed, finish) = x.shape, self._settled[0]
+            if shape and shape[-1] == self.in_features and finish is not None and self.out_params is None:
                 y = np.empty((*shape[:-1], self.out_features), F32)
                 if call(x, 0, math.prod(shape[:-1]), *how, packed, finish, y) == (0, 0):
                     return y
@@ -167,8 +166,6 @@ class QuantizedLinear:
     def _native(self, x: cpu.FloatArray, m: int, outcome: Outcome, y: Array) -> None:
         if x.element not in self._settled:
             self._settled[x.element] = self._call_for(outcome)
-            if x.element == 0 and outcome.params is None and self._settled[0][3] is not None:
-                self._ready = self._settled[0]
         call, how, packed, finish = self._settled[x.element]
         if finish is None:
             self._by_parts(x, m, outcome, y)

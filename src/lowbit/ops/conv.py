@@ -16,7 +16,7 @@ from lowbit import _core
 from lowbit.dtypes import is_integer
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.kernels.dwconv import MAX_TAPS, PackedDepthwise, prepack_depthwise
-from lowbit.ops.operands import SUMS, multiplies_as_bytes, require_tensor, sum_dtype, zero_points
+from lowbit.ops.operands import SUMS, multiplies_as_bytes, remember, require_tensor, sum_dtype, zero_points
 from lowbit.ops.outcome import Outcome
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
@@ -28,7 +28,6 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 F32 = np.float32
-_REMEMBERED = 16  # calls whose checks a PackedConv remembers
 
 
 class ConvGeometry(NamedTuple):
@@ -260,9 +259,7 @@ def qconv2d(
     outcome = Outcome.of(packed.shape[0], bias, out_params, out_dtype, activation, clamp)
     made = _Settled.of(x, packed, g, outcome, out_params)
     if key is not None:
-        if len(packed._settled) >= _REMEMBERED:
-            packed._settled.clear()
-        packed._settled[key] = made
+        remember(packed._settled, key, made)
     return outcome.wrap(_convolved(x, packed, made))
 
 

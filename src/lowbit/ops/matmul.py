@@ -21,7 +21,7 @@ import numpy.typing as npt
 from lowbit import _core
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.kernels import binary
-from lowbit.ops.operands import BYTES, SUMS, multiplies_as_bytes, require_tensor, sum_dtype, zero_points
+from lowbit.ops.operands import BYTES, SUMS, multiplies_as_bytes, remember, require_tensor, sum_dtype, zero_points
 from lowbit.ops.outcome import Outcome, row_pieces
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
@@ -33,7 +33,6 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 F32 = np.float32
-_REMEMBERED = 16  # calls whose checks a PackedMatrix remembers
 
 
 class PackedMatrix:
@@ -278,10 +277,7 @@ def _settle(
     ready = settled(a, b.params, b.shape[0], outcome)
     if ready[0] is None:
         return
-    if len(b._settled) >= _REMEMBERED:
-        b._settled.clear()
-    key = (id(a), id(out), *options, False)
-    b._settled[key] = (a, out, outcome, *ready)
+    remember(b._settled, (id(a), id(out), *options, False), (a, out, outcome, *ready))
 
 
 def _bytes(

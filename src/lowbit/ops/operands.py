@@ -13,12 +13,20 @@ from lowbit.errors import InvalidProblem
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["BYTES", "SUMS", "multiplies_as_bytes", "require_tensor", "sum_dtype", "zero_points"]
+__all__ = ["BYTES", "SUMS", "multiplies_as_bytes", "remember", "require_tensor", "sum_dtype", "zero_points"]
 
 Array = npt.NDArray[Any]
 BYTES = {np.dtype(np.int8): True, np.dtype(np.uint8): False}  # whether signed
 SUMS = _core.Finish(0, None, None, None, None, 0.0, 0.0, 1.0, 0, 0, 0)  # sums as they are
+_REMEMBERED = 16
 _RANGES = {np.dtype(np.int8): range(-128, 128), np.dtype(np.uint8): range(256)}
+
+
+def remember(known: dict[Any, Any], key: Any, made: Any) -> None:
+    """For calls that repeat, what was settled the first time; a few of them."""
+    if len(known) >= _REMEMBERED:
+        known.clear()
+    known[key] = made
 
 
 def require_tensor(name: str, value: Any) -> None:
