@@ -171,14 +171,15 @@ class QuantizationBenchmarkSuite:
         busy machine all of them can be a hundred times as slow as one, and a speed-up over that would be a fiction."""
         if not work.uses_blas or work.baseline is None:
             return self._timed(result, work, start)
-        end, seen = start + self.config.timeout, dict[int, float]()
+        c, seen = self.config, dict[int, float]()
+        end = start + c.timeout
         for count in sorted({1, threads}):
             with _blas_threads(count) as kept:
                 if kept is None:
                     return self._timed(result, work, start)
                 call = _Watched(work.baseline, end)
                 with contextlib.suppress(_TimeIsUpError):
-                    while len(call.seconds) < 6 and sum(call.seconds) < self.config.seconds / 4:
+                    while len(call.seconds) < 3 or (len(call.seconds) < 6 and sum(call.seconds) < c.seconds / 4):
                         call()
                 seen[count] = float(np.median(call.seconds)) if call.seconds else math.inf
         with _blas_threads(min(seen, key=seen.__getitem__)) as kept:
