@@ -80,29 +80,33 @@ class Work:
 
 
 def candidates_for(workload: QuantizationWorkload, threads: int) -> Iterator[Candidate]:
-    """Every setting, those that usually win first."""
-    counts = sorted({1, threads}, reverse=True)
-    for count in counts:
-        if workload.kind == "matmul":
-            k = workload.shape[2]
-            yield Candidate("int8", threads=count)
-            for block in _GROUPS:
-                if block <= k:
-                    yield Candidate("int4", block_size=block, threads=count)
-            yield Candidate("int8", activation="uint8", threads=count)
-            for block in _GROUPS:
-                if block <= k:
-                    yield Candidate("int4", scheme="asymmetric", block_size=block, threads=count)
-            yield Candidate("int8", activation="float", threads=count)
-            if k >= _GROUPS[0]:
-                yield Candidate("int4", block_size=_GROUPS[0], activation="float", threads=count)
-                yield Candidate("int2", block_size=_GROUPS[0], threads=count)
-        elif workload.kind == "conv2d":
-            yield Candidate("int8", threads=count)
-            yield Candidate("int8", scheme="asymmetric", threads=count)
-        else:
-            yield Candidate("int8", activation="", threads=count)
-            yield Candidate("uint8", scheme="asymmetric", activation="", threads=count)
+    """Every setting, those that usually win first; each with all threads and with one."""
+    for setting in _settings(workload):
+        for count in sorted({1, threads}, reverse=True):
+            yield replace(setting, threads=count)
+
+
+def _settings(workload: QuantizationWorkload) -> Iterator[Candidate]:
+    if workload.kind == "matmul":
+        k = workload.shape[2]
+        yield Candidate("int8")
+        for block in _GROUPS:
+            if block <= k:
+                yield Candidate("int4", block_size=block)
+        yield Candidate("int8", activation="uint8")
+        for block in _GROUPS:
+            if block <= k:
+                yield Candidate("int4", scheme="asymmetric", block_size=block)
+        yield Candidate("int8", activation="float")
+        if k >= _GROUPS[0]:
+            yield Candidate("int4", block_size=_GROUPS[0], activation="float")
+            yield Candidate("int2", block_size=_GROUPS[0])
+    elif workload.kind == "conv2d":
+        yield Candidate("int8")
+        yield Candidate("int8", scheme="asymmetric")
+    else:
+        yield Candidate("int8", activation="")
+        yield Candidate("uint8", scheme="asymmetric", activation="")
 
 
 def build(workload: QuantizationWorkload, candidate: Candidate, data: tuple[Array, Array | None]) -> Work:

@@ -107,11 +107,11 @@ def _search(
     complete = True
     try:
         for candidate in candidates_for(workload, hardware().threads):
-            if settings and time.perf_counter() - start > _BUILDING * how.max_search_time:
-                complete = False
-                break
             same = next((n for n, c in settings.items() if replace(c, threads=candidate.threads) == candidate), None)
             if same is None:
+                if settings and time.perf_counter() - start > _BUILDING * how.max_search_time:
+                    complete = False
+                    break
                 say(f"building {candidate.name}")
                 work = build(workload, candidate, data)
                 report = error_report(exact, np.asarray(work.result()).reshape(exact.shape))
