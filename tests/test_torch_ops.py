@@ -347,6 +347,7 @@ def operator_calls(granularity: str) -> dict[str, tuple[Any, ...]]:
     return {
         "fake_quantize": (leaf, scale, zero, *ends),
         "fake_quantize_backward": (dy.clone().requires_grad_(), x, scale, zero, *ends),
+        "keep_where": (dy.clone().requires_grad_(), torch.randint(0, 256, (x.numel() // 8,), dtype=torch.uint8)),
         "fake_quantize_learned": (leaf, learned, zero.float().requires_grad_(), *ends, 0.5),
         "fake_quantize_learned_backward": (dy, x, scale, zero.float(), *ends, 0.5),
         "quantize": (x, scale, zero, *ends, torch.int8),

@@ -21,6 +21,20 @@ FakeQuantArgs common(const Affine& f) {
   return a;
 }
 
+template <class Body>
+void in_chunks(int64_t n, Body&& body) {
+  const int64_t chunks = (n + kTask - 1) / kTask;
+  const auto task = [&](int64_t c) {
+    const FpEnvironment environment;
+    body(c * kTask, std::min(n, (c + 1) * kTask));
+  };
+  if (chunks == 1) {
+    task(0);
+  } else {
+    parallel_for(chunks, task);
+  }
+}
+
 // Where a scale's elements lie, as sums see them. Runs: `count` pieces of elements side by side; columns: tables of
 // rows, one scale a column.
 struct Sums {
@@ -77,16 +91,14 @@ void fake_quant(FakeOp op, const Layout& layout, const Affine& f, const void* x,
   const int64_t n = layout.elements(), eb = element_bytes(e), sb = scale_bytes(e);
   const int64_t arrays = op == FakeOp::fake || op == FakeOp::scaled ? 2 : 3;
   const bool stream = exceeds_caches(n * eb * arrays) && y != x && y != dy;
-  const int64_t chunks = (n + kTask - 1) / kTask;
-  const auto task = [&](int64_t c) {
-    const FpEnvironment environment;
+  in_chunks(n, [&](int64_t begin, int64_t end) {
     FakeQuantArgs a = common(f);
     const auto place = [&](int64_t start, int64_t scale) {
       a.x = at(x, start * eb), a.dy = at(dy, start * eb), a.y = at(y, start * eb);
       a.scale = at(f.scale, scale * sb), a.zero = f.zero + scale;
     };
     for_each_segment(
-        layout, c * kTask, std::min(n, (c + 1) * kTask),
+        layout, begin, end,
         [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
           place(start, scale);
           a.n = length * count, a.group = length, a.stream = stream;
@@ -99,12 +111,40 @@ void fake_quant(FakeOp op, const Layout& layout, const Affine& f, const void* x,
             row.varying[static_cast<int>(op)](a);
           }
         });
-  };
-  if (chunks == 1) {
-    task(0);
-  } else {
-    parallel_for(chunks, task);
-  }
+  });
+}
+
+bool mask_fits(const Layout& layout) {
+  if (layout.kind == Granularity::tensor) return true;
+  if (layout.varying()) return false;
+  if (layout.kind == Granularity::channel) return layout.inner % 8 == 0;
+  return layout.block % 8 == 0 && layout.axis % 8 == 0;
+}
+
+void fake_quant_masked(const Layout& layout, const Affine& f, const void* x, void* y, uint8_t* bits, Element e) {
+  const FakeQuantRow& row = fake_quant_row(active_isa(), e);
+  const int64_t n = layout.elements(), eb = element_bytes(e), sb = scale_bytes(e);
+  const bool stream = exceeds_caches(n * eb * 2) && y != x;
+  in_chunks(n, [&](int64_t begin, int64_t end) {
+    FakeQuantArgs a = common(f);
+    for_each_segment(
+        layout, begin, end,
+        [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
+          a.x = at(x, start * eb), a.y = at(y, start * eb), a.bits = bits + start / 8;
+          a.scale = at(f.scale, scale * sb), a.zero = f.zero + scale;
+          a.n = length * count, a.group = length, a.stream = stream;
+          row.masked(a);
+        },
+        [](int64_t, int64_t, int64_t, int64_t, int64_t) {});  // mask_fits: no columns
+  });
+}
+
+void keep_where(const void* dy, const uint8_t* bits, void* y, int64_t n, Element e) {
+  const FakeQuantRow& row = fake_quant_row(active_isa(), e);
+  const int64_t eb = element_bytes(e);
+  in_chunks(n, [&](int64_t begin, int64_t end) {
+    row.keep(at(dy, begin * eb), bits + begin / 8, at(y, begin * eb), end - begin);
+  });
 }
 
 int64_t learned_workspace(const Layout& layout) { return 2 * Sums{layout}.pairs() + 2 * layout.scales(); }

@@ -9,6 +9,13 @@ namespace lowbit {
 void fake_quant(FakeOp op, const Layout& layout, const Affine& affine, const void* x, const void* dy, void* y,
                 Element element);
 
+// fake_quant, and a bit for each element that was not clipped; where mask_fits, since threads must not share a byte.
+bool mask_fits(const Layout& layout);
+void fake_quant_masked(const Layout& layout, const Affine& affine, const void* x, void* y, uint8_t* bits,
+                       Element element);
+// y = dy where a bit is set, else 0.
+void keep_where(const void* dy, const uint8_t* bits, void* y, int64_t n, Element element);
+
 // dx, and the gradients of each scale and zero point in the compute type. partial: learned_workspace(layout) doubles.
 // Runs are cut into blocks of kSumBlock elements, columns into bands of kBand rows; blocks and bands are added in
 // order, then runs. No thread changes that.

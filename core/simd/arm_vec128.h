@@ -105,6 +105,15 @@ struct Neon {
   LOWBIT_INLINE F64 only_above(F64 r, F64 hi, F64 v) {
     return {masked(vcgtq_f64(r.lo, hi.lo), v.lo), masked(vcgtq_f64(r.hi, hi.hi), v.hi)};
   }
+  LOWBIT_INLINE uint32_t equal_bits(F32 x, F32 y) {
+    constexpr uint32_t kPlace[4] = {1, 2, 4, 8};
+    return vaddvq_u32(vandq_u32(vceqq_f32(x, y), vld1q_u32(kPlace)));
+  }
+  LOWBIT_INLINE uint32_t equal_bits(F64 x, F64 y) {
+    constexpr uint64_t kPlace[4] = {1, 2, 4, 8};
+    const uint64x2_t lo = vandq_u64(vceqq_f64(x.lo, y.lo), vld1q_u64(kPlace));
+    return static_cast<uint32_t>(vaddvq_u64(vorrq_u64(lo, vandq_u64(vceqq_f64(x.hi, y.hi), vld1q_u64(kPlace + 2)))));
+  }
   LOWBIT_INLINE I32 round_i32(F32 y) { return vcvtnq_s32_f32(y); }
   LOWBIT_INLINE I32 round_i32(F64 y) {
     return vcombine_s32(vmovn_s64(vcvtnq_s64_f64(y.lo)), vmovn_s64(vcvtnq_s64_f64(y.hi)));

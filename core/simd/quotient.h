@@ -67,7 +67,7 @@ LOWBIT_INLINE bool product_suffices(float s, float inv, int reach) {
 // The f32 to multiply by in place of a division by s, or 0 where none will do for codes up to `reach` steps from the
 // zero point. A thread remembers its last answer: it asks again for each piece of a tensor.
 template <class In>
-float product_inverse(float s, int reach, int64_t n) {
+static float product_inverse(float s, int reach, int64_t n) {
   constexpr int64_t kWorthwhile = 1 << 15;
   static thread_local float known_scale = 0, known = 0;
   static thread_local int known_reach = 0;

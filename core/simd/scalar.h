@@ -80,6 +80,10 @@ struct Scalar {
   LOWBIT_INLINE F only_above(F r, F hi, F v) {
     return r > hi ? v : F{0};
   }
+  template <class F>
+  LOWBIT_INLINE uint32_t equal_bits(F x, F y) {
+    return x == y;
+  }
   LOWBIT_INLINE I32 round_i32(F32 y) { return static_cast<I32>(std::lrintf(y)); }
   LOWBIT_INLINE I32 round_i32(F64 y) { return static_cast<I32>(std::lrint(y)); }
   LOWBIT_INLINE F32 to_f32(I32 i) { return static_cast<F32>(i); }

@@ -21,6 +21,7 @@
 //   clamp(x, lo, hi), round(x)            a NaN stays a NaN; to the nearest integer, half to even, still a float
 //   add(x, y), sub(x, y)                  of floats too
 //   only_in(r, lo, hi, v)                 v where lo <= r <= hi, else +0; only_below(r, lo, v), only_above(r, hi, v)
+//   equal_bits(x, y)                      bit i is set where lane i of x and y are the same number; of pairs too
 //   stream(p, x)                          store past the caches, p aligned to a vector
 //   round_i32(y), to_f32(i), to_f64(i)    nearest even; exact
 //   to_f64(F32)                           exact widening

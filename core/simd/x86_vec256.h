@@ -148,6 +148,20 @@ struct Avx2 {
     return {_mm256_and_pd(_mm256_cmp_pd(r.lo, hi.lo, _CMP_GT_OQ), v.lo),
             _mm256_and_pd(_mm256_cmp_pd(r.hi, hi.hi, _CMP_GT_OQ), v.hi)};
   }
+  LOWBIT_INLINE uint32_t equal_bits(F32 x, F32 y) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, y, _CMP_EQ_OQ)));
+  }
+  LOWBIT_INLINE uint32_t equal_bits(F32x2 x, F32x2 y) {  // in the order of memory
+    const __m256i even = _mm256_castps_si256(_mm256_cmp_ps(x.a, y.a, _CMP_EQ_OQ));
+    const __m256i odd = _mm256_castps_si256(_mm256_cmp_ps(x.b, y.b, _CMP_EQ_OQ));
+    const __m256i each = _mm256_blend_epi16(even, odd, 0xaa);
+    const uint32_t bits = static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_packs_epi16(each, each)));
+    return (bits & 0xff) | (bits >> 8 & 0xff00);
+  }
+  LOWBIT_INLINE uint32_t equal_bits(F64 x, F64 y) {
+    const int lo = _mm256_movemask_pd(_mm256_cmp_pd(x.lo, y.lo, _CMP_EQ_OQ));
+    return static_cast<uint32_t>(lo | _mm256_movemask_pd(_mm256_cmp_pd(x.hi, y.hi, _CMP_EQ_OQ)) << 4);
+  }
   LOWBIT_INLINE I32 round_i32(F32 y) { return _mm256_cvtps_epi32(y); }
   LOWBIT_INLINE I32 round_i32(F64 y) { return _mm256_set_m128i(_mm256_cvtpd_epi32(y.hi), _mm256_cvtpd_epi32(y.lo)); }
   LOWBIT_INLINE F32 to_f32(I32 i) { return _mm256_cvtepi32_ps(i); }

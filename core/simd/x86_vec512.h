@@ -147,6 +147,16 @@ struct Avx512 {
     return {_mm512_maskz_mov_pd(_mm512_cmp_pd_mask(r.lo, hi.lo, _CMP_GT_OQ), v.lo),
             _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(r.hi, hi.hi, _CMP_GT_OQ), v.hi)};
   }
+  LOWBIT_INLINE uint32_t equal_bits(F32 x, F32 y) { return _mm512_cmp_ps_mask(x, y, _CMP_EQ_OQ); }
+  LOWBIT_INLINE uint32_t equal_bits(F32x2 x, F32x2 y) {  // in the order of memory
+    const __m512i even = _mm512_movm_epi32(_mm512_cmp_ps_mask(x.a, y.a, _CMP_EQ_OQ));
+    const __m512i odd = _mm512_movm_epi32(_mm512_cmp_ps_mask(x.b, y.b, _CMP_EQ_OQ));
+    return _mm512_movepi16_mask(_mm512_mask_blend_epi16(0xaaaaaaaau, even, odd));
+  }
+  LOWBIT_INLINE uint32_t equal_bits(F64 x, F64 y) {
+    const uint32_t hi = _mm512_cmp_pd_mask(x.hi, y.hi, _CMP_EQ_OQ);
+    return _mm512_cmp_pd_mask(x.lo, y.lo, _CMP_EQ_OQ) | hi << 8;
+  }
   LOWBIT_INLINE I32 round_i32(F32 y) {
     return _mm512_cvt_roundps_epi32(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }

@@ -9,6 +9,9 @@ namespace lowbit {
 // Counts an outcome, and says what failed.
 void report(bool good, const std::string& what);
 
+// Fake quantization on one ISA; f16 only where its stores round as they should.
+void test_fake_quant(Isa isa, bool half_stores);
+
 // Products of codes on one ISA.
 void test_products(Isa isa);
 

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -12,12 +11,12 @@
 #include "base/threads.h"
 #include "drivers/elementwise.h"
 #include "kernels/dequantize/dequantize.h"
-#include "kernels/fake_quant/fake_quant.h"
 #include "kernels/pack/pack.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/range.h"
 #include "simd/scalar.h"
 #include "tests/check.h"
+#include "tests/values.h"
 
 namespace lowbit {
 
@@ -35,16 +34,6 @@ void report(bool good, const std::string& what) {
 
 namespace {
 
-const char* const kElement[] = {"f32", "f64", "f16", "bf16"};
-const char* const kCode[] = {"s8", "u8", "s16", "u16", "s4", "u4", "s2", "u2", "b1"};
-
-std::string label(const char* family, Isa isa, const char* a, const char* b, const char* how) {
-  return std::string(family) + " " + isa_name(isa) + " " + a + " " + b + " " + how;
-}
-
-struct CodeRange {
-  int lo, hi;
-};
 CodeRange range_of(Code c) {
   switch (c) {
     case Code::s8:
@@ -71,46 +60,6 @@ int64_t code_at(Code c, const void* q, int64_t i) {
   }
 }
 
-// Sizes with their reason: empty, one, below and around every vector width and block, odd, deep.
-const int64_t kSizes[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 1003};
-
-std::mt19937_64 rng(7);
-
-// Numbers that hurt: ties and their neighbours, the clamp's edges, subnormals, zeros, NaN, infinities.
-template <class In>
-std::vector<In> hard_values(int64_t n, double s) {
-  std::vector<In> x(n);
-  for (auto& v : x) {
-    double d = 0;
-    switch (rng() % 8) {
-      case 0:
-      case 1:
-      case 2:
-        d = (static_cast<double>(static_cast<int64_t>(rng() % 600)) - 300 + 0.5) * s;
-        break;
-      case 3:
-        d = (static_cast<double>(static_cast<int64_t>(rng() % 140000)) - 70000) * s * 0.5;
-        break;
-      case 4: {
-        const double specials[] = {0.0, -0.0, INFINITY, -INFINITY, std::nan(""), 1e-42, -1e-42, 3e38, -3e38, 65504};
-        d = specials[rng() % 10];
-        break;
-      }
-      default:
-        d = (static_cast<double>(rng() % 2000001) / 1e6 - 1) * 200 * s;
-    }
-    if constexpr (sizeof(In) == 8) {
-      v = d;
-      if (rng() % 2) v = std::nextafter(v, rng() % 2 ? INFINITY : -INFINITY);
-    } else {
-      float f = static_cast<float>(d);
-      if (rng() % 2) f = std::nextafter(f, rng() % 2 ? INFINITY : -INFINITY);
-      narrow(&v, f);
-    }
-  }
-  return x;
-}
-
 template <class In>
 int64_t expected_code(In x, compute_t<In> s, int z, CodeRange r, Code c) {
   const compute_t<In> v = widen(x);
@@ -119,11 +68,6 @@ int64_t expected_code(In x, compute_t<In> s, int z, CodeRange r, Code c) {
   const compute_t<In> lo = static_cast<compute_t<In>>(r.lo - z), hi = static_cast<compute_t<In>>(r.hi - z);
   if (std::isnan(y) || y < lo) return r.lo;
   return y > hi ? r.hi : static_cast<int64_t>(y) + z;
-}
-
-template <class Out>
-bool same_bits(Out a, Out b) {
-  return std::memcmp(&a, &b, sizeof(Out)) == 0;
 }
 
 // Parameters from each group's range, by the formulas of the contract, then the codes under them.
@@ -344,96 +288,6 @@ void test_dequantize_row(const DequantizeRow& row, Isa isa) {
   report(varying, label("dequantize", isa, c, e, "varying"));
 }
 
-template <class Out>
-bool same_number(Out a, Out b) {
-  const auto x = widen(a), y = widen(b);
-  return same_bits(a, b) || (x != x && y != y);
-}
-
-// What one element gives: y, and its terms of ds and dz.
-template <class In>
-struct FakeExpected {
-  In y;
-  double ds = 0, dz = 0;
-  FakeExpected(FakeOp op, In x, In dy, compute_t<In> s, int z, CodeRange r) {
-    using T = compute_t<In>;
-    const T v = widen(x), g = widen(dy), q = v / s, steps = std::nearbyint(q);
-    const T lo = static_cast<T>(r.lo - z), hi = static_cast<T>(r.hi - z);
-    const bool inside = steps >= lo && steps <= hi;
-    T out = 0;
-    if (op == FakeOp::fake) out = v != v ? v : (std::min(std::max(steps, lo), hi) + 0) * s;
-    if (op == FakeOp::fake_backward && inside) out = g;
-    if (op == FakeOp::quantize_backward && inside) out = g / s;
-    if (op == FakeOp::scaled) out = g * s;
-    narrow(&y, out);
-    const T t = inside ? steps - q : (steps < lo ? lo : hi);
-    if (steps == steps) ds = static_cast<double>(g) * static_cast<double>(t);
-    if (steps < lo || steps > hi) dz = static_cast<double>(g) * -static_cast<double>(s);
-  }
-};
-
-template <class In>
-void test_fake_quant_row(const FakeQuantRow& row, Isa isa) {
-  using T = compute_t<In>;
-  bool grouped = true, varying = true, runs = true, columns = true;
-  for (const int64_t n : kSizes) {
-    for (int trial = 0; trial < 8; ++trial) {
-      const CodeRange r = trial % 2 ? CodeRange{-128, 127} : (trial % 4 ? CodeRange{0, 15} : CodeRange{-32768, 32767});
-      const T sd =
-          static_cast<T>(std::ldexp(1.0 + static_cast<double>(rng() % 1000) / 1000, static_cast<int>(rng() % 8) - 8));
-      const std::vector<In> x = hard_values<In>(3 * n, sd), dy = hard_values<In>(3 * n, 1);
-      std::vector<In> y(3 * n + 64);
-      std::vector<T> scale(n + 4);
-      std::vector<int32_t> zero(n + 4);
-      for (size_t i = 0; i < scale.size(); ++i) {
-        scale[i] = sd * static_cast<T>(1 + static_cast<double>(rng() % 1000) / 777);
-        zero[i] = r.lo + static_cast<int>(rng() % (r.hi - r.lo + 1));
-      }
-      FakeQuantArgs a{};
-      a.x = x.data(), a.dy = dy.data(), a.scale = scale.data(), a.zero = zero.data(), a.qmin = r.lo, a.qmax = r.hi;
-      for (int op = 0; op < kFakeOps; ++op) {
-        const FakeOp kind = static_cast<FakeOp>(op);
-        const auto expect = [&](int64_t i, int64_t k) {
-          return FakeExpected<In>(kind, x[i], dy[i], scale[k], zero[k], r).y;
-        };
-        In* to = y.data() + rng() % 9;
-        a.y = to, a.n = 3 * n, a.group = n, a.stream = trial == 3;
-        if (n > 0) row.grouped[op](a);
-        for (int64_t i = 0; i < 3 * n; ++i) grouped &= same_number(to[i], expect(i, i / n));
-        a.n = n;
-        row.varying[op](a);
-        for (int64_t i = 0; i < n; ++i) varying &= same_number(to[i], expect(i, i));
-      }
-      a.y = y.data();
-      double ds = -1, dz = -1;
-      row.run({a, &ds, &dz, 0, 0});
-      double lane_s[8] = {}, lane_z[8] = {};
-      for (int64_t i = 0; i < n; ++i) {
-        const FakeExpected<In> e(FakeOp::fake_backward, x[i], dy[i], scale[0], zero[0], r);
-        lane_s[i % 8] += e.ds, lane_z[i % 8] += e.dz;
-        runs &= same_number(y[i], e.y);
-      }
-      const auto fold = [](const double* l) {
-        return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
-      };
-      runs &= same_number(ds, fold(lane_s)) && same_number(dz, fold(lane_z));
-      std::vector<double> sums(n), zeros(n), want_s(n), want_z(n);
-      row.columns({a, sums.data(), zeros.data(), 3, n});
-      for (int64_t i = 0; i < 3 * n; ++i) {
-        const FakeExpected<In> e(FakeOp::fake_backward, x[i], dy[i], scale[i % n], zero[i % n], r);
-        want_s[i % n] += e.ds, want_z[i % n] += e.dz;
-        columns &= same_number(y[i], e.y);
-      }
-      for (int64_t i = 0; i < n; ++i) columns &= same_number(sums[i], want_s[i]) && same_number(zeros[i], want_z[i]);
-    }
-  }
-  const char* e = kElement[static_cast<int>(row.in)];
-  report(grouped, label("fake_quant", isa, e, "", "grouped"));
-  report(varying, label("fake_quant", isa, e, "", "varying"));
-  report(runs, label("fake_quant", isa, e, "", "learned run"));
-  report(columns, label("fake_quant", isa, e, "", "learned columns"));
-}
-
 template <class In>
 void test_range_row(const RangeRow& row, Isa isa) {
   using T = compute_t<In>;
@@ -556,13 +410,6 @@ void test_rows(Isa isa) {
     if (row.out == Element::f64) test_dequantize_row<double>(row, isa);
     if (row.out == Element::f16 && half_stores) test_dequantize_row<half_t>(row, isa);
     if (row.out == Element::bf16) test_dequantize_row<bfloat_t>(row, isa);
-  }
-  for (int k = 0; k < kFakeQuantRows; ++k) {
-    const FakeQuantRow& row = fake_quant_rows(isa)[k];
-    if (row.in == Element::f32) test_fake_quant_row<float>(row, isa);
-    if (row.in == Element::f64) test_fake_quant_row<double>(row, isa);
-    if (row.in == Element::f16 && half_stores) test_fake_quant_row<half_t>(row, isa);
-    if (row.in == Element::bf16) test_fake_quant_row<bfloat_t>(row, isa);
   }
   for (int k = 0; k < kRangeRows; ++k) {
     const RangeRow& row = range_rows(isa)[k];
@@ -763,6 +610,7 @@ int main(int argc, char** argv) {
       prove_quotient(isa);
     } else if (!proof && isa == base_isa(isa)) {
       test_rows(isa);
+      test_fake_quant(isa, half_stores);
       test_binary_rows(isa);
       test_combine(isa);
       test_dwconv(isa);

@@ -99,6 +99,17 @@ def fake_quant(op: int, x: object | None, dy: object | None, out: object, elemen
     op 0 fake_quantize, 1 its gradient, 2 quantize's, 3 dequantize's. Returns -1, or which scale (i) or zero point (-2 - i) is out of bounds; then nothing was done.
     """
 
+def mask_fits(layout: Layout) -> bool:
+    """Whether fake_quant_masked serves this layout."""
+
+def fake_quant_masked(x: object, out: object, bits: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Layout) -> int:
+    """
+    fake_quantize, and a bit for each element that was not clipped. Returns as fake_quant.
+    """
+
+def keep_where(dy: object, bits: object, out: object, element: int) -> None:
+    """dy where a bit is set, else 0."""
+
 def fake_quant_learned(x: object, dy: object, out: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Layout, workspace: object, d_scale: object, d_zero_point: object) -> int:
     """Gradients by x, scale and zero point. Returns as fake_quant."""
 

@@ -41,6 +41,7 @@ def arguments(op: str, axis: int | None, block: int | None, **options: Any) -> t
     affine = (s, z, -8, 7, *where)
     found: dict[str, tuple[Any, ...]] = {
         "fake_quantize": (x, *affine), "fake_quantize_backward": (dy, x, *affine),
+        "keep_where": (dy, torch.zeros(4, dtype=torch.uint8, **options)),
         "fake_quantize_learned": (x, *affine, 1.0), "fake_quantize_learned_backward": (dy, x, *affine, 1.0),
         "quantize": (x, *affine, torch.int8), "quantize_ste": (x, *affine),
         "quantize_ste_backward": (dy, x, *affine), "dequantize": (codes, s, z, *where, torch.float32),
@@ -143,6 +144,15 @@ def test_torch_compile_traces_a_model_on_cuda() -> None:
 
 CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 REASON = r"no CUDA device: torch (has no CUDA build|finds none)"
+
+
+@pytest.mark.parametrize("n", [0, 1, 9, 64])
+def test_bits_keep_on_a_gpu_what_they_keep_on_the_cpu(n: int) -> None:
+    """It is made of operators of torch, which run anywhere."""
+    from lowbit.torch import kernels, kernels_gpu
+
+    dy, bits = torch.randn(n), torch.randint(0, 256, ((n + 7) // 8,), dtype=torch.uint8)
+    assert torch.equal(kernels_gpu.keep_where(dy, bits), kernels.keep_where(dy, bits))
 
 
 @WITHOUT_GPU

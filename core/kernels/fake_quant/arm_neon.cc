@@ -1,4 +1,4 @@
-#include "kernels/fake_quant/generic.h"
+#include "kernels/fake_quant/rows.h"
 #include "simd/arm_vec128.h"
 
 namespace lowbit {

@@ -7,6 +7,8 @@
 //   learned             y = m ? dy : 0, and
 //                       ds = sum(dy * t), t = rne(x / s) - x / s inside, qmin - z below, qmax - z above
 //                       dz = sum(dy * -s) over what is below or above
+//   masked              as fake, and m, a bit an element from the lowest up; a last byte ends with zeros
+//   keep                y = m ? dy : 0, m given as such bits: all that fake's gradient needs of x
 //
 // A select, never a product: a clipped place with dy = Inf gives 0. In `learned`, products and sums are in f64 and a
 // NaN in x adds nothing. y may be x or dy.
@@ -29,6 +31,7 @@ struct FakeQuantArgs {
   int32_t qmin, qmax;
   int64_t group;  // grouped only: elements a group, n a multiple of it
   bool stream;    // grouped only: write past the caches
+  uint8_t* bits;  // masked only, where groups are a multiple of 8 elements (or there is but one)
 };
 
 struct LearnedArgs {
@@ -39,6 +42,7 @@ struct LearnedArgs {
 
 using FakeQuantFn = void (*)(const FakeQuantArgs&);
 using LearnedFn = void (*)(const LearnedArgs&);
+using KeepFn = void (*)(const void* dy, const uint8_t* bits, void* y, int64_t n);
 
 constexpr int64_t kBand = 64;  // rows of a column summed at once, one after the other
 
@@ -48,6 +52,8 @@ struct FakeQuantRow {
   FakeQuantFn varying[kFakeOps];  // one scale an element
   LearnedFn run;                  // at most kSumBlock elements under one scale
   LearnedFn columns;              // one scale a column
+  FakeQuantFn masked;             // one scale a group of consecutive elements
+  KeepFn keep;
 };
 
 constexpr int kFakeQuantRows = 4;

@@ -1,7 +1,5 @@
 // The algorithm once, for every vector width and element type.
 #pragma once
-#include <utility>
-
 #include "kernels/fake_quant/fake_quant.h"
 #include "simd/quotient.h"
 #include "simd/vec.h"
@@ -12,7 +10,8 @@ namespace lowbit {
 template <class V, class T, FakeOp Op, Quotient Kind>
 struct FakeStep {
   using F = decltype(V::set(T{}));
-  static constexpr bool kClampsFirst = Divisor<V, T, Kind>::kind != Quotient::division;
+  // The fused quotient of an infinity is none.
+  static constexpr bool kClampsFirst = Divisor<V, T, Kind>::kind == Quotient::fused;
 
   Divisor<V, T, Kind> divisor;
   F scale, lo, hi;          // lo, hi: qmin - z, qmax - z
@@ -42,15 +41,17 @@ struct FakeStep {
   __attribute__((always_inline)) F operator()(F x, F dy) const {
     if constexpr (Op == FakeOp::scaled) return V::mul(dy, scale);
     if constexpr (Op == FakeOp::fake) {
-      // Adding 0 makes +0 of -0, as the integer between quantize and dequantize does; it changes nothing else.
       const F rounded = V::round(divisor(kClampsFirst ? V::clamp(x, least, most) : x));
-      const F steps = kClampsFirst ? rounded : V::clamp(rounded, lo, hi);
-      if constexpr (V::has_fma && sizeof(T) == 4) return V::fma(steps, scale, V::set(T{0}));
-      return V::mul(V::add(steps, V::set(T{0})), scale);
+      return numbers(kClampsFirst ? rounded : V::clamp(rounded, lo, hi));
     }
     const F r = V::round(divisor(x));
     if constexpr (Op == FakeOp::fake_backward) return V::only_in(r, lo, hi, dy);
     return V::only_in(r, lo, hi, V::divide(dy, scale));
+  }
+  // Adding 0 makes +0 of -0, as the integer between quantize and dequantize does; it changes nothing else.
+  __attribute__((always_inline)) F numbers(F steps) const {
+    if constexpr (V::has_fma && sizeof(T) == 4) return V::fma(steps, scale, V::set(T{0}));
+    return V::mul(V::add(steps, V::set(T{0})), scale);
   }
 };
 
@@ -113,7 +114,7 @@ struct Operands {
 };
 
 // Whether k * s lies just between two bfloats for a k in [lo, hi].
-inline bool has_ties(float s, int32_t lo, int32_t hi) {
+static inline bool has_ties(float s, int32_t lo, int32_t hi) {
   int32_t found = 0;
   for (int32_t k = lo; k <= hi; ++k) found |= (float_to_bits(static_cast<float>(k) * s) & 0xffffu) == 0x8000u;
   return found != 0;
@@ -136,21 +137,31 @@ void fake_grouped_as(const FakeQuantArgs& a) {
   }
 }
 
+// What to multiply by in place of dividing halves by the one scale of a; 0: nothing will do.
+template <class V, class In>
+static float inverse_for(const FakeQuantArgs& a) {
+  if constexpr (kDropped<In> != 0 && V::has_fma) {
+    const float s = *static_cast<const float*>(a.scale);
+    if (a.n != a.group || a.qmax - a.qmin > 255 || s > kMaxQuotientScale) return 0;
+    // One step more than the codes reach: a mask also tells the first value that is clipped.
+    const int reach = 1 + (a.qmax - *a.zero > *a.zero - a.qmin ? a.qmax - *a.zero : *a.zero - a.qmin);
+    return product_inverse<In>(s, reach, a.n);
+  }
+  return 0;
+}
+
 template <class V, class In, FakeOp Op>
 void fake_grouped(const FakeQuantArgs& a) {
   const auto* scale = static_cast<const compute_t<In>*>(a.scale);
   if constexpr (kDropped<In> != 0 && V::has_fma && Op != FakeOp::scaled) {
-    if (a.n == a.group && a.qmax - a.qmin <= 255 && *scale <= kMaxQuotientScale) {
-      // One step more than the codes reach: a mask also tells the first value that is clipped.
-      const int reach = 1 + (a.qmax - *a.zero > *a.zero - a.qmin ? a.qmax - *a.zero : *a.zero - a.qmin);
-      const float inv = product_inverse<In>(*scale, reach, a.n);
+    if (const float inv = inverse_for<V, In>(a); inv != 0) {
       const auto step = FakeStep<V, float, Op, Quotient::product>::of(*scale, {inv, 0}, *a.zero, a.qmin, a.qmax);
       const In *x = static_cast<const In*>(a.x), *dy = static_cast<const In*>(a.dy);
       if constexpr (Operands<V, In, Op>::kPairs && Op == FakeOp::fake) {
-        if (inv != 0 && !has_ties(*scale, a.qmin - *a.zero, a.qmax - *a.zero))
+        if (!has_ties(*scale, a.qmin - *a.zero, a.qmax - *a.zero))
           return Operands<V, In, Op, PairRounding::no_ties>{x, dy, static_cast<In*>(a.y)}.run(0, a.n, step);
       }
-      if (inv != 0) return Operands<V, In, Op>{x, dy, static_cast<In*>(a.y)}.run(0, a.n, step);
+      return Operands<V, In, Op>{x, dy, static_cast<In*>(a.y)}.run(0, a.n, step);
     }
   }
   bool divide = a.qmax - a.qmin > 255;  // beyond what is proven of the fused quotient
@@ -304,27 +315,5 @@ void learned_columns(const LearnedArgs& a) {
     }
   }
 }
-
-template <class V, class In, class Ops>
-struct FakeQuantEntry;
-template <class V, class In, int... Op>
-struct FakeQuantEntry<V, In, std::integer_sequence<int, Op...>> {
-  static constexpr FakeQuantRow row(Element e) {
-    return {e,
-            {fake_grouped<V, In, static_cast<FakeOp>(Op)>...},
-            {fake_varying<V, In, static_cast<FakeOp>(Op)>...},
-            learned_run<V, In>,
-            learned_columns<V, In>};
-  }
-};
-
-template <class V>
-struct FakeQuantRows {
-  static constexpr FakeQuantRow rows[kFakeQuantRows] = {
-#define ROW(e, In) FakeQuantEntry<V, In, std::make_integer_sequence<int, kFakeOps>>::row(Element::e),
-#include "kernels/fake_quant/kernels.inc"
-#undef ROW
-  };
-};
 
 }  // namespace lowbit

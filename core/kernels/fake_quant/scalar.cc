@@ -1,6 +1,6 @@
 #include "simd/scalar.h"
 
-#include "kernels/fake_quant/generic.h"
+#include "kernels/fake_quant/rows.h"
 
 namespace lowbit {
 extern const FakeQuantRow* const fake_quant_rows_scalar;

@@ -1,4 +1,4 @@
-#include "kernels/fake_quant/generic.h"
+#include "kernels/fake_quant/rows.h"
 #include "simd/x86_vec512.h"
 
 namespace lowbit {

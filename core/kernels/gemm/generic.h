@@ -173,7 +173,7 @@ LOWBIT_INLINE int32_t packed(const uint8_t* codes, int64_t n, bool is_signed, A*
 }
 
 template <class A>
-int32_t pack_a(const uint8_t* codes, int64_t n, bool is_signed, bool summed, void* to, int64_t padded) {
+static int32_t pack_a(const uint8_t* codes, int64_t n, bool is_signed, bool summed, void* to, int64_t padded) {
   A* out = static_cast<A*>(to);
   const int32_t sum = summed ? packed<A, true>(codes, n, is_signed, out) : packed<A, false>(codes, n, is_signed, out);
   for (int64_t i = n; i < padded; ++i) out[i] = 0;

@@ -334,6 +334,21 @@ def fake_quantize_backward(dy: FloatArray, x: FloatArray, f: Affine, g: Granular
     _check(_core.fake_quant(1, x.array, dy.array, out.array, x.element, *f, layout_of(g)), f)
 
 
+def mask_fits(g: Granularity) -> bool:
+    """Whether fake_quantize_masked serves this granularity: where a scale holds for whole bytes of the mask."""
+    return _core.mask_fits(layout_of(g))
+
+
+def fake_quantize_masked(x: FloatArray, f: Affine, g: Granularity, out: FloatArray, bits: Array) -> None:
+    """fake_quantize, and in `bits` a bit for each element that was not clipped, from the lowest up."""
+    _check(_core.fake_quant_masked(x.array, out.array, bits, x.element, *f, layout_of(g)), f)
+
+
+def keep_where(dy: FloatArray, bits: Array, out: FloatArray) -> None:
+    """dy where a bit is set, else 0."""
+    _core.keep_where(dy.array, bits, out.array, dy.element)
+
+
 def quantize_backward(dy: FloatArray, x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
     _check(_core.fake_quant(2, x.array, dy.array, out.array, x.element, *f, layout_of(g)), f)
 

@@ -28,8 +28,8 @@ from lowbit.tensor import QuantizedTensor
 __all__ = [
     "CODES", "HIGHEST", "LOWEST", "WIDEST", "affine_params", "codes_dtype", "compute_dtype", "dequantize",
     "dequantize_ste", "dequantize_ste_backward", "empty_like", "fake_quantize", "fake_quantize_backward",
-    "fake_quantize_learned", "fake_quantize_learned_backward", "granularity", "observe_", "quantize", "quantize_ste",
-    "quantize_ste_backward", "range_params",
+    "fake_quantize_learned", "fake_quantize_learned_backward", "fake_quantize_masked", "granularity", "keep_where",
+    "mask_fits", "observe_", "quantize", "quantize_ste", "quantize_ste_backward", "range_params", "require_bits",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -120,6 +120,35 @@ def fake_quantize_backward(
     out, floats, g = empty_like(x), _floats(x), _granularity(x.shape, axis, block)
     affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
     cpu.fake_quantize_backward(_gradient(dy, x), floats, affine, g, _floats(out))
+    return out
+
+
+def require_bits(dy: Tensor, bits: Tensor) -> None:
+    size = ((dy.numel() + 7) // 8,)
+    if bits.dtype is not torch.uint8 or tuple(bits.shape) != size:
+        raise InvalidProblem(f"bits: {bits.dtype} {tuple(bits.shape)}; expected torch.uint8 {size}, a bit an element")
+
+
+def mask_fits(x: Tensor, axis: int | None, block: int | None) -> bool:
+    return cpu.mask_fits(_granularity(x.shape, axis, block))
+
+
+def fake_quantize_masked(
+    x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
+) -> tuple[Tensor, Tensor]:
+    """fake_quantize, and a bit for each element that was not clipped."""
+    out, floats, g = empty_like(x), _floats(x), _granularity(x.shape, axis, block)
+    bits = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
+    affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
+    cpu.fake_quantize_masked(floats, affine, g, _floats(out), bits.numpy())
+    return out, bits
+
+
+def keep_where(dy: Tensor, bits: Tensor) -> Tensor:
+    """dy where a bit is set, else 0."""
+    require_bits(dy, bits)
+    out = empty_like(dy)
+    cpu.keep_where(_floats(dy, "dy"), bits.contiguous().numpy(), _floats(out))
     return out
 
 

@@ -17,12 +17,21 @@ from lowbit.errors import InvalidProblem, UnsupportedDType
 from lowbit.granularity import Granularity, granularity_of
 from lowbit.kernels.gpu import launch, launch_reductions
 from lowbit.ranges import MAX_SCALE, MIN_SCALE
-from lowbit.torch.kernels import CODES, HIGHEST, LOWEST, WIDEST, codes_dtype, compute_dtype, granularity
+from lowbit.torch.kernels import (
+    CODES,
+    HIGHEST,
+    LOWEST,
+    WIDEST,
+    codes_dtype,
+    compute_dtype,
+    granularity,
+    require_bits,
+)  # fmt: skip
 
 __all__ = [
     "affine_params", "dequantize", "dequantize_ste", "dequantize_ste_backward", "fake_quantize",
-    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "observe_", "quantize",
-    "quantize_ste", "quantize_ste_backward", "range_params",
+    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "keep_where", "observe_",
+    "quantize", "quantize_ste", "quantize_ste_backward", "range_params",
 ]  # fmt: skip
 
 _granularity = functools.lru_cache(4096)(granularity)
@@ -75,6 +84,14 @@ def fake_quantize_backward(
     dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
 ) -> Tensor:
     return launch.fake_quantize_backward(_gradient(dy, x), _floats(x), *_affine(x, s, z, qmin, qmax, axis, block))
+
+
+def keep_where(dy: Tensor, bits: Tensor) -> Tensor:
+    """For the sake of being whole, in operators of torch: on a GPU nothing makes such bits yet."""
+    require_bits(dy, bits)
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    kept = (bits.unsqueeze(1) >> places & 1).flatten()[: dy.numel()].view(dy.shape) != 0
+    return torch.where(kept, dy, torch.zeros((), dtype=dy.dtype, device=dy.device)).contiguous()
 
 
 def quantize_ste_backward(

@@ -19,8 +19,8 @@ from lowbit.torch.kernels import compute_dtype, empty_like, granularity
 
 __all__ = [
     "affine_params", "dequantize", "dequantize_ste", "dequantize_ste_backward", "fake_quantize",
-    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "observe_", "quantize",
-    "quantize_ste", "quantize_ste_backward", "range_params",
+    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "keep_where", "observe_",
+    "quantize", "quantize_ste", "quantize_ste_backward", "range_params",
 ]  # fmt: skip
 
 _lib: Any = torch.library.Library("lowbit", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -85,11 +85,13 @@ def _define(
     shapes: Callable[..., Any],
     tensors: int = 0,
     gradient: Callable[..., tuple[Tensor | None, ...]] | None = None,
+    direct: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """An operator `lowbit::name`, and the function that calls it, or its kernel where nobody would see the difference.
 
     gradient(dy, *arguments) gives one result for each of the leading `tensors`; None where those have none, which is
     said if it is asked for. It is registered as torch.library.register_autograd would, at half of its cost a call.
+    direct(*arguments): what to do instead where no operator is called and autograd will want a gradient, unless None.
     """
     name, first = schema[: schema.index("(")], schema[schema.index("(") :].split()[1].rstrip(",")
     _lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -128,9 +130,32 @@ def _define(
     def call(*arguments: Any) -> Any:
         if not _direct(first, arguments[0]):
             return op(*arguments)
-        return function.apply(kernel, *arguments) if learns(arguments) else kernel(*arguments)
+        if not learns(arguments):
+            return kernel(*arguments)
+        found = None if direct is None else direct(*arguments)
+        return function.apply(kernel, *arguments) if found is None else found
 
     return call
+
+
+class _FakeQuantizeMasked(torch.autograd.Function):
+    """fake_quantize that keeps a bit an element for its gradient, where the operator keeps x: 32 times as much."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        y, bits = kernels.fake_quantize_masked(*arguments)
+        ctx.save_for_backward(bits)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (bits,) = ctx.saved_tensors
+        return keep_where(dy, bits), None, None, None, None, None, None
+
+
+def _by_mask(x: Tensor, *rest: Any) -> Any:
+    *_, axis, block = rest
+    return _FakeQuantizeMasked.apply(x, *rest) if kernels.mask_fits(x, axis, block) else None  # type: ignore[no-untyped-call]
 
 
 def _learned_gradient(dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *a: Any) -> tuple[Tensor | None, ...]:
@@ -141,7 +166,11 @@ def _learned_gradient(dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *a: Any) -> t
 # dx = m ? dy : 0 is linear in dy, so that its gradient by dy is itself; likewise dy / s and dy * s.
 fake_quantize = _define(
     f"fake_quantize(Tensor x, {_AFFINE}) -> Tensor", kernels.fake_quantize, lambda x, *_: empty_like(x),
-    3, lambda dy, *a: (fake_quantize_backward(dy, *a), None, None),
+    3, lambda dy, *a: (fake_quantize_backward(dy, *a), None, None), _by_mask,
+)  # fmt: skip
+keep_where: Callable[..., Any] = _define(
+    "keep_where(Tensor dy, Tensor bits) -> Tensor", kernels.keep_where, lambda dy, _: empty_like(dy),
+    2, lambda g, dy, bits: (keep_where(g, bits), None),
 )  # fmt: skip
 fake_quantize_backward: Callable[..., Any] = _define(
     f"fake_quantize_backward(Tensor dy, Tensor x, {_AFFINE}) -> Tensor",

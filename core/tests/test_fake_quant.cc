@@ -1,0 +1,155 @@
+// Fake quantization, its gradients, its masks and its learned parameters, against the equations written out plainly.
+#include <limits>
+
+#include "kernels/fake_quant/fake_quant.h"
+#include "tests/check.h"
+#include "tests/values.h"
+
+namespace lowbit {
+namespace {
+
+// What one element gives: y, and its terms of ds and dz.
+template <class In>
+struct FakeExpected {
+  In y;
+  double ds = 0, dz = 0;
+  FakeExpected(FakeOp op, In x, In dy, compute_t<In> s, int z, CodeRange r) {
+    using T = compute_t<In>;
+    const T v = widen(x), g = widen(dy), q = v / s, steps = std::nearbyint(q);
+    const T lo = static_cast<T>(r.lo - z), hi = static_cast<T>(r.hi - z);
+    const bool inside = steps >= lo && steps <= hi;
+    T out = 0;
+    if (op == FakeOp::fake) out = v != v ? v : (std::min(std::max(steps, lo), hi) + 0) * s;
+    if (op == FakeOp::fake_backward && inside) out = g;
+    if (op == FakeOp::quantize_backward && inside) out = g / s;
+    if (op == FakeOp::scaled) out = g * s;
+    narrow(&y, out);
+    const T t = inside ? steps - q : (steps < lo ? lo : hi);
+    if (steps == steps) ds = static_cast<double>(g) * static_cast<double>(t);
+    if (steps < lo || steps > hi) dz = static_cast<double>(g) * -static_cast<double>(s);
+  }
+};
+
+// y as without a mask, a bit for each place inside, nothing written beyond either; and the gradient by those bits.
+template <class In>
+void test_masked(const FakeQuantRow& row, Isa isa) {
+  using T = compute_t<In>;
+  bool numbers = true, bits_good = true, kept = true;
+  for (const int64_t group : {1, 5, 8, 16, 31, 32, 40, 64, 500, 512, 544, 1003, 4096, 32811}) {
+    for (int trial = 0; trial < 12; ++trial) {
+      const CodeRange r = trial % 3 == 0   ? CodeRange{-128, 127}
+                          : trial % 3 == 1 ? CodeRange{0, 15}
+                                           : CodeRange{-400, 7};
+      const int64_t n = group % 8 == 0 ? 3 * group : group;
+      const T sd = static_cast<T>(std::ldexp(1.0 + static_cast<double>(rng() % 1000) / 1000, trial - 8));
+      const std::vector<In> x = hard_values<In>(n, static_cast<double>(sd)), dy = hard_values<In>(n, 1);
+      std::vector<In> room(n + 32);
+      std::vector<uint8_t> bits((n + 7) / 8 + 8, 0xa5);
+      T scale[3];
+      int32_t zero[3];
+      for (int k = 0; k < 3; ++k) {
+        scale[k] = trial == 11 ? std::numeric_limits<float>::max() / 65536 : sd * static_cast<T>(1 << k);
+        zero[k] = r.lo + static_cast<int>(rng() % (r.hi - r.lo + 1));
+      }
+      In* y = room.data();
+      if (trial % 2 == 0)  // where it can be streamed to
+        while (reinterpret_cast<uintptr_t>(y) % 64 != 0) ++y;
+      FakeQuantArgs a{};
+      a.x = x.data(), a.y = y, a.n = n, a.group = group, a.scale = scale, a.zero = zero, a.bits = bits.data();
+      a.qmin = r.lo, a.qmax = r.hi, a.stream = trial % 4 < 2;
+      row.masked(a);
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t k = i / group;
+        numbers &= same_number(y[i], FakeExpected<In>(FakeOp::fake, x[i], dy[i], scale[k], zero[k], r).y);
+        const T steps = std::nearbyint(widen(x[i]) / scale[k]);
+        const bool inside = steps >= static_cast<T>(r.lo - zero[k]) && steps <= static_cast<T>(r.hi - zero[k]);
+        bits_good &= (bits[i / 8] >> (i % 8) & 1) == inside;
+      }
+      if (n % 8 != 0) bits_good &= bits[n / 8] >> (n % 8) == 0;
+      for (size_t i = (n + 7) / 8; i < bits.size(); ++i) bits_good &= bits[i] == 0xa5;
+      row.keep(dy.data(), bits.data(), y, n);
+      for (int64_t i = 0; i < n; ++i) kept &= same_bits(y[i], bits[i / 8] >> (i % 8) & 1 ? dy[i] : In{});
+    }
+  }
+  const char* e = kElement[static_cast<int>(row.in)];
+  report(numbers, label("fake_quant", isa, e, "", "masked"));
+  report(bits_good, label("fake_quant", isa, e, "", "bits of the mask"));
+  report(kept, label("fake_quant", isa, e, "", "kept by a mask"));
+}
+
+template <class In>
+void test_fake_quant_row(const FakeQuantRow& row, Isa isa) {
+  using T = compute_t<In>;
+  bool grouped = true, varying = true, runs = true, columns = true;
+  for (const int64_t n : kSizes) {
+    for (int trial = 0; trial < 8; ++trial) {
+      const CodeRange r = trial % 2 ? CodeRange{-128, 127} : (trial % 4 ? CodeRange{0, 15} : CodeRange{-32768, 32767});
+      const T sd =
+          static_cast<T>(std::ldexp(1.0 + static_cast<double>(rng() % 1000) / 1000, static_cast<int>(rng() % 8) - 8));
+      const std::vector<In> x = hard_values<In>(3 * n, sd), dy = hard_values<In>(3 * n, 1);
+      std::vector<In> y(3 * n + 64);
+      std::vector<T> scale(n + 4);
+      std::vector<int32_t> zero(n + 4);
+      for (size_t i = 0; i < scale.size(); ++i) {
+        scale[i] = sd * static_cast<T>(1 + static_cast<double>(rng() % 1000) / 777);
+        zero[i] = r.lo + static_cast<int>(rng() % (r.hi - r.lo + 1));
+      }
+      FakeQuantArgs a{};
+      a.x = x.data(), a.dy = dy.data(), a.scale = scale.data(), a.zero = zero.data(), a.qmin = r.lo, a.qmax = r.hi;
+      for (int op = 0; op < kFakeOps; ++op) {
+        const FakeOp kind = static_cast<FakeOp>(op);
+        const auto expect = [&](int64_t i, int64_t k) {
+          return FakeExpected<In>(kind, x[i], dy[i], scale[k], zero[k], r).y;
+        };
+        In* to = y.data() + rng() % 9;
+        a.y = to, a.n = 3 * n, a.group = n, a.stream = trial == 3;
+        if (n > 0) row.grouped[op](a);
+        for (int64_t i = 0; i < 3 * n; ++i) grouped &= same_number(to[i], expect(i, i / n));
+        a.n = n;
+        row.varying[op](a);
+        for (int64_t i = 0; i < n; ++i) varying &= same_number(to[i], expect(i, i));
+      }
+      a.y = y.data();
+      double ds = -1, dz = -1;
+      row.run({a, &ds, &dz, 0, 0});
+      double lane_s[8] = {}, lane_z[8] = {};
+      for (int64_t i = 0; i < n; ++i) {
+        const FakeExpected<In> e(FakeOp::fake_backward, x[i], dy[i], scale[0], zero[0], r);
+        lane_s[i % 8] += e.ds, lane_z[i % 8] += e.dz;
+        runs &= same_number(y[i], e.y);
+      }
+      const auto fold = [](const double* l) {
+        return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
+      };
+      runs &= same_number(ds, fold(lane_s)) && same_number(dz, fold(lane_z));
+      std::vector<double> sums(n), zeros(n), want_s(n), want_z(n);
+      row.columns({a, sums.data(), zeros.data(), 3, n});
+      for (int64_t i = 0; i < 3 * n; ++i) {
+        const FakeExpected<In> e(FakeOp::fake_backward, x[i], dy[i], scale[i % n], zero[i % n], r);
+        want_s[i % n] += e.ds, want_z[i % n] += e.dz;
+        columns &= same_number(y[i], e.y);
+      }
+      for (int64_t i = 0; i < n; ++i) columns &= same_number(sums[i], want_s[i]) && same_number(zeros[i], want_z[i]);
+    }
+  }
+  const char* e = kElement[static_cast<int>(row.in)];
+  report(grouped, label("fake_quant", isa, e, "", "grouped"));
+  report(varying, label("fake_quant", isa, e, "", "varying"));
+  report(runs, label("fake_quant", isa, e, "", "learned run"));
+  report(columns, label("fake_quant", isa, e, "", "learned columns"));
+  test_masked<In>(row, isa);
+}
+
+}  // namespace
+
+void test_fake_quant(Isa isa, bool half_stores) {
+  for (int k = 0; k < kFakeQuantRows; ++k) {
+    const FakeQuantRow& row = fake_quant_rows(isa)[k];
+    if (row.in == Element::f32) test_fake_quant_row<float>(row, isa);
+    if (row.in == Element::f64) test_fake_quant_row<double>(row, isa);
+    if (row.in == Element::f16 && half_stores) test_fake_quant_row<half_t>(row, isa);
+    if (row.in == Element::bf16) test_fake_quant_row<bfloat_t>(row, isa);
+  }
+}
+
+}  // namespace lowbit
