@@ -71,7 +71,7 @@ def check(kind: str, text: str, seconds: float, sweep_seconds: float) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--sweep", type=float, default=8.0)
+    parser.add_argument("--sweep", type=float, default=15.0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     table = Table("workload", "winner", "best in the sweep", "ratio", "search s")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import functools
 import io
 import json
 import math
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -27,7 +30,7 @@ from lowbit.bench import (
     plot_roofline,
     suite,
 )
-from lowbit.bench.timing import OtherWork, Samples
+from lowbit.bench.timing import OtherWork, Samples, Within, measure, sample
 from lowbit.limits import Limits
 
 TINY = BenchmarkConfig(warmup=1, iterations=4, seconds=0.01, sizes="quick")
@@ -237,6 +240,38 @@ def test_samples_that_were_interrupted_do_not_count() -> None:
     assert samples([1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 0.5, 0.5, 0.5, 0.5]).timing(3).median == 2.0
     # Of many threads some may wait: how much of a CPU they have says nothing.
     assert samples([1.0] * 9, [2.0] * 4 + [1.0] * 5).timing(4).samples == 9
+
+
+def test_what_is_around_a_call_is_entered_once_a_sample_and_not_timed() -> None:
+    seen: list[str] = []
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        seen.append("in")
+        time.sleep(0.2)
+        yield
+        seen.append("out")
+
+    call = Within(lambda: seen.append("call"), around)
+    assert sample(call, 3) < 0.2 / 3
+    assert seen == ["in", "call", "call", "call", "out"]
+    seen.clear()
+    samples = Samples(call, 2)
+    samples.take()
+    assert seen == ["in", "call", "call", "out"]
+    assert samples.seconds[0] < 0.2 / 2
+    seen.clear()
+    call()
+    assert seen == ["in", "call", "out"]
+
+
+def test_each_round_has_an_order_of_its_own() -> None:
+    seen: list[int] = []
+    calls = {str(i): functools.partial(lambda i: (seen.append(i), time.sleep(3e-4)), i) for i in range(4)}
+    measure(calls, seconds=5.0, warmup=1, max_rounds=8)
+    rounds = {tuple(seen[i : i + 4]) for i in range(4, len(seen), 4)}
+    assert len(rounds) > 3
+    assert all(sorted(r) == [0, 1, 2, 3] for r in rounds)
 
 
 def test_other_work_is_all_but_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:

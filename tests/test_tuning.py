@@ -249,10 +249,9 @@ def test_a_race_drops_the_slow_and_keeps_the_baseline():
         return run
 
     calls = {"float": call("float", 4e-3), "slow": call("slow", 5e-3), "fast": call("fast", 1e-3)}
-    timings, complete = race(calls, time.perf_counter() + 1.0, 40, keep="float", say=lambda _: None)
+    timings, complete = race(calls, time.perf_counter() + 60.0, 40, keep="float", say=lambda _: None)
     assert complete
-    assert counts["slow"] < counts["fast"]
-    assert counts["float"] >= counts["fast"] - 1
+    assert counts["slow"] < counts["float"] < counts["fast"]
     assert timings["fast"].median < timings["float"].median
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
+import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-__all__ = ["OtherWork", "Samples", "Timing", "measure", "repeats_for", "sample"]
+__all__ = ["OtherWork", "Samples", "Timing", "Within", "measure", "repeats_for", "sample"]
 
 _SHORTEST = 2e-4  # seconds; faster calls are repeated within one sample
 _ENOUGH = 400  # samples
@@ -50,6 +52,27 @@ class Timing:
         return Timing(float(s[0]), float(np.median(s)), float(s[low]), float(s[high]), s.size, repeats)
 
 
+@dataclass(frozen=True)
+class Within:
+    """A call inside of what is not to be timed, for all calls of a sample at once: a number of threads, say."""
+
+    call: Callable[[], Any]
+    around: Callable[[], contextlib.AbstractContextManager[Any]]
+
+    def __call__(self) -> Any:
+        with self.around():
+            return self.call()
+
+
+@contextlib.contextmanager
+def _inside(call: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
+    if isinstance(call, Within):
+        with call.around():
+            yield call.call
+    else:
+        yield call
+
+
 class Samples:
     """What a call took, again and again, and how much of a CPU it had meanwhile.
 
@@ -63,10 +86,12 @@ class Samples:
         self.shares: list[float] = []
 
     def take(self) -> None:
-        before = time.process_time()
-        seconds = sample(self.call, self.repeats)
+        with _inside(self.call) as call:
+            before = time.process_time()
+            seconds = _timed(call, self.repeats)
+            spent = time.process_time() - before
         self.seconds.append(seconds)
-        self.shares.append((time.process_time() - before) / max(seconds * self.repeats, 1e-9))
+        self.shares.append(spent / max(seconds * self.repeats, 1e-9))
 
     def timing(self, enough: int) -> Timing:
         if len(self.seconds) <= enough:
@@ -111,32 +136,36 @@ def measure(
     width: float = 0.02,
 ) -> dict[str, Timing]:
     """A timing for each call: warm-up, then rounds in which each takes its turn, until every interval is narrower than
-    `width`, or `seconds` or `max_rounds` are over. Stops early on Ctrl-C only through the exception.
+    `width`, or `seconds` or `max_rounds` are over. Each round has an order of its own: what a call finds in the caches
+    is what the one before it left. Samples that something else disturbed do not count, as `Samples` has it. Stops early
+    on Ctrl-C only through the exception.
 
     >>> sorted(measure({"a": lambda: 1, "b": lambda: sum(range(100))}, seconds=0.05))
     ['a', 'b']
     """
-    repeats, found = {}, {name: list[float]() for name in calls}
+    found: dict[str, Samples] = {}
     end = time.perf_counter() + seconds
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         for name, call in calls.items():
             one = min(sample(call, 1) for _ in range(max(1, warmup)))
-            repeats[name] = repeats_for(one)
+            found[name] = Samples(call, repeats_for(one))
+        names, order = list(calls), random.Random(0)
         for r in range(max_rounds):
-            for name, call in calls.items():
-                found[name].append(sample(call, repeats[name]))
+            order.shuffle(names)
+            for name in names:
+                found[name].take()
             if time.perf_counter() >= end and r + 1 >= min(min_rounds, 3):
                 break
             if r + 1 >= min_rounds and r % 4 == 0:
-                widths = [Timing.of(s).width for s in found.values()]
+                widths = [s.timing(min_rounds).width for s in found.values()]
                 if max(widths) <= width and r + 1 >= 3 * min_rounds:
                     break
     finally:
         if was_enabled:
             gc.enable()
-    return {name: Timing.of(samples, repeats[name]) for name, samples in found.items()}
+    return {name: samples.timing(min_rounds) for name, samples in found.items()}
 
 
 def repeats_for(seconds: float) -> int:
@@ -146,6 +175,11 @@ def repeats_for(seconds: float) -> int:
 
 def sample(call: Callable[[], Any], repeats: int) -> float:
     """Seconds a call, over so many in a row."""
+    with _inside(call) as plain:
+        return _timed(plain, repeats)
+
+
+def _timed(call: Callable[[], Any], repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
         call()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.bench.timing import Within
 from lowbit.errors import InvalidProblem
 from lowbit.layers import QuantizedConv2d, QuantizedLinear
 from lowbit.ops.elementwise import qadd, qmul, qrelu
@@ -163,12 +165,7 @@ def float_work(workload: QuantizationWorkload, data: tuple[Array, Array | None])
 
 def _on_one_thread(call: Callable[[], Any]) -> Callable[[], Any]:
     pools = importlib.import_module("threadpoolctl").ThreadpoolController()
-
-    def alone() -> Any:
-        with pools.limit(limits=1, user_api="blas"):
-            return call()
-
-    return alone
+    return Within(call, lambda: pools.limit(limits=1, user_api="blas"))
 
 
 def _floats_of(call: Callable[[], Any]) -> Callable[[], Array]:
@@ -221,14 +218,13 @@ def _convolved(x: Array, w: Any, workload: QuantizationWorkload) -> Array:
 
 
 def _with_threads(count: int, call: Callable[[], Any]) -> Callable[[], Any]:
-    def run() -> Any:
+    @contextlib.contextmanager
+    def threads() -> Iterator[None]:
         before = get_num_threads()
-        if before == count:
-            return call()
         set_num_threads(count)
         try:
-            return call()
+            yield
         finally:
             set_num_threads(before)
 
-    return run
+    return Within(call, threads)

@@ -13,20 +13,22 @@ from lowbit.bench.timing import Samples, Timing, repeats_for, sample
 __all__ = ["race"]
 
 _FEW = 8  # samples before anything is judged
-_SLOWER = 1.08  # a setting is dropped once its very best lies so far above the interval of the best one
+_SLOWER = 1.08  # a setting is dropped once its very best lies so far above the interval of the best one,
+_FAR = 1.6  # and with few samples, once it lies so far above it
 _NARROW = 0.01
 
 
 def race(
     calls: Mapping[str, Callable[[], Any]], end: float, rounds: int, keep: str, say: Callable[[str], None]
 ) -> tuple[dict[str, Timing], bool]:
-    """Timings, and whether all were measured. Calls whose names start with `keep` stay in until the end.
+    """Timings, and whether all were measured. Calls whose names start with `keep` stay in until the end; if they are
+    far slower, in one round of four.
 
     Each call runs once to warm up, then all take turns until `end` (on time.perf_counter), `rounds`, or until the
     remaining intervals are narrow. A Ctrl-C ends it with what there is.
     """
     samples: dict[str, Samples] = {}
-    running = list(calls)
+    running, resting = list(calls), set[str]()
     order = random.Random(0)
     complete = True
     was_enabled = gc.isenabled()
@@ -47,13 +49,17 @@ def race(
             say(f"timing {len(running)} settings, round {r + 1}")
             order.shuffle(running)  # or a setting might always run just when other processes have their turn
             for name in running:
+                if r % 4 and name in resting:
+                    continue
                 samples[name].take()
                 if time.perf_counter() >= end:
                     break
-            if r + 1 >= 2 * _FEW and r % 4 == 0:
+            if r >= 4 and r % 4 == 0:
                 found = {n: samples[n].timing(_FEW) for n in running}
                 best = min(found.values(), key=lambda t: t.median)
-                running = [n for n in running if n.startswith(keep) or found[n].best <= best.high * _SLOWER]
+                slower = _SLOWER if r + 1 >= 2 * _FEW else _FAR
+                running = [n for n in running if n.startswith(keep) or found[n].best <= best.high * slower]
+                resting = {n for n in running if found[n].best > best.high * _FAR}
                 if r + 1 >= 3 * _FEW and max(found[n].width for n in running) <= _NARROW:
                     break
     except KeyboardInterrupt:

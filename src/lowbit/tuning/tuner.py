@@ -25,7 +25,7 @@ from lowbit.tuning.workload import AutoTuningConfig, PerformanceRequirements, Qu
 
 __all__ = ["auto_tune"]
 
-_ALIKE = 1.05  # settings this close in speed: the more accurate one is taken
+_ALIKE = 1.02  # settings this close in speed: the more accurate one is taken
 _BUILDING = 0.5  # of the time, at the most, goes into building settings
 _LOOKING = 0.05  # of the time, at the least, passes before other processes' work is judged
 Progress = Callable[[str], None]
