@@ -36,7 +36,7 @@ __all__ = [
 Call = Callable[[], Any]
 
 _SHORTEST_TIMING = 3e-4  # seconds; faster calls are repeated inside one timing until it lasts this long
-_REWARM_BELOW = 2e-3  # calls this short feel which caches the contender before them left behind
+_REWARM_BELOW = 2e-3  # where a call is this short, all feel which caches the contender before them left behind
 _MOST_ROUNDS = 2000
 _UNDISTURBED = 0.93  # CPUs a busy thread has, at the least, when nothing else takes its turn
 
@@ -161,7 +161,7 @@ def measure(case: Case, budget: Budget, settle: float = 0.0) -> dict[Contender, 
     about work that is counted in operations."""
     contenders = [*case.contenders, *(() if case.operations else _copies(case))]
     found: dict[Contender, Timing | Absent] = {}
-    ready: list[_Ready] = []
+    built: list[tuple[Contender, Call, Timing, float]] = []
     for contender in contenders:
         try:
             with contender.around():
@@ -174,7 +174,10 @@ def measure(case: Case, budget: Budget, settle: float = 0.0) -> dict[Contender, 
         works = contender.seconds is None
         repeats = max(1, math.ceil(_SHORTEST_TIMING / max(once, 1e-8))) if works else 1
         timing = found[contender] = Timing(repeats)
-        ready.append(_Ready(contender, call, timing, rewarm=works and once < _REWARM_BELOW))
+        built.append((contender, call, timing, once if works else math.inf))
+    # All of a case or none: one that finds its own data in the caches would be held against one that does not.
+    short = min((once for *_, once in built), default=math.inf) < _REWARM_BELOW
+    ready = [_Ready(*it, rewarm=short and math.isfinite(once)) for *it, once in built]
     _run_rounds(ready, replace(budget, seconds=budget.seconds * case.share), max(settle, case.settle))
     return found
 
