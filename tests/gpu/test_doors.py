@@ -460,6 +460,7 @@ def test_operators(name: str, kind: str) -> None:
     calls: dict[str, list[tuple[Any, ...]]] = {
         "fake_quantize": [(x, s, z, -8, 7, *where), (x, s.mean(), z.reshape(-1)[0], -8, 7, *where)],
         "fake_quantize_backward": [(dy, x, s, z, -8, 7, *where)],
+        "keep_where": [(dy, torch.arange(15, dtype=torch.uint8) * 17)],
         "fake_quantize_learned": [(x, -s, z.float() + 0.5, -8, 7, *where, 1.0)],
         "fake_quantize_learned_backward": [
             (dy, x, s, z.float() + 0.5, -8, 7, *where, 0.3), (dy, x, s, z, -8, 7, *where, 1.0)],
