@@ -4,8 +4,7 @@
 #include <cstring>
 
 #include "base/arch.h"
-#include "base/fp_environment.h"
-#include "base/threads.h"
+#include "drivers/chunks.h"
 #include "drivers/elementwise.h"
 #include "drivers/shortcut.h"
 #include "kernels/codes/codes.h"
@@ -15,14 +14,6 @@ namespace {
 
 constexpr int64_t kChunk = 65536;  // codes a task
 constexpr int64_t kPiece = 4096;   // codes of an operand spread out at once: they stay in L1
-
-template <class Body>
-void for_each_chunk(int64_t n, Body&& body) {
-  parallel_for((n + kChunk - 1) / kChunk, [&](int64_t i) {
-    const FpEnvironment environment;
-    body(i * kChunk, std::min(n, (i + 1) * kChunk));
-  });
-}
 
 // An operand in the result's order, a piece at a time. Its axes are merged as far as they go: then each is walked along
 // or stood still on, in turns.
@@ -107,7 +98,7 @@ void combine(CombineOp op, const CodesOperand& a, const CodesOperand& b, const C
   const CombineFn run = all.shortcut ? row.shortcut : row.exact;
   const Spread from_a(a, q.shape), from_b(b, q.shape);
   all.stream = from_a.is_whole() && from_b.is_whole() && exceeds_caches(3 * n);
-  for_each_chunk(n, [&](int64_t begin, int64_t end) {
+  for_each_chunk(n, kChunk, [&](int64_t begin, int64_t end) {
     alignas(64) uint8_t scratch_a[kPiece], scratch_b[kPiece];
     CombineArgs k = all;
     for (int64_t i = begin; i < end; i += k.n) {
@@ -121,7 +112,7 @@ void combine(CombineOp op, const CodesOperand& a, const CodesOperand& b, const C
 void clamp_codes(Code code, const uint8_t* x, int64_t n, int32_t lo, int32_t hi, uint8_t* q) {
   const CodesRow& row = codes_row(active_isa(), code);
   const bool stream = exceeds_caches(2 * n);
-  for_each_chunk(n, [&](int64_t begin, int64_t end) {
+  for_each_chunk(n, kChunk, [&](int64_t begin, int64_t end) {
     row.clamp({x + begin, q + begin, end - begin, static_cast<uint8_t>(lo), static_cast<uint8_t>(hi), nullptr, stream});
   });
 }
@@ -129,7 +120,7 @@ void clamp_codes(Code code, const uint8_t* x, int64_t n, int32_t lo, int32_t hi,
 void lookup_rows(const uint8_t* table, const uint8_t* x, int64_t rows, int64_t length, uint8_t* q, int64_t stride) {
   const CodesRow& row = codes_row(active_isa(), Code::u8);
   const bool stream = table != nullptr && exceeds_caches(2 * rows * length);
-  for_each_chunk(rows * length, [&](int64_t begin, int64_t end) {
+  for_each_chunk(rows * length, kChunk, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end;) {
       const int64_t r = i / length, at = i % length, n = std::min(end - i, length - at);
       if (table == nullptr) {

@@ -5,6 +5,7 @@
 
 #include "base/fp_environment.h"
 #include "base/threads.h"
+#include "drivers/chunks.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/pack/pack.h"
 #include "kernels/quantize/quantize.h"
@@ -45,20 +46,6 @@ int64_t chunk_of(const Layout& layout) {
   if (!layout.varying()) return kChunk;
   const int64_t columns = layout.kind == Granularity::channel ? layout.axis : layout.inner;
   return std::max(kChunk, kRows * columns);
-}
-
-template <class Body>
-void for_each_chunk(int64_t n, int64_t chunk, Body&& body) {
-  const int64_t chunks = (n + chunk - 1) / chunk;
-  const auto task = [&](int64_t i) {
-    const FpEnvironment environment;
-    body(i * chunk, std::min(n, (i + 1) * chunk));
-  };
-  if (chunks == 1) {
-    task(0);
-  } else {
-    parallel_for(chunks, task);
-  }
 }
 
 // Calls codes(begin, end, buffer) for pieces (at most kChunk) of [begin, end) and packs what it wrote.

@@ -5,6 +5,7 @@
 #include "base/arch.h"
 #include "base/fp_environment.h"
 #include "base/threads.h"
+#include "drivers/chunks.h"
 
 namespace lowbit {
 namespace {
@@ -19,20 +20,6 @@ FakeQuantArgs common(const Affine& f) {
   FakeQuantArgs a{};
   a.qmin = f.qmin, a.qmax = f.qmax;
   return a;
-}
-
-template <class Body>
-void in_chunks(int64_t n, Body&& body) {
-  const int64_t chunks = (n + kTask - 1) / kTask;
-  const auto task = [&](int64_t c) {
-    const FpEnvironment environment;
-    body(c * kTask, std::min(n, (c + 1) * kTask));
-  };
-  if (chunks == 1) {
-    task(0);
-  } else {
-    parallel_for(chunks, task);
-  }
 }
 
 // Where a scale's elements lie, as sums see them. Runs: `count` pieces of elements side by side; columns: tables of
@@ -91,7 +78,7 @@ void fake_quant(FakeOp op, const Layout& layout, const Affine& f, const void* x,
   const int64_t n = layout.elements(), eb = element_bytes(e), sb = scale_bytes(e);
   const int64_t arrays = op == FakeOp::fake || op == FakeOp::scaled ? 2 : 3;
   const bool stream = exceeds_caches(n * eb * arrays) && y != x && y != dy;
-  in_chunks(n, [&](int64_t begin, int64_t end) {
+  for_each_chunk(n, kTask, [&](int64_t begin, int64_t end) {
     FakeQuantArgs a = common(f);
     const auto place = [&](int64_t start, int64_t scale) {
       a.x = at(x, start * eb), a.dy = at(dy, start * eb), a.y = at(y, start * eb);
@@ -125,7 +112,7 @@ void fake_quant_masked(const Layout& layout, const Affine& f, const void* x, voi
   const FakeQuantRow& row = fake_quant_row(active_isa(), e);
   const int64_t n = layout.elements(), eb = element_bytes(e), sb = scale_bytes(e);
   const bool stream = exceeds_caches(n * eb * 2) && y != x;
-  in_chunks(n, [&](int64_t begin, int64_t end) {
+  for_each_chunk(n, kTask, [&](int64_t begin, int64_t end) {
     FakeQuantArgs a = common(f);
     for_each_segment(
         layout, begin, end,
@@ -142,7 +129,7 @@ void fake_quant_masked(const Layout& layout, const Affine& f, const void* x, voi
 void keep_where(const void* dy, const uint8_t* bits, void* y, int64_t n, Element e) {
   const FakeQuantRow& row = fake_quant_row(active_isa(), e);
   const int64_t eb = element_bytes(e);
-  in_chunks(n, [&](int64_t begin, int64_t end) {
+  for_each_chunk(n, kTask, [&](int64_t begin, int64_t end) {
     row.keep(at(dy, begin * eb), bits + begin / 8, at(y, begin * eb), end - begin);
   });
 }
