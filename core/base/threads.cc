@@ -77,11 +77,11 @@ class Pool {
     start_workers(static_cast<int>(useful) - 1);
     body_ = body, context_ = context, count_ = count;
     helpers_ = static_cast<int>(useful) - 1;
-    next_.store(0, std::memory_order_relaxed);
+    for (int t = 0; t <= helpers_; ++t) lanes_[t].next.store(t, std::memory_order_relaxed);
     active_.store(kOpen, std::memory_order_release);
     generation_.fetch_add(1, std::memory_order_seq_cst);
     if (parked_.load(std::memory_order_seq_cst) > 0) generation_.notify_all();
-    work();
+    work(0);
     active_.fetch_and(~kOpen, std::memory_order_acq_rel);
     while (active_.load(std::memory_order_acquire) != 0) relax();
     busy_.unlock();
@@ -91,11 +91,13 @@ class Pool {
   // active_: kOpen while a job may be joined, plus the number of workers inside it.
   static constexpr uint32_t kOpen = 1u << 31;
 
-  void work() {
-    for (;;) {
-      const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
-      if (i >= count_) return;
-      body_(context_, i);
+  // Every lanes-th task is a thread's own, and so the same ones in the next call: their data is still in its caches.
+  // When they are done it takes what is left of the others'.
+  void work(int own) {
+    const int lanes = helpers_ + 1;
+    for (int k = 0; k < lanes; ++k) {
+      std::atomic<int64_t>& next = lanes_[(own + k) % lanes].next;
+      for (int64_t i; (i = next.fetch_add(lanes, std::memory_order_relaxed)) < count_;) body_(context_, i);
     }
   }
 
@@ -132,7 +134,7 @@ class Pool {
       }
       seen = generation_.load(std::memory_order_acquire);
       if (join()) {
-        if (index < helpers_) work();
+        if (index < helpers_) work(index + 1);
         active_.fetch_sub(1, std::memory_order_acq_rel);
       }
     }
@@ -145,7 +147,10 @@ class Pool {
   void* context_ = nullptr;
   int64_t count_ = 0;
   int helpers_ = 0;
-  alignas(64) std::atomic<int64_t> next_{0};
+  struct alignas(64) Lane {
+    std::atomic<int64_t> next{0};  // task
+  };
+  Lane lanes_[kMaxThreads];
   alignas(64) std::atomic<uint32_t> active_{0};
   alignas(64) std::atomic<uint32_t> generation_{0};
   std::atomic<int> parked_{0};

@@ -362,29 +362,28 @@ int64_t fake_quant_of(int op_id, nb::handle x_array, nb::handle dy_array, nb::ha
   return bad;
 }
 
-int64_t fake_quant_masked_of(nb::handle x_array, nb::handle out_array, nb::handle bits_array, int element,
-                             nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax,
-                             const Layout& layout) {
+// Memory of torch tensors comes by its address: a view of it as an array takes longer to make than a small call. The
+// caller has seen to it that there is as much as the layout says.
+template <class T = void>
+T* memory_at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+int64_t fake_quant_masked_at(uintptr_t x, uintptr_t out, uintptr_t bits, int element, uintptr_t scale, uintptr_t zero,
+                             int32_t qmin, int32_t qmax, const Layout& layout) {
   const Element e = element_of(element);
-  const int64_t n = layout.elements(), bytes = n * element_bytes(e), scales = layout.scales();
+  const int64_t n = layout.elements();
   if (!mask_fits(layout)) throw nb::value_error("layout: scales change within a byte of the mask");
-  const Buffer x(x_array, "x"), out(out_array, "out", true), bits(bits_array, "bits", true),
-      scale(scale_array, "scale"), zero(zero_array, "zero_point");
-  x.require(bytes, "x"), out.require(bytes, "out"), bits.require(packed_bytes(Code::b1, n), "bits");
-  scale.require(scales * compute_bytes(e), "scale"), zero.require(scales * 4, "zero_point");
-  const Affine f{Code::s16, scale.as(), zero.as<int32_t>(), qmin, qmax};
-  const int64_t bad = bad_parameter(f, e, scales);
+  const Affine f{Code::s16, memory_at(scale), memory_at<int32_t>(zero), qmin, qmax};
+  const int64_t bad = bad_parameter(f, e, layout.scales());
   if (bad == -1 && n > 0)
-    without_gil(n, [&] { fake_quant_masked(layout, f, x.as(), out.as(), bits.as<uint8_t>(), e); });
+    without_gil(n, [&] { fake_quant_masked(layout, f, memory_at(x), memory_at(out), memory_at<uint8_t>(bits), e); });
   return bad;
 }
 
-void keep_where_of(nb::handle dy_array, nb::handle bits_array, nb::handle out_array, int element) {
+void keep_where_at(uintptr_t dy, uintptr_t bits, uintptr_t out, int64_t n, int element) {
   const Element e = element_of(element);
-  const Buffer dy(dy_array, "dy"), bits(bits_array, "bits"), out(out_array, "out", true);
-  const int64_t n = dy.bytes() / element_bytes(e);
-  out.require(dy.bytes(), "out"), bits.require(packed_bytes(Code::b1, n), "bits");
-  if (n > 0) without_gil(n, [&] { keep_where(dy.as(), bits.as<uint8_t>(), out.as(), n, e); });
+  if (n > 0) without_gil(n, [&] { keep_where(memory_at(dy), memory_at<uint8_t>(bits), memory_at(out), n, e); });
 }
 
 // What a plan knows before it is run, so that a run with plain arrays is one call.
@@ -599,10 +598,11 @@ NB_MODULE(_core, m) {
   m.def(
       "mask_fits", [](const Layout& layout) { return mask_fits(layout); }, "layout"_a,
       "Whether fake_quant_masked serves this layout.");
-  m.def("fake_quant_masked", &fake_quant_masked_of, "x"_a, "out"_a, "bits"_a, "element"_a, "scale"_a, "zero_point"_a,
+  m.def("fake_quant_masked_at", &fake_quant_masked_at, "x"_a, "out"_a, "bits"_a, "element"_a, "scale"_a, "zero_point"_a,
         "qmin"_a, "qmax"_a, "layout"_a,
-        "fake_quantize, and a bit for each element that was not clipped. Returns as fake_quant.");
-  m.def("keep_where", &keep_where_of, "dy"_a, "bits"_a, "out"_a, "element"_a, "dy where a bit is set, else 0.");
+        "fake_quantize, and a bit for each element that was not clipped, by addresses. Returns as fake_quant.");
+  m.def("keep_where_at", &keep_where_at, "dy"_a, "bits"_a, "out"_a, "n"_a, "element"_a,
+        "dy where a bit is set, else 0, by addresses.");
   m.def("fake_quant_learned", &fake_quant_learned_of, "x"_a, "dy"_a, "out"_a, "element"_a, "scale"_a, "zero_point"_a,
         "qmin"_a, "qmax"_a, "layout"_a, "workspace"_a, "d_scale"_a, "d_zero_point"_a,
         "Gradients by x, scale and zero point. Returns as fake_quant.");

@@ -231,11 +231,14 @@ void test_quantize_row(const QuantizeRow& row, Isa isa) {
         varying &= same_bits(inverse2[i], inverse[i]) && same_bits(low2[i], low[i]);
         varying &= same_bits(limit[i], static_cast<T>(static_cast<T>(r.hi - (a.zero ? zero[i] : 0)) * scale[i]));
       }
-      a.n = n;
-      row.varying(a);
-      for (int64_t i = 0; i < n; ++i)
-        varying &=
-            code_at(row.code, q.data(), i) == expected_code<In>(x[i], scale[i], a.zero ? zero[i] : 0, r, row.code);
+      for (const int64_t past_block : {-1, 0, 2}) {  // -1: not streamed
+        uint8_t* out = reinterpret_cast<uint8_t*>(q.data());
+        if (past_block >= 0) out += (-reinterpret_cast<uintptr_t>(out) & 63) + past_block;
+        a.q = out, a.stream = past_block >= 0;
+        row.varying(a);
+        for (int64_t i = 0; i < n; ++i)
+          varying &= code_at(row.code, out, i) == expected_code<In>(x[i], scale[i], a.zero ? zero[i] : 0, r, row.code);
+      }
     }
   }
   const char *e = kElement[static_cast<int>(row.in)], *c = kCode[static_cast<int>(row.code)];

@@ -102,13 +102,13 @@ def fake_quant(op: int, x: object | None, dy: object | None, out: object, elemen
 def mask_fits(layout: Layout) -> bool:
     """Whether fake_quant_masked serves this layout."""
 
-def fake_quant_masked(x: object, out: object, bits: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Layout) -> int:
+def fake_quant_masked_at(x: int, out: int, bits: int, element: int, scale: int, zero_point: int, qmin: int, qmax: int, layout: Layout) -> int:
     """
-    fake_quantize, and a bit for each element that was not clipped. Returns as fake_quant.
+    fake_quantize, and a bit for each element that was not clipped, by addresses. Returns as fake_quant.
     """
 
-def keep_where(dy: object, bits: object, out: object, element: int) -> None:
-    """dy where a bit is set, else 0."""
+def keep_where_at(dy: int, bits: int, out: int, n: int, element: int) -> None:
+    """dy where a bit is set, else 0, by addresses."""
 
 def fake_quant_learned(x: object, dy: object, out: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Layout, workspace: object, d_scale: object, d_zero_point: object) -> int:
     """Gradients by x, scale and zero point. Returns as fake_quant."""

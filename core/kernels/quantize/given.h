@@ -1,6 +1,7 @@
 // Codes under scales that are given, once for every vector width and element type.
 #pragma once
 #include "kernels/quantize/quantize.h"
+#include "simd/ahead.h"
 #include "simd/quotient.h"
 #include "simd/vec.h"
 
@@ -45,6 +46,7 @@ struct UniformQuantizer {
   template <bool Stream>
   __attribute__((always_inline)) void block(const In* x, C* q) const {
     constexpr int w = V::width;
+    if constexpr (Stream) ask_ahead(x, 4 * w * sizeof(In));
     if constexpr (sizeof(C) == 1 && has_load4<V, In>) {
       const auto v = V::load4(x);
       V::template store_bytes4<Stream, true>(q, steps(v.a), steps(v.b), steps(v.c), steps(v.d), shift);
@@ -184,15 +186,18 @@ struct VaryingQuantizer {
     }
   }
 
+  // Stream: q starts on a whole block of codes.
+  template <bool Stream>
   void run(const In* x, C* q, int64_t n) const {
     constexpr int w = V::width;
     int64_t i = 0;
     for (; i + 4 * w <= n; i += 4 * w) {
+      if constexpr (Stream) ask_ahead(x + i, 4 * w * sizeof(In));
       if constexpr (!Zero && sizeof(C) == 1) {
-        V::template store_bytes4<false>(q + i, steps(x, i), steps(x, i + w), steps(x, i + 2 * w), steps(x, i + 3 * w),
-                                        shift);
+        V::template store_bytes4<Stream>(q + i, steps(x, i), steps(x, i + w), steps(x, i + 2 * w), steps(x, i + 3 * w),
+                                         shift);
       } else {
-        V::template store_codes4<false>(q + i, codes(x, i), codes(x, i + w), codes(x, i + 2 * w), codes(x, i + 3 * w));
+        V::template store_codes4<Stream>(q + i, codes(x, i), codes(x, i + w), codes(x, i + 2 * w), codes(x, i + 3 * w));
       }
     }
     for (; i + w <= n; i += w) V::store_codes(q + i, codes(x, i));
@@ -233,7 +238,14 @@ void quantize_varying_as(const QuantizeArgs& a) {
                                                  a.zero,
                                                  V::set_i32(a.qmin),
                                                  typename V::ByteShift(0, a.qmin)};
-  k.run(static_cast<const In*>(a.x), static_cast<C*>(a.q), a.n);
+  constexpr uintptr_t block = 4 * V::width * sizeof(C);
+  const In* x = static_cast<const In*>(a.x);
+  C* q = static_cast<C*>(a.q);
+  if (a.stream && reinterpret_cast<uintptr_t>(q) % block == 0) {
+    k.template run<true>(x, q, a.n);
+  } else {
+    k.template run<false>(x, q, a.n);
+  }
 }
 
 template <class V, class In, class C>

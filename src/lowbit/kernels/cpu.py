@@ -335,18 +335,14 @@ def fake_quantize_backward(dy: FloatArray, x: FloatArray, f: Affine, g: Granular
 
 
 def mask_fits(g: Granularity) -> bool:
-    """Whether fake_quantize_masked serves this granularity: where a scale holds for whole bytes of the mask."""
+    """Whether fake_quantize_masked_at serves this granularity: where a scale holds for whole bytes of the mask."""
     return _core.mask_fits(layout_of(g))
 
 
-def fake_quantize_masked(x: FloatArray, f: Affine, g: Granularity, out: FloatArray, bits: Array) -> None:
-    """fake_quantize, and in `bits` a bit for each element that was not clipped, from the lowest up."""
-    _check(_core.fake_quant_masked(x.array, out.array, bits, x.element, *f, layout_of(g)), f)
-
-
-def keep_where(dy: FloatArray, bits: Array, out: FloatArray) -> None:
-    """dy where a bit is set, else 0."""
-    _core.keep_where(dy.array, bits, out.array, dy.element)
+# fake_quantize that also sets a bit for each element that was not clipped, from the lowest up; and dy where such a bit
+# is set, else 0. They take addresses, and it is the caller who knows what lies there.
+fake_quantize_masked_at = _core.fake_quant_masked_at
+keep_where_at = _core.keep_where_at
 
 
 def quantize_backward(dy: FloatArray, x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:

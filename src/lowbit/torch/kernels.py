@@ -124,31 +124,61 @@ def fake_quantize_backward(
 
 
 def require_bits(dy: Tensor, bits: Tensor) -> None:
-    size = ((dy.numel() + 7) // 8,)
-    if bits.dtype is not torch.uint8 or tuple(bits.shape) != size:
-        raise InvalidProblem(f"bits: {bits.dtype} {tuple(bits.shape)}; expected torch.uint8 {size}, a bit an element")
+    size = (dy.numel() + 7) // 8
+    if bits.dtype is not torch.uint8 or bits.shape != (size,):
+        raise InvalidProblem(
+            f"bits: {bits.dtype} {tuple(bits.shape)}; expected torch.uint8 {(size,)}, a bit an element"
+        )
+
+
+@functools.lru_cache(4096)
+def _masked(shape: torch.Size, axis: int | None, block: int | None) -> tuple[Granularity, Any, int] | None:
+    """The granularity, its layout and the bytes of a mask; None where scales change within a byte of one."""
+    g = granularity(shape, axis, block)
+    return (g, cpu.layout_of(g), (shape.numel() + 7) // 8) if cpu.mask_fits(g) else None
 
 
 def mask_fits(x: Tensor, axis: int | None, block: int | None) -> bool:
-    return cpu.mask_fits(_granularity(x.shape, axis, block))
+    return _masked(x.shape, axis, block) is not None
+
+
+def _lying(x: Tensor, name: str) -> tuple[Tensor, int]:
+    """A float tensor as it lies in memory, copied where it is in pieces, and the number kernels call its type by."""
+    element = _ELEMENTS.get(x.dtype)
+    if element is None:
+        element = cpu.as_float_array(x, name).element  # raises
+    return (x if x.is_contiguous() else x.contiguous()), element
 
 
 def fake_quantize_masked(
     x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
 ) -> tuple[Tensor, Tensor]:
     """fake_quantize, and a bit for each element that was not clipped."""
-    out, floats, g = empty_like(x), _floats(x), _granularity(x.shape, axis, block)
-    bits = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
-    affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
-    cpu.fake_quantize_masked(floats, affine, g, _floats(out), bits.numpy())
+    found = _masked(x.shape, axis, block)
+    if found is None:
+        raise InvalidProblem(f"x: shape {tuple(x.shape)}, axis {axis}, block_size {block}; scales change within a byte")
+    g, layout, size = found
+    x, element = _lying(x, "x")
+    out, bits = torch.empty_like(x), torch.empty(size, dtype=torch.uint8)
+    ready = s.shape == z.shape == g.scale_shape and s.dtype is compute_dtype(x) and z.dtype is torch.int32
+    if not (ready and s.is_contiguous() and z.is_contiguous() and LOWEST <= qmin <= qmax <= HIGHEST):
+        compute = np.dtype(np.float64 if x.dtype is torch.float64 else np.float32)
+        f = affine_of(compute, _numbers(s), _numbers(z), qmin, qmax, g)
+        s, z = torch.tensor(f.scale), torch.tensor(f.zero)
+    status = cpu.fake_quantize_masked_at(
+        x.data_ptr(), out.data_ptr(), bits.data_ptr(), element, s.data_ptr(), z.data_ptr(), qmin, qmax, layout
+    )
+    if status != -1:
+        raise cpu.bad_parameter(status, _numbers(s), _numbers(z), qmin, qmax)
     return out, bits
 
 
 def keep_where(dy: Tensor, bits: Tensor) -> Tensor:
     """dy where a bit is set, else 0."""
     require_bits(dy, bits)
-    out = empty_like(dy)
-    cpu.keep_where(_floats(dy, "dy"), bits.contiguous().numpy(), _floats(out))
+    dy, element = _lying(dy, "dy")
+    bits, out = bits.contiguous(), torch.empty_like(dy)
+    cpu.keep_where_at(dy.data_ptr(), bits.data_ptr(), out.data_ptr(), dy.numel(), element)
     return out
 
 

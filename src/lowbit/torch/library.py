@@ -19,8 +19,8 @@ from lowbit.torch.kernels import compute_dtype, empty_like, granularity
 
 __all__ = [
     "affine_params", "dequantize", "dequantize_ste", "dequantize_ste_backward", "fake_quantize",
-    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "keep_where", "observe_",
-    "quantize", "quantize_ste", "quantize_ste_backward", "range_params",
+    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "is_direct", "keep_where",
+    "observe_", "quantize", "quantize_ste", "quantize_ste_backward", "range_params",
 ]  # fmt: skip
 
 _lib: Any = torch.library.Library("lowbit", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -54,7 +54,7 @@ def _fake_range_params(
 _PLAIN = (Tensor, nn.Parameter)
 
 
-def _direct(name: str, x: Tensor) -> bool:
+def is_direct(name: str, x: Tensor) -> bool:
     """Whether a call may go straight to the kernel: no tracer and no dispatch mode is watching."""
     if torch.compiler.is_compiling():
         return False
@@ -128,7 +128,7 @@ def _define(
         _lib.impl(name, autograd, "Autograd", with_keyset=True)
 
     def call(*arguments: Any) -> Any:
-        if not _direct(first, arguments[0]):
+        if not is_direct(first, arguments[0]):
             return op(*arguments)
         if not learns(arguments):
             return kernel(*arguments)

@@ -8,6 +8,7 @@ torch.autocast too.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -181,9 +182,9 @@ def _arguments(
         raise InvalidProblem(f"{name}: {type(x).__name__}; expected a torch tensor")
     if not isinstance(scale, Tensor):
         wide = (x.dtype if dtype is None else dtype) is torch.float64
-        scale = torch.tensor(scale, dtype=torch.float64 if wide else torch.float32, device=x.device)
+        scale = _tensor(name, x, scale, torch.float64 if wide else torch.float32)
     if not isinstance(zero_point, Tensor):
-        zero_point = torch.tensor(zero_point, dtype=torch.int32, device=x.device)
+        zero_point = _tensor(name, x, zero_point, torch.int32)
     if not per_token:
         return x, scale, zero_point, axis
     if axis is not None or block_size is not None:
@@ -200,6 +201,19 @@ def _arguments(
         (zero_point.flatten() if zero_point.ndim else zero_point),
         0,
     )
+
+
+def _tensor(name: str, x: Tensor, value: Any, dtype: torch.dtype) -> Tensor:
+    if type(value) in (int, float) and library.is_direct(name, x):
+        return _constant(value, dtype)
+    return torch.tensor(value, dtype=dtype, device=x.device)
+
+
+@functools.lru_cache(256)
+def _constant(value: float, dtype: torch.dtype) -> Tensor:
+    """A number as a tensor that nobody writes to. Making one takes as long as quantizing some ten thousand numbers."""
+    with torch.inference_mode(False):  # autograd keeps no tensor of that mode
+        return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 def _spread(name: str, values: Tensor, shape: tuple[int, ...]) -> Tensor:
