@@ -28,7 +28,7 @@ from lowbit.tuning import (
 )
 from lowbit.tuning import tuner as tuner_module
 from lowbit.tuning.candidates import build, candidates_for, float_work
-from lowbit.tuning.race import race
+from lowbit.tuning.race import Outcome, race
 from lowbit.tuning.recommend import recommend
 from lowbit.tuning.result import CandidateResult
 
@@ -48,7 +48,7 @@ def clock(monkeypatch):
 
     def says(seconds):
         def race(calls, *_, **__):
-            return {name: Timing.of([seconds(name)] * 9) for name in calls}, True
+            return Outcome({name: Timing.of([seconds(name)] * 9) for name in calls})
 
         monkeypatch.setattr(tuner_module, "race", race)
         monkeypatch.setattr(tuner_module, "_without_a_cpu", lambda *_: set())
@@ -249,10 +249,29 @@ def test_a_race_drops_the_slow_and_keeps_the_baseline():
         return run
 
     calls = {"float": call("float", 4e-3), "slow": call("slow", 5e-3), "fast": call("fast", 1e-3)}
-    timings, complete = race(calls, time.perf_counter() + 60.0, 40, keep="float", say=lambda _: None)
+    timings, dropped, complete = race(calls, time.perf_counter() + 60.0, 40, keep="float", say=lambda _: None)
     assert complete
+    assert dropped == {"slow"}
     assert counts["slow"] < counts["float"] < counts["fast"]
     assert timings["fast"].median < timings["float"].median
+
+
+def test_who_cannot_win_drops_nobody():
+    calls = {"lame": lambda: time.sleep(1e-3), "sound": lambda: time.sleep(4e-3), "slow": lambda: time.sleep(9e-3)}
+    outcome = race(calls, time.perf_counter() + 60.0, 24, keep="float", say=lambda _: None, lame={"lame"})
+    assert outcome.dropped == {"slow"}
+
+
+def test_who_was_dropped_does_not_win_by_a_figure_of_faster_times():
+    def result(name: str, seconds: float, **fields: object) -> CandidateResult:
+        return CandidateResult(name, Candidate(name), Timing.of([seconds] * 9), 40.0, 1.0, 100, **fields)
+
+    base = CandidateResult("float32", None, Timing.of([9.0] * 9), math.inf, 1.0, 400)
+    rows = [base, result("int4", 2.0, dropped=True), result("int8", 3.0)]
+    assert tuner_module._judge(rows, AutoTuningConfig(), ())[0] == Candidate("int8")
+    # Where it is the only one that meets the requirements, it does.
+    rows = [base, result("int4", 2.0, dropped=True), result("int8", 3.0, violations=("latency",))]
+    assert tuner_module._judge(rows, AutoTuningConfig(), ())[0] == Candidate("int4")
 
 
 # ---- the cache ------------------------------------------------------------------------------------------------------

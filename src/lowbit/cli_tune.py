@@ -153,6 +153,8 @@ def _table(found: "OptimalQuantizationConfig") -> "RenderableType":
 
     verdict = "keep float" if found.winner is None else found.winner.name
     note = "" if found.complete else " Not every setting was measured."
+    if any(r.dropped for r in found.results):
+        note += "\n~ Clearly slower in the first rounds, and left out of later ones."
     kept = "remembered from before" if found.from_cache else f"{found.seconds:.1f} s"
     table = Table(
         title=f"{_short(found.workload)}\n", title_style="bold", title_justify="left", box=box.SIMPLE_HEAD,
@@ -167,9 +169,10 @@ def _table(found: "OptimalQuantizationConfig") -> "RenderableType":
         t = r.timing.median
         scale, unit = (1e6, "µs") if t < 1e-3 else (1e3, "ms")
         style = "green" if r.candidate is not None and r.candidate == found.winner else "dim" if r.violations else ""
-        mark = " *" if r.on_front else ""
+        mark, early = " *" if r.on_front else "", "~ " if r.dropped else ""
         table.add_row(
-            Text(r.name + mark + "".join(f"\n  {v}" for v in r.violations), style=style), f"{t * scale:.4g} {unit}",
+            Text(r.name + mark + "".join(f"\n  {v}" for v in r.violations), style=style),
+            f"{early}{t * scale:.4g} {unit}",
             f"{base.timing.median / t:.2f}" if base else "", f"{found.workload.operations / t / 1e9:.1f}",
             "exact" if r.candidate is None else f"{r.sqnr_db:.1f}", f"{r.nbytes:,}",
         )  # fmt: skip

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 from lowbit.bench.timing import Samples, Timing, repeats_for, sample
 
-__all__ = ["race"]
+__all__ = ["Outcome", "race"]
 
 _FEW = 8  # samples before anything is judged
 _SLOWER = 1.08  # a setting is dropped once its very best lies so far above the interval of the best one,
@@ -18,11 +18,25 @@ _FAR = 1.6  # and with few samples, once it lies so far above it
 _NARROW = 0.01
 
 
+class Outcome(NamedTuple):
+    """Timings; who was dropped on the way; and whether all were measured. Whoever was dropped was slower when it still
+    ran. Its figure is from then: the others' may be of slower times, and both say nothing of each other."""
+
+    timings: dict[str, Timing]
+    dropped: frozenset[str] = frozenset()
+    complete: bool = True
+
+
 def race(
-    calls: Mapping[str, Callable[[], Any]], end: float, rounds: int, keep: str, say: Callable[[str], None]
-) -> tuple[dict[str, Timing], bool]:
-    """Timings, and whether all were measured. Calls whose names start with `keep` stay in until the end; if they are
-    far slower, in one round of four.
+    calls: Mapping[str, Callable[[], Any]],
+    end: float,
+    rounds: int,
+    keep: str,
+    say: Callable[[str], None],
+    lame: Collection[str] = (),
+) -> Outcome:
+    """Calls whose names start with `keep` stay in until the end; if they are far slower, in one round of four. Those in
+    `lame` cannot win, whatever they take, and so drop nobody.
 
     Each call runs once to warm up, then all take turns until `end` (on time.perf_counter), `rounds`, or until the
     remaining intervals are narrow. A Ctrl-C ends it with what there is.
@@ -56,7 +70,8 @@ def race(
                     break
             if r >= 4 and r % 4 == 0:
                 found = {n: samples[n].timing(_FEW) for n in running}
-                best = min(found.values(), key=lambda t: t.median)
+                leading = [t for n, t in found.items() if n not in lame] or [*found.values()]
+                best = min(leading, key=lambda t: t.median)
                 slower = _SLOWER if r + 1 >= 2 * _FEW else _FAR
                 running = [n for n in running if n.startswith(keep) or found[n].best <= best.high * slower]
                 resting = {n for n in running if found[n].best > best.high * _FAR}
@@ -67,4 +82,5 @@ def race(
     finally:
         if was_enabled:
             gc.enable()
-    return {n: s.timing(_FEW) for n, s in samples.items()}, complete
+    timings = {n: s.timing(_FEW) for n, s in samples.items()}
+    return Outcome(timings, frozenset(n for n in timings if n not in running), complete)

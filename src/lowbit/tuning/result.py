@@ -27,6 +27,9 @@ class CandidateResult:
     nbytes: int
     violations: tuple[str, ...] = ()
     on_front: bool = False  # no other setting is faster, more accurate and smaller at once
+    # Left out of later rounds as clearly slower than another; its figure is from the first ones, which may have been
+    # faster or slower times of the machine than those of the others.
+    dropped: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -37,7 +40,7 @@ class CandidateResult:
         candidate = None if d["candidate"] is None else Candidate(**d["candidate"])
         return CandidateResult(
             str(d["name"]), candidate, Timing(**d["timing"]), float(d["sqnr_db"]), float(d["cosine"]), int(d["nbytes"]),
-            tuple(map(str, d["violations"])), bool(d["on_front"]),
+            tuple(map(str, d["violations"])), bool(d["on_front"]), bool(d["dropped"]),
         )  # fmt: skip
 
 

@@ -123,14 +123,16 @@ def _search(
         complete = False
     left_out = _without_a_cpu(settings, others, start + _LOOKING * how.max_search_time)
     racing = {n: w.run for n, w in works.items() if n not in left_out}
-    timings, raced = race(racing, end, how.iterations, keep=FLOAT, say=say)
+    lame = {n for n in settings if _flaws(wanted, how, errors[n], works[n].nbytes)}
+    timings, dropped, raced = race(racing, end, how.iterations, keep=FLOAT, say=say, lame=lame)
     complete = complete and raced
     baseline = min((n for n in timings if n.startswith(FLOAT)), key=lambda n: timings[n].median, default=None)
     rows = []
     for name, candidate in settings.items():
         if name in timings:
             broken = _violations(workload, wanted, how, timings[name], errors[name], works[name].nbytes)
-            rows.append(CandidateResult(name, candidate, timings[name], *errors[name], works[name].nbytes, broken))
+            figures = timings[name], *errors[name], works[name].nbytes
+            rows.append(CandidateResult(name, candidate, *figures, broken, dropped=name in dropped))
     rows.sort(key=lambda r: r.timing.median)
     if baseline is not None:
         rows.insert(0, CandidateResult(baseline, None, timings[baseline], math.inf, 1.0, works[baseline].nbytes))
@@ -158,13 +160,21 @@ def _violations(
     workload: QuantizationWorkload, wanted: PerformanceRequirements, how: AutoTuningConfig, timing: Timing,
     errors: tuple[float, float], nbytes: int,
 ) -> tuple[str, ...]:  # fmt: skip
-    sqnr, cosine = errors
     rate = workload.operations / timing.median
     found = []
     if wanted.max_latency is not None and timing.median > wanted.max_latency:
         found.append(f"latency {timing.median:.3g} s, above {wanted.max_latency:.3g} s")
     if wanted.min_throughput is not None and rate < wanted.min_throughput:
         found.append(f"throughput {rate:.3g} a second, below {wanted.min_throughput:.3g}")
+    return (*found, *_flaws(wanted, how, errors, nbytes))
+
+
+def _flaws(
+    wanted: PerformanceRequirements, how: AutoTuningConfig, errors: tuple[float, float], nbytes: int
+) -> tuple[str, ...]:
+    """What a setting violates however fast it is."""
+    sqnr, cosine = errors
+    found = []
     if wanted.memory_budget is not None and nbytes > wanted.memory_budget:
         found.append(f"memory {nbytes:,} bytes, above {wanted.memory_budget:,}")
     if wanted.min_sqnr_db is not None and sqnr < wanted.min_sqnr_db:
@@ -211,9 +221,10 @@ def _judge(
         nearest = min(rows, key=lambda r: (len(r.violations), r.timing.median))
         why = f"nothing meets the requirements; nearest is {nearest.name}: {'; '.join(nearest.violations)}"
         return nearest.candidate, why, False
-    fastest = _surely_fastest(allowed)
+    finalists = [r for r in allowed if not r.dropped] or allowed
+    fastest = _surely_fastest(finalists)
     close = [
-        r for r in allowed if r.timing.median <= fastest.timing.median * _ALIKE and _threads(r) <= _threads(fastest)
+        r for r in finalists if r.timing.median <= fastest.timing.median * _ALIKE and _threads(r) <= _threads(fastest)
     ]
     best = max(close, key=lambda r: r.sqnr_db)
     gain = base.timing.median / best.timing.median
@@ -225,17 +236,17 @@ def _judge(
     why = f"{_time(best.timing)}, {times}: {gain:.2f} times as fast, SQNR {best.sqnr_db:.1f} dB"
     if best is not fastest:
         why += f"; as fast as {fastest.name} to {100 * (_ALIKE - 1):.0f} %, and more accurate"
-    dropped = [r for r in rows if r.violations and r.timing.median < best.timing.median]
-    if dropped:
-        why += f"; {dropped[0].name} is faster but: {dropped[0].violations[0]}"
+    barred = [r for r in rows if r.violations and r.timing.median < best.timing.median]
+    if barred:
+        why += f"; {barred[0].name} is faster but: {barred[0].violations[0]}"
     return best.candidate, why, True
 
 
-def _surely_fastest(allowed: list[CandidateResult]) -> CandidateResult:
+def _surely_fastest(finalists: list[CandidateResult]) -> CandidateResult:
     """The fastest; but more threads must be faster beyond doubt: a choice that holds is worth more than one that held
     for a second."""
-    best = allowed[0]
-    for r in allowed[1:]:
+    best = finalists[0]
+    for r in finalists[1:]:
         if _threads(r) < _threads(best) and r.timing.median <= best.timing.high:
             best = r
     return best
