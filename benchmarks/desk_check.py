@@ -70,7 +70,7 @@ def check_limits() -> list[dict[str, Any]]:
     for name, size in _sizes(hardware()).items():
         room = np.ones(size // 1024 * 128 + 8, np.int64)
         block = room[(-room.ctypes.data % 64) // 8 :][: size // 1024 * 128]  # a load must not touch two lines
-        repeats = max(1, (1 << 22) // block.nbytes)
+        repeats = max(1, (1 << 25) // block.nbytes)  # else the call itself takes part of the time
 
         def read(block: Any = block, repeats: int = repeats) -> float:
             return rate(block.nbytes * repeats, lambda: own.peak_read(block.ctypes.data, block.size, repeats))

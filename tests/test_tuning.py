@@ -394,6 +394,19 @@ def test_limits_are_measured_and_remembered(folder):
     assert limits().fma_ops > 1e9
 
 
+def test_limits_measured_again_become_the_better_of_both(folder, monkeypatch):
+    from lowbit import limits as module
+
+    def found(dot: float, fma: float, read: float) -> module.Limits:
+        return module.Limits("cpu", "avx2", dot, fma, dict.fromkeys(("L1", "L2", "L3", "DRAM"), read))
+
+    rates = iter([found(100.0, 50.0, 900.0), found(90.0, 60.0, 300.0), found(95.0, 55.0, 310.0)])
+    monkeypatch.setattr(module, "_measured", lambda _: next(rates))
+    assert module.limits() == found(100.0, 50.0, 900.0)
+    assert module.limits(refresh=True) == found(100.0, 60.0, 300.0), "900 is no figure of a machine that has 300"
+    assert module.limits(refresh=True) == module.limits() == found(100.0, 60.0, 310.0)
+
+
 def test_hints_follow_the_kernels_in_use():
     from dataclasses import replace
 

@@ -48,7 +48,7 @@ double read_limit(int64_t bytes, double seconds) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   do {
     best = std::max(best, best_rate(2, [&](int) {
-                      for (int64_t r = 0; r < rounds; ++r) sink = row.read(block.get(), n);
+                      sink = row.read(block.get(), n, rounds);
                       return static_cast<double>(rounds * n * 4);
                     }));
   } while (std::chrono::steady_clock::now() < end);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lowbit import _core
@@ -13,7 +13,8 @@ from lowbit.hardware import HardwareFeatures, hardware
 
 __all__ = ["Limits", "limits"]
 
-_SECONDS = 0.06  # for each size that is read
+_ROUNDS, _SECONDS = 5, 0.015  # for each size that is read. All take turns, so that a slow moment hits none alone
+_SAME = 1.5  # figures of one machine are no further apart, whatever else it does
 _FALLBACK = {"L1": 32 << 10, "L2": 512 << 10, "L3": 8 << 20}  # where the system does not tell
 
 
@@ -39,23 +40,43 @@ class Limits:
 
 
 def limits(refresh: bool = False) -> Limits:
-    """The limits of this CPU with the kernels in use; measured in half a second the first time, then remembered.
+    """The limits of this CPU with the kernels in use; measured in about a second the first time, then remembered.
+    `refresh` measures again, and each limit becomes the better of its two figures.
 
     >>> limits().fma_ops > 0
     True
     """
     machine = hardware()
     file, key = CacheFile("limits"), f"{machine.cpu}|{machine.isa}|{__version__}"
-    if not refresh:
-        kept = _from_entry(file.get(key))
-        if kept is not None:
-            return kept
-    found = Limits(
-        machine.cpu, machine.isa, _core.dot_limit(), _core.fma_limit(),
-        {name: _core.read_limit(size, _SECONDS) for name, size in _sizes(machine).items()},
-    )  # fmt: skip
+    kept = _from_entry(file.get(key))
+    if kept is not None and not refresh:
+        return kept
+    found = _measured(machine)
+    if kept is not None:
+        found = _better(found, kept)
     file.put(key, found.to_dict())
     return found
+
+
+def _measured(machine: HardwareFeatures) -> Limits:
+    sizes = _sizes(machine)
+    dot, fma, read = 0.0, 0.0, dict.fromkeys(sizes, 0.0)
+    for _ in range(_ROUNDS):
+        dot, fma = max(dot, _core.dot_limit()), max(fma, _core.fma_limit())
+        read = {name: max(read[name], _core.read_limit(size, _SECONDS)) for name, size in sizes.items()}
+    return Limits(machine.cpu, machine.isa, dot, fma, read)
+
+
+def _better(found: Limits, kept: Limits) -> Limits:
+    """The greater of each two rates; the new one where the old is none that this machine could have had."""
+
+    def of(new: float, old: float) -> float:
+        return max(new, old) if old <= _SAME * new else new
+
+    read = {name: of(rate, kept.read_bytes[name]) for name, rate in found.read_bytes.items()}
+    return replace(
+        found, dot_ops=of(found.dot_ops, kept.dot_ops), fma_ops=of(found.fma_ops, kept.fma_ops), read_bytes=read
+    )
 
 
 def _sizes(machine: HardwareFeatures) -> dict[str, int]:

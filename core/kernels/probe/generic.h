@@ -31,19 +31,22 @@ int64_t probe_fma(int64_t rounds) {
 
 // In four places at a time: the hardware looks ahead of each, and memory has more to do than with one.
 template <class V>
-float probe_read(const float* x, int64_t n) {
+float probe_read(const float* x, int64_t n, int64_t times) {
   constexpr int chains = 8, places = 4;
   typename V::I32 acc[chains];
   for (auto& v : acc) v = V::set_i32(0);
   const int32_t* p = reinterpret_cast<const int32_t*>(x);
   constexpr int64_t chunk = 1 << 16;
-  for (int64_t c = 0; c < n; c += chunk) {
-    const int64_t each = (n - c < chunk ? n - c : chunk) / places;
-    for (int64_t i = 0; i < each; i += 2 * V::width) {
+  for (int64_t t = 0; t < times; ++t) {
+    for (int64_t c = 0; c < n; c += chunk) {
+      const int64_t each = (n - c < chunk ? n - c : chunk) / places;
+      for (int64_t i = 0; i < each; i += 2 * V::width) {
 #pragma GCC unroll 8
-      for (int k = 0; k < chains; ++k)
-        acc[k] = V::max(acc[k], V::load_i32(p + c + k / 2 * each + i + k % 2 * V::width));
+        for (int k = 0; k < chains; ++k)
+          acc[k] = V::max(acc[k], V::load_i32(p + c + k / 2 * each + i + k % 2 * V::width));
+      }
     }
+    asm volatile("" ::: "memory");  // else once would do for all times
   }
   for (int k = 1; k < chains; ++k) acc[0] = V::max(acc[0], acc[k]);
   return static_cast<float>(V::reduce_max_i32(acc[0]));

@@ -6,8 +6,9 @@
 namespace lowbit {
 
 struct ProbeRow {
-  int64_t (*fma)(int64_t rounds);            // operations done: a multiplication and an addition are two
-  float (*read)(const float* x, int64_t n);  // n a multiple of kReadStep; the result is of no interest
+  int64_t (*fma)(int64_t rounds);  // operations done: a multiplication and an addition are two
+  // Reads n numbers, a multiple of kReadStep, so many times; the result is of no interest.
+  float (*read)(const float* x, int64_t n, int64_t times);
 };
 
 constexpr int64_t kReadStep = 256;

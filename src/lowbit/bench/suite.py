@@ -128,7 +128,7 @@ class QuantizationBenchmarkSuite:
             if family not in FAMILIES:
                 raise InvalidProblem(f"only: {family!r}; expected some of {', '.join(FAMILIES)}")
         operations = [o for o in _operations(self.config) if o.family in wanted]
-        load, machine, bounds = _load(), hardware(), limits()
+        load, machine, bounds = _load(), hardware(), limits(refresh=True)
         before, results, complete = get_num_threads(), list[BenchmarkResult](), True
         threads = before if self.config.threads is None else self.config.threads
         set_num_threads(threads)
