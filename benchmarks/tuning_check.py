@@ -39,7 +39,9 @@ def sweep(kind: str, text: str, seconds: float) -> dict[str, float]:
     calls: dict[str, Any] = {f"float32, {name}": work.run for name, work in float_work(workload, data).items()}
     for candidate in candidates_for(workload, hardware().threads):
         calls[candidate.name] = build(workload, candidate, data).run
-    return {name: t.median for name, t in measure(calls, seconds=seconds, width=0.005).items()}
+    # As many rounds as there is time for: a second of a machine that others use may be a slow one.
+    timings = measure(calls, seconds=seconds, width=0.005, max_rounds=100_000)
+    return {name: t.median for name, t in timings.items()}
 
 
 def check(kind: str, text: str, seconds: float, sweep_seconds: float) -> dict[str, Any]:
