@@ -83,10 +83,24 @@ Aligned<T> padded(const T* from, int64_t n, int64_t size, bool repeat) {
   return to;
 }
 
+// In vectors that every x86-64 and ARM CPU has, several at a time: it must take no time beside the product.
 uint8_t greatest(const uint8_t* codes, int64_t n) {
-  uint8_t most = 0;
-  for (int64_t i = 0; i < n; ++i) most = std::max(most, codes[i]);
-  return most;
+  typedef uint8_t Vector __attribute__((vector_size(16)));
+  constexpr int64_t kSide = 4, kStep = kSide * static_cast<int64_t>(sizeof(Vector));
+  Vector most[kSide] = {};
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) {
+    for (int64_t j = 0; j < kSide; ++j) {
+      Vector v;
+      std::memcpy(&v, codes + i + j * static_cast<int64_t>(sizeof(v)), sizeof(v));
+      most[j] = v > most[j] ? v : most[j];
+    }
+  }
+  uint8_t found = 0;
+  for (; i < n; ++i) found = std::max(found, codes[i]);
+  for (const Vector& v : most)
+    for (size_t k = 0; k < sizeof(v); ++k) found = std::max(found, v[k]);
+  return found;
 }
 
 // Of all codes: in pieces, large ones where there are many.

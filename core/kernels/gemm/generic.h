@@ -6,6 +6,7 @@
 //   step                   quads a step takes: 1, or kGemmQuads
 //   Quad, load_a(p, stride)  a's step at p, for every column (of a_rows rows)
 //   Cols, load_b(p)        b's step: `group` columns; bytes from one quad to the next are kQuadBytes
+//   dot_two(acc&, acc&, a, first, b)  where it pays: dots with two groups, the first of them in a register
 //   Acc, zero(), dot(acc&, a, b), store<Add>(acc, c, stride, from, from_stride)
 //                          to c[a_rows][group], which may be `from` that it is added to
 //   is_one                 whether compilers see dot as one operation, and cannot multiply once for many sums
@@ -67,9 +68,15 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
       cols[j] = E::load_b(b[j]);
       b[j] += E::step * kQuadBytes;
     }
-    for (int i = 0; i < kPairs; ++i) {
-      const typename E::Quad v = E::load_a(a + i * E::a_rows * a_stride, a_stride);
-      for (int j = 0; j < Wide; ++j) E::dot(acc[i][j], v, cols[j]);
+    if constexpr (Wide == 2 && requires { &E::dot_two; }) {
+      const auto first = *cols[0];
+      for (int i = 0; i < kPairs; ++i)
+        E::dot_two(acc[i][0], acc[i][1], E::load_a(a + i * E::a_rows * a_stride, a_stride), first, cols[1]);
+    } else {
+      for (int i = 0; i < kPairs; ++i) {
+        const typename E::Quad v = E::load_a(a + i * E::a_rows * a_stride, a_stride);
+        for (int j = 0; j < Wide; ++j) E::dot(acc[i][j], v, cols[j]);
+      }
     }
     a += E::step * 4 * static_cast<int64_t>(sizeof(typename E::A));
   };
