@@ -17,10 +17,11 @@ from lowbit.kernels.gpu.presence import find_device
 from lowbit.torch import kernels
 from lowbit.torch.kernels import compute_dtype, empty_like, granularity
 
+# The operators.
 __all__ = [
     "affine_params", "dequantize", "dequantize_ste", "dequantize_ste_backward", "fake_quantize",
-    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "is_direct", "keep_where",
-    "observe_", "quantize", "quantize_ste", "quantize_ste_backward", "range_params",
+    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "keep_where", "observe_",
+    "quantize", "quantize_ste", "quantize_ste_backward", "range_params",
 ]  # fmt: skip
 
 _lib: Any = torch.library.Library("lowbit", "FRAGMENT")  # type: ignore[no-untyped-call]
