@@ -128,7 +128,7 @@ void gemm(const GemmArgs& x) {
   const int64_t tiles = (padded + kTile - 1) / kTile, rows = padded / tiles, taller = padded % tiles;
   // Few rows read all of b and do little with it, so that it comes from memory no sooner than it is needed, unless it
   // is asked for before. One row reads from four places at a time, which memory gives faster than from one.
-  constexpr int kPlaces = 4, kFewTiles = 3, kAhead = 4096, kAheadOfPlace = 1024;
+  constexpr int kPlaces = 4, kFewTiles = 3, kAhead = 4096, kAheadOfPlace = 256;
   if constexpr (kPlaces * kPer <= 8) {  // sums that registers hold
     if (padded == 1 && groups >= 2 * kPlaces * kPer) {
       const int64_t apart = groups / kPer / kPlaces * kPer;
