@@ -4,11 +4,12 @@
 
 namespace lowbit {
 
-// Asks for `bytes` that a loop will read about 1024 bytes from now, and once.
+// Asks for `bytes` that a loop will read Ahead bytes from now, and once.
+template <int64_t Ahead>
 inline __attribute__((always_inline)) void ask_ahead(const void* p, int64_t bytes) {
-  constexpr int64_t kAhead = 1024, kLine = 64;
+  constexpr int64_t kLine = 64;
   for (int64_t line = 0; line < bytes; line += kLine)
-    __builtin_prefetch(static_cast<const char*>(p) + kAhead + line, 0, 0);
+    __builtin_prefetch(static_cast<const char*>(p) + Ahead + line, 0, 0);
 }
 
 }  // namespace lowbit

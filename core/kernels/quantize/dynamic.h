@@ -4,6 +4,7 @@
 
 #include "kernels/quantize/given.h"
 #include "kernels/range/generic.h"
+#include "simd/ahead.h"
 
 namespace lowbit {
 
@@ -270,8 +271,7 @@ void quantize_dynamic_blocks(const DynamicGroupsArgs& a) {
                                                                        Symmetric ? 0 : p.zero[g], qmin, qmax);
         BitRange<V, In, Symmetric> range;
         for (int64_t i = 0; i < size; i += kBlock) {
-          for (int64_t line = 0; line < kBlock * static_cast<int64_t>(sizeof(In)); line += 64)
-            __builtin_prefetch(reinterpret_cast<const char*>(next + i) + kAhead + line, 0, 0);
+          ask_ahead<kAhead>(next + i, kBlock * sizeof(In));
           range.note_block(next + i);
           k.template block<Written>(here, to, i);
         }

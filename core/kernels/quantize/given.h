@@ -11,6 +11,8 @@ namespace lowbit {
 template <class V, class In>
 constexpr bool has_load4 = requires(const In* p) { V::load4(p); };
 
+constexpr int64_t kAskedAhead = 1024;  // bytes, where codes are written past the caches
+
 // Sixteen-bit codes exceed what is proven.
 template <class C, class T>
 LOWBIT_INLINE bool must_divide(T s) {
@@ -46,7 +48,7 @@ struct UniformQuantizer {
   template <bool Stream>
   __attribute__((always_inline)) void block(const In* x, C* q) const {
     constexpr int w = V::width;
-    if constexpr (Stream) ask_ahead(x, 4 * w * sizeof(In));
+    if constexpr (Stream) ask_ahead<kAskedAhead>(x, 4 * w * sizeof(In));
     if constexpr (sizeof(C) == 1 && has_load4<V, In>) {
       const auto v = V::load4(x);
       V::template store_bytes4<Stream, true>(q, steps(v.a), steps(v.b), steps(v.c), steps(v.d), shift);
@@ -192,7 +194,7 @@ struct VaryingQuantizer {
     constexpr int w = V::width;
     int64_t i = 0;
     for (; i + 4 * w <= n; i += 4 * w) {
-      if constexpr (Stream) ask_ahead(x + i, 4 * w * sizeof(In));
+      if constexpr (Stream) ask_ahead<kAskedAhead>(x + i, 4 * w * sizeof(In));
       if constexpr (!Zero && sizeof(C) == 1) {
         V::template store_bytes4<Stream>(q + i, steps(x, i), steps(x, i + w), steps(x, i + 2 * w), steps(x, i + 3 * w),
                                          shift);
