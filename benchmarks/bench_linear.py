@@ -10,7 +10,7 @@ from benchmarks.peers import Peers
 from benchmarks.peers_compute import ENGINES, NUMPY_F32, ORT_DYNAMIC, TORCH_F32, ComputePeers, rotating
 from benchmarks.problems import Layer
 from benchmarks.timing import Call, Case, Contender, GroupTarget, Target
-from lowbit.ops.pairs import gains_from_pairs
+from lowbit.ops.fitting import Products, fastest_fit
 
 __all__ = ["cases", "lowbit_layer"]
 
@@ -23,9 +23,11 @@ _BEYOND_CACHES = 80 << 20  # bytes of weights, more than any cache here holds
 
 _PEERS = (*ENGINES, ORT_DYNAMIC, TORCH_F32, NUMPY_F32)
 # Without VNNI every peer has 7 bits on one side, since products of 8 saturate: 34 to 35 dB here. lowbit has 8 on both,
-# 39 dB, or weights of which no pair saturates, 38 dB, for which there is as fast an instruction. Both are judged.
-EIGHT_BITS, PAIRS = "lowbit", "lowbit, pairs fit"
-_OWN = (EIGHT_BITS, PAIRS) if gains_from_pairs() else (EIGHT_BITS,)
+# 39 dB, or weights of which no pair saturates, 38 dB, or no four, 36 dB, for which there are faster instructions. All
+# are judged.
+EIGHT_BITS = "lowbit"
+_FITTED: dict[str, Products] = {EIGHT_BITS: 1, "lowbit, pairs fit": 2, "lowbit, fours fit": 4}
+_OWN = tuple(_FITTED) if fastest_fit() > 1 else (EIGHT_BITS,)
 _MEANS = [GroupTarget("all shapes, weights hot", name, _PEERS, 1.05, "best peer") for name in _OWN]
 
 
@@ -74,7 +76,7 @@ def _cold(makers: ComputePeers, threads: int) -> Case:
 
 def lowbit_layer(p: Layer, name: str = EIGHT_BITS) -> Contender:
     def build() -> Call:
-        layer = lb.QuantizedLinear(p.w, fit_pairs=name == PAIRS)
+        layer = lb.QuantizedLinear(p.w, fit_products=_FITTED[name])
         return lambda: layer(p.x)
 
     return Contender(name, build, kind="lowbit", answer=lambda y: y)

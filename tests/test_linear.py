@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import lowbit as lb
 from conftest import THREADS
 from lowbit import InvalidProblem, QuantizationParams, QuantizedTensor, reference
+from lowbit.ops.fitting import Products
 from lowbit.ranges import MIN_SCALE
 from lowbit.reference_compute import conv2d_integer, matmul_groups, matmul_integer, requantize, scaled
 from problems import F32, constant, output_params, same, same_codes, scales, spread_over, tensor
@@ -310,29 +311,30 @@ def test_float_weights_are_quantized_by_output_or_in_blocks(
     assert np.linalg.norm(expected - x @ weight.T) < error * np.linalg.norm(x @ weight.T)
 
 
-@pytest.mark.parametrize("shape", [(33, 70), (8, 6, 3, 3)])
-def test_pairs_of_weights_fit_16_bits(native: ModuleType, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("products", [2, 4])
+@pytest.mark.parametrize("shape", [(33, 70), (8, 6, 3, 3), (4, 5, 3, 3)])
+def test_products_of_weights_fit_16_bits(native: ModuleType, shape: tuple[int, ...], products: Products) -> None:
     rng = np.random.default_rng(5)
     make = lb.QuantizedLinear if len(shape) == 2 else lb.QuantizedConv2d
     normal = rng.standard_normal(shape, F32)
     for w in (normal, np.ones(shape, np.float16), normal.astype(FLOATS["bf16"])):
-        layer = make(w, fit_pairs=True)
-        rows = np.moveaxis(layer.weight.unpack(), 1, -1).reshape(len(w), -1).astype(np.int32)  # channels innermost
-        assert np.abs(rows[:, 0::2] + rows[:, 1::2]).max() <= 128
-        # The codes are those of the nearest steps, and little is lost: a bit at the very most, where all are alike.
+        layer = make(w, fit_products=products)
+        packed = layer._packed.native if len(shape) == 2 else layer._packed.parts[0]
+        assert packed.fits >= products
+        # The codes are those of the nearest steps, and little is lost: a bit or two at the very most, where all are alike.
         assert layer.weight.error(w.astype(F32)).max_error <= 0.5001 * layer.weight.params.scale.max()
         plain = make(w).weight.params.scale
         assert (layer.weight.params.scale >= plain).all()
-        assert (layer.weight.params.scale <= 2 * plain).all()
+        assert (layer.weight.params.scale <= products * plain).all()
 
 
-def test_pairs_are_for_symmetric_int8(native: ModuleType) -> None:
+def test_products_are_fitted_for_symmetric_int8(native: ModuleType) -> None:
     w = np.eye(4, dtype=F32)
     for options in ({"dtype": "int4"}, {"dtype": "uint8", "scheme": "asymmetric"}, {"block_size": 2}):
-        with pytest.raises(lb.Unsupported, match=r"fit_pairs: .*; expected symmetric int8"):
-            lb.QuantizedLinear(w, fit_pairs=True, **options)
-    with pytest.raises(InvalidProblem, match="fit_pairs: the weight is quantized already"):
-        lb.QuantizedLinear(lb.quantize(w, axis=0), fit_pairs=True)
+        with pytest.raises(lb.Unsupported, match=r"fit_products: .*; expected symmetric int8"):
+            lb.QuantizedLinear(w, fit_products=2, **options)
+    with pytest.raises(InvalidProblem, match="fit_products: the weight is quantized already"):
+        lb.QuantizedLinear(lb.quantize(w, axis=0), fit_products=2)
 
 
 def test_bytes_of_a_layer(subject: ModuleType) -> None:

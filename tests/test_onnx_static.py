@@ -19,7 +19,7 @@ from lowbit.formats.onnx.graph import Graph  # noqa: E402
 from lowbit.formats.onnx.static import quantize_static, why_not_static  # noqa: E402
 from lowbit.formats.onnx.weight_uses import weights  # noqa: E402
 from lowbit.models import Recipe  # noqa: E402
-from lowbit.ops.pairs import LARGEST_PAIR, in_conv_order, unsaturated  # noqa: E402
+from lowbit.ops.fitting import LARGEST_SUM, Products, in_conv_order, unsaturated  # noqa: E402
 from onnx_builder import Builder, residual_cnn  # noqa: E402
 
 RECIPE = Recipe.of("static-int8").but(min_elements=0)
@@ -120,20 +120,22 @@ def test_a_norm_that_others_depend_on_stays() -> None:
 # ---- exactness ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("products", [2, 4])
 @pytest.mark.parametrize("inputs", [1, 2, 3, 64, 65, 257])
-def test_no_pair_of_codes_can_saturate(inputs: int) -> None:
+def test_no_sums_of_codes_can_saturate(inputs: int, products: Products) -> None:
     rng = np.random.default_rng(inputs)
     w = (rng.standard_t(3, (50, inputs)) * rng.uniform(1e-3, 1e3, (50, 1))).astype(np.float32)
     start = (np.abs(w).max(axis=1) / 127).astype(np.float32)
-    scale = unsaturated(w, start)
-    codes = np.rint(w / scale[:, None])
-    whole = inputs // 2 * 2
-    pairs = np.abs(codes[:, :whole:2] + codes[:, 1:whole:2])
+    scale = unsaturated(w, start, products)
+    codes = np.pad(np.rint(w / scale[:, None]), ((0, 0), (0, 8)))
+    places = range(0, inputs, 2) if products == 2 else [i + j for i in range(0, inputs, 8) for j in (0, 2)]
+    added = [[i, i + 1] if products == 2 else [i, i + 1, i + 4, i + 5] for i in places if i + 6 < inputs + 8]
+    sums = np.stack([np.maximum(side[:, at], 0).sum(axis=1) for at in added for side in (codes, -codes)], axis=1)
     assert np.all(scale >= start)
-    assert np.all(pairs <= LARGEST_PAIR)
-    # No further than needed: of those that grew, one pair is at the limit, or within rounding of it.
+    assert np.all(sums <= LARGEST_SUM)
+    # No further than needed: of those that grew, one sum is at the limit, or within rounding of it.
     grown = scale > start * 1.01
-    assert np.all(pairs[grown].max(axis=1) >= LARGEST_PAIR - 2) if grown.any() else inputs < 3
+    assert np.all(sums[grown].max(axis=1) >= LARGEST_SUM - products) if grown.any() else inputs < 3
 
 
 @pytest.mark.parametrize("k", [16, 63, 384])
@@ -170,7 +172,7 @@ def test_convolutions_are_exact_for_the_worst_activations(shape: tuple[int, ...]
     codes = graph.constant("w_codes")
     assert codes is not None
     rows = in_conv_order(codes.astype(np.int64))
-    assert np.abs(rows[:, : rows.shape[1] // 2 * 2 : 2] + rows[:, 1::2]).max() <= LARGEST_PAIR
+    assert np.abs(rows[:, : rows.shape[1] // 2 * 2 : 2] + rows[:, 1::2]).max() <= LARGEST_SUM
 
 
 def _min_max() -> Any:

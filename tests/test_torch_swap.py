@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 import lowbit.torch as lt  # noqa: E402
 from lowbit.models import Override, Recipe, WeightRecipe  # noqa: E402
 from lowbit.models.weights import quantize_weight  # noqa: E402
-from lowbit.ops.pairs import fit_pairs  # noqa: E402
+from lowbit.ops.fitting import Products, fit_products  # noqa: E402
 from lowbit.torch import never_slower, swap  # noqa: E402
 from lowbit.torch.folding import FoldedNorm  # noqa: E402
 from torch_models import cnn, fake_clock, recipe, row_of  # noqa: E402
@@ -44,7 +44,7 @@ def test_linear_is_the_layer_of_lowbit_with_the_recipes_weights() -> None:
         "W4A8": (WeightRecipe("int4", group_size=128), {"activation": "int8"}),
     }
     for name, (weights, options) in cases.items():
-        found = lt.quantize(linear, recipe(name), fit_pairs=False)
+        found = lt.quantize(linear, recipe(name), fit_products=1)
         layer = lb.QuantizedLinear(quantize_weight(w, weights), b, **options)
         assert np.array_equal(found(x).numpy(), layer(x.numpy())), name
         assert lt.report(found).rows[0].how == str(weights)
@@ -170,29 +170,37 @@ def test_images_keep_their_memory_format() -> None:
     assert module(torch.zeros(0, 3, 6, 5)).shape == (0, 8, 6, 5)
 
 
+@pytest.mark.parametrize("products", [2, 4])
 @pytest.mark.parametrize("shape", [(9, 31), (4, 6, 3, 3), (5, 3, 2, 2), (3, 7, 5)])
-def test_pairs_fit_sixteen_bits_and_little_is_lost(shape: tuple[int, ...]) -> None:
+def test_products_fit_sixteen_bits_and_little_is_lost(shape: tuple[int, ...], products: Products) -> None:
     w = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     q = lb.quantize(w, axis=0)
-    fitted = fit_pairs(w, q)
+    fitted = fit_products(w, q, products)
     rows = np.moveaxis(fitted.unpack().astype(int), 1, -1).reshape(shape[0], -1)
-    rows = np.pad(rows, ((0, 0), (0, rows.shape[1] % 2))).reshape(shape[0], -1, 2)
+    rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8))).reshape(shape[0], -1, 4 // products, products // 2, 2, 2)
+    rows = rows.swapaxes(3, 4).reshape(shape[0], -1, products)  # neighbours, or with those four places after them
     assert max(np.maximum(rows, 0).sum(-1).max(), np.maximum(-rows, 0).sum(-1).max()) <= 128
     assert (fitted.params.scale >= q.params.scale).all()
-    assert (fitted.params.scale <= 2.01 * q.params.scale).all()
-    assert fit_pairs(w, fitted) is fitted
+    assert (fitted.params.scale <= 1.01 * products * q.params.scale).all()
+    assert fit_products(w, fitted, products) is fitted
     if len(shape) == 2:
         assert lb.prepack(
             lb.QuantizedTensor.from_codes(fitted.unpack().T, fitted.params.replace(axis=1))
-        ).native.is_safe
+        ).native.fits >= products
 
 
-def test_pairs_are_fitted_where_asked_and_the_row_says_so() -> None:
+@pytest.mark.parametrize(("products", "said"), [(2, "pairs"), (4, "fours")])
+def test_products_are_fitted_where_asked_and_the_row_says_so(products: Products, said: str) -> None:
     linear = nn.Linear(32, 8)
-    found = lt.quantize(linear, recipe("W8A8"), fit_pairs=True)
-    assert lt.report(found).rows[0].how == "int8 symmetric, per channel, pairs fit 16 bits"
-    assert found.layer._packed.native.is_safe
-    assert "pairs" not in lt.report(lt.quantize(linear, recipe("W8A16"), fit_pairs=True)).rows[0].how
+    found = lt.quantize(linear, recipe("W8A8"), fit_products=products)
+    assert lt.report(found).rows[0].how == f"int8 symmetric, per channel, {said} fit 16 bits"
+    assert found.layer._packed.native.fits >= products
+    assert "fit" not in lt.report(lt.quantize(linear, recipe("W8A16"), fit_products=products)).rows[0].how
+
+
+def test_products_fit_by_ones_twos_and_fours() -> None:
+    with pytest.raises(lb.InvalidProblem, match=r"fit_products: 3; expected 1, 2 or 4"):
+        lt.quantize(nn.Linear(32, 8), recipe("W8A8"), fit_products=3)  # type: ignore[call-overload]
 
 
 # ---- what is swapped, and what not ----------------------------------------------------------------------------------

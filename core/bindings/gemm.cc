@@ -165,8 +165,8 @@ void bind_gemm(nb::module_& m) {
       .def_ro("k", &PackedMatrix::k)
       .def_ro("n", &PackedMatrix::n)
       .def_prop_ro(
-          "is_safe", [](const PackedMatrix& b) { return b.is_safe(255); },
-          "Whether pairs of products fit 16 bits, whatever the codes on the left.")
+          "fits", [](const PackedMatrix& b) { return 1 << b.kernel(255); },
+          "How many products at a time fit 16 bits, whatever the codes on the left: 1, 2 or 4.")
       .def_prop_ro("nbytes", &PackedMatrix::nbytes)
       .def("unpack", &unpack_of<PackedMatrix>, "out"_a, "Writes the codes, [n, k], as they were given.");
   m.def("pack_matrix", &pack_matrix, "codes"_a, "is_signed"_a, "k"_a, "n"_a, "transposed"_a, "zero_point"_a.none(),

@@ -465,8 +465,8 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> kern
   for (int i = 0; i < kIsaCount; ++i) {
     const Isa isa = static_cast<Isa>(i);
     if (!isa_available(isa)) continue;
-    for (int k = 0; k < kGemmRows; ++k)
-      rows.emplace_back("gemm", isa_name(isa), k == 0 ? "any codes" : "pairs that fit 16 bits", gemm_rows(isa)[k].name);
+    constexpr const char* kFit[kGemmRows] = {"any codes", "pairs that fit 16 bits", "fours that fit 16 bits"};
+    for (int k = 0; k < kGemmRows; ++k) rows.emplace_back("gemm", isa_name(isa), kFit[k], gemm_rows(isa)[k].name);
     for (int k = 0; k < kGroupRows; ++k)
       rows.emplace_back("groups", isa_name(isa), std::to_string(group_rows(isa)[k].bits), group_rows(isa)[k].name);
     if (isa != base_isa(isa)) continue;  // the tables of the others are those of this

@@ -123,6 +123,13 @@ uint8_t greatest(const CodeRows& a, int64_t k) {
   return *std::max_element(most, most + kPieces + 1);
 }
 
+// The index of the fastest kernel for these codes. They are looked at where a faster one may come of it.
+int chosen(const CodeRows& a, const PackedMatrix& b, const GemmRow* kernels) {
+  const int any = b.kernel(255), small = b.kernel(127);
+  if (a.is_signed || kernels[any].run == kernels[small].run) return any;
+  return b.kernel(greatest(a, b.k));
+}
+
 class Product {
  public:
   Product(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* out, int64_t stride)
@@ -133,7 +140,7 @@ class Product {
         stride_(stride),
         isa_(active_isa()),
         kernels_(gemm_rows(isa_)),
-        kernel_(kernels_[b.is_safe(255) ? 1 : 0]),
+        kernel_(kernels_[chosen(a, b, kernels_)]),
         row_(finish_row(isa_, finish.result)),
         task_rows_(task_rows(kernel_, a.rows)),
         task_blocks_(task_blocks(b, a.rows, row_tasks())) {
@@ -141,8 +148,6 @@ class Product {
     if (kernel_.a == GemmOperand::u8 && a.is_signed) shift_ = 128;
     if (kernel_.a == GemmOperand::s8 && !a.is_signed) shift_ = -128;
     wide_ = finish.wide || b.k > kExactK;
-    const bool two_kernels = kernels_[0].run != kernels_[1].run && &kernel_ == kernels_;
-    is_small_ = two_kernels && !a.is_signed && b.is_safe(127) && b.is_safe(greatest(a, b.k));
     const int64_t size = b.blocks * kGemmCols;
     if (!wide_) {
       columns_.add = aligned<int32_t>(size);
@@ -252,7 +257,7 @@ class Product {
     } else {
       for (int64_t r = 0; r < rows; ++r) a_.fetch(a_.context, row + r, first, n, w.codes + r * stride);
     }
-    const GemmRow& kernel = is_small_ ? kernels_[1] : kernel_;
+    const GemmRow& kernel = kernel_;
     const bool is_crowded = stride % 4096 == 0;               // all rows in the same few places of L1
     const bool is_readable = n == depth || codes == w.codes;  // all of `depth`, whatever is beyond n
     if (kernel.a == GemmOperand::u8 && !a_.is_signed && !b_.has_zero && is_readable && !is_crowded) {
@@ -344,14 +349,27 @@ class Product {
   int64_t stride_;
   Isa isa_;
   const GemmRow* kernels_;
-  const GemmRow& kernel_;  // for any codes of a
+  const GemmRow& kernel_;
   const FinishRow& row_;
   int64_t task_rows_, task_blocks_;
   int32_t shift_;
   bool wide_;
-  bool is_small_;  // all codes of a fit gemm_rows[1]
   Columns columns_;
 };
+
+// Bounds as PackedMatrix has them, made to hold for a block's quad at an even place and the next, too.
+void widen(int32_t (&bound)[kGemmRows], const int8_t* quad) {
+  constexpr int kBytes = kGemmCols * 4;
+  for (int i = 0; i < kBytes; i += 2) {
+    int32_t up[2], down[2];
+    for (int odd = 0; odd < 2; ++odd) {
+      const int32_t x = quad[odd * kBytes + i], y = quad[odd * kBytes + i + 1];
+      up[odd] = std::max(x, 0) + std::max(y, 0), down[odd] = -std::min(x, 0) - std::min(y, 0);
+    }
+    bound[1] = std::max({bound[1], up[0], up[1], down[0], down[1]});
+    bound[2] = std::max({bound[2], up[0] + up[1], down[0] + down[1]});
+  }
+}
 
 }  // namespace
 
@@ -366,33 +384,30 @@ PackedMatrix::PackedMatrix(const uint8_t* b, bool is_signed, int64_t depth, int6
       zero(static_cast<size_t>(blocks * kGemmCols), 0),
       column(static_cast<size_t>(blocks * kGemmCols), 0),
       flip_(is_signed ? 0 : 0x80) {
-  std::vector<int32_t> bounds(static_cast<size_t>(blocks), 0);
+  struct Bounds {
+    int32_t of[kGemmRows] = {};
+  };
+  std::vector<Bounds> bounds(static_cast<size_t>(blocks));
   parallel_for(blocks, [&](int64_t block) {
     for (int64_t q = 0; q < quads; ++q) std::memset(codes.get() + quad_at(block, q), 0, kGemmCols * 4);
     const int64_t first = block * kGemmCols, count = std::min<int64_t>(kGemmCols, n - first);
     for (int64_t j = 0; j < count; ++j) {
       const uint8_t* from = b + (first + j) * stride_n;
-      int32_t sum = 0, before = 0;  // the code at the even place of a pair
+      int32_t sum = 0;
       for (int64_t i = 0; i < k; ++i) {
         const int8_t code = static_cast<int8_t>(from[i * stride_k] ^ flip_);
         codes[quad_at(block, i / 4) + j * 4 + i % 4] = code;
         sum += code;
-        if (i % 2 == 0) {
-          before = code;
-          bounds[block] = std::max(bounds[block], std::abs(before));
-        } else {
-          const int32_t up = std::max(before, 0) + std::max<int32_t>(code, 0);
-          const int32_t down = std::min(before, 0) + std::min<int32_t>(code, 0);
-          bounds[block] = std::max({bounds[block], up, -down});
-        }
       }
       const int32_t z = (zeros_of_b == nullptr ? 0 : zeros_of_b[zeros == 1 ? 0 : first + j]) - (is_signed ? 0 : 128);
       zero[first + j] = z;
       column[first + j] = static_cast<int32_t>(sum - k * z);
     }
+    for (int64_t q = 0; q < quads; q += 2) widen(bounds[block].of, codes.get() + quad_at(block, q));
   });
   for (const int32_t z : zero) has_zero |= z != 0;
-  for (const int32_t bound : bounds) pair_bound = std::max(pair_bound, bound);
+  for (const Bounds& found : bounds)
+    for (int i = 0; i < kGemmRows; ++i) bound[i] = std::max(bound[i], found.of[i]);
 }
 
 int64_t PackedMatrix::quad_at(int64_t block, int64_t q) const {

@@ -22,10 +22,12 @@ struct PackedMatrix {
   std::vector<int32_t> zero;    // [n, padded] zero points of what is packed
   std::vector<int32_t> column;  // [n, padded] sum over k of (packed code - zero)
   bool has_zero = false;        // whether any zero point is not 0
-  int32_t pair_bound = 0;       // no two neighbours k = 2i, 2i + 1 sum to more, positive or negative parts alone
+  // No codes that one instruction adds in 16 bits sum to more, positive or negative parts alone, in the kernel of
+  // gemm_rows of this index: none, two, or four of them.
+  int32_t bound[kGemmRows] = {};
 
-  // Whether gemm_rows[1] serves it with codes of a, as u8, of at most `most`.
-  bool is_safe(int32_t most) const { return most * pair_bound <= 32767; }
+  // The fastest of gemm_rows that serves it with codes of a, as u8, of at most `most`.
+  int kernel(int32_t most) const { return most * bound[2] <= 32767 ? 2 : most * bound[1] <= 32767 ? 1 : 0; }
 
   // b is [k][n] with these strides in elements; zero null: none, else `zeros` (1 or n) of them.
   PackedMatrix(const uint8_t* b, bool is_signed, int64_t k, int64_t n, int64_t stride_k, int64_t stride_n,

@@ -1,5 +1,6 @@
 // Products of codes through their drivers, with each ISA's kernels, against the sum written out plainly.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -49,12 +50,13 @@ const Size kSizes[] = {{"one", 1, 1, 1},
 
 void test_sums(Isa isa) {
   for (const Size& s : kSizes) {
-    for (int kind = 0; kind < 8; ++kind) {
-      const bool a_signed = kind & 1, b_signed = kind & 2, small = kind & 4;  // small: pairs fit 16 bits
+    for (int kind = 0; kind < 12; ++kind) {
+      const bool a_signed = kind & 1, b_signed = kind & 2;
+      constexpr int32_t kMost[] = {128, 64, 32};  // any, pairs fit 16 bits, fours do
+      const int32_t most = kMost[kind / 4], middle = b_signed ? 0 : 128;
       const int32_t a_lo = a_signed ? -128 : 0, b_lo = b_signed ? -128 : 0;
       const auto a = codes(s.m * s.k, a_lo, a_lo + 255);
-      const auto b =
-          small ? codes(s.k * s.n, b_signed ? -64 : 64, b_signed ? 63 : 191) : codes(s.k * s.n, b_lo, b_lo + 255);
+      const auto b = codes(s.k * s.n, middle - most, middle + most - 1);
       std::vector<int32_t> za(static_cast<size_t>(std::max<int64_t>(1, s.m))), zb(static_cast<size_t>(s.n));
       for (auto& z : za) z = between(a_lo, a_lo + 255);
       for (auto& z : zb) z = between(b_lo, b_lo + 255);
@@ -85,6 +87,38 @@ void test_sums(Isa isa) {
       report(good, std::string("gemm ") + isa_name(isa) + " " + s.why + " " + std::to_string(kind));
     }
   }
+}
+
+// On both sides of where sums of two and of four products leave 16 bits, whichever of eight places they are at.
+void test_where_sixteen_bits_end(Isa isa) {
+  constexpr int64_t kPatterns = 256, kDepth = 8;
+  bool good = true;
+  for (const int32_t most : {1, 127, 128, 254, 255}) {
+    for (const int32_t weight : {16, 31, 32, 33, 63, 64, 65, 127, 128}) {
+      std::vector<uint8_t> a(kPatterns * kDepth), b(kDepth * kPatterns);
+      for (int64_t i = 0; i < kPatterns; ++i) {
+        for (int64_t k = 0; k < kDepth; ++k) {
+          a[i * kDepth + k] = static_cast<uint8_t>(i >> k & 1 ? most : 0);
+          b[k * kPatterns + i] = static_cast<uint8_t>(i >> k & 1 ? -weight : std::min(weight, 127));
+        }
+      }
+      const PackedMatrix packed(b.data(), true, kDepth, kPatterns, kPatterns, 1, nullptr, 0);
+      const int32_t zero = 0;
+      CodeRows rows{};
+      rows.rows = kPatterns, rows.zero = &zero, rows.codes = a.data(), rows.stride = kDepth;
+      Finish f{};
+      f.result = Result::s32;
+      std::vector<int32_t> out(kPatterns * kPatterns);
+      gemm(rows, packed, f, out.data(), kPatterns);
+      for (uint32_t i = 0; i < kPatterns; ++i) {
+        for (uint32_t j = 0; j < kPatterns; ++j) {
+          const int32_t down = std::popcount(i & j), up = std::popcount(i & ~j);
+          good &= out[i * kPatterns + j] == most * (std::min(weight, 127) * up - weight * down);
+        }
+      }
+    }
+  }
+  report(good, std::string("gemm ") + isa_name(isa) + " where 16 bits end");
 }
 
 void test_finish(Isa isa) {
@@ -210,6 +244,7 @@ void test_products(Isa isa) {
   const std::string before = max_isa();
   set_max_isa(isa_name(isa));
   test_sums(isa);
+  test_where_sixteen_bits_end(isa);
   test_finish(isa);
   test_groups(isa);
   test_convolution(isa);

@@ -152,8 +152,10 @@ class PackedMatrix:
     def n(self) -> int: ...
 
     @property
-    def is_safe(self) -> bool:
-        """Whether pairs of products fit 16 bits, whatever the codes on the left."""
+    def fits(self) -> int:
+        """
+        How many products at a time fit 16 bits, whatever the codes on the left: 1, 2 or 4.
+        """
 
     @property
     def nbytes(self) -> int: ...

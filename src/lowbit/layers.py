@@ -17,7 +17,8 @@ from lowbit.ops.conv import ConvGeometry, check_image, convolution, prepack_conv
 from lowbit.ops.matmul import PackedMatrix, multiply_groups, multiply_into, pack_groups
 from lowbit.ops.operands import multiplies_as_bytes
 from lowbit.ops.outcome import Outcome, row_pieces
-from lowbit.ops.pairs import fit_pairs as fitted
+from lowbit.ops.fitting import Products
+from lowbit.ops.fitting import fit_products as fitted
 from lowbit.ops.quantize import quantize, refuse_nonfinite
 from lowbit.ops.workspace import conv_workspace, linear_workspace
 from lowbit.params import QuantizationParams
@@ -45,10 +46,11 @@ class QuantizedLinear:
     - "uint8": codes of 0 to 255 with a scale and zero point for each row. Weights must not be in blocks.
     - "float": x stays as it is; weights are expanded a piece at a time.
 
-    input_params (int8 or uint8, one scale) are used instead where given. fit_pairs: int8 weights, given as floats, get
-    steps for which products fit 16 bits two by two. That costs 1 to 3 dB of the weights, and is a third faster on CPUs
-    without VNNI, where peers give up a whole bit on one side for it. Weights in blocks along their last axis of 4
-    or 2 bits are unpacked in registers; binary and logarithmic weights take float activations.
+    input_params (int8 or uint8, one scale) are used instead where given. fit_products: 2 or 4 give int8 weights,
+    which must be floats then, steps for which products fit 16 bits two by two, or four by four. On CPUs without VNNI,
+    where peers give up a whole bit on one side, that is a third faster, or two thirds, and costs 1 to 3 dB of the
+    weights, or 3 to 5. Weights in blocks along their last axis of 4 or 2 bits are unpacked in registers; binary and
+    logarithmic weights take float activations.
 
     `path` says which kernels run: "integer", "groups", "blocks" (an integer product a block: any other linear dtype),
     "float", "general". NaN or Inf in x is an error where its range is looked for.
@@ -72,10 +74,10 @@ class QuantizedLinear:
         activation: str = "int8",
         input_params: QuantizationParams | None = None,
         out_params: QuantizationParams | None = None,
-        fit_pairs: bool = False,
+        fit_products: Products = 1,
     ) -> None:
         _check_activation(activation)
-        weight = _quantized(weight, 2, dtype, scheme, block_size, fit_pairs)
+        weight = _quantized(weight, 2, dtype, scheme, block_size, fit_products)
         if weight.ndim != 2:
             raise InvalidProblem(f"weight: shape {weight.shape}; expected (out, in)")
         p = weight.params
@@ -256,7 +258,7 @@ class QuantizedConv2d:
 
     The result has x's type, or codes of `out_params`. x becomes codes with one scale, found in it: int8 (±127), or with
     activation="uint8" codes of 0 to 255 with a zero point; or codes of `input_params`. Options as in `qconv2d`;
-    fit_pairs as in `QuantizedLinear`.
+    fit_products as in `QuantizedLinear`.
 
     >>> import lowbit as lb
     >>> layer = lb.QuantizedConv2d(np.ones((1, 1, 2, 2), np.float32), padding=(0, 0, 1, 1))
@@ -280,13 +282,13 @@ class QuantizedConv2d:
         activation: str = "int8",
         input_params: QuantizationParams | None = None,
         out_params: QuantizationParams | None = None,
-        fit_pairs: bool = False,
+        fit_products: Products = 1,
     ) -> None:
         if activation not in _DYNAMIC:
             raise InvalidProblem(f"activation: {activation!r}; expected one of {', '.join(_DYNAMIC)}")
         self.activation = activation
         self._geometry = ConvGeometry.of(stride, padding, dilation, groups, layout)
-        weight = _quantized(weight, 4, dtype, scheme, None, fit_pairs)
+        weight = _quantized(weight, 4, dtype, scheme, None, fit_products)
         self._packed = prepack_conv2d(weight, groups)
         self._outcomes: dict[str, Outcome] = {}  # by the type of x
         self._outcomes["float32"] = Outcome.of(weight.shape[0], bias, out_params)
@@ -406,12 +408,12 @@ def linear_path(p: QuantizationParams, activation: str, given: QuantizationParam
 
 
 def _quantized(
-    weight: Any, ndim: int, dtype: DTypeLike, scheme: str | QuantizationScheme, block_size: int | None, pairs: bool
+    weight: Any, ndim: int, dtype: DTypeLike, scheme: str | QuantizationScheme, block_size: int | None, products: Products
 ) -> QuantizedTensor:
     """The weight, which may be so already."""
     if isinstance(weight, QuantizedTensor):
-        if pairs:
-            raise InvalidProblem("fit_pairs: the weight is quantized already; give it as floats")
+        if products != 1:
+            raise InvalidProblem("fit_products: the weight is quantized already; give it as floats")
         return weight
     floats = cpu.as_float_array(weight, "weight")
     if len(floats.shape) != ndim:
@@ -419,11 +421,11 @@ def _quantized(
     kind = QuantizedDType.of(dtype)
     axis = -1 if block_size is not None else 0
     q = quantize(weight, kind, scheme=scheme, axis=axis, block_size=block_size, name="weight")
-    if not pairs:
+    if products == 1:
         return q
     if kind.name != "int8" or q.params.zero_point.any() or block_size is not None or q.params.is_logarithmic:
-        raise Unsupported(f"fit_pairs: {kind}, {q.params.scheme}; expected symmetric int8 with a scale an output")
-    return fitted(floats.widened(), q)
+        raise Unsupported(f"fit_products: {kind}, {q.params.scheme}; expected symmetric int8 with a scale an output")
+    return fitted(floats.widened(), q, products)
 
 
 def _check_activation(activation: Any) -> None:

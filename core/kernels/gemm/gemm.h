@@ -52,8 +52,9 @@ struct GemmRow {
 };
 
 // rows[0] serves any codes. rows[1] serves those of which no two products of neighbours k = 2i and 2i + 1 reach beyond
-// 16 bits, for which see PackedMatrix::pair_bound: vpmaddubsw adds them there. On ISAs without it both are the same.
-constexpr int kGemmRows = 2;
+// 16 bits: vpmaddubsw adds them there. rows[2] serves those of which no four do, two neighbours of a quad at an even
+// place and the same two of the next: see PackedMatrix::kernel. On ISAs without it all are the same.
+constexpr int kGemmRows = 3;
 const GemmRow* gemm_rows(Isa isa);
 
 }  // namespace lowbit

@@ -63,7 +63,8 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
   const auto advance = [&]() __attribute__((always_inline)) {
     typename E::Cols cols[Wide];
     if constexpr (Ahead > 0)
-      for (int j = 0; j < Wide; j += kPer) __builtin_prefetch(b[j] + Ahead);
+      for (int j = 0; j < Wide; j += kPer)
+        for (int quad = 0; quad < E::step; ++quad) __builtin_prefetch(b[j] + Ahead + quad * kQuadBytes);
     for (int j = 0; j < Wide; ++j) {
       cols[j] = E::load_b(b[j]);
       b[j] += E::step * kQuadBytes;
@@ -212,10 +213,10 @@ template <class E>
 constexpr GemmRow gemm_row = {
     E::name, E::operand, E::max_rows, E::a_rows, gemm<E>, pack_a<typename E::A>, E::is_one ? peak<E> : nullptr};
 
-// `Exact` for any codes, `Safe` where pairs are known not to saturate.
-template <class Exact, class Safe = Exact>
+// `Exact` for any codes, the others where pairs, or fours, are known not to saturate.
+template <class Exact, class Pairs = Exact, class Fours = Pairs>
 struct GemmTable {
-  static constexpr GemmRow rows[kGemmRows] = {gemm_row<Exact>, gemm_row<Safe>};
+  static constexpr GemmRow rows[kGemmRows] = {gemm_row<Exact>, gemm_row<Pairs>, gemm_row<Fours>};
 };
 
 }  // namespace lowbit

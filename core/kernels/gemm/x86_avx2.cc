@@ -100,8 +100,45 @@ struct Avx2Pairs {
   }
 };
 
+// The same with two pairs added in 16 bits, for b of which no four saturate: three multiplications for what took four.
+struct Avx2Fours : Avx2Pairs {
+  static constexpr const char* name = "vpmaddubsw, twice";
+  static constexpr int step = 2, max_rows = 5;
+
+  struct Quad {
+    __m256i even, odd;
+  };
+
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t stride) {
+    return {Avx2Pairs::load_a(p, stride), Avx2Pairs::load_a(p + 4, stride)};
+  }
+  LOWBIT_INLINE void dot(Acc& to, Quad a, Cols b) {
+    __m256i acc = to, product, other;
+    asm("vpmaddubsw %[even_b], %[even], %[product]\n\tvpmaddubsw %[odd_b], %[odd], %[other]\n\t"
+        "vpaddw %[other], %[product], %[product]\n\tvpmaddwd %[ones], %[product], %[product]\n\t"
+        "vpaddd %[product], %[acc], %[acc]"
+        : [acc] "+x"(acc), [product] "=&x"(product), [other] "=&x"(other)
+        : [even] "x"(a.even), [odd] "x"(a.odd), [even_b] "m"(b[0]), [odd_b] "m"(b[kQuadBytes / 32]),
+          [ones] "x"(_mm256_set1_epi16(1)));
+    to = acc;
+  }
+  LOWBIT_INLINE void dot_two(Acc& to, Acc& also, Quad a, __m256i first, Cols second) {
+    __m256i acc = to, acc2 = also, product, other;
+    asm("vpmaddubsw %[first], %[even], %[product]\n\tvpmaddubsw %[first_odd], %[odd], %[other]\n\t"
+        "vpmaddubsw %[second], %[even], %[even]\n\tvpmaddubsw %[second_odd], %[odd], %[odd]\n\t"
+        "vpaddw %[other], %[product], %[product]\n\tvpaddw %[odd], %[even], %[even]\n\t"
+        "vpmaddwd %[ones], %[product], %[product]\n\tvpmaddwd %[ones], %[even], %[even]\n\t"
+        "vpaddd %[product], %[acc], %[acc]\n\tvpaddd %[even], %[acc2], %[acc2]"
+        : [acc] "+x"(acc), [acc2] "+x"(acc2), [even] "+x"(a.even), [odd] "+x"(a.odd), [product] "=&x"(product),
+          [other] "=&x"(other)
+        : [first] "x"(first), [first_odd] "m"(second[kQuadBytes / 32 - 1]), [second] "m"(*second),
+          [second_odd] "m"(second[kQuadBytes / 32]), [ones] "x"(_mm256_set1_epi16(1)));
+    to = acc, also = acc2;
+  }
+};
+
 }  // namespace
 
 extern const GemmRow* const gemm_rows_avx2;
-const GemmRow* const gemm_rows_avx2 = GemmTable<Avx2Dot, Avx2Pairs>::rows;
+const GemmRow* const gemm_rows_avx2 = GemmTable<Avx2Dot, Avx2Pairs, Avx2Fours>::rows;
 }  // namespace lowbit

@@ -12,6 +12,7 @@ from torch import nn
 from lowbit.calibration import Calibrator
 from lowbit.errors import Unsupported
 from lowbit.models.recipe import Recipe, Rule
+from lowbit.ops.fitting import Products
 from lowbit.torch import never_slower
 from lowbit.torch.inventory import Holder, check_memory
 from lowbit.torch.never_slower import Pace, Sighting
@@ -92,9 +93,9 @@ class Stopwatch:
 
 
 def decided(
-    wanted: Wanted, ranges: Mapping[str, Calibrator], norm: nn.Module | None, pairs: bool, stopwatch: Stopwatch | None
+    wanted: Wanted, ranges: Mapping[str, Calibrator], norm: nn.Module | None, products: Products, stopwatch: Stopwatch | None
 ) -> Decision:
-    """What becomes of it. norm: a batch norm to fold into it; pairs: whether weights are fitted so; without a stopwatch
+    """What becomes of it. norm: a batch norm to fold into it; products: how many must fit 16 bits; without a stopwatch
     nothing is timed."""
     if wanted.why_not:
         return Decision(wanted, None, wanted.why_not, asked=wanted.asked)
@@ -104,7 +105,7 @@ def decided(
             return Decision(wanted, None, "no calibration batch reached it")
         given = ranges[holder.name].calibrate(a.dtype, a.scheme, method=a.calibration_method())
     try:
-        made = made_module(holder.module, wanted.rule, holder.name, given=given, norm=norm, pairs=pairs)
+        made = made_module(holder.module, wanted.rule, holder.name, given=given, norm=norm, products=products)
     except Unsupported as error:
         return Decision(wanted, None, str(error))
     pace = None if stopwatch is None else stopwatch.pace(wanted, made, norm)

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
+from lowbit.ops.fitting import Products
 from lowbit.torch import ops
 from lowbit.torch.ops import Number
 from lowbit.torch.swap import RecipeLike, quantize_model
@@ -28,7 +29,7 @@ def quantize(
     strict: bool = False,
     keep_float: Literal["slower", "never"] = "slower",
     fold_norms: bool = True,
-    fit_pairs: bool | None = None,
+    fit_products: Products | None = None,
     progress: bool = True,
 ) -> M: ...
 @overload

@@ -11,7 +11,7 @@ from lowbit.errors import InvalidProblem, Unsupported
 from lowbit.metrics import error_report
 from lowbit.models.recipe import ActivationRecipe, Rule
 from lowbit.models.weights import quantize_weight
-from lowbit.ops.pairs import fit_pairs
+from lowbit.ops.fitting import Products, fit_products
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 from lowbit.torch.embedding import QuantizedEmbedding
@@ -19,6 +19,8 @@ from lowbit.torch.folding import folded
 from lowbit.torch.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, numeric_padding
 
 __all__ = ["Made", "made_module", "obstacle_in"]
+
+_FITTED = {2: "pairs", 4: "fours"}
 
 
 class Made(NamedTuple):
@@ -53,11 +55,11 @@ def obstacle_in(rule: Rule, kind: str) -> str:
 
 
 def made_module(
-    module: Any, rule: Rule, name: str, *, given: QuantizationParams | None, norm: Any = None, pairs: bool = False
+    module: Any, rule: Rule, name: str, *, given: QuantizationParams | None, norm: Any = None, products: Products = 1
 ) -> Made:
     """The module by this rule. given: params of its input, for a static rule; norm: a batch norm to fold into it.
 
-    pairs: weights are scaled so that products fit 16 bits two by two, where that helps.
+    products: weights are scaled so that so many of them fit 16 bits, where that helps.
     """
     weight, bias = (module.weight, getattr(module, "bias", None)) if norm is None else folded(module, norm)
     floats = np.ascontiguousarray(weight.detach().float().numpy())
@@ -66,9 +68,9 @@ def made_module(
         raise InvalidProblem(f"{name}.bias: {offset[~np.isfinite(offset)][0]} at {np.argmin(np.isfinite(offset))}")
     q = quantize_weight(floats, rule.weights, axis=0, name=f"{name}.weight".lstrip("."))
     how = str(rule.weights)
-    if pairs and _may_pair(module, rule, q):
-        q = fit_pairs(floats, q)
-        how += ", pairs fit 16 bits"
+    if products > 1 and _may_fit(module, rule, q):
+        q = fit_products(floats, q, products)
+        how += f", {_FITTED[products]} fit 16 bits"
     lost = error_report(floats, np.asarray(q.dequantize())).sqnr_db
     if isinstance(module, nn.Embedding):
         table = QuantizedEmbedding(q, module.padding_idx, module.weight.dtype)
@@ -89,7 +91,7 @@ def made_module(
     return Made(made.eval(), how, said, lost, made.nbytes)
 
 
-def _may_pair(module: Any, rule: Rule, q: QuantizedTensor) -> bool:
+def _may_fit(module: Any, rule: Rule, q: QuantizedTensor) -> bool:
     if isinstance(module, nn.Embedding) or rule.activations is None:
         return False
     depthwise = getattr(module, "groups", 1) > 1 and module.weight.shape[1] == 1

@@ -18,7 +18,7 @@ from lowbit.errors import InvalidProblem
 from lowbit.hardware import hardware
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import ModelReport
-from lowbit.ops.pairs import gains_from_pairs
+from lowbit.ops.fitting import Products, fastest_fit
 from lowbit.torch.accounts import accuracy_on, for_inference, latency_on, model_bytes, weight_rows
 from lowbit.torch.decisions import Stopwatch, Wanted, decided
 from lowbit.torch.folding import FoldedNorm, folds, swapped
@@ -44,7 +44,7 @@ def quantize_model(
     strict: bool = False,
     keep_float: Literal["slower", "never"] = "slower",
     fold_norms: bool = True,
-    fit_pairs: bool | None = None,
+    fit_products: Products | None = None,
     progress: bool = True,
 ) -> M:
     """The model for inference with Linear, Conv1d, Conv2d and Embedding swapped for lowbit's modules, as a recipe says.
@@ -54,9 +54,9 @@ def quantize_model(
     batch; by default the first of calibration. With one, every layer is timed against its float self on what it gets,
     and stays float where that is faster (keep_float="never": swapped all the same). A copy is changed, or with inplace
     the model itself; either is set to eval(). strict: InvalidProblem where something asked for could not be done.
-    fold_norms: batch norms that certainly follow a convolution become part of it. fit_pairs: int8 weights with steps
-    for which products fit 16 bits two by two, which costs 1 to 3 dB and gains much on CPUs without VNNI; by default
-    where it gains.
+    fold_norms: batch norms that certainly follow a convolution become part of it. fit_products: 2 or 4 for int8
+    weights with steps for which products fit 16 bits two by two, or four by four, which costs 1 to 3 dB, or 3 to 5, and
+    gains much on CPUs without VNNI; 1 for weights as the recipe says. By default 4 where it gains.
 
     `report(model)` says what was done to each weight, or why not.
 
@@ -73,6 +73,9 @@ def quantize_model(
         raise InvalidProblem(f"model: {type(model).__name__}; expected a torch.nn.Module")
     if keep_float not in ("slower", "never"):
         raise InvalidProblem(f"keep_float: {keep_float!r}; expected 'slower' or 'never'")
+    products = fastest_fit() if fit_products is None else fit_products
+    if products not in (1, 2, 4):
+        raise InvalidProblem(f"fit_products: {products!r}; expected 1, 2 or 4")
     holders = inventory(model)
     wanted = [Wanted.of(h, recipe) for h in holders]
     needs_data = any(w.is_static for w in wanted)
@@ -93,9 +96,8 @@ def quantize_model(
             notes.append("neither example nor calibration was given: nothing could be timed, layers may be slower")
         ranges = _ranges(model, wanted, calibration, progress) if needs_data else {}
         norms = folds(model) if fold_norms and any(w.holder.kind == "conv" and not w.why_not for w in wanted) else {}
-        pairs = gains_from_pairs() if fit_pairs is None else bool(fit_pairs)
         stopwatch = Stopwatch(seen) if keep_float == "slower" else None
-        done = [decided(w, ranges, _norm_of(model, w.holder, norms), pairs, stopwatch) for w in wanted]
+        done = [decided(w, ranges, _norm_of(model, w.holder, norms), products, stopwatch) for w in wanted]
     rows = weight_rows(done, norms)
     skipped = [row for row in rows if row.skipped]
     if strict and skipped:

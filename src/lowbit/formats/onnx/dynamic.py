@@ -3,7 +3,7 @@
     xq, xs, xz = DynamicQuantizeLinear(x);   y = Cast(MatMulInteger(xq, wq, xz)) * (xs * ws)  [+ bias]
 
 ONNX Runtime fuses this into MatMulIntegerToFloat. Weights are signed, with scales by which no sum saturates on any
-CPU (see lowbit.ops.pairs): as fast as signed weights are, and exact where those are not. A recipe with uint8
+CPU (see lowbit.ops.fitting): as fast as signed weights are, and exact where those are not. A recipe with uint8
 weights gets those, with zero points: exact as well, a seventh slower without VNNI.
 """
 

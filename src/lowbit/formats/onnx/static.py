@@ -23,7 +23,7 @@ from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models import ActivationRecipe, Histogram, Rule, WeightRow
 from lowbit.models.weights import quantize_weight, spread
 from lowbit.ops import quantize
-from lowbit.ops.pairs import in_conv_order, unsaturated
+from lowbit.ops.fitting import in_conv_order, unsaturated
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
