@@ -73,8 +73,9 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 # ---- network and training -----------------------------------------------------------------------------
 def network() -> nn.Sequential:
-    """54,800 weights, 2.2 million multiply-adds an image."""
-    return nn.Sequential(
+    """54,800 weights, 2.2 million multiply-adds an image. Channels innermost: torch's convolutions, and poolings above
+    all, are a third faster so."""
+    layers = nn.Sequential(
         *block(1, 16, 5),
         nn.MaxPool2d(2),  # 14 × 14 from here
         *block(16, 32, 3),
@@ -83,6 +84,7 @@ def network() -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(64 * 7 * 7, 10),
     )
+    return layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def block(inputs: int, outputs: int, size: int) -> list[nn.Module]:

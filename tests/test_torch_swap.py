@@ -184,9 +184,10 @@ def test_products_fit_sixteen_bits_and_little_is_lost(shape: tuple[int, ...], pr
     assert (fitted.params.scale <= 1.01 * products * q.params.scale).all()
     assert fit_products(w, fitted, products) is fitted
     if len(shape) == 2:
-        assert lb.prepack(
-            lb.QuantizedTensor.from_codes(fitted.unpack().T, fitted.params.replace(axis=1))
-        ).native.fits >= products
+        assert (
+            lb.prepack(lb.QuantizedTensor.from_codes(fitted.unpack().T, fitted.params.replace(axis=1))).native.fits
+            >= products
+        )
 
 
 @pytest.mark.parametrize(("products", "said"), [(2, "pairs"), (4, "fours")])

@@ -14,11 +14,11 @@ from lowbit.dtypes import DTypeLike, QuantizedDType
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.kernels import cpu, weight_only
 from lowbit.ops.conv import ConvGeometry, check_image, convolution, prepack_conv2d, to_nhwc
+from lowbit.ops.fitting import Products
+from lowbit.ops.fitting import fit_products as fitted
 from lowbit.ops.matmul import PackedMatrix, multiply_groups, multiply_into, pack_groups
 from lowbit.ops.operands import multiplies_as_bytes
 from lowbit.ops.outcome import Outcome, row_pieces
-from lowbit.ops.fitting import Products
-from lowbit.ops.fitting import fit_products as fitted
 from lowbit.ops.quantize import quantize, refuse_nonfinite
 from lowbit.ops.workspace import conv_workspace, linear_workspace
 from lowbit.params import QuantizationParams
@@ -408,7 +408,12 @@ def linear_path(p: QuantizationParams, activation: str, given: QuantizationParam
 
 
 def _quantized(
-    weight: Any, ndim: int, dtype: DTypeLike, scheme: str | QuantizationScheme, block_size: int | None, products: Products
+    weight: Any,
+    ndim: int,
+    dtype: DTypeLike,
+    scheme: str | QuantizationScheme,
+    block_size: int | None,
+    products: Products,
 ) -> QuantizedTensor:
     """The weight, which may be so already."""
     if isinstance(weight, QuantizedTensor):

@@ -62,7 +62,8 @@ def sums_of_codes(rows: Array, products: Products) -> Array:
 
     Two are neighbours. Four are two neighbours, and the two that come four places after.
 
-    >>> sums_of_codes(np.int64([[1, 2, -3, -4, 5, 6, -7, 8]]), 2), sums_of_codes(np.int64([[1, 2, -3, -4, 5, 6, -7, 8]]), 4)
+    >>> codes = np.int64([[1, 2, -3, -4, 5, 6, -7, 8]])
+    >>> sums_of_codes(codes, 2), sums_of_codes(codes, 4)
     (array([11]), array([14]))
     """
     count = len(rows)

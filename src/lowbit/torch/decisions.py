@@ -93,7 +93,11 @@ class Stopwatch:
 
 
 def decided(
-    wanted: Wanted, ranges: Mapping[str, Calibrator], norm: nn.Module | None, products: Products, stopwatch: Stopwatch | None
+    wanted: Wanted,
+    ranges: Mapping[str, Calibrator],
+    norm: nn.Module | None,
+    products: Products,
+    stopwatch: Stopwatch | None,
 ) -> Decision:
     """What becomes of it. norm: a batch norm to fold into it; products: how many must fit 16 bits; without a stopwatch
     nothing is timed."""

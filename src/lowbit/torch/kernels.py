@@ -1,7 +1,8 @@
 """CPU kernels of the torch operators: tensors in and out, lowbit's own functions in between.
 
-They write into a new contiguous tensor and read contiguous input where it lies. Arguments are those of the schemas in
-`library`: s scales, z zero points, `block` elements along `axis` sharing one.
+They write into a new contiguous tensor and read contiguous input where it lies; `library` gives them channels_last
+images in that order. Arguments are those of the schemas there: s scales, z zero points, `block` elements along `axis`
+sharing one.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from lowbit.params import QuantizationParams
 from lowbit.ranges import MAX_SCALE, MIN_SCALE, affine_from_range
 from lowbit.reference import spread
 from lowbit.tensor import QuantizedTensor
+from lowbit.torch.channels_last import as_it_lies, axis_as_it_lies, empty_like, is_channels_last
 
 __all__ = [
     "CODES", "HIGHEST", "LOWEST", "WIDEST", "affine_params", "codes_dtype", "compute_dtype", "dequantize",
-    "dequantize_ste", "dequantize_ste_backward", "empty_like", "fake_quantize", "fake_quantize_backward",
+    "dequantize_ste", "dequantize_ste_backward", "fake_quantize", "fake_quantize_backward",
     "fake_quantize_learned", "fake_quantize_learned_backward", "fake_quantize_masked", "granularity", "keep_where",
     "mask_fits", "observe_", "quantize", "quantize_ste", "quantize_ste_backward", "range_params", "require_bits",
 ]  # fmt: skip
@@ -61,10 +63,6 @@ def granularity(shape: torch.Size, axis: int | None, block_size: int | None) -> 
 
 
 _granularity = functools.lru_cache(4096)(granularity)
-
-
-def empty_like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -138,27 +136,34 @@ def _masked(shape: torch.Size, axis: int | None, block: int | None) -> tuple[Gra
     return (g, cpu.layout_of(g), (shape.numel() + 7) // 8) if cpu.mask_fits(g) else None
 
 
+def _masked_as_it_lies(
+    x: Tensor, last: bool, axis: int | None, block: int | None
+) -> tuple[Granularity, Any, int] | None:
+    if not last:
+        return _masked(x.shape, axis, block)
+    return None if block is not None else _masked(as_it_lies(x).shape, axis_as_it_lies(axis, x.ndim), None)
+
+
 def mask_fits(x: Tensor, axis: int | None, block: int | None) -> bool:
-    return _masked(x.shape, axis, block) is not None
+    return _masked_as_it_lies(x, is_channels_last(x), axis, block) is not None
 
 
-def _lying(x: Tensor, name: str) -> tuple[Tensor, int]:
-    """A float tensor as it lies in memory, copied where it is in pieces, and the number kernels call its type by."""
-    element = _ELEMENTS.get(x.dtype)
-    if element is None:
-        element = cpu.as_float_array(x, name).element  # raises
-    return (x if x.is_contiguous() else x.contiguous()), element
+def _element(x: Tensor, name: str) -> int:
+    """The number kernels call a float tensor's type by."""
+    found = _ELEMENTS.get(x.dtype)
+    return cpu.as_float_array(x, name).element if found is None else found  # which raises
 
 
 def fake_quantize_masked(
     x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
 ) -> tuple[Tensor, Tensor]:
-    """fake_quantize, and a bit for each element that was not clipped."""
-    found = _masked(x.shape, axis, block)
+    """fake_quantize, and a bit for each element that was not clipped, in the order in which they lie."""
+    last = is_channels_last(x)
+    found = _masked_as_it_lies(x, last, axis, block)
     if found is None:
         raise InvalidProblem(f"x: shape {tuple(x.shape)}, axis {axis}, block_size {block}; scales change within a byte")
     g, layout, size = found
-    x, element = _lying(x, "x")
+    x, element = x if last else x.contiguous(), _element(x, "x")
     out, bits = torch.empty_like(x), torch.empty(size, dtype=torch.uint8)
     ready = s.shape == z.shape == g.scale_shape and s.dtype is compute_dtype(x) and z.dtype is torch.int32
     if not (ready and s.is_contiguous() and z.is_contiguous() and LOWEST <= qmin <= qmax <= HIGHEST):
@@ -176,7 +181,7 @@ def fake_quantize_masked(
 def keep_where(dy: Tensor, bits: Tensor) -> Tensor:
     """dy where a bit is set, else 0."""
     require_bits(dy, bits)
-    dy, element = _lying(dy, "dy")
+    dy, element = dy.contiguous(), _element(dy, "dy")
     bits, out = bits.contiguous(), torch.empty_like(dy)
     cpu.keep_where_at(dy.data_ptr(), bits.data_ptr(), out.data_ptr(), dy.numel(), element)
     return out
@@ -303,10 +308,12 @@ def _value_range(x: Tensor, axis: int | None, block: int | None, name: str, igno
     """(lo, hi) of each scope. NaN or Inf is an error that says where, or with `ignore` left to the caller."""
     if x.numel() == 0:
         raise InvalidProblem(f"{name}: empty (shape {tuple(x.shape)}); there is nothing to find a range in")
-    floats = _floats(x)
-    lo, hi, nan = cpu.value_range(floats, _granularity(x.shape, axis, block))
+    lying, along = (
+        (as_it_lies(x), axis_as_it_lies(axis, x.ndim)) if block is None and is_channels_last(x) else (x, axis)
+    )
+    lo, hi, nan = cpu.value_range(_floats(lying), _granularity(lying.shape, along, block))
     if not ignore and (nan or not (np.isfinite(lo).all() and np.isfinite(hi).all())):
-        refuse_nonfinite(floats, name)
+        refuse_nonfinite(_floats(x), name)
     return lo, hi
 
 

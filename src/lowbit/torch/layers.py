@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lowbit import layers
 from lowbit.errors import FormatError, InvalidProblem
+from lowbit.torch.channels_last import is_channels_last
 from lowbit.torch.library import _define
 from lowbit.torch.state import layer_tensors, made_layer, own_tensors
 
@@ -221,18 +222,14 @@ def _linear(x: Tensor, number: int, _: int) -> Tensor:
     return _tensor(layer(x), x)
 
 
-def _is_channels_last(x: Tensor) -> bool:
-    return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-
-
 def _gives_channels_last(x: Tensor, number: int) -> bool:
     said = getattr(_MODULES[number], "memory_format", None)
-    return _is_channels_last(x) if said is None else said is torch.channels_last
+    return is_channels_last(x) if said is None else said is torch.channels_last
 
 
 def _conv2d(x: Tensor, number: int, _: Any) -> Tensor:
     layer, last = _MODULES[number].layer, _gives_channels_last(x, number)
-    if _is_channels_last(x):
+    if is_channels_last(x):
         y = _tensor(layer(x.permute(0, 2, 3, 1), "NHWC"), x).permute(0, 3, 1, 2)
         return y if last else y.contiguous()
     if last:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from lowbit.errors import Unsupported
 from lowbit.kernels.gpu.presence import find_device
 from lowbit.torch import kernels
-from lowbit.torch.kernels import compute_dtype, empty_like, granularity
+from lowbit.torch.channels_last import as_it_lies, as_it_was, empty_like, in_memory_order, is_channels_last
+from lowbit.torch.kernels import compute_dtype, granularity
 
 # The operators.
 __all__ = [
@@ -87,17 +88,24 @@ def _define(
     tensors: int = 0,
     gradient: Callable[..., tuple[Tensor | None, ...]] | None = None,
     direct: Callable[..., Any] | None = None,
+    arrays: int = 0,
+    sums: bool = False,
 ) -> Callable[..., Any]:
     """An operator `lowbit::name`, and the function that calls it, or its kernel where nobody would see the difference.
 
+    arrays: of an element-wise operator, how many leading tensors have the shape of its result; sums: it also adds up.
     gradient(dy, *arguments) gives one result for each of the leading `tensors`; None where those have none, which is
     said if it is asked for. It is registered as torch.library.register_autograd would, at half of its cost a call.
     direct(*arguments): what to do instead where no operator is called and autograd will want a gradient, unless None.
     """
     name, first = schema[: schema.index("(")], schema[schema.index("(") :].split()[1].rstrip(",")
     _lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    on_cuda = _for_cuda(name)
+    if arrays:
+        axis_at = schema[: schema.index("int? axis")].count(",")
+        kernel, on_cuda = (in_memory_order(k, arrays, axis_at, sums) for k in (kernel, on_cuda))
     _lib.impl(name, kernel, "CPU")
-    _lib.impl(name, _for_cuda(name), "CUDA")
+    _lib.impl(name, on_cuda, "CUDA")
     torch.library.register_fake(f"lowbit::{name}", shapes, lib=_lib)
     op = getattr(torch.ops.lowbit, name).default
 
@@ -146,12 +154,14 @@ class _FakeQuantizeMasked(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         y, bits = kernels.fake_quantize_masked(*arguments)
         ctx.save_for_backward(bits)
+        ctx.channels_last = is_channels_last(y)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         (bits,) = ctx.saved_tensors
-        return keep_where(dy, bits), None, None, None, None, None, None
+        dx = as_it_was(keep_where(as_it_lies(dy), bits)) if ctx.channels_last else keep_where(dy, bits)
+        return dx, None, None, None, None, None, None
 
 
 def _by_mask(x: Tensor, *rest: Any) -> Any:
@@ -167,51 +177,52 @@ def _learned_gradient(dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *a: Any) -> t
 # dx = m ? dy : 0 is linear in dy, so that its gradient by dy is itself; likewise dy / s and dy * s.
 fake_quantize = _define(
     f"fake_quantize(Tensor x, {_AFFINE}) -> Tensor", kernels.fake_quantize, lambda x, *_: empty_like(x),
-    3, lambda dy, *a: (fake_quantize_backward(dy, *a), None, None), _by_mask,
+    3, lambda dy, *a: (fake_quantize_backward(dy, *a), None, None), _by_mask, arrays=1,
 )  # fmt: skip
 keep_where: Callable[..., Any] = _define(
-    "keep_where(Tensor dy, Tensor bits) -> Tensor", kernels.keep_where, lambda dy, _: empty_like(dy),
+    "keep_where(Tensor dy, Tensor bits) -> Tensor", kernels.keep_where,
+    lambda dy, _: torch.empty_like(dy, memory_format=torch.contiguous_format),
     2, lambda g, dy, bits: (keep_where(g, bits), None),
 )  # fmt: skip
 fake_quantize_backward: Callable[..., Any] = _define(
     f"fake_quantize_backward(Tensor dy, Tensor x, {_AFFINE}) -> Tensor",
     kernels.fake_quantize_backward, lambda dy, x, *_: empty_like(x),
-    4, lambda g, dy, *a: (fake_quantize_backward(g, *a), None, None, None),
+    4, lambda g, dy, *a: (fake_quantize_backward(g, *a), None, None, None), arrays=2,
 )  # fmt: skip
 fake_quantize_learned = _define(
     f"fake_quantize_learned(Tensor x, {_AFFINE}, float gradient_scale) -> Tensor",
-    kernels.fake_quantize_learned, lambda x, *_: empty_like(x), 3, _learned_gradient,
+    kernels.fake_quantize_learned, lambda x, *_: empty_like(x), 3, _learned_gradient, arrays=1,
 )  # fmt: skip
 fake_quantize_learned_backward = _define(
     f"fake_quantize_learned_backward(Tensor dy, Tensor x, {_AFFINE}, float gradient_scale) -> (Tensor, Tensor, Tensor)",
-    kernels.fake_quantize_learned_backward, _fake_learned_backward, 4,
+    kernels.fake_quantize_learned_backward, _fake_learned_backward, 4, arrays=2, sums=True,
 )  # fmt: skip
 quantize = _define(
     f"quantize(Tensor x, {_AFFINE}, ScalarType dtype) -> Tensor",
-    kernels.quantize, lambda x, *rest: x.new_empty(x.shape, dtype=rest[-1]),
+    kernels.quantize, lambda x, *rest: empty_like(x, rest[-1]), arrays=1,
 )  # fmt: skip
 quantize_ste = _define(
     f"quantize_ste(Tensor x, {_AFFINE}) -> Tensor", kernels.quantize_ste, lambda x, *_: empty_like(x),
-    3, lambda dy, *a: (quantize_ste_backward(dy, *a), None, None),
+    3, lambda dy, *a: (quantize_ste_backward(dy, *a), None, None), arrays=1,
 )  # fmt: skip
 quantize_ste_backward: Callable[..., Any] = _define(
     f"quantize_ste_backward(Tensor dy, Tensor x, {_AFFINE}) -> Tensor",
     kernels.quantize_ste_backward, lambda dy, x, *_: empty_like(x),
-    4, lambda g, dy, *a: (quantize_ste_backward(g, *a), None, None, None),
+    4, lambda g, dy, *a: (quantize_ste_backward(g, *a), None, None, None), arrays=2,
 )  # fmt: skip
 dequantize = _define(
     "dequantize(Tensor codes, Tensor scale, Tensor zero_point, int? axis, int? block_size, ScalarType dtype) -> Tensor",
-    kernels.dequantize, lambda q, *rest: q.new_empty(q.shape, dtype=rest[-1]),
+    kernels.dequantize, lambda q, *rest: empty_like(q, rest[-1]), arrays=1,
 )  # fmt: skip
 dequantize_ste = _define(
     "dequantize_ste(Tensor codes, Tensor scale, Tensor zero_point, int? axis, int? block_size) -> Tensor",
     kernels.dequantize_ste, lambda q, *_: empty_like(q),
-    3, lambda dy, q, s, z, *a: (dequantize_ste_backward(dy, s, *a), None, None),
+    3, lambda dy, q, s, z, *a: (dequantize_ste_backward(dy, s, *a), None, None), arrays=1,
 )  # fmt: skip
 dequantize_ste_backward: Callable[..., Any] = _define(
     "dequantize_ste_backward(Tensor dy, Tensor scale, int? axis, int? block_size) -> Tensor",
     kernels.dequantize_ste_backward, lambda dy, *_: empty_like(dy),
-    2, lambda g, dy, *a: (dequantize_ste_backward(g, *a), None),
+    2, lambda g, dy, *a: (dequantize_ste_backward(g, *a), None), arrays=1,
 )  # fmt: skip
 range_params = _define(
     "range_params(Tensor x, int qmin, int qmax, bool symmetric, int? axis, int? block_size, str name, bool ignore) "

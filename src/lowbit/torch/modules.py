@@ -140,6 +140,7 @@ class _Quantized(FixedBuffers):
     input_quant: FakeQuantize | None
     shape: tuple[int, ...]
     dtype: torch.dtype  # of the dequantized weight
+    _strides: tuple[int, ...]  # likewise: convolutions add up in an order that depends on them
     _fields: dict[str, Any]  # of the weight's params, but for scale and zero point
     _dense: Tensor | None
 
@@ -155,7 +156,7 @@ class _Quantized(FixedBuffers):
             params = layer.weight_quant.params(weight)
             codes = ops.quantize(weight, params=params)
         p = codes.params
-        new.shape, new.dtype = tuple(weight.shape), weight.dtype
+        new.shape, new.dtype, new._strides = tuple(weight.shape), weight.dtype, weight.stride()
         new._fields = {n: getattr(p, n) for n in ("dtype", "scheme", "axis", "block_size", "qmin", "qmax")}
         new.register_buffer("weight_codes", torch.from_numpy(codes.data))
         new.register_buffer("weight_scale", torch.from_numpy(p.scale.copy()))
@@ -181,7 +182,7 @@ class _Quantized(FixedBuffers):
         if self._dense is None:
             dense = torch.empty(self.shape, dtype=self.dtype)
             ops.dequantize(self.quantized_weight, out=dense)  # type: ignore[arg-type]
-            self._dense = dense
+            self._dense = torch.empty_strided(self.shape, self._strides, dtype=self.dtype).copy_(dense)
         return self._dense
 
     def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -191,11 +192,13 @@ class _Quantized(FixedBuffers):
         return self._compute(x if self.input_quant is None else self.input_quant(x), self.weight, self.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        probe = fn(torch.empty(0, dtype=self.dtype))  # what becomes of the numbers the codes stand for
+        # What becomes of the numbers the codes stand for.
+        probe = fn(torch.empty_strided(self.shape, self._strides, dtype=self.dtype))
         super()._apply(fn, recurse)
+        self.weight_codes = self.weight_codes.contiguous()
         if self.bias is not None and self.bias.dtype != probe.dtype:
             self.bias = self.bias.to(probe.dtype)
-        self.dtype, self._dense = probe.dtype, None
+        self.dtype, self._strides, self._dense = probe.dtype, probe.stride(), None
         return self
 
     def _load_from_state_dict(self, *arguments: Any) -> None:

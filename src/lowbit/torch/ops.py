@@ -2,8 +2,8 @@
 
 Granularity, everywhere: scale and zero_point are one for all; with `axis` one for each of its indices; with
 `block_size` one for each block along `axis` (default the last); with `per_token` one for each row of the last axis,
-shaped x.shape[:-1]. They are Python numbers or tensors. Results are contiguous and have x's dtype, inside
-torch.autocast too.
+shaped x.shape[:-1]. They are Python numbers or tensors. Results have x's dtype, inside torch.autocast too, and lie in
+memory as x does if that is torch.channels_last; else they are contiguous.
 """
 
 from __future__ import annotations
