@@ -321,7 +321,7 @@ def test_products_of_weights_fit_16_bits(native: ModuleType, shape: tuple[int, .
         layer = make(w, fit_products=products)
         packed = layer._packed.native if len(shape) == 2 else layer._packed.parts[0]
         assert packed.fits >= products
-        # The codes are those of the nearest steps, and little is lost: a bit or two at the very most, where all are alike.
+        # The codes are those of the nearest steps, and little is lost: a bit or two at most, where all are alike.
         assert layer.weight.error(w.astype(F32)).max_error <= 0.5001 * layer.weight.params.scale.max()
         plain = make(w).weight.params.scale
         assert (layer.weight.params.scale >= plain).all()

@@ -308,9 +308,9 @@ def _value_range(x: Tensor, axis: int | None, block: int | None, name: str, igno
     """(lo, hi) of each scope. NaN or Inf is an error that says where, or with `ignore` left to the caller."""
     if x.numel() == 0:
         raise InvalidProblem(f"{name}: empty (shape {tuple(x.shape)}); there is nothing to find a range in")
-    lying, along = (
-        (as_it_lies(x), axis_as_it_lies(axis, x.ndim)) if block is None and is_channels_last(x) else (x, axis)
-    )
+    lying, along = x, axis
+    if block is None and is_channels_last(x):
+        lying, along = as_it_lies(x), axis_as_it_lies(axis, x.ndim)
     lo, hi, nan = cpu.value_range(_floats(lying), _granularity(lying.shape, along, block))
     if not ignore and (nan or not (np.isfinite(lo).all() and np.isfinite(hi).all())):
         refuse_nonfinite(_floats(x), name)
