@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kChunk = 32768;   // elements a task: 128 KiB of f32, a multiple of every packing
 constexpr int64_t kScratch = 4096;  // codes held in L1 before packing
-constexpr int64_t kTile = 4096;     // columns prepared at once: their constants stay in L2
+constexpr int64_t kTile = 1024;     // columns prepared at once: their constants stay in L1 while rows pass
 constexpr int64_t kRows = 64;       // rows a task shares that preparation over
 
 // The row that makes codes of this kind, one a byte where they are narrower than a byte.
@@ -92,11 +92,9 @@ void quantize_range(const Layout& layout, const Affine& f, const QuantizeRow& ro
           a.n = std::min(kTile, columns - c);
           a.scale = at(f.scale, (scale + c) * sb), a.zero = zero_at(f.zero, scale + c);
           a.divide = row.prepare(a, inverse, low, limit);
-          for (int64_t r = 0; r < rows; ++r) {
-            const int64_t i = start + r * stride + c;
-            a.x = at(x, i * xb), a.q = at(q, (i - begin) * qb);
-            row.varying(a);
-          }
+          a.x = at(x, (start + c) * xb), a.q = at(q, (start + c - begin) * qb);
+          a.rows = rows, a.stride = stride;
+          row.columns(a);
         }
       });
 }

@@ -10,7 +10,8 @@
 namespace lowbit {
 namespace {
 
-constexpr int64_t kTask = 32768;  // elements a task, about
+constexpr int64_t kTask = 32768;   // elements a task, about
+constexpr int64_t kTaskRows = 32;  // or rows, where columns have scales of their own
 
 const char* at(const void* p, int64_t bytes) { return p ? static_cast<const char*>(p) + bytes : nullptr; }
 char* at(void* p, int64_t bytes) { return static_cast<char*>(p) + bytes; }
@@ -78,8 +79,10 @@ void fake_quant(FakeOp op, const Layout& layout, const Affine& f, const void* x,
   const int64_t n = layout.elements(), eb = element_bytes(e), sb = scale_bytes(e);
   const int64_t arrays = op == FakeOp::fake || op == FakeOp::scaled ? 2 : 3;
   const bool stream = exceeds_caches(n * eb * arrays) && y != x && y != dy;
-  for_each_chunk(n, kTask, [&](int64_t begin, int64_t end) {
+  const int64_t task = layout.varying() ? std::max(kTask, kTaskRows * Sums{layout}.width()) : kTask;
+  for_each_chunk(n, task, [&](int64_t begin, int64_t end) {
     FakeQuantArgs a = common(f);
+    a.stream = stream;
     const auto place = [&](int64_t start, int64_t scale) {
       a.x = at(x, start * eb), a.dy = at(dy, start * eb), a.y = at(y, start * eb);
       a.scale = at(f.scale, scale * sb), a.zero = f.zero + scale;
@@ -88,15 +91,13 @@ void fake_quant(FakeOp op, const Layout& layout, const Affine& f, const void* x,
         layout, begin, end,
         [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
           place(start, scale);
-          a.n = length * count, a.group = length, a.stream = stream;
+          a.n = length * count, a.group = length;
           row.grouped[static_cast<int>(op)](a);
         },
         [&](int64_t start, int64_t rows, int64_t stride, int64_t columns, int64_t scale) {
-          a.n = columns;
-          for (int64_t r = 0; r < rows; ++r) {
-            place(start + r * stride, scale);
-            row.varying[static_cast<int>(op)](a);
-          }
+          place(start, scale);
+          a.n = columns, a.rows = rows, a.stride = stride;
+          row.columns[static_cast<int>(op)](a);
         });
   });
 }
@@ -160,10 +161,10 @@ void fake_quant_learned(const Layout& layout, const Affine& f, const void* x, co
     in_tasks(sums.tables() * bands, kBand * width, [&](int64_t u) {
       const int64_t table = u / bands, first = u % bands * kBand, rows = sums.rows(table);
       if (first >= rows) return;
-      LearnedArgs a{common(f), part_s + u * width, part_z + u * width, std::min(kBand, rows - first), width};
+      LearnedArgs a{common(f), part_s + u * width, part_z + u * width};
       place(a, (sums.first_row(table) + first) * width, table * width);
-      a.step.n = width;
-      row.columns(a);
+      a.step.n = a.step.stride = width, a.step.rows = std::min(kBand, rows - first);
+      row.learned_columns(a);
     });
     for (int64_t u = 0; u < sums.tables() * bands; ++u)
       for (int64_t c = 0; c < width; ++c) {
@@ -180,10 +181,10 @@ void fake_quant_learned(const Layout& layout, const Affine& f, const void* x, co
       const int64_t line = u / blocks / runs, run = u / blocks % runs, first = u % blocks * kSumBlock;
       const int64_t length = sums.length(run);
       if (first >= length) return;
-      LearnedArgs a{common(f), part_s + u, part_z + u, 0, 0};
+      LearnedArgs a{common(f), part_s + u, part_z + u};
       place(a, line * layout.axis + sums.begin(run) + first, scale_of(line, run));
       a.step.n = std::min(kSumBlock, length - first);
-      row.run(a);
+      row.learned_run(a);
     });
     for (int64_t r = 0; r < sums.lines() * runs; ++r) {
       double s = 0, z = 0;

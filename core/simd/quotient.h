@@ -21,6 +21,15 @@ struct Divisor {
     if constexpr (kind != Quotient::division) return {V::set(r.inv), V::set(r.low)};
     return {V::set(s), V::set(s)};
   }
+  // For scales of their own in each lane, as `of` for one.
+  static __attribute__((always_inline)) Divisor of(F s) {
+    if constexpr (kind != Quotient::division) {
+      const F one = V::set(T{1}), inv = V::divide(one, s);
+      return {inv, V::divide(V::fma(V::sub(V::set(T{0}), inv), s, one), s)};
+    } else {
+      return {s, s};
+    }
+  }
   static __attribute__((always_inline)) Divisor load(const T* s, const T* inv, const T* low) {
     if constexpr (kind != Quotient::division) return {V::load(inv), V::load(low)};
     return {V::load(s), V::load(s)};

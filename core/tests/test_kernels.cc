@@ -184,7 +184,7 @@ template <class In>
 void test_quantize_row(const QuantizeRow& row, Isa isa) {
   using T = compute_t<In>;
   const CodeRange full = range_of(row.code);
-  bool uniform = true, stream = true, grouped = true, varying = true;
+  bool uniform = true, stream = true, grouped = true, columns = true;
   for (const int64_t n : kSizes) {
     for (const double sd : {0.03, 1.0, 0x1p-125, 1e-30, 3.7, 5e33 / 16}) {
       const T s = static_cast<T>(sd);
@@ -226,18 +226,26 @@ void test_quantize_row(const QuantizeRow& row, Isa isa) {
                    expected_code<In>(x[i], scale[i / group], a.zero ? zero[i / group] : 0, r, row.code);
       a.n = n;
       std::vector<T> inverse2(n + 1), low2(n + 1);
-      varying &= row.prepare(a, inverse2.data(), low2.data(), limit.data()) == huge || n == 0;
+      columns &= row.prepare(a, inverse2.data(), low2.data(), limit.data()) == huge || n == 0;
       for (int64_t i = 0; i < n; ++i) {
-        varying &= same_bits(inverse2[i], inverse[i]) && same_bits(low2[i], low[i]);
-        varying &= same_bits(limit[i], static_cast<T>(static_cast<T>(r.hi - (a.zero ? zero[i] : 0)) * scale[i]));
+        columns &= same_bits(inverse2[i], inverse[i]) && same_bits(low2[i], low[i]);
+        columns &= same_bits(limit[i], static_cast<T>(static_cast<T>(r.hi - (a.zero ? zero[i] : 0)) * scale[i]));
       }
       for (const int64_t past_block : {-1, 0, 2}) {  // -1: not streamed
         uint8_t* out = reinterpret_cast<uint8_t*>(q.data());
         if (past_block >= 0) out += (-reinterpret_cast<uintptr_t>(out) & 63) + past_block;
         a.q = out, a.stream = past_block >= 0;
-        row.varying(a);
-        for (int64_t i = 0; i < n; ++i)
-          varying &= code_at(row.code, out, i) == expected_code<In>(x[i], scale[i], a.zero ? zero[i] : 0, r, row.code);
+        for (const int64_t rows : {1, 5}) {  // several where a row may be whole blocks, or nearly
+          a.rows = rows, a.stride = rows == 1 ? n : n / rows / 64 * 64;
+          a.n = a.stride > 64 && past_block == 2 ? a.stride - 3 : a.stride;
+          row.columns(a);
+          for (int64_t j = 0; j < rows * a.n; ++j) {
+            const int64_t c = j % a.n, i = j / a.n * a.stride + c;
+            columns &=
+                code_at(row.code, out, i) == expected_code<In>(x[i], scale[c], a.zero ? zero[c] : 0, r, row.code);
+          }
+        }
+        a.n = n;
       }
     }
   }
@@ -245,7 +253,7 @@ void test_quantize_row(const QuantizeRow& row, Isa isa) {
   report(uniform, label("quantize", isa, e, c, "uniform"));
   report(stream, label("quantize", isa, e, c, "streaming"));
   report(grouped, label("quantize", isa, e, c, "grouped"));
-  report(varying, label("quantize", isa, e, c, "varying"));
+  report(columns, label("quantize", isa, e, c, "columns"));
 }
 
 template <class Out>

@@ -26,18 +26,18 @@ struct FakeQuantArgs {
   const void* dy;  // not for `fake`
   void* y;
   int64_t n;
-  const void* scale;    // f32, or f64 for f64 data: a group each, or an element each
+  const void* scale;    // f32, or f64 for f64 data: a group each, or a column each
   const int32_t* zero;  // beside scale
   int32_t qmin, qmax;
-  int64_t group;  // grouped only: elements a group, n a multiple of it
-  bool stream;    // grouped only: write past the caches
-  uint8_t* bits;  // masked only, where groups are a multiple of 8 elements (or there is but one)
+  int64_t group;         // grouped only: elements a group, n a multiple of it
+  int64_t rows, stride;  // columns only: rows of n elements, so many elements apart
+  bool stream;           // grouped and columns only: write past the caches
+  uint8_t* bits;         // masked only, where groups are a multiple of 8 elements (or there is but one)
 };
 
 struct LearnedArgs {
   FakeQuantArgs step;
-  double *ds, *dz;       // run: one sum each; columns: one a column, added to
-  int64_t rows, stride;  // columns only: rows of n elements, so many elements apart
+  double *ds, *dz;  // learned_run: one sum each; learned_columns: one a column, added to
 };
 
 using FakeQuantFn = void (*)(const FakeQuantArgs&);
@@ -49,9 +49,9 @@ constexpr int64_t kBand = 64;  // rows of a column summed at once, one after the
 struct FakeQuantRow {
   Element in;
   FakeQuantFn grouped[kFakeOps];  // one scale a group of consecutive elements
-  FakeQuantFn varying[kFakeOps];  // one scale an element
-  LearnedFn run;                  // at most kSumBlock elements under one scale
-  LearnedFn columns;              // one scale a column
+  FakeQuantFn columns[kFakeOps];  // one scale a column
+  LearnedFn learned_run;          // at most kSumBlock elements under one scale
+  LearnedFn learned_columns;      // one scale a column
   FakeQuantFn masked;             // one scale a group of consecutive elements
   KeepFn keep;
 };

@@ -24,11 +24,12 @@ struct FakeStep {
     const T l = static_cast<T>(qmin - z), h = static_cast<T>(qmax - z);
     return {Divisor<V, T, Kind>::of(s, r), V::set(s), V::set(l), V::set(h), V::set(l * s), V::set(h * s)};
   }
+  // The constants of `width` columns.
   static __attribute__((always_inline)) FakeStep load(const T* s, const int32_t* z, typename V::I32 qmin,
                                                       typename V::I32 qmax) {
     const auto zero = V::load_i32(z);
-    return {Divisor<V, T, Quotient::division>::load(s, s, s), V::load(s), number(V::sub(qmin, zero)),
-            number(V::sub(qmax, zero))};
+    const F scale = V::load(s), lo = number(V::sub(qmin, zero)), hi = number(V::sub(qmax, zero));
+    return {Divisor<V, T, Kind>::of(scale), scale, lo, hi, V::mul(lo, scale), V::mul(hi, scale)};
   }
   static __attribute__((always_inline)) F number(typename V::I32 i) {
     if constexpr (sizeof(T) == 8) {
@@ -64,15 +65,22 @@ struct Operands {
   const In *x, *dy;
   In* y;
 
+  template <class Step>
+  __attribute__((always_inline)) F of(int64_t i, const Step& step) const {
+    const F nothing = V::set(compute_t<In>{0});
+    return step(Op == FakeOp::scaled ? nothing : V::load(x + i), Op == FakeOp::fake ? nothing : V::load(dy + i));
+  }
+  template <bool Stream>
+  __attribute__((always_inline)) void keep(int64_t i, F result) const {
+    if constexpr (Stream) {
+      V::stream(y + i, result);
+    } else {
+      V::store_number(y + i, result);  // a NaN here is one of In, which the shorter rounding leaves one
+    }
+  }
   template <bool Stream, class Step>
   __attribute__((always_inline)) void at(int64_t i, const Step& step) const {
-    const F nothing = V::set(compute_t<In>{0});
-    const F a = Op == FakeOp::scaled ? nothing : V::load(x + i), b = Op == FakeOp::fake ? nothing : V::load(dy + i);
-    if constexpr (Stream) {
-      V::stream(y + i, step(a, b));
-    } else {
-      V::store_number(y + i, step(a, b));  // a NaN here is one of In, which the shorter rounding leaves one
-    }
+    keep<Stream>(i, of(i, step));
   }
   // Fewer than a vector, in padded copies. An overlapping vector would read what was written where y is dy.
   template <class Step>
@@ -169,22 +177,88 @@ void fake_grouped(const FakeQuantArgs& a) {
   divide ? fake_grouped_as<V, In, Op, Quotient::division>(a) : fake_grouped_as<V, In, Op, Quotient::fused>(a);
 }
 
-template <class V, class In, FakeOp Op>
-void fake_varying(const FakeQuantArgs& a) {
-  using T = compute_t<In>;
-  using Step = FakeStep<V, T, Op, Quotient::division>;
-  constexpr int w = V::width;
-  const Operands<V, In, Op> o{static_cast<const In*>(a.x), static_cast<const In*>(a.dy), static_cast<In*>(a.y)};
-  const T* scale = static_cast<const T*>(a.scale);
-  const auto qmin = V::set_i32(a.qmin), qmax = V::set_i32(a.qmax);
-  int64_t i = 0;
-  for (; i + w <= a.n; i += w) o.template at<false>(i, Step::load(scale + i, a.zero + i, qmin, qmax));
-  if (i < a.n) {
+// Columns whose constants lie in L1 while all rows pass them.
+constexpr int64_t kStripColumns = 1024;
+
+// The constants of n columns, at most kStripColumns, by vectors; those beyond n are of no use.
+template <class V, class T, class Step>
+struct ColumnSteps {
+  alignas(64) Step steps[kStripColumns / V::width];
+
+  ColumnSteps(const T* scale, const int32_t* zero, int64_t n, int32_t qmin, int32_t qmax) {
+    constexpr int w = V::width;
+    const auto least = V::set_i32(qmin), most = V::set_i32(qmax);
+    int64_t i = 0;
+    for (; i + w <= n; i += w) steps[i / w] = Step::load(scale + i, zero + i, least, most);
+    if (i == n) return;
     T s[w];
     int32_t z[w];
-    for (int k = 0; k < w; ++k) s[k] = i + k < a.n ? scale[i + k] : T{1}, z[k] = i + k < a.n ? a.zero[i + k] : 0;
-    o.tail(i, a.n - i, Step::load(s, z, qmin, qmax));
+    for (int k = 0; k < w; ++k) s[k] = i + k < n ? scale[i + k] : T{1}, z[k] = i + k < n ? zero[i + k] : 0;
+    steps[i / w] = Step::load(s, z, least, most);
   }
+};
+
+// Rows side by side, so that constants are read once for all of them.
+template <int Rows, bool Stream, class V, class In, FakeOp Op, class Step>
+__attribute__((always_inline)) inline void fake_rows(const Operands<V, In, Op>& o, const Step* steps, int64_t n,
+                                                     int64_t stride) {
+  constexpr int w = V::width;
+  int64_t i = 0;
+  for (; i + w <= n; i += w) {
+    // All is read before anything is written: rows often lie a multiple of 4096 bytes apart, and a load waits for a
+    // store before it whose address has the same last 12 bits.
+    typename Operands<V, In, Op>::F results[Rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) results[r] = o.of(i + r * stride, steps[i / w]);
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) o.template keep<Stream>(i + r * stride, results[r]);
+  }
+  if (i < n)
+    for (int r = 0; r < Rows; ++r) o.tail(i + r * stride, n - i, steps[i / w]);
+}
+
+template <bool Stream, class V, class In, FakeOp Op, class Step>
+void fake_strip(Operands<V, In, Op> o, const Step* steps, int64_t n, int64_t rows, int64_t stride) {
+  constexpr int kAtOnce = 4;
+  const auto advance = [&](int64_t by) {
+    if (Op != FakeOp::scaled) o.x += by * stride;
+    if (Op != FakeOp::fake) o.dy += by * stride;
+    o.y += by * stride;
+  };
+  int64_t r = 0;
+  for (; r + kAtOnce <= rows; r += kAtOnce, advance(kAtOnce)) fake_rows<kAtOnce, Stream>(o, steps, n, stride);
+  for (; r < rows; ++r, advance(1)) fake_rows<1, Stream>(o, steps, n, stride);
+}
+
+template <class V, class In, FakeOp Op, Quotient Kind>
+void fake_columns_as(const FakeQuantArgs& a) {
+  using T = compute_t<In>;
+  using Step = FakeStep<V, T, Op, Kind>;
+  constexpr uintptr_t vector = V::width * sizeof(In);
+  const T* scale = static_cast<const T*>(a.scale);
+  for (int64_t c = 0; c < a.n; c += kStripColumns) {
+    const int64_t n = a.n - c < kStripColumns ? a.n - c : kStripColumns;
+    const ColumnSteps<V, T, Step> constants(scale + c, a.zero + c, n, a.qmin, a.qmax);
+    const In *x = static_cast<const In*>(a.x), *dy = static_cast<const In*>(a.dy);
+    const Operands<V, In, Op> o{Op == FakeOp::scaled ? x : x + c, Op == FakeOp::fake ? dy : dy + c,
+                                static_cast<In*>(a.y) + c};
+    if constexpr (sizeof(In) >= 4) {
+      if (a.stream && reinterpret_cast<uintptr_t>(o.y) % vector == 0 && a.stride * sizeof(In) % vector == 0) {
+        fake_strip<true>(o, constants.steps, n, a.rows, a.stride);
+        continue;
+      }
+    }
+    fake_strip<false>(o, constants.steps, n, a.rows, a.stride);
+  }
+}
+
+template <class V, class In, FakeOp Op>
+void fake_columns(const FakeQuantArgs& a) {
+  constexpr int64_t kWorthwhile = 3;  // rows; the constants of the fused quotient take two divisions
+  const auto* scale = static_cast<const compute_t<In>*>(a.scale);
+  bool divide = a.qmax - a.qmin > 255 || a.rows < kWorthwhile;
+  for (int64_t i = 0; !divide && i < a.n; ++i) divide = scale[i] > static_cast<compute_t<In>>(kMaxQuotientScale);
+  divide ? fake_columns_as<V, In, Op, Quotient::division>(a) : fake_columns_as<V, In, Op, Quotient::fused>(a);
 }
 
 // ---- learned scale and zero point ------------------------------------------------------------------
@@ -295,10 +369,10 @@ void learned_columns(const LearnedArgs& a) {
     const int n = static_cast<int>(a.step.n - begin < kLearnedPiece ? a.step.n - begin : kLearnedPiece);
     const T* s = scale + begin;
     const int32_t* z = a.step.zero + begin;
-    for (int64_t r = 0; r < a.rows; ++r) {
-      const In* x = static_cast<const In*>(a.step.x) + r * a.stride + begin;
-      const In* dy = static_cast<const In*>(a.step.dy) + r * a.stride + begin;
-      In* y = static_cast<In*>(a.step.y) + r * a.stride + begin;
+    for (int64_t r = 0; r < a.step.rows; ++r) {
+      const In* x = static_cast<const In*>(a.step.x) + r * a.step.stride + begin;
+      const In* dy = static_cast<const In*>(a.step.dy) + r * a.step.stride + begin;
+      In* y = static_cast<In*>(a.step.y) + r * a.step.stride + begin;
       int i = 0;
       for (; i + w <= n; i += w)
         learned_vector<V>(x + i, dy + i, y + i, Step::load(s + i, z + i, qmin, qmax), terms, i);

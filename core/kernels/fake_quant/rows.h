@@ -15,7 +15,7 @@ struct FakeQuantEntry<V, In, std::integer_sequence<int, Op...>> {
     return {
         e,
         {fake_grouped<V, In, static_cast<FakeOp>(Op)>...},
-        {fake_varying<V, In, static_cast<FakeOp>(Op)>...},
+        {fake_columns<V, In, static_cast<FakeOp>(Op)>...},
         learned_run<V, In>,
         learned_columns<V, In>,
         fake_masked<V, In>,

@@ -151,9 +151,9 @@ void quantize_grouped(const QuantizeArgs& a) {
   }
 }
 
-// One scale an element. Zero: whether there are zero points to load.
+// One scale a column. Zero: whether there are zero points to load.
 template <class V, class In, class C, Quotient Kind, bool Zero>
-struct VaryingQuantizer {
+struct ColumnQuantizer {
   using T = compute_t<In>;
   using I32 = typename V::I32;
 
@@ -161,6 +161,8 @@ struct VaryingQuantizer {
   const int32_t* zero;
   I32 qmin;
   typename V::ByteShift shift;
+  // Rows side by side, so that constants are read once for all of them: as many as registers hold.
+  static constexpr int kRows = V::width >= 8 ? V::width / 4 : 1;
 
   LOWBIT_INLINE auto to_compute(I32 i) {
     if constexpr (sizeof(T) == 8) {
@@ -188,20 +190,51 @@ struct VaryingQuantizer {
     }
   }
 
-  // Stream: q starts on a whole block of codes.
-  template <bool Stream>
-  void run(const In* x, C* q, int64_t n) const {
+  static constexpr bool kBytes = !Zero && sizeof(C) == 1;  // codes that need no more than a shift
+
+  // Four vectors of each of so many rows. All is read before anything is written: rows often lie a multiple of 4096
+  // bytes apart, and a load waits for a store before it whose address has the same last 12 bits.
+  template <bool Stream, int Rows>
+  __attribute__((always_inline)) void block(const In* x, C* q, int64_t i, int64_t stride) const {
     constexpr int w = V::width;
-    int64_t i = 0;
-    for (; i + 4 * w <= n; i += 4 * w) {
-      if constexpr (Stream) ask_ahead<kAskedAhead>(x + i, 4 * w * sizeof(In));
-      if constexpr (!Zero && sizeof(C) == 1) {
-        V::template store_bytes4<Stream>(q + i, steps(x, i), steps(x, i + w), steps(x, i + 2 * w), steps(x, i + 3 * w),
-                                         shift);
+    I32 found[Rows][4];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k)
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) {
+        const In* from = x + r * stride;
+        found[r][k] = kBytes ? steps(from, i + k * w) : codes(from, i + k * w);
+      }
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) {
+      C* to = q + r * stride + i;
+      const auto& f = found[r];
+      if constexpr (kBytes) {
+        V::template store_bytes4<Stream>(to, f[0], f[1], f[2], f[3], shift);
       } else {
-        V::template store_codes4<Stream>(q + i, codes(x, i), codes(x, i + w), codes(x, i + 2 * w), codes(x, i + 3 * w));
+        V::template store_codes4<Stream>(to, f[0], f[1], f[2], f[3]);
       }
     }
+  }
+
+  // Stream: q, and every row of it, starts on a whole block of codes.
+  template <bool Stream, int Rows>
+  void run_rows(const In* x, C* q, int64_t n, int64_t stride) const {
+    constexpr int w = V::width;
+    int64_t i = 0;
+    for (; i + 4 * w <= n; i += 4 * w) block<Stream, Rows>(x, q, i, stride);
+    for (int r = 0; r < Rows; ++r) end_of_row(x + r * stride, q + r * stride, i, n);
+  }
+  template <bool Stream>
+  void run(const In* x, C* q, int64_t n, int64_t rows, int64_t stride) const {
+    int64_t r = 0;
+    for (; r + kRows <= rows; r += kRows) run_rows<Stream, kRows>(x + r * stride, q + r * stride, n, stride);
+    for (; r < rows; ++r) run_rows<Stream, 1>(x + r * stride, q + r * stride, n, stride);
+  }
+
+  // From i on, less than four vectors.
+  void end_of_row(const In* x, C* q, int64_t i, int64_t n) const {
+    constexpr int w = V::width;
     for (; i + w <= n; i += w) V::store_codes(q + i, codes(x, i));
     if (w == 1 || i >= n) return;
     if (n >= w) {
@@ -224,45 +257,45 @@ struct VaryingQuantizer {
       if (Zero) z[k] = zero[at];
     }
     std::memcpy(in, x, n * sizeof(In));
-    V::store_codes(out, VaryingQuantizer{s, inv, lo, hi, z, qmin, shift}.codes(in, 0));
+    V::store_codes(out, ColumnQuantizer{s, inv, lo, hi, z, qmin, shift}.codes(in, 0));
     std::memcpy(q, out, n * sizeof(C));
   }
 };
 
 template <class V, class In, class C, Quotient Kind, bool Zero>
-void quantize_varying_as(const QuantizeArgs& a) {
+void quantize_columns_as(const QuantizeArgs& a) {
   using T = compute_t<In>;
   if (a.n == 0) return;
-  const VaryingQuantizer<V, In, C, Kind, Zero> k{static_cast<const T*>(a.scale),
-                                                 static_cast<const T*>(a.inverse),
-                                                 static_cast<const T*>(a.low),
-                                                 static_cast<const T*>(a.limit),
-                                                 a.zero,
-                                                 V::set_i32(a.qmin),
-                                                 typename V::ByteShift(0, a.qmin)};
+  const ColumnQuantizer<V, In, C, Kind, Zero> k{static_cast<const T*>(a.scale),
+                                                static_cast<const T*>(a.inverse),
+                                                static_cast<const T*>(a.low),
+                                                static_cast<const T*>(a.limit),
+                                                a.zero,
+                                                V::set_i32(a.qmin),
+                                                typename V::ByteShift(0, a.qmin)};
   constexpr uintptr_t block = 4 * V::width * sizeof(C);
   const In* x = static_cast<const In*>(a.x);
   C* q = static_cast<C*>(a.q);
-  if (a.stream && reinterpret_cast<uintptr_t>(q) % block == 0) {
-    k.template run<true>(x, q, a.n);
+  if (a.stream && reinterpret_cast<uintptr_t>(q) % block == 0 && a.stride * sizeof(C) % block == 0) {
+    k.template run<true>(x, q, a.n, a.rows, a.stride);
   } else {
-    k.template run<false>(x, q, a.n);
+    k.template run<false>(x, q, a.n, a.rows, a.stride);
   }
 }
 
 template <class V, class In, class C>
-void quantize_varying(const QuantizeArgs& a) {
+void quantize_columns(const QuantizeArgs& a) {
   if (a.divide || sizeof(C) != 1) {
-    a.zero ? quantize_varying_as<V, In, C, Quotient::division, true>(a)
-           : quantize_varying_as<V, In, C, Quotient::division, false>(a);
+    a.zero ? quantize_columns_as<V, In, C, Quotient::division, true>(a)
+           : quantize_columns_as<V, In, C, Quotient::division, false>(a);
   } else {
-    a.zero ? quantize_varying_as<V, In, C, Quotient::fused, true>(a)
-           : quantize_varying_as<V, In, C, Quotient::fused, false>(a);
+    a.zero ? quantize_columns_as<V, In, C, Quotient::fused, true>(a)
+           : quantize_columns_as<V, In, C, Quotient::fused, false>(a);
   }
 }
 
 template <class V, class In>
-bool prepare_varying(const QuantizeArgs& a, void* inverse, void* low, void* limit) {
+bool prepare_columns(const QuantizeArgs& a, void* inverse, void* low, void* limit) {
   using T = compute_t<In>;
   const T* scale = static_cast<const T*>(a.scale);
   T *inv = static_cast<T*>(inverse), *lo = static_cast<T*>(low), *hi = static_cast<T*>(limit);
@@ -290,6 +323,15 @@ void quantize_sign(const QuantizeArgs& a) {
   for (; i + 4 * w <= a.n; i += 4 * w)
     V::template store_codes4<false>(q + i, bits(i), bits(i + w), bits(i + 2 * w), bits(i + 3 * w));
   for (; i < a.n; ++i) q[i] = widen(x[i]) > 0;
+}
+
+template <class V, class In>
+void quantize_sign_columns(const QuantizeArgs& a) {
+  QuantizeArgs row = a;
+  for (int64_t r = 0; r < a.rows; ++r) {
+    row.x = static_cast<const In*>(a.x) + r * a.stride, row.q = static_cast<uint8_t*>(a.q) + r * a.stride;
+    quantize_sign<V, In>(row);
+  }
 }
 
 }  // namespace lowbit

@@ -15,15 +15,16 @@ struct QuantizeArgs {
   const void* x;
   void* q;
   int64_t n;            // elements
-  const void* scale;    // f32, or f64 for f64 data: one; a group each; or an element each
-  const void* inverse;  // varying only, an element each: reciprocal(scale).inv,
+  const void* scale;    // f32, or f64 for f64 data: one; a group each; or a column each
+  const void* inverse;  // columns only, a column each: reciprocal(scale).inv,
   const void* low;      //   reciprocal(scale).low,
   const void* limit;    //   and (qmax - zero) * scale
   const int32_t* zero;  // beside scale; null: all 0
   int32_t qmin, qmax;
-  int64_t group;  // grouped only: elements a group, n a multiple of it
-  bool divide;    // varying only: a scale lies above kMaxQuotientScale
-  bool stream;    // uniform only: write past the caches
+  int64_t group;         // grouped only: elements a group, n a multiple of it
+  bool divide;           // columns only: a scale lies above kMaxQuotientScale
+  bool stream;           // uniform and columns only: write past the caches
+  int64_t rows, stride;  // columns only: rows of n elements, so many elements apart in x and in q
 };
 
 using QuantizeFn = void (*)(const QuantizeArgs&);
@@ -58,10 +59,10 @@ struct QuantizeRow {
   Code code;
   QuantizeFn uniform;       // one scale for all n
   QuantizeFn grouped;       // one scale a group of consecutive elements
-  QuantizeFn varying;       // one scale an element
+  QuantizeFn columns;       // one scale a column
   DynamicGroupsFn dynamic;  // null for b1
   int64_t nibble_block;     // codes `dynamic` packs at once, or 0: it cannot
-  // For varying: writes inverse, low and limit of a.n scales; returns what `divide` must be.
+  // For columns: writes inverse, low and limit of a.n scales; returns what `divide` must be.
   bool (*prepare)(const QuantizeArgs& a, void* inverse, void* low, void* limit);
 };
 
