@@ -92,18 +92,27 @@ struct Operands {
     std::memcpy(y + i, out, n * sizeof(In));
   }
   template <class Step>
+  __attribute__((always_inline)) auto pair_of(int64_t i, const Step& step) const {
+    const auto a = Op == FakeOp::scaled ? V::load_pair(dy + i) : V::load_pair(x + i);
+    const auto b = Op == FakeOp::fake ? a : V::load_pair(dy + i);
+    return decltype(a){step(a.a, b.a), step(a.b, b.b)};
+  }
+  // Four vectors are read before any is written: a load waits for a store before it whose address has the same last
+  // 12 bits, which happens where y lies a vector or two further in its page than x.
+  template <class Step>
   __attribute__((always_inline)) void run(int64_t i, int64_t n, const Step& step) const {
     constexpr int w = V::width;
-    for (; i + 2 * w <= n; i += 2 * w) {
+    for (; i + 4 * w <= n; i += 4 * w) {
       if constexpr (kPairs) {
-        const auto a = Op == FakeOp::scaled ? V::load_pair(dy + i) : V::load_pair(x + i);
-        const auto b = Op == FakeOp::fake ? a : V::load_pair(dy + i);
-        V::template store_pair<Rounding>(y + i, {step(a.a, b.a), step(a.b, b.b)});
+        const auto first = pair_of(i, step), second = pair_of(i + 2 * w, step);
+        V::template store_pair<Rounding>(y + i, first);
+        V::template store_pair<Rounding>(y + i + 2 * w, second);
       } else {
-        at<false>(i, step), at<false>(i + w, step);
+        const F r[4] = {of(i, step), of(i + w, step), of(i + 2 * w, step), of(i + 3 * w, step)};
+        for (int k = 0; k < 4; ++k) keep<false>(i + k * w, r[k]);
       }
     }
-    if (i + w <= n) at<false>(i, step), i += w;
+    for (; i + w <= n; i += w) at<false>(i, step);
     if (i < n) tail(i, n - i, step);
   }
   template <class Step>
