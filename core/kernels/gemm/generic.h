@@ -193,15 +193,19 @@ int64_t peak(int64_t rounds) {
   constexpr int kAccs = E::max_rows / E::a_rows * E::wide(E::max_rows), kRepeats = 8;
   alignas(64) static const int8_t ones[2 * kQuadBytes * 2] = {1};
   typename E::Acc acc[kAccs];
+#pragma GCC unroll 32
   for (int i = 0; i < kAccs; ++i) acc[i] = E::zero();
   for (int64_t r = 0; r < rounds; ++r) {
     asm volatile("" ::: "memory");  // or compilers would multiply once for all rounds
     const typename E::Quad a = E::load_a(reinterpret_cast<const char*>(ones), kQuadBytes);
     const typename E::Cols b = E::load_b(ones);
+#pragma GCC unroll 8
     for (int repeat = 0; repeat < kRepeats; ++repeat)
+#pragma GCC unroll 32
       for (int i = 0; i < kAccs; ++i) E::dot(acc[i], a, b);
   }
   int32_t out[2 * kGemmCols];
+#pragma GCC unroll 32
   for (int i = 0; i < kAccs; ++i) {
     E::template store<false>(acc[i], out, kGemmCols, nullptr, 0);
     asm volatile("" ::"r"(out) : "memory");

@@ -11,7 +11,7 @@ struct Avx512Dot {
   using A = int16_t;
   static constexpr GemmOperand operand = GemmOperand::s16;
   static constexpr int group = 16, a_rows = 1, step = 1, max_rows = 12;
-  static constexpr bool is_one = false;
+  static constexpr bool is_one = true;
   static constexpr int wide(int rows) { return rows == 1 ? 4 : rows < 7 ? 2 : 1; }
 
   using Quad = __m512i;
@@ -30,8 +30,17 @@ struct Avx512Dot {
     return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(b)), _mm512_cvtepi8_epi16(_mm256_loadu_si256(b + 1))};
   }
   LOWBIT_INLINE Acc zero() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
+  // Written out: compilers spill when left to choose.
+  LOWBIT_INLINE __m512i add_product(__m512i acc, __m512i a, __m512i b) {
+    __m512i product;
+    asm("vpmaddwd %[b], %[a], %[product]\n\tvpaddd %[product], %[acc], %[acc]"
+        : [acc] "+v"(acc), [product] "=&v"(product)
+        : [a] "v"(a), [b] "v"(b));
+    return acc;
+  }
   LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) {
-    acc = {_mm512_add_epi32(acc.lo, _mm512_madd_epi16(a, b.lo)), _mm512_add_epi32(acc.hi, _mm512_madd_epi16(a, b.hi))};
+    acc.lo = add_product(acc.lo, a, b.lo);
+    acc.hi = add_product(acc.hi, a, b.hi);
   }
   template <bool Add>
   LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t, const int32_t* from, int64_t) {

@@ -25,7 +25,10 @@ struct VnniDot {
   }
   LOWBIT_INLINE Cols load_b(const int8_t* p) { return _mm512_loadu_si512(p); }
   LOWBIT_INLINE Acc zero() { return _mm512_setzero_si512(); }
-  LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) { acc = _mm512_dpbusd_epi32(acc, a, b); }
+  // Written out: with the intrinsic, GCC spills half of the accumulators and takes 1.6 times as long.
+  LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) {
+    asm("vpdpbusd %[b], %[a], %[acc]" : [acc] "+v"(acc) : [a] "v"(a), [b] "v"(b));
+  }
   template <bool Add>
   LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t, const int32_t* from, int64_t) {
     if constexpr (Add) acc = _mm512_add_epi32(acc, _mm512_loadu_si512(from));

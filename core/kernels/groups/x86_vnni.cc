@@ -7,7 +7,9 @@ struct VnniGroups : ZmmGroups {
   static constexpr const char* name = "vpdpbusd";
   static constexpr int64_t spill(int) { return 0; }
 
-  LOWBIT_INLINE void add(Sum& sum, __m512i part, Quad a) { sum = _mm512_dpbusd_epi32(sum, part, a); }
+  LOWBIT_INLINE void add(Sum& sum, __m512i part, Quad a) {  // written out, as in kernels/gemm
+    asm("vpdpbusd %[a], %[part], %[sum]" : [sum] "+v"(sum) : [part] "v"(part), [a] "v"(a));
+  }
   LOWBIT_INLINE Avx512::I32 to_i32(Sum s) { return s; }
 };
 
