@@ -17,15 +17,17 @@ namespace {
 constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kMaxBlocks = kTaskBlocks * 3 / 2;
 constexpr int64_t kPieceBytes = kTaskRows * kGemmDepth * 2;
 constexpr int64_t kFinishedAtOnce = 8192;  // sums, which the nearest caches still have when they are all there
-constexpr int64_t kUsualQuads = 128;       // of a piece
+// Quads of a piece, about. Where codes are widened on the way there are fewer, so that as much fits the caches.
+constexpr int64_t kUsualQuads = 192, kUsualWideQuads = 128;
 constexpr int64_t kRowsAhead = 2;
 constexpr int64_t kWorthAThread = 1 << 20;  // products: what takes as long as it takes another thread to wake up
 
 int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
 
-// About kUsualQuads, and all pieces alike: a short one costs nearly as much as a whole.
+// About as many as usual, and all pieces alike: a short one costs nearly as much as a whole.
 int64_t piece_quads(int64_t quads) {
-  const int64_t pieces = std::max<int64_t>(1, (quads + kUsualQuads / 2) / kUsualQuads);
+  const int64_t usual = gemm_rows(active_isa())->a == GemmOperand::s16 ? kUsualWideQuads : kUsualQuads;
+  const int64_t pieces = std::max<int64_t>(1, (quads + usual / 2) / usual);
   return std::max<int64_t>(kGemmQuads, round_up((quads + pieces - 1) / pieces, kGemmQuads));
 }
 

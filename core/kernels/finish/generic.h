@@ -28,32 +28,42 @@ struct FinishConstants {
         divides(x.out_scale != 1.0f) {}
 };
 
-// Plain, here and below: nothing is added to the sums, and the scale is not divided.
-template <class V, bool Plain>
+// How much is to be done, here and below. plain: nothing is added to the sums, and their scale is that of their column;
+// scaled: the row has a scale, too.
+enum class FinishWork { plain, scaled, all };
+
+template <class V, FinishWork Work>
 LOWBIT_INLINE typename V::I32 exact_sums(const FinishArgs& x, const FinishConstants<V>& k, int64_t i) {
   typename V::I32 t = V::load_i32(static_cast<const int32_t*>(x.acc) + i);
-  if constexpr (Plain) return t;
+  if constexpr (Work != FinishWork::all) return t;
   if (x.by_a != nullptr) t = V::add(t, V::mul_i32(k.row_a, V::load_i32(x.by_a + i)));
   if (x.by_b != nullptr) t = V::add(t, V::mul_i32(k.row_b, V::load_i32(x.by_b + i)));
   return t;
 }
 
-template <class V, bool Plain>
-LOWBIT_INLINE typename V::I32 codes_of(const FinishArgs& x, const FinishConstants<V>& k, int64_t i) {
-  typename V::F32 scale = V::mul(k.row_scale, V::load(x.scale + i));
-  if (!Plain && k.divides) scale = V::divide(scale, k.out_scale);
-  const typename V::F32 y = V::mul(V::to_f32(exact_sums<V, Plain>(x, k, i)), scale);
-  return V::add(V::round_i32(V::clamp(y, k.low, k.high)), k.zero);
+// The value in steps of the result, before it is rounded.
+template <class V, FinishWork Work>
+LOWBIT_INLINE typename V::F32 steps_of(const FinishArgs& x, const FinishConstants<V>& k, int64_t i) {
+  typename V::F32 scale = V::load(x.scale + i);
+  if constexpr (Work != FinishWork::plain) scale = V::mul(k.row_scale, scale);
+  if constexpr (Work == FinishWork::all)
+    if (k.divides) scale = V::divide(scale, k.out_scale);
+  return V::mul(V::to_f32(exact_sums<V, Work>(x, k, i)), scale);
 }
 
-template <class V, class Out, bool Plain>
+template <class V, FinishWork Work>
+LOWBIT_INLINE typename V::I32 codes_of(const FinishArgs& x, const FinishConstants<V>& k, int64_t i) {
+  return V::add(V::round_i32(V::clamp(steps_of<V, Work>(x, k, i), k.low, k.high)), k.zero);
+}
+
+template <class V, class Out, FinishWork Work>
 LOWBIT_INLINE void finish_vector(const FinishArgs& x, const FinishConstants<V>& k, int64_t i, Out* to) {
   if constexpr (std::is_same_v<Out, int32_t>) {
-    V::store_i32(to, exact_sums<V, Plain>(x, k, i));
+    V::store_i32(to, exact_sums<V, Work>(x, k, i));
   } else if constexpr (sizeof(Out) == 1) {
-    V::store_codes(to, codes_of<V, Plain>(x, k, i));
+    V::store_codes(to, codes_of<V, Work>(x, k, i));
   } else {
-    typename V::F32 y = V::mul(V::to_f32(exact_sums<V, Plain>(x, k, i)), V::mul(k.row_scale, V::load(x.scale + i)));
+    typename V::F32 y = steps_of<V, Work>(x, k, i);
     if (x.bias != nullptr) y = V::add(y, V::load(x.bias + i));
     V::store(to, V::clamp(y, k.floor, k.ceiling));
   }
@@ -77,26 +87,32 @@ LOWBIT_INLINE void finish_from(const FinishArgs& x, const FinishConstants<V>& k,
   }
 }
 
-template <class V, class Out, bool Plain>
+template <class V, class Out, FinishWork Work>
 LOWBIT_INLINE void finish_sums(const FinishArgs& x, const FinishConstants<V>& k) {
   int64_t i = 0;
   if constexpr (sizeof(Out) == 1) {
-    const auto codes = [&](int64_t at) { return codes_of<V, Plain>(x, k, at); };
+    // No more than limits above, as in kernels/quantize: what is too small saturates on the way to bytes.
+    const typename V::ByteShift shift(x.zero, x.lo);
+    const auto steps = [&](int64_t at) __attribute__((always_inline)) {
+      return V::round_i32(V::limit(steps_of<V, Work>(x, k, at), k.low, k.high));
+    };
     for (; i + 4 * V::width <= x.n; i += 4 * V::width)
-      V::template store_codes4<false>(static_cast<Out*>(x.out) + i, codes(i), codes(i + V::width),
-                                      codes(i + 2 * V::width), codes(i + 3 * V::width));
+      V::template store_bytes4<false>(static_cast<Out*>(x.out) + i, steps(i), steps(i + V::width),
+                                      steps(i + 2 * V::width), steps(i + 3 * V::width), shift);
   }
-  finish_from<V, Out, finish_vector<V, Out, Plain>>(x, k, i);
+  finish_from<V, Out, finish_vector<V, Out, Work>>(x, k, i);
 }
 
 template <class V, class Out>
 void finish(const FinishArgs& given) {
   const FinishArgs x = given;
   const FinishConstants<V> k(x);
-  if (x.by_a == nullptr && x.by_b == nullptr && !k.divides) {
-    finish_sums<V, Out, true>(x, k);
+  if (x.by_a != nullptr || x.by_b != nullptr || k.divides) {
+    finish_sums<V, Out, FinishWork::all>(x, k);
+  } else if (x.row_scale != 1.0f) {
+    finish_sums<V, Out, FinishWork::scaled>(x, k);
   } else {
-    finish_sums<V, Out, false>(x, k);
+    finish_sums<V, Out, FinishWork::plain>(x, k);
   }
 }
 

@@ -18,7 +18,7 @@ namespace lowbit {
 
 constexpr int kGemmCols = 16;    // columns of a packed block
 constexpr int kGemmQuads = 2;    // k is padded to so many quads, which smmla takes at once
-constexpr int kGemmDepth = 768;  // of a piece at most: two blocks of it fit L1, a task's blocks and rows L2
+constexpr int kGemmDepth = 1152;  // of a piece at most: its blocks and rows of a task fit L2
 
 struct GemmArgs {
   const void* a;     // [rows, rounded up to at_once][quads * 4]

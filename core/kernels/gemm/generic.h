@@ -9,6 +9,7 @@
 //   dot_two(acc&, acc&, a, first, b)  where it pays: dots with two groups, the first of them in a register
 //   Acc, zero(), dot(acc&, a, b), store<Add>(acc, c, stride, from, from_stride)
 //                          to c[a_rows][group], which may be `from` that it is added to
+//   start(from)            where it pays: an accumulator that begins with from[group], so that nothing is added later
 //   is_one                 whether compilers see dot as one operation, and cannot multiply once for many sums
 //   max_rows, wide(rows)   rows of a full tile; groups side by side in a tile of so many rows
 #pragma once
@@ -44,9 +45,7 @@ LOWBIT_INLINE void store_tile(const typename E::Acc (&acc)[Pairs][Wide], int32_t
 template <class E, int Rows, int Wide, int Ahead>
 LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart = kGemmCols / E::group) {
   constexpr int kPer = kGemmCols / E::group, kPairs = Rows / E::a_rows;
-  typename E::Acc acc[kPairs][Wide];
-  for (int i = 0; i < kPairs; ++i)
-    for (int j = 0; j < Wide; ++j) acc[i][j] = E::zero();
+  constexpr bool kStarts = requires { &E::start; };
   const int8_t* b[Wide];
   int64_t column[Wide];
   for (int j = 0; j < Wide; ++j) {
@@ -54,6 +53,14 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
     b[j] = j % kPer == 0 ? group_of<E>(x, group) : b[j - 1] + E::group * 4;
     column[j] = (group + j % kPer) * E::group;
   }
+  typename E::Acc acc[kPairs][Wide];
+  const int32_t* const from = x.from == nullptr ? nullptr : x.from + row * x.from_stride;
+  for (int i = 0; i < kPairs; ++i)
+    for (int j = 0; j < Wide; ++j) acc[i][j] = E::zero();
+  if constexpr (kStarts)
+    if (from != nullptr)
+      for (int i = 0; i < kPairs; ++i)
+        for (int j = 0; j < Wide; ++j) acc[i][j] = E::start(from + i * x.from_stride + column[j]);
   int32_t* const c = x.c + row * x.c_stride;
   for (int i = 0; i < Rows; ++i)
     for (int j = 0; j < Wide; j += kPer) __builtin_prefetch(c + i * x.c_stride + column[j], 1);
@@ -84,8 +91,8 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
   do {
     for (int i = 0; i < kGemmQuads; i += E::step) advance();
   } while (a != end);
-  if (x.from != nullptr) {
-    store_tile<E, true>(acc, c, x.c_stride, x.from + row * x.from_stride, x.from_stride, column);
+  if (!kStarts && from != nullptr) {
+    store_tile<E, true>(acc, c, x.c_stride, from, x.from_stride, column);
   } else {
     store_tile<E, false>(acc, c, x.c_stride, nullptr, 0, column);
   }
