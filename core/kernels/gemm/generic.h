@@ -135,9 +135,10 @@ void gemm(const GemmArgs& x) {
   constexpr int64_t kTile = E::max_rows / E::a_rows;
   const int64_t tiles = (padded + kTile - 1) / kTile, rows = padded / tiles, taller = padded % tiles;
   // Few rows read all of b and do little with it, so that it comes from memory no sooner than it is needed, unless it
-  // is asked for before. One row reads from four places at a time, which memory gives faster than from one.
-  constexpr int kPlaces = 4, kFewTiles = 3, kAhead = 4096, kAheadOfPlace = 256;
-  if constexpr (kPlaces * kPer <= 8) {  // sums that registers hold
+  // is asked for before. One row reads from many places at a time, which memory gives faster than from one: as many as
+  // make eight sums.
+  constexpr int kPlaces = 8 / kPer, kFewTiles = 3, kAhead = 4096, kAheadOfPlace = 320;
+  if constexpr (kPlaces >= 4) {
     if (padded == 1 && groups >= 2 * kPlaces * kPer) {
       const int64_t apart = groups / kPer / kPlaces * kPer;
       for (int64_t g = 0; g < apart; g += kPer) tile<E, E::a_rows, kPlaces * kPer, kAheadOfPlace>(x, 0, g, apart);
