@@ -16,8 +16,8 @@
 
 namespace lowbit {
 
-constexpr int kGemmCols = 16;    // columns of a packed block
-constexpr int kGemmQuads = 2;    // k is padded to so many quads, which smmla takes at once
+constexpr int kGemmCols = 16;     // columns of a packed block
+constexpr int kGemmQuads = 2;     // k is padded to so many quads, which smmla takes at once
 constexpr int kGemmDepth = 1152;  // of a piece at most: its blocks and rows of a task fit L2
 
 struct GemmArgs {

@@ -14,6 +14,7 @@
 namespace lowbit {
 
 constexpr int64_t kStepBytes = kGroupCols * 4;
+constexpr int64_t kAhead = 320;  // bytes of b that one row asks for before it needs them
 
 template <class E, int Bits, int Part, class Cols>
 LOWBIT_INLINE auto part_of(const Cols& cols) {
@@ -33,7 +34,8 @@ LOWBIT_INLINE void add_step(typename E::Sum (&sum)[Rows][Wide], const typename E
   if constexpr (Part + 1 < 8 / Bits) add_step<E, Bits, Rows, Wide, Part + 1>(sum, cols, a, stride);
 }
 
-template <class E, int Bits, int Rows, int Wide>
+// Zeros: columns have zero points of their own.
+template <class E, int Bits, int Rows, int Wide, bool Zeros>
 __attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64_t column) {
   using V = typename E::V;
   constexpr int64_t kStep = 32 / Bits;  // places of k
@@ -61,7 +63,10 @@ __attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64
         for (int j = 0; j < Wide; ++j) sum[i][j] = E::none();
       for (int64_t s = first; s < end; ++s, offset += kStepBytes, a += kStep) {
         typename E::Cols cols[Wide];
-        for (int j = 0; j < Wide; ++j) cols[j] = E::load(b[j] + offset);
+        for (int j = 0; j < Wide; ++j) {
+          if constexpr (Rows == 1) __builtin_prefetch(b[j] + offset + kAhead);
+          cols[j] = E::load(b[j] + offset);
+        }
         add_step<E, Bits, Rows, Wide>(sum, cols, a, x.a_stride);
       }
       for (int i = 0; i < Rows; ++i)
@@ -70,11 +75,19 @@ __attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64
     }
     for (int j = 0; j < Wide; ++j) {
       const int64_t at = parameter[j] + g * kGroupCols;
+      if constexpr (Rows == 1) __builtin_prefetch(x.scale + at + kAhead / 4);
       const typename V::F32 scale = V::load(x.scale + at);
-      const typename V::I32 zero = x.zero != nullptr ? V::load_codes(x.zero + at) : V::set_i32(x.zero_all);
+      typename V::I32 zero;
+      if constexpr (Zeros) zero = V::load_codes(x.zero + at);
       for (int i = 0; i < Rows; ++i) {
         const int64_t of_a = (row + i) * x.groups + g;
-        const typename V::I32 exact = V::sub(dot[i][j], V::mul_i32(zero, V::set_i32(x.a_sum[of_a])));
+        typename V::I32 of_zero;
+        if constexpr (Zeros) {
+          of_zero = V::mul_i32(zero, V::set_i32(x.a_sum[of_a]));
+        } else {
+          of_zero = V::set_i32(x.zero_all * x.a_sum[of_a]);
+        }
+        const typename V::I32 exact = V::sub(dot[i][j], of_zero);
         const typename V::F32 s = x.a_scale == nullptr ? scale : V::mul(V::set(x.a_scale[of_a]), scale);
         y[i][j] = V::add(y[i][j], V::mul(V::to_f32(exact), s));
       }
@@ -88,7 +101,13 @@ __attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64
 template <class E, int Bits, int Rows, int Wide = E::wide(Rows)>
 void group_strip(const GroupArgs& x, int64_t row, int64_t column, int64_t end) {
   constexpr int64_t kWidth = Wide * E::V::width;
-  for (; column + kWidth <= end; column += kWidth) group_tile<E, Bits, Rows, Wide>(x, row, column);
+  for (; column + kWidth <= end; column += kWidth) {
+    if (x.zero != nullptr) {
+      group_tile<E, Bits, Rows, Wide, true>(x, row, column);
+    } else {
+      group_tile<E, Bits, Rows, Wide, false>(x, row, column);
+    }
+  }
   if constexpr (Wide > 1)
     if (column < end) group_strip<E, Bits, Rows, Wide / 2>(x, row, column, end);
 }
@@ -104,11 +123,11 @@ void group_rows_of(const GroupArgs& x, int64_t row, int64_t rows, int64_t column
 
 template <class E, int Bits>
 void groups(const GroupArgs& x) {
-  // Columns that stay in the caches while all rows pass them.
+  // Columns that stay in the caches while all rows pass them; one row has no use for that, and reads from many places.
   constexpr int64_t kStrip = 2 * kGroupCols;
-  const int64_t columns = x.blocks * kGroupCols;
-  for (int64_t column = 0; column < columns; column += kStrip) {
-    const int64_t end = column + kStrip < columns ? column + kStrip : columns;
+  const int64_t columns = x.blocks * kGroupCols, step = x.rows == 1 ? columns : kStrip;
+  for (int64_t column = 0; column < columns; column += step) {
+    const int64_t end = column + step < columns ? column + step : columns;
     for (int64_t row = 0; row < x.rows; row += E::max_rows) group_rows_of<E, Bits>(x, row, x.rows - row, column, end);
   }
 }
