@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "base/threads.h"
 
@@ -61,6 +62,24 @@ struct Patches {
       }
       to += until - from, at += until - from;
     }
+  }
+
+  // A line of x as results see it, from the left edge of the first to the right edge of the last.
+  void fetch_line(int64_t first, int64_t line, uint8_t* to) const {
+    const int64_t c = s.group_channels, pixels_seen = (s.out_w - 1) * s.stride_w + (s.kernel_w - 1) * s.dilation_w + 1;
+    const int64_t iy = first % s.out_h * s.stride_h - s.top + line;
+    if (iy < 0 || iy >= s.height) return fill_run(to, fill, pixels_seen * c);
+    const uint8_t* pixels = x + (first / s.out_h * s.height + iy) * s.width * s.channels;
+    const int64_t before = std::clamp<int64_t>(s.left, 0, pixels_seen);
+    const int64_t inside = std::clamp<int64_t>(s.width - std::max<int64_t>(0, -s.left), 0, pixels_seen - before);
+    fill_run(to, fill, before * c);
+    const uint8_t* from = pixels + std::max<int64_t>(0, -s.left) * s.channels;
+    if (c == s.channels) {
+      std::memcpy(to + before * c, from, static_cast<size_t>(inside * c));
+    } else {
+      for (int64_t i = 0; i < inside; ++i) copy_run(to + (before + i) * c, from + i * s.channels, c);
+    }
+    fill_run(to + (before + inside) * c, fill, (pixels_seen - before - inside) * c);
   }
 
   // Codes [from, until) of a kernel row whose first column is at `left` of an image row.
@@ -132,9 +151,41 @@ void transpose_items(const Item* from, Item* to, int64_t batch, int64_t rows, in
 
 }  // namespace
 
+namespace {
+
+// The lines of x that a line of results sees, side by side, with what lies beyond the edges.
+struct Lines {
+  const Patches& patches;
+  LineRows rows;
+  std::vector<GemmSegment> segments;
+
+  explicit Lines(const Patches& p) : patches(p) {
+    const ConvShape& s = p.s;
+    const int64_t c = s.group_channels, span = (s.kernel_w - 1) * s.dilation_w + 1;
+    rows.width = s.out_w, rows.height = s.out_h;
+    rows.pitch = ((s.out_w - 1) * s.stride_w + span) * c, rows.step = s.stride_w * c;
+    rows.line_step = s.stride_h, rows.window = (s.kernel_h - 1) * s.dilation_h + 1;
+    const int64_t runs = s.dilation_w == 1 ? 1 : s.kernel_w, length = s.kernel_w / runs * c;
+    for (int64_t ky = 0; ky < s.kernel_h; ++ky)
+      for (int64_t kx = 0; kx < runs; ++kx)
+        segments.push_back({ky * s.dilation_h * rows.pitch + kx * s.dilation_w * c, length / 4});
+    rows.segments = segments.data(), rows.segment_count = static_cast<int64_t>(segments.size());
+    rows.fetch = [](const void* context, int64_t first, int64_t line, uint8_t* to) {
+      static_cast<const Patches*>(context)->fetch_line(first, line, to);
+    };
+  }
+  // Whether runs of codes are whole steps of the kernels.
+  static bool fit(const ConvShape& s) {
+    return (s.dilation_w == 1 ? s.kernel_w : 1) * s.group_channels % (kGemmQuads * 4) == 0;
+  }
+};
+
+}  // namespace
+
 void convolve(const ConvShape& shape, const uint8_t* x, bool is_signed, int32_t zero, const PackedMatrix& w,
               const Finish& finish, void* out, int64_t stride) {
   const Patches patches{shape, x + shape.first_channel, static_cast<uint8_t>(zero)};
+  const Lines lines(patches);
   CodeRows rows{};
   rows.rows = shape.rows(), rows.is_signed = is_signed, rows.zero = &zero;
   if (shape.is_pointwise()) {
@@ -143,6 +194,7 @@ void convolve(const ConvShape& shape, const uint8_t* x, bool is_signed, int32_t 
     rows.context = &patches;
     rows.source = x, rows.source_bytes = shape.batch * shape.height * shape.width * shape.channels;
     rows.also = patches.fill;
+    if (Lines::fit(shape)) rows.lines = &lines.rows;
     rows.fetch = [](const void* context, int64_t row, int64_t first, int64_t n, uint8_t* to) {
       static_cast<const Patches*>(context)->fetch(row, first, n, to);
     };

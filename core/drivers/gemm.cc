@@ -15,11 +15,14 @@ namespace {
 // A task's rows of a and blocks of b: both in L2, for one piece of k. Half as many blocks again are still one task: a
 // small one costs as much packing as a whole.
 constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kMaxBlocks = kTaskBlocks * 3 / 2;
-constexpr int64_t kPieceBytes = kTaskRows * kGemmDepth * 2;
+constexpr int64_t kPieceBytes = kTaskRows * kGemmDepth * 2;  // of packed rows
 constexpr int64_t kFinishedAtOnce = 8192;  // sums, which the nearest caches still have when they are all there
 // Quads of a piece, about. Where codes are widened on the way there are fewer, so that as much fits the caches.
 constexpr int64_t kUsualQuads = 192, kUsualWideQuads = 128;
 constexpr int64_t kRowsAhead = 2;
+constexpr int64_t kStripBytes = 1 << 18;  // lines of an image that are copied at once, at most
+constexpr int64_t kMostSegments = 64;
+constexpr int64_t kFetchedCodes = kTaskRows * kGemmDepth;
 constexpr int64_t kWorthAThread = 1 << 20;  // products: what takes as long as it takes another thread to wake up
 
 int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
@@ -46,7 +49,7 @@ int64_t task_rows(const GemmRow& kernel, int64_t m) {
 }
 
 struct Workspace {
-  char* a;
+  char* a;  // packed rows, or a strip of lines
   int32_t* c;
   int64_t* total;  // of sums beyond int32
   int32_t* row_sum;
@@ -55,19 +58,19 @@ struct Workspace {
 
 int64_t workspace_bytes(bool wide) {
   const int64_t outputs = kTaskRows * kMaxBlocks * kGemmCols;
-  return lines(kPieceBytes) + lines(outputs * 4) + (wide ? lines(outputs * 8) : 0) + lines(kTaskRows * 4) +
-         lines(kTaskRows * kGemmDepth);
+  return lines(std::max(kPieceBytes, kStripBytes)) + lines(outputs * 4) + (wide ? lines(outputs * 8) : 0) +
+         lines(kTaskRows * 4) + lines(kFetchedCodes);
 }
 
 Workspace workspace(bool wide) {
   const int64_t outputs = kTaskRows * kMaxBlocks * kGemmCols;
   Cutter cut(thread_block(workspace_bytes(wide)));
   Workspace w;
-  w.a = cut.take<char>(kPieceBytes);
+  w.a = cut.take<char>(std::max(kPieceBytes, kStripBytes));
   w.c = cut.take<int32_t>(outputs);
   w.total = wide ? cut.take<int64_t>(outputs) : nullptr;
   w.row_sum = cut.take<int32_t>(kTaskRows);
-  w.codes = cut.take<uint8_t>(kTaskRows * kGemmDepth);
+  w.codes = cut.take<uint8_t>(kFetchedCodes);
   return w;
 }
 
@@ -179,6 +182,7 @@ class Product {
     const int64_t row = i % row_tasks() * task_rows_, block = i / row_tasks() * task_blocks_;
     const int64_t rows = std::min(task_rows_, a_.rows - row), blocks = std::min(task_blocks_, b_.blocks - block);
     const Workspace w = workspace(wide_);
+    if (reads_lines()) return by_lines(w, row, rows, block, blocks);
     std::fill_n(w.row_sum, rows, 0);
     const int64_t outputs = rows * blocks * kGemmCols;
     // Sums that are the result go to their place, unless columns of padding would go beyond it.
@@ -227,6 +231,69 @@ class Product {
   }
 
  private:
+  // Whether rows are read from lines of an image. What they add up to, which zero points of b need, is then not known.
+  bool reads_lines() const {
+    return a_.lines != nullptr && !wide_ && !b_.has_zero && kernel_.at_once == 1 &&
+           a_.lines->segment_count <= kMostSegments && a_.lines->pitch <= kFetchedCodes &&
+           strip_bytes(1) <= kStripBytes;
+  }
+  // Of so many lines of results. Kernels read whole quads, beyond the last code by less than one.
+  int64_t strip_bytes(int64_t results) const {
+    const LineRows& l = *a_.lines;
+    return (((results - 1) * l.line_step + l.window) * l.pitch + 4) * operand_bytes(kernel_.a);
+  }
+
+  // The segments of a window that lie in quads [first, first + quads), as the kernel reads them.
+  int64_t segments_of(int64_t first, int64_t quads, GemmSegment (&found)[kMostSegments]) const {
+    int64_t count = 0, at = 0;
+    for (int64_t s = 0; s < a_.lines->segment_count; ++s) {
+      const GemmSegment& all = a_.lines->segments[s];
+      const int64_t begin = std::max(first, at), end = std::min(first + quads, at + all.quads);
+      if (begin < end) found[count++] = {(all.offset + (begin - at) * 4) * operand_bytes(kernel_.a), end - begin};
+      at += all.quads;
+    }
+    return count;
+  }
+
+  void by_lines(const Workspace& w, int64_t row, int64_t rows, int64_t block, int64_t blocks) const {
+    const LineRows& l = *a_.lines;
+    const int64_t bytes = operand_bytes(kernel_.a), columns = blocks * kGemmCols, image = l.width * l.height;
+    GemmArgs x{};
+    x.columns = std::min(columns, b_.n - block * kGemmCols);
+    x.a_stride = l.step * bytes, x.c_stride = columns;
+    FinishArgs finish = finish_args(block, blocks);
+    int64_t most = 1;  // lines of results whose strip fits
+    while (most < kTaskRows && strip_bytes(most + 1) <= kStripBytes) ++most;
+    for (int64_t first = row; first < row + rows;) {
+      // Of one image, and not more than fit.
+      const int64_t line = first / l.width;
+      const int64_t end = std::min({row + rows, (first / image + 1) * image, (line + most) * l.width});
+      const int64_t results = (end - 1) / l.width - line + 1;
+      for (int64_t i = 0; i < (results - 1) * l.line_step + l.window; ++i) {
+        uint8_t* codes =
+            kernel_.a == GemmOperand::u8 && !a_.is_signed ? reinterpret_cast<uint8_t*>(w.a) + i * l.pitch : w.codes;
+        l.fetch(a_.context, line, i, codes);
+        if (codes == w.codes) kernel_.pack_a(codes, l.pitch, a_.is_signed, false, w.a + i * l.pitch * bytes, l.pitch);
+      }
+      for (int64_t quad = 0; quad < b_.quads; quad += b_.piece) {
+        GemmSegment segments[kMostSegments];
+        x.quads = std::min(b_.piece, b_.quads - quad), x.b_stride = x.quads * 4 * kGemmCols;
+        x.b = b_.codes.get() + quad * 4 * kGemmCols * b_.blocks + block * x.b_stride;
+        x.segments = segments, x.segment_count = segments_of(quad, x.quads, segments);
+        for (int64_t r = first; r < end; r += x.rows) {
+          x.rows = std::min(end, (r / l.width + 1) * l.width) - r;
+          x.a = w.a + ((r / l.width - line) * l.line_step * l.pitch + r % l.width * l.step) * bytes;
+          x.c = w.c + (r - first) * columns;
+          x.from = quad > 0 ? x.c : columns_.add.get() + block * kGemmCols, x.from_stride = quad > 0 ? columns : 0;
+          kernel_.run(x);
+          if (quad + x.quads < b_.quads) continue;
+          for (int64_t k = 0; k < x.rows; ++k) finish_row_of(finish, x.c + k * columns, 0, r + k, block);
+        }
+      }
+      first = end;
+    }
+  }
+
   int64_t row_tasks() const { return (a_.rows + task_rows_ - 1) / task_rows_; }
   int64_t column_tasks() const { return (b_.blocks + task_blocks_ - 1) / task_blocks_; }
 

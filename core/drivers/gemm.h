@@ -41,6 +41,20 @@ struct PackedMatrix {
   uint8_t flip_;
 };
 
+// Rows of a that overlap: pixels of an image, of which each row takes a window. They are read from a few lines of the
+// image, copied, instead of from as many copies as windows overlap.
+struct LineRows {
+  int64_t width, height;        // pixels of a result's line, one a row of a; lines of a result's image
+  int64_t pitch;                // codes of a line that is copied
+  int64_t step;                 // codes from one pixel's window to the next
+  int64_t line_step;            // lines from one line of results to the next
+  int64_t window;               // lines that a line of results sees
+  const GemmSegment* segments;  // a window, offsets in codes
+  int64_t segment_count;
+  // Line `line`, of those that result line `first` (of all images) and later ones see, as `pitch` codes.
+  void (*fetch)(const void* context, int64_t first, int64_t line, uint8_t* to);
+};
+
 // Rows of a: codes one a byte.
 struct CodeRows {
   int64_t rows;
@@ -53,7 +67,8 @@ struct CodeRows {
   const void* context;
   const uint8_t* source;  // these codes
   int64_t source_bytes;
-  uint8_t also;  // and this one
+  uint8_t also;           // and this one
+  const LineRows* lines;  // how else to come by the rows, or null
 };
 
 // What becomes of the sums. Arrays over n have n elements; those over m have one for each row.

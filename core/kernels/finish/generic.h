@@ -41,19 +41,19 @@ LOWBIT_INLINE typename V::I32 exact_sums(const FinishArgs& x, const FinishConsta
   return t;
 }
 
-// The value in steps of the result, before it is rounded.
-template <class V, FinishWork Work>
-LOWBIT_INLINE typename V::F32 steps_of(const FinishArgs& x, const FinishConstants<V>& k, int64_t i) {
+// The value; where it becomes a code, in steps of the result, before it is rounded.
+template <class V, FinishWork Work, bool Code>
+LOWBIT_INLINE typename V::F32 value_of(const FinishArgs& x, const FinishConstants<V>& k, int64_t i) {
   typename V::F32 scale = V::load(x.scale + i);
   if constexpr (Work != FinishWork::plain) scale = V::mul(k.row_scale, scale);
-  if constexpr (Work == FinishWork::all)
+  if constexpr (Work == FinishWork::all && Code)
     if (k.divides) scale = V::divide(scale, k.out_scale);
   return V::mul(V::to_f32(exact_sums<V, Work>(x, k, i)), scale);
 }
 
 template <class V, FinishWork Work>
 LOWBIT_INLINE typename V::I32 codes_of(const FinishArgs& x, const FinishConstants<V>& k, int64_t i) {
-  return V::add(V::round_i32(V::clamp(steps_of<V, Work>(x, k, i), k.low, k.high)), k.zero);
+  return V::add(V::round_i32(V::clamp(value_of<V, Work, true>(x, k, i), k.low, k.high)), k.zero);
 }
 
 template <class V, class Out, FinishWork Work>
@@ -63,7 +63,7 @@ LOWBIT_INLINE void finish_vector(const FinishArgs& x, const FinishConstants<V>& 
   } else if constexpr (sizeof(Out) == 1) {
     V::store_codes(to, codes_of<V, Work>(x, k, i));
   } else {
-    typename V::F32 y = steps_of<V, Work>(x, k, i);
+    typename V::F32 y = value_of<V, Work, false>(x, k, i);
     if (x.bias != nullptr) y = V::add(y, V::load(x.bias + i));
     V::store(to, V::clamp(y, k.floor, k.ceiling));
   }
@@ -94,7 +94,7 @@ LOWBIT_INLINE void finish_sums(const FinishArgs& x, const FinishConstants<V>& k)
     // No more than limits above, as in kernels/quantize: what is too small saturates on the way to bytes.
     const typename V::ByteShift shift(x.zero, x.lo);
     const auto steps = [&](int64_t at) __attribute__((always_inline)) {
-      return V::round_i32(V::limit(steps_of<V, Work>(x, k, at), k.low, k.high));
+      return V::round_i32(V::limit(value_of<V, Work, true>(x, k, at), k.low, k.high));
     };
     for (; i + 4 * V::width <= x.n; i += 4 * V::width)
       V::template store_bytes4<false>(static_cast<Out*>(x.out) + i, steps(i), steps(i + V::width),

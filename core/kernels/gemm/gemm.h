@@ -20,6 +20,12 @@ constexpr int kGemmCols = 16;     // columns of a packed block
 constexpr int kGemmQuads = 2;     // k is padded to so many quads, which smmla takes at once
 constexpr int kGemmDepth = 1152;  // of a piece at most: its blocks and rows of a task fit L2
 
+// A run of quads that lie side by side in a.
+struct GemmSegment {
+  int64_t offset;  // bytes from where a row starts
+  int64_t quads;   // a multiple of kGemmQuads, and not 0
+};
+
 struct GemmArgs {
   const void* a;     // [rows, rounded up to at_once][quads * 4]
   int64_t a_stride;  // bytes from row to row
@@ -33,6 +39,9 @@ struct GemmArgs {
   // What the sums are added to, laid out as c: c itself, one row for all (from_stride 0), or null for nothing.
   const int32_t* from;
   int64_t from_stride;
+  // Where the quads of a row of a are, if not all side by side; null: they are. Rows may overlap.
+  const GemmSegment* segments;
+  int64_t segment_count;
 };
 
 enum class GemmOperand : int { s16 = 0, u8 = 1, s8 = 2 };

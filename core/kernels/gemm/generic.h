@@ -65,8 +65,7 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
   for (int i = 0; i < Rows; ++i)
     for (int j = 0; j < Wide; j += kPer) __builtin_prefetch(c + i * x.c_stride + column[j], 1);
   const int64_t a_stride = x.a_stride;
-  const char* a = static_cast<const char*>(x.a) + row * a_stride;
-  const char* const end = a + x.quads * 4 * static_cast<int64_t>(sizeof(typename E::A));
+  const char *const start = static_cast<const char*>(x.a) + row * a_stride, *a = start;
   const auto advance = [&]() __attribute__((always_inline)) {
     typename E::Cols cols[Wide];
     if constexpr (Ahead > 0)
@@ -88,9 +87,15 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
     }
     a += E::step * 4 * static_cast<int64_t>(sizeof(typename E::A));
   };
+  const GemmSegment all{0, x.quads}, *segment = x.segments == nullptr ? &all : x.segments;
+  const GemmSegment* const past = segment + (x.segments == nullptr ? 1 : x.segment_count);
   do {
-    for (int i = 0; i < kGemmQuads; i += E::step) advance();
-  } while (a != end);
+    a = start + segment->offset;
+    const char* const end = a + segment->quads * 4 * static_cast<int64_t>(sizeof(typename E::A));
+    do {
+      for (int i = 0; i < kGemmQuads; i += E::step) advance();
+    } while (a != end);
+  } while (++segment != past);
   if (!kStarts && from != nullptr) {
     store_tile<E, true>(acc, c, x.c_stride, from, x.from_stride, column);
   } else {
