@@ -64,11 +64,26 @@ void multiply(nb::handle codes, bool is_signed, int64_t m, nb::handle zero_point
 void convolve_of(nb::handle image, bool is_signed, int32_t zero, const std::vector<int64_t>& v, const PackedMatrix& w,
                  const FinishSpec& spec, nb::handle output, int64_t first_out, int64_t stride) {
   if (v.size() != 16) throw nb::value_error("geometry: expected 16 numbers");
-  const ConvShape s{v[0], v[1], v[2],  v[3],  v[4],  v[5],  v[6],  v[7],
-                    v[8], v[9], v[10], v[11], v[12], v[13], v[14], v[15]};
+  const ConvShape s{v[0],
+                    v[1],
+                    v[2],
+                    v[3],
+                    v[4],
+                    v[5],
+                    v[6],
+                    v[7],
+                    v[8],
+                    v[9],
+                    v[10],
+                    v[11],
+                    v[12],
+                    v[13],
+                    v[14],
+                    v[15],
+                    v[4] > 0 ? w.k / v[4] : 0};
   for (const int64_t size : v)
     if (size < 0) throw nb::value_error("geometry: must not be negative");
-  if (s.depth() != w.k) throw nb::value_error("w: its depth is not the patch's");
+  if (s.depth() != w.k || s.line < s.run()) throw nb::value_error("w: its depth is not the patch's");
   if (s.first_channel + s.group_channels > s.channels) throw nb::value_error("geometry: group out of bounds");
   if (first_out < 0 || first_out + w.n > stride) throw nb::value_error("out: columns out of bounds");
   const Buffer x(image, "x"), out(output, "out", true);

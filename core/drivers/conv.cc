@@ -37,7 +37,7 @@ struct Patches {
   // Codes [first, first + n) of one output pixel's patch, a kernel row at a time.
   void fetch(int64_t row, int64_t first, int64_t n, uint8_t* to) const {
     const int64_t ox = row % s.out_w, oy = row / s.out_w % s.out_h, image = row / (s.out_w * s.out_h);
-    const int64_t line = s.kernel_w * s.group_channels, end = first + n;
+    const int64_t line = s.line, length = s.run(), end = first + n;
     const int64_t left = ox * s.stride_w - s.left, top = oy * s.stride_h - s.top;
     const uint8_t* pixels = x + image * s.height * s.width * s.channels;
     // Neighbours in the image too: what is inside is one run of a line.
@@ -47,19 +47,23 @@ struct Patches {
     if (is_inside && first == 0 && n == s.depth()) {
       const int64_t below = s.dilation_h * s.width * s.channels;
       const uint8_t* from = pixels + (top * s.width + left) * s.channels;
-      for (int64_t ky = 0; ky < s.kernel_h; ++ky) copy_run(to + ky * line, from + ky * below, line);
+      for (int64_t ky = 0; ky < s.kernel_h; ++ky) {
+        copy_run(to + ky * line, from + ky * below, length);
+        fill_run(to + ky * line + length, fill, line - length);
+      }
       return;
     }
     for (int64_t at = first; at < end;) {
       const int64_t ky = at / line, from = at % line, until = std::min(line, from + end - at);
-      const int64_t iy = top + ky * s.dilation_h;
+      const int64_t iy = top + ky * s.dilation_h, real = std::clamp(length, from, until);
       if (iy < 0 || iy >= s.height) {
-        fill_run(to, fill, until - from);
+        fill_run(to, fill, real - from);
       } else if (is_run) {
-        copy_line(pixels + iy * s.width * s.channels, left, from, until, to);
+        copy_line(pixels + iy * s.width * s.channels, left, from, real, to);
       } else {
-        copy_pixels(pixels + iy * s.width * s.channels, left, from, until, to);
+        copy_pixels(pixels + iy * s.width * s.channels, left, from, real, to);
       }
+      fill_run(to + (real - from), fill, until - real);
       to += until - from, at += until - from;
     }
   }
@@ -165,7 +169,7 @@ struct Lines {
     rows.width = s.out_w, rows.height = s.out_h;
     rows.pitch = ((s.out_w - 1) * s.stride_w + span) * c, rows.step = s.stride_w * c;
     rows.line_step = s.stride_h, rows.window = (s.kernel_h - 1) * s.dilation_h + 1;
-    const int64_t runs = s.dilation_w == 1 ? 1 : s.kernel_w, length = s.kernel_w / runs * c;
+    const int64_t runs = s.dilation_w == 1 ? 1 : s.kernel_w, length = s.line / runs;
     for (int64_t ky = 0; ky < s.kernel_h; ++ky)
       for (int64_t kx = 0; kx < runs; ++kx)
         segments.push_back({ky * s.dilation_h * rows.pitch + kx * s.dilation_w * c, length / 4});
@@ -174,9 +178,10 @@ struct Lines {
       static_cast<const Patches*>(context)->fetch_line(first, line, to);
     };
   }
-  // Whether runs of codes are whole steps of the kernels.
+  // Whether runs of codes are whole steps of the kernels. What fills a line is read from what comes after, times 0.
   static bool fit(const ConvShape& s) {
-    return (s.dilation_w == 1 ? s.kernel_w : 1) * s.group_channels % (kGemmQuads * 4) == 0;
+    if (s.dilation_w == 1) return s.line % (kGemmQuads * 4) == 0;
+    return s.line == s.run() && s.group_channels % (kGemmQuads * 4) == 0;
   }
 };
 

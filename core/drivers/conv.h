@@ -5,18 +5,22 @@
 namespace lowbit {
 
 // x is [batch][height][width][channels]; a row of the product is an output pixel, its columns kernel rows, then kernel
-// columns, then the channels of the group.
+// columns, then the channels of the group, and after each kernel row what fills its line.
 struct ConvShape {
   int64_t batch, height, width, channels;
   int64_t kernel_h, kernel_w, stride_h, stride_w, top, left, dilation_h, dilation_w;
   int64_t out_h, out_w;
   int64_t first_channel, group_channels;  // of this group
+  int64_t
+      line;  // columns of the product for a kernel row: at least kernel_w * group_channels, the weights beyond are 0
 
+  int64_t run() const { return kernel_w * group_channels; }
   int64_t rows() const { return batch * out_h * out_w; }
-  int64_t depth() const { return kernel_h * kernel_w * group_channels; }
+  int64_t depth() const { return kernel_h * line; }
   // Whether pixels are rows of the product as they lie.
   bool is_pointwise() const {
-    return kernel_h == 1 && kernel_w == 1 && stride_h == 1 && stride_w == 1 && out_h == height && out_w == width;
+    return kernel_h == 1 && kernel_w == 1 && line == group_channels && stride_h == 1 && stride_w == 1 &&
+           out_h == height && out_w == width;
   }
 };
 

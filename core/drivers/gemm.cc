@@ -237,10 +237,10 @@ class Product {
            a_.lines->segment_count <= kMostSegments && a_.lines->pitch <= kFetchedCodes &&
            strip_bytes(1) <= kStripBytes;
   }
-  // Of so many lines of results. Kernels read whole quads, beyond the last code by less than one.
+  // Of so many lines of results. Kernels read whole steps, beyond the last code by less than one.
   int64_t strip_bytes(int64_t results) const {
     const LineRows& l = *a_.lines;
-    return (((results - 1) * l.line_step + l.window) * l.pitch + 4) * operand_bytes(kernel_.a);
+    return (((results - 1) * l.line_step + l.window) * l.pitch + kGemmQuads * 4) * operand_bytes(kernel_.a);
   }
 
   // The segments of a window that lie in quads [first, first + quads), as the kernel reads them.

@@ -206,35 +206,56 @@ void test_groups(Isa isa) {
   }
 }
 
-void test_convolution(Isa isa) {
-  ConvShape s{2, 7, 9, 6, 3, 2, 2, 1, 1, 1, 1, 2, 0, 0, 2, 4};  // channels 2 to 5 of 6
-  s.out_h = (s.height + 1 + 2 - (s.dilation_h * (s.kernel_h - 1) + 1)) / s.stride_h + 1;
-  s.out_w = (s.width + 1 + 0 - (s.dilation_w * (s.kernel_w - 1) + 1)) / s.stride_w + 1;
-  const int64_t out = 5;
-  const auto x = codes(s.batch * s.height * s.width * s.channels, 0, 255), w = codes(out * s.depth(), -128, 127);
+void test_convolution(Isa isa, const char* name, ConvShape s, bool x_signed) {
+  s.out_h = (s.height + s.top + 2 - (s.dilation_h * (s.kernel_h - 1) + 1)) / s.stride_h + 1;
+  s.out_w = (s.width + s.left + 0 - (s.dilation_w * (s.kernel_w - 1) + 1)) / s.stride_w + 1;
+  const int64_t out = 5, zero = x_signed ? -3 : 131;
+  const auto x = codes(s.batch * s.height * s.width * s.channels, x_signed ? -128 : 0, x_signed ? 127 : 255);
+  auto w = codes(out * s.depth(), -128, 127);
+  for (size_t i = 0; i < w.size(); ++i)
+    if (static_cast<int64_t>(i) % s.line >= s.run()) w[i] = 0;
   const PackedMatrix packed(w.data(), true, s.depth(), out, 1, s.depth(), nullptr, 0);
   Finish f{};
   f.result = Result::s32;
   std::vector<int32_t> y(static_cast<size_t>(s.rows() * out));
-  convolve(s, x.data(), false, 131, packed, f, y.data(), out);
+  convolve(s, x.data(), x_signed, static_cast<int32_t>(zero), packed, f, y.data(), out);
   bool good = true;
   for (int64_t row = 0; row < s.rows(); ++row) {
     for (int64_t o = 0; o < out; ++o) {
       int64_t sum = 0;
       for (int64_t d = 0; d < s.depth(); ++d) {
-        const int64_t c = d % s.group_channels, kx = d / s.group_channels % s.kernel_w,
-                      ky = d / s.group_channels / s.kernel_w;
+        const int64_t c = d % s.line % s.group_channels, kx = d % s.line / s.group_channels, ky = d / s.line;
+        if (kx >= s.kernel_w) continue;
         const int64_t iy = row / s.out_w % s.out_h * s.stride_h - s.top + ky * s.dilation_h;
         const int64_t ix = row % s.out_w * s.stride_w - s.left + kx * s.dilation_w;
         if (iy < 0 || iy >= s.height || ix < 0 || ix >= s.width) continue;
         const int64_t image = row / (s.out_w * s.out_h);
         const int64_t at = ((image * s.height + iy) * s.width + ix) * s.channels + s.first_channel + c;
-        sum += (x[at] - 131) * value(w[o * s.depth() + d], true);
+        sum += (value(x[at], x_signed) - zero) * value(w[o * s.depth() + d], true);
       }
       good &= y[row * out + o] == sum;
     }
   }
-  report(good, std::string("convolve ") + isa_name(isa));
+  report(good, std::string("convolve ") + isa_name(isa) + " " + name + (x_signed ? " s8" : " u8"));
+}
+
+void test_convolutions(Isa isa) {
+  const struct {
+    const char* name;
+    ConvShape s;
+  } kShapes[] = {
+      {"channels 2 to 5 of 6", {2, 7, 9, 6, 3, 2, 2, 1, 1, 1, 1, 2, 0, 0, 2, 4, 8}},
+      {"from lines", {2, 7, 9, 16, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 16, 48}},
+      {"from lines, half the channels, stride 2", {2, 8, 9, 16, 3, 3, 2, 2, 0, 2, 1, 1, 0, 0, 8, 8, 24}},
+      {"from lines, dilation", {1, 9, 11, 8, 2, 3, 1, 2, 1, 3, 2, 2, 0, 0, 0, 8, 24}},
+      {"from lines that are filled", {3, 9, 12, 3, 4, 5, 2, 2, 1, 2, 1, 1, 0, 0, 0, 3, 16}},
+      {"filled, dilation", {1, 9, 12, 3, 3, 3, 1, 1, 1, 1, 1, 2, 0, 0, 0, 3, 16}},
+      {"deep", {1, 5, 6, 128, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 128, 384}},
+      {"wide", {1, 3, 230, 8, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 8, 24}},
+      {"lines too long for a strip", {1, 3, 6000, 16, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 16, 48}},
+  };
+  for (const auto& k : kShapes)
+    for (const bool x_signed : {false, true}) test_convolution(isa, k.name, k.s, x_signed);
 }
 
 }  // namespace
@@ -247,7 +268,7 @@ void test_products(Isa isa) {
   test_where_sixteen_bits_end(isa);
   test_finish(isa);
   test_groups(isa);
-  test_convolution(isa);
+  test_convolutions(isa);
   set_max_isa(before);
 }
 

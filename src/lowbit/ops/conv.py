@@ -23,7 +23,7 @@ from lowbit.tensor import QuantizedTensor
 
 __all__ = [
     "ConvGeometry", "PackedConv", "check_image", "check_kernel", "conv2d_integer", "convolution", "is_depthwise",
-    "prepack_conv2d", "qconv1d", "qconv2d", "to_nhwc",
+    "line_of", "prepack_conv2d", "qconv1d", "qconv2d", "to_nhwc",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -96,8 +96,9 @@ class PackedConv:
             self._filters, self._zero = codes.reshape(out, kh, kw).copy(), zero.copy()
             self._prepared: dict[Any, PackedDepthwise] = {}
         else:
-            rows = codes.reshape(groups, out // groups, kh * kw * per_group)
-            zeros = zero.reshape(groups, out // groups)
+            run = kw * per_group
+            filled = np.pad(codes.reshape(out, kh, run), ((0, 0), (0, 0), (0, line_of(kh, run, zero) - run)))
+            rows, zeros = filled.reshape(groups, out // groups, -1), zero.reshape(groups, out // groups)
             self.parts = [_pack_rows(r, z) for r, z in zip(rows, zeros, strict=True)]
 
     def depthwise(self, dtype: np.dtype[Any], g: ConvGeometry) -> PackedDepthwise:
@@ -123,10 +124,11 @@ class PackedConv:
         out, c, kh, kw = self.shape
         if self.is_depthwise:
             return QuantizedTensor.from_codes(self._filters[:, None], self.params)
-        codes = np.empty((self.groups, out // self.groups, kh * kw * c), self.params.dtype.code_dtype)
+        codes = np.empty((self.groups, out // self.groups, self.parts[0].k), self.params.dtype.code_dtype)
         for part, rows in zip(self.parts, codes, strict=True):
             part.unpack(rows.view(np.uint8))
-        turned = np.moveaxis(codes.reshape(out, kh, kw, c), -1, 1)
+        runs = codes.reshape(out, kh, -1)[:, :, : kw * c] if kh else codes
+        turned = np.moveaxis(runs.reshape(out, kh, kw, c), -1, 1)
         return QuantizedTensor.from_codes(np.ascontiguousarray(turned), self.params)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -375,6 +377,21 @@ def _part(outcome: Outcome, sa: Array, sb: Array, depth: int, i: int, groups: in
         outcome.floor, outcome.ceiling, outcome.lo, outcome.hi,
     )  # fmt: skip
     return own.finish(sa, sb if sb.ndim == 0 else sb[columns], depth)
+
+
+_WHOLE = 8  # codes that products take at once
+_DEEPEST = 4096  # of what is filled: far from where sums outgrow 32 bits
+
+
+def line_of(kh: int, run: int, zero: Array) -> int:
+    """Codes of a kernel row, filled up with zeros if it may be read from the image where it lies, and they are few.
+
+    >>> line_of(7, 21, np.int32([0])), line_of(3, 24, np.int32([0])), line_of(3, 1, np.int32([0])), line_of(7, 21, np.int32([1]))
+    (24, 24, 1, 21)
+    """
+    whole = -(-run // _WHOLE) * _WHOLE
+    few = kh * whole <= min(2 * (-(-kh * run // _WHOLE) * _WHOLE), _DEEPEST)
+    return whole if few and not zero.any() else run
 
 
 def _pack_rows(rows: Array, zero: Array) -> _core.PackedMatrix:

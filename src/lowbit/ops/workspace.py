@@ -91,7 +91,8 @@ def conv_workspace(
         rest += 0 if prepacked else 5 * math.prod(w_shape)
         return rest + _depthwise(x_shape, w_shape, x, g)
     if not prepacked:
-        rest += 3 * math.prod(w_shape) + g.groups * int(_core.packed_matrix_bytes(depth, out // g.groups))
+        filled = 2 * depth + 8  # kernel rows, at most
+        rest += 5 * math.prod(w_shape) + g.groups * int(_core.packed_matrix_bytes(filled, out // g.groups))
     return rest + int(_core.multiply_workspace(out // g.groups, depth))
 
 
