@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from lowbit import _core
 from lowbit.errors import InvalidProblem
+from lowbit.ops.conv import line_of
 from lowbit.ops.quantize import quantize
 from lowbit.tensor import QuantizedTensor
 
@@ -83,6 +84,16 @@ def in_conv_order(weight: Array) -> Array:
     return rows
 
 
+def _as_multiplied(weight: Array) -> Array:
+    """The same as lowbit's own products read it: kernel rows of a convolution may be filled up."""
+    rows = in_conv_order(weight)
+    if weight.ndim != 4:
+        return rows
+    lines = rows.reshape(len(weight), weight.shape[2], -1)
+    fill = line_of(lines.shape[1], lines.shape[2], np.zeros(1)) - lines.shape[2]
+    return np.pad(lines, ((0, 0), (0, 0), (0, fill))).reshape(len(weight), -1)
+
+
 def fit_products(weight: Array, q: QuantizedTensor, products: Products = 2) -> QuantizedTensor:
     """The weight [channels, inputs, ...] of symmetric int8 codes `q` with a scale a channel, anew where products do
     not fit.
@@ -95,7 +106,7 @@ def fit_products(weight: Array, q: QuantizedTensor, products: Products = 2) -> Q
     if products not in (1, 2, 4):
         raise InvalidProblem(f"fit_products: {products!r}; expected 1, 2 or 4")
     floats = np.asarray(weight, np.float32)
-    scale = unsaturated(in_conv_order(floats), np.asarray(q.params.scale, np.float32), products)
+    scale = unsaturated(_as_multiplied(floats), np.asarray(q.params.scale, np.float32), products)
     return q if np.array_equal(scale, q.params.scale) else quantize(floats, params=q.params.replace(scale=scale))
 
 
