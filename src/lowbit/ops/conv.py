@@ -97,8 +97,9 @@ class PackedConv:
             self._prepared: dict[Any, PackedDepthwise] = {}
         else:
             run = kw * per_group
-            filled = np.pad(codes.reshape(out, kh, run), ((0, 0), (0, 0), (0, line_of(kh, run, zero) - run)))
-            rows, zeros = filled.reshape(groups, out // groups, -1), zero.reshape(groups, out // groups)
+            line = line_of(kh, run, zero)
+            filled = np.pad(codes.reshape(out, kh, run), ((0, 0), (0, 0), (0, line - run)))
+            rows, zeros = filled.reshape(groups, out // groups, kh * line), zero.reshape(groups, out // groups)
             self.parts = [_pack_rows(r, z) for r, z in zip(rows, zeros, strict=True)]
 
     def depthwise(self, dtype: np.dtype[Any], g: ConvGeometry) -> PackedDepthwise:
@@ -124,10 +125,11 @@ class PackedConv:
         out, c, kh, kw = self.shape
         if self.is_depthwise:
             return QuantizedTensor.from_codes(self._filters[:, None], self.params)
-        codes = np.empty((self.groups, out // self.groups, self.parts[0].k), self.params.dtype.code_dtype)
+        line = int(self.parts[0].k) // max(1, kh)
+        codes = np.empty((self.groups, out // self.groups, kh * line), self.params.dtype.code_dtype)
         for part, rows in zip(self.parts, codes, strict=True):
             part.unpack(rows.view(np.uint8))
-        runs = codes.reshape(out, kh, -1)[:, :, : kw * c] if kh else codes
+        runs = codes.reshape(out, kh, line)[:, :, : kw * c]
         turned = np.moveaxis(runs.reshape(out, kh, kw, c), -1, 1)
         return QuantizedTensor.from_codes(np.ascontiguousarray(turned), self.params)
 
@@ -386,8 +388,8 @@ _DEEPEST = 4096  # of what is filled: far from where sums outgrow 32 bits
 def line_of(kh: int, run: int, zero: Array) -> int:
     """Codes of a kernel row, filled up with zeros if it may be read from the image where it lies, and they are few.
 
-    >>> line_of(7, 21, np.int32([0])), line_of(3, 24, np.int32([0])), line_of(3, 1, np.int32([0])), line_of(7, 21, np.int32([1]))
-    (24, 24, 1, 21)
+    >>> [line_of(kh, run, np.int32([0])) for kh, run in ((7, 21), (3, 24), (3, 1))], line_of(7, 21, np.int32([1]))
+    ([24, 24, 1], 21)
     """
     whole = -(-run // _WHOLE) * _WHOLE
     few = kh * whole <= min(2 * (-(-kh * run // _WHOLE) * _WHOLE), _DEEPEST)

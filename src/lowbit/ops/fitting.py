@@ -89,9 +89,9 @@ def _as_multiplied(weight: Array) -> Array:
     rows = in_conv_order(weight)
     if weight.ndim != 4:
         return rows
-    lines = rows.reshape(len(weight), weight.shape[2], -1)
+    lines = rows.reshape(len(weight), weight.shape[2], weight.shape[3] * weight.shape[1])
     fill = line_of(lines.shape[1], lines.shape[2], np.zeros(1)) - lines.shape[2]
-    return np.pad(lines, ((0, 0), (0, 0), (0, fill))).reshape(len(weight), -1)
+    return np.pad(lines, ((0, 0), (0, 0), (0, fill))).reshape(len(weight), lines.shape[1] * (lines.shape[2] + fill))
 
 
 def fit_products(weight: Array, q: QuantizedTensor, products: Products = 2) -> QuantizedTensor:
