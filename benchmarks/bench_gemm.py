@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import lowbit as lb
-from benchmarks.machine import DOT_LIMIT, dot_limit
+from benchmarks.machine import DOT_LIMIT, capped, dot_limit
 from benchmarks.peers import Peers
 from benchmarks.peers_compute import ENGINES, ORT_CODES, ORT_SUMS, TORCH_SUMS, ComputePeers
 from benchmarks.problems import A_SCALE, A_ZERO, OUT_ZERO, Product
 from benchmarks.timing import Call, Case, Contender, GroupTarget, Target
+from lowbit import _core
 
 __all__ = ["CODES", "CUBE", "cases", "lowbit_codes"]
 
@@ -51,6 +52,22 @@ def cases(peers: Peers) -> Iterator[Case]:
             operations=p.operations,
             group_targets=_MEANS,
         )
+    yield _under_avx2()
+
+
+def _under_avx2() -> Case:
+    """Activations of 7 bits: packing and a look at them show that no pair of products saturates."""
+    p, name = Product(*CUBE), "1024×1024×1024 under AVX2"
+    isas = _core.available_isas()
+    if "vnni" not in isas:
+        why = f"not measurable on this CPU: it has {', '.join(isas)}"
+        return Case(name, p.m * p.n, p.m * p.n, not_measurable=why, operations=p.operations)
+    contenders = [
+        lowbit_codes(p, "lowbit, AVX2", around=lambda: capped("avx2")),
+        lowbit_codes(p, "lowbit, VNNI", around=lambda: capped("")),
+    ]
+    targets = [Target("lowbit, AVX2", "lowbit, VNNI", 0.5, "VNNI", any_threads=True)]
+    return Case(name, p.m * p.n, p.m * p.n, contenders, targets, p.codes, tolerance=0, operations=p.operations)
 
 
 def lowbit_codes(p: Product, name: str, **fields: Any) -> Contender:

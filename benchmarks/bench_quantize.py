@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import lowbit as lb
+from benchmarks.machine import capped
 from benchmarks.peers import ORT, TORCH, Peers
 from benchmarks.shapes import CACHED, MATRIX, MEDIUM, SCALE, STREAMED, ZERO_POINT, aligned, normal
 from benchmarks.timing import Case, Contender, Target
@@ -103,21 +103,11 @@ def _under_avx2() -> Case:
     x = normal(CACHED)
     params = lb.QuantizationParams("int8", scale=SCALE, zero_point=ZERO_POINT)
     contenders = [
-        lowbit_quantize(x, params, "lowbit, AVX2", around=lambda: _capped("avx2")),
-        lowbit_quantize(x, params, "lowbit, AVX-512", around=lambda: _capped("")),
+        lowbit_quantize(x, params, "lowbit, AVX2", around=lambda: capped("avx2")),
+        lowbit_quantize(x, params, "lowbit, AVX-512", around=lambda: capped("")),
     ]
     targets = [Target("lowbit, AVX2", "lowbit, AVX-512", 0.6, "AVX-512", any_threads=True)]
     return Case(name, CACHED, 5 * CACHED, contenders, targets, _codes(x, SCALE, ZERO_POINT), tolerance=1)
-
-
-@contextmanager
-def _capped(isa: str) -> Iterator[None]:
-    before = _core.max_isa()
-    _core.set_max_isa(isa)
-    try:
-        yield
-    finally:
-        _core.set_max_isa(before)
 
 
 def _codes(x: Array, scale: npt.ArrayLike, zero_point: int) -> Array:

@@ -6,7 +6,8 @@ import ctypes
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
@@ -19,7 +20,7 @@ from lowbit import _core
 from lowbit.kernels import cpu
 from lowbit.params import Granularity
 
-__all__ = ["DOT_LIMIT", "READS", "cpus_given", "dot_limit", "keep_freed_memory", "reads"]
+__all__ = ["DOT_LIMIT", "READS", "capped", "cpus_given", "dot_limit", "keep_freed_memory", "reads"]
 
 DOT_LIMIT = "limit of dot products"
 _READ_LOOPS: dict[str, Callable[[Any, int], Callable[[], Any]]] = {
@@ -38,6 +39,17 @@ def keep_freed_memory() -> bool:
         return False
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
     return bool(mallopt(mmap_threshold, 1 << 25) and mallopt(trim_threshold, 1 << 30))
+
+
+@contextmanager
+def capped(isa: str) -> Iterator[None]:
+    """lowbit with no more than these instructions; "": with all that the CPU has."""
+    before = _core.max_isa()
+    _core.set_max_isa(isa)
+    try:
+        yield
+    finally:
+        _core.set_max_isa(before)
 
 
 def cpus_given(threads: int, seconds: float = 0.2) -> float:

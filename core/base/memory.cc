@@ -1,6 +1,26 @@
 #include "base/memory.h"
 
+#include <new>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace lowbit {
+
+void* allocate(int64_t bytes) {
+  constexpr int64_t kHugePage = 2 << 20;
+  const bool is_large = bytes >= 2 * kHugePage;
+  void* p = nullptr;
+  if (posix_memalign(&p, static_cast<size_t>(is_large ? kHugePage : kCacheLine),
+                     static_cast<size_t>(bytes == 0 ? kCacheLine : bytes)) != 0)
+    throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+  // Whole ones alone: no more memory than was asked for. That it is refused changes nothing.
+  if (is_large) (void)madvise(p, static_cast<size_t>(bytes / kHugePage * kHugePage), MADV_HUGEPAGE);
+#endif
+  return p;
+}
 
 void* thread_block(int64_t bytes) {
   thread_local Aligned<char> block;

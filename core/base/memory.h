@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <new>
 
 namespace lowbit {
 
@@ -19,12 +18,13 @@ struct Free {
 template <class T>
 using Aligned = std::unique_ptr<T[], Free>;
 
+// Throws bad_alloc. Large blocks are in huge pages where the system gives them to those who ask: weights are read from
+// many places at once, each another page.
+void* allocate(int64_t bytes);
+
 template <class T>
 Aligned<T> aligned(int64_t n) {
-  const int64_t bytes = lines(n * static_cast<int64_t>(sizeof(T)));
-  void* p = std::aligned_alloc(kCacheLine, static_cast<size_t>(bytes == 0 ? kCacheLine : bytes));
-  if (p == nullptr) throw std::bad_alloc();
-  return Aligned<T>(static_cast<T*>(p));
+  return Aligned<T>(static_cast<T*>(allocate(lines(n * static_cast<int64_t>(sizeof(T))))));
 }
 
 // Cuts pieces from a block, each on a cache line.
