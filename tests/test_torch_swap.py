@@ -176,7 +176,12 @@ def test_products_fit_sixteen_bits_and_little_is_lost(shape: tuple[int, ...], pr
     w = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     q = lb.quantize(w, axis=0)
     fitted = fit_products(w, q, products)
-    rows = np.moveaxis(fitted.unpack().astype(int), 1, -1).reshape(shape[0], -1)
+    rows = np.moveaxis(fitted.unpack().astype(int), 1, -1)
+    if len(shape) == 4:  # rows of a kernel are filled up
+        rows = rows.reshape(shape[0], shape[2], -1)
+        rows = np.pad(rows, ((0, 0), (0, 0), (0, -rows.shape[2] % 8)))
+        assert lb.prepack_conv2d(fitted).parts[0].fits >= products
+    rows = rows.reshape(shape[0], -1)
     rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8))).reshape(shape[0], -1, 4 // products, products // 2, 2, 2)
     rows = rows.swapaxes(3, 4).reshape(shape[0], -1, products)  # neighbours, or with those four places after them
     assert max(np.maximum(rows, 0).sum(-1).max(), np.maximum(-rows, 0).sum(-1).max()) <= 128

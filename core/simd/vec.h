@@ -8,6 +8,8 @@
 //   load_pair(p), store_pair<Rounding>(p, pair)  on x86: 2 * V::width bfloats at once, their order scrambled in
 //   between; no NaN
 //                                         but those that bfloats widen to
+//   Bits16, load_bits16(p)                on AVX-512: 2 * V::width halves or bfloats as their bits;  max_i16, max_u16,
+//                                         any_above_i16(v, bound), any_above_u16
 //   load_i32(p), store_i32(p, i), set(x), set_i32(i), mul_i32(i, j)   modulo 2^32, as add and sub are
 //   store(p, F32)                         to float, half, bfloat, rounding to nearest even
 //   store_number(p, F)                    the same for x that is not NaN

@@ -55,6 +55,17 @@ struct Avx512 {
     const __m512i even = _mm512_srli_epi32(rounded_up_half<Rounding>(x.a), 16), odd = rounded_up_half<Rounding>(x.b);
     _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, even, odd));
   }
+  // 2 * width halves or bfloats, as their bits.
+  using Bits16 = __m512i;
+  LOWBIT_INLINE Bits16 load_bits16(const void* p) { return _mm512_loadu_si512(p); }
+  LOWBIT_INLINE Bits16 max_i16(Bits16 x, Bits16 y) { return _mm512_max_epi16(x, y); }
+  LOWBIT_INLINE Bits16 max_u16(Bits16 x, Bits16 y) { return _mm512_max_epu16(x, y); }
+  LOWBIT_INLINE bool any_above_i16(Bits16 x, int16_t bound) {
+    return _mm512_cmpgt_epi16_mask(x, _mm512_set1_epi16(bound)) != 0;
+  }
+  LOWBIT_INLINE bool any_above_u16(Bits16 x, uint16_t bound) {
+    return _mm512_cmpgt_epu16_mask(x, _mm512_set1_epi16(static_cast<int16_t>(bound))) != 0;
+  }
   LOWBIT_INLINE F64 load(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
   LOWBIT_INLINE I32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
   LOWBIT_INLINE void store_i32(int32_t* p, I32 i) { _mm512_storeu_si512(p, i); }

@@ -167,6 +167,50 @@ static float inverse_for(const FakeQuantArgs& a) {
   return 0;
 }
 
+// The bits of halves that are not clipped are at most so much: as signed integers positive ones are ordered as numbers
+// are, and as unsigned ones negative ones by their magnitude, above all positive ones. A NaN lies beyond both.
+template <class In>
+struct UnclippedBits {
+  int16_t most;
+  uint16_t least;
+
+  static UnclippedBits of(float s, int32_t lo, int32_t hi) {
+    return {static_cast<int16_t>(last(s, hi)), static_cast<uint16_t>(0x8000 | last(s, -lo))};
+  }
+  // The greatest half whose quotient rounds to k >= 0 or less.
+  static uint16_t last(float s, int32_t k) {
+    In x;
+    narrow(&x, (static_cast<float>(k) + 0.5f) * s);
+    while (!(__builtin_rintf(widen(x) / s) <= static_cast<float>(k))) --x.bits;  // infinite, or above
+    return x.bits;
+  }
+};
+
+// Halves under one scale that has a multiplier. Blocks in which nothing is clipped, most of them, do without bounds.
+template <class V, class In, PairRounding Rounding, class Step>
+void fake_halves(const FakeQuantArgs& a, Step step) {
+  constexpr int w = V::width, kBlock = 8 * w;
+  const Operands<V, In, FakeOp::fake, Rounding> o{static_cast<const In*>(a.x), nullptr, static_cast<In*>(a.y)};
+  const auto bounds = UnclippedBits<In>::of(*static_cast<const float*>(a.scale), a.qmin - *a.zero, a.qmax - *a.zero);
+  const auto inside = [step](auto x, auto)
+                          __attribute__((always_inline)) { return step.numbers(V::round(step.divisor(x))); };
+  const int64_t n = a.n;
+  int64_t i = 0;
+  for (; i + kBlock <= n; i += kBlock) {
+    auto positive = V::load_bits16(o.x + i), negative = positive;
+    for (int k = 2 * w; k < kBlock; k += 2 * w) {
+      const auto bits = V::load_bits16(o.x + i + k);
+      positive = V::max_i16(positive, bits), negative = V::max_u16(negative, bits);
+    }
+    if (V::any_above_i16(positive, bounds.most) || V::any_above_u16(negative, bounds.least)) {
+      o.run(i, i + kBlock, step);
+    } else {
+      o.run(i, i + kBlock, inside);
+    }
+  }
+  o.run(i, n, step);
+}
+
 template <class V, class In, FakeOp Op>
 void fake_grouped(const FakeQuantArgs& a) {
   const auto* scale = static_cast<const compute_t<In>*>(a.scale);
@@ -174,6 +218,11 @@ void fake_grouped(const FakeQuantArgs& a) {
     if (const float inv = inverse_for<V, In>(a); inv != 0) {
       const auto step = FakeStep<V, float, Op, Quotient::product>::of(*scale, {inv, 0}, *a.zero, a.qmin, a.qmax);
       const In *x = static_cast<const In*>(a.x), *dy = static_cast<const In*>(a.dy);
+      if constexpr (Op == FakeOp::fake && requires { typename V::Bits16; }) {
+        return Operands<V, In, Op>::kPairs && !has_ties(*scale, a.qmin - *a.zero, a.qmax - *a.zero)
+                   ? fake_halves<V, In, PairRounding::no_ties>(a, step)
+                   : fake_halves<V, In, PairRounding::any>(a, step);
+      }
       if constexpr (Operands<V, In, Op>::kPairs && Op == FakeOp::fake) {
         if (!has_ties(*scale, a.qmin - *a.zero, a.qmax - *a.zero))
           return Operands<V, In, Op, PairRounding::no_ties>{x, dy, static_cast<In*>(a.y)}.run(0, a.n, step);
