@@ -42,7 +42,8 @@ LOWBIT_INLINE void store_tile(const typename E::Acc (&acc)[Pairs][Wide], int32_t
 
 // Groups g, g + 1, ... of whole blocks, the next block `apart` groups after the one before. Ahead: how many bytes of b
 // beyond those in use are asked for, 0 for none.
-template <class E, int Rows, int Wide, int Ahead>
+// Segmented: rows of a lie in segments, for which short sums would pay.
+template <class E, int Rows, int Wide, int Ahead, bool Segmented>
 LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart = kGemmCols / E::group) {
   constexpr int kPer = kGemmCols / E::group, kPairs = Rows / E::a_rows;
   constexpr bool kStarts = requires { &E::start; };
@@ -87,15 +88,21 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
     }
     a += E::step * 4 * static_cast<int64_t>(sizeof(typename E::A));
   };
-  const GemmSegment all{0, x.quads}, *segment = x.segments == nullptr ? &all : x.segments;
-  const GemmSegment* const past = segment + (x.segments == nullptr ? 1 : x.segment_count);
-  do {
-    a = start + segment->offset;
-    const char* const end = a + segment->quads * 4 * static_cast<int64_t>(sizeof(typename E::A));
+  const auto run = [&](int64_t quads) __attribute__((always_inline)) {
+    const char* const end = a + quads * 4 * static_cast<int64_t>(sizeof(typename E::A));
     do {
       for (int i = 0; i < kGemmQuads; i += E::step) advance();
     } while (a != end);
-  } while (++segment != past);
+  };
+  if constexpr (Segmented) {
+    const GemmSegment *segment = x.segments, *const past = segment + x.segment_count;
+    do {
+      a = start + segment->offset;
+      run(segment->quads);
+    } while (++segment != past);
+  } else {
+    run(x.quads);
+  }
   if (!kStarts && from != nullptr) {
     store_tile<E, true>(acc, c, x.c_stride, from, x.from_stride, column);
   } else {
@@ -104,12 +111,12 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
 }
 
 // All groups for Rows rows, as many side by side as registers allow.
-template <class E, int Rows, int Ahead, int Wide = E::wide(Rows)>
+template <class E, int Rows, int Ahead, bool Segmented, int Wide = E::wide(Rows)>
 void strip(const GemmArgs& given, int64_t row, int64_t g, int64_t end) {
   const GemmArgs x = given;  // which stores to c might change, for all a compiler knows
-  for (; g + Wide <= end; g += Wide) tile<E, Rows, Wide, Ahead>(x, row, g);
+  for (; g + Wide <= end; g += Wide) tile<E, Rows, Wide, Ahead, Segmented>(x, row, g);
   if constexpr (Wide > 1)
-    if (g < end) strip<E, Rows, Ahead, Wide / 2>(x, row, g, end);
+    if (g < end) strip<E, Rows, Ahead, Segmented, Wide / 2>(x, row, g, end);
 }
 
 // The next rows of a, while those before are multiplied for the first time: they are short, and far apart.
@@ -131,8 +138,8 @@ LOWBIT_INLINE void with_rows(int64_t rows, const F& f) {
   }
 }
 
-template <class E>
-void gemm(const GemmArgs& x) {
+template <class E, bool Segmented>
+void gemm_of(const GemmArgs& x) {
   constexpr int64_t kPer = kGemmCols / E::group;
   const int64_t groups = (x.columns + E::group - 1) / E::group,
                 padded = (x.rows + E::a_rows - 1) / E::a_rows;  // in units of a_rows
@@ -146,8 +153,9 @@ void gemm(const GemmArgs& x) {
   if constexpr (kPlaces >= 4) {
     if (padded == 1 && groups >= 2 * kPlaces * kPer) {
       const int64_t apart = groups / kPer / kPlaces * kPer;
-      for (int64_t g = 0; g < apart; g += kPer) tile<E, E::a_rows, kPlaces * kPer, kAheadOfPlace>(x, 0, g, apart);
-      strip<E, E::a_rows, 0>(x, 0, kPlaces * apart, groups);
+      for (int64_t g = 0; g < apart; g += kPer)
+        tile<E, E::a_rows, kPlaces * kPer, kAheadOfPlace, Segmented>(x, 0, g, apart);
+      strip<E, E::a_rows, 0, Segmented>(x, 0, kPlaces * apart, groups);
       return;
     }
   }
@@ -162,13 +170,18 @@ void gemm(const GemmArgs& x) {
         if (g == 0 && tile + 1 < tiles)
           ask_for_rows<E>(x, (i + Rows) * E::a_rows, (rows + (tile + 1 < taller)) * E::a_rows);
         if (tile == 0 && tiles <= kFewTiles) {
-          strip<E, Rows * E::a_rows, kAhead>(x, 0, g, end);
+          strip<E, Rows * E::a_rows, kAhead, Segmented>(x, 0, g, end);
         } else {
-          strip<E, Rows * E::a_rows, 0>(x, i * E::a_rows, g, end);
+          strip<E, Rows * E::a_rows, 0, Segmented>(x, i * E::a_rows, g, end);
         }
         i += Rows;
       });
   }
+}
+
+template <class E>
+void gemm(const GemmArgs& x) {
+  x.segments == nullptr ? gemm_of<E, false>(x) : gemm_of<E, true>(x);
 }
 
 template <class A, bool Summed>
