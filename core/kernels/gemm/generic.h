@@ -20,7 +20,7 @@
 
 namespace lowbit {
 
-constexpr int64_t kQuadBytes = kGemmCols * 4, kStripBytes = 16 << 10;
+constexpr int64_t kQuadBytes = kGemmCols * 4, kStripBytes = 16 << 10, kShortSum = 96;
 
 // Where column group g of b starts.
 template <class E>
@@ -63,8 +63,9 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
       for (int i = 0; i < kPairs; ++i)
         for (int j = 0; j < Wide; ++j) acc[i][j] = E::start(from + i * x.from_stride + column[j]);
   int32_t* const c = x.c + row * x.c_stride;
-  for (int i = 0; i < Rows; ++i)
-    for (int j = 0; j < Wide; j += kPer) __builtin_prefetch(c + i * x.c_stride + column[j], 1);
+  if (x.quads > kShortSum)  // else there is no time to fetch them, and asking costs
+    for (int i = 0; i < Rows; ++i)
+      for (int j = 0; j < Wide; j += kPer) __builtin_prefetch(c + i * x.c_stride + column[j], 1);
   const int64_t a_stride = x.a_stride;
   const char *const start = static_cast<const char*>(x.a) + row * a_stride, *a = start;
   const auto advance = [&]() __attribute__((always_inline)) {
