@@ -97,19 +97,23 @@ struct Operands {
     const auto b = Op == FakeOp::fake ? a : V::load_pair(dy + i);
     return decltype(a){step(a.a, b.a), step(a.b, b.b)};
   }
-  // Four vectors are read before any is written: a load waits for a store before it whose address has the same last
-  // 12 bits, which happens where y lies a vector or two further in its page than x.
+  // Four vectors, or pairs, are read before any is written: a load waits for a store before it whose address has the
+  // same last 12 bits, which happens where y lies a vector or two further in its page than x.
   template <class Step>
   __attribute__((always_inline)) void run(int64_t i, int64_t n, const Step& step) const {
-    constexpr int w = V::width;
-    for (; i + 4 * w <= n; i += 4 * w) {
+    constexpr int w = V::width, kStep = sizeof(In) == 2 ? 8 * w : 4 * w;
+    for (; i + kStep <= n; i += kStep) {
       if constexpr (kPairs) {
-        const auto first = pair_of(i, step), second = pair_of(i + 2 * w, step);
-        V::template store_pair<Rounding>(y + i, first);
-        V::template store_pair<Rounding>(y + i + 2 * w, second);
+        const auto a = pair_of(i, step), b = pair_of(i + 2 * w, step);
+        const auto c = pair_of(i + 4 * w, step), d = pair_of(i + 6 * w, step);
+        V::template store_pair<Rounding>(y + i, a);
+        V::template store_pair<Rounding>(y + i + 2 * w, b);
+        V::template store_pair<Rounding>(y + i + 4 * w, c);
+        V::template store_pair<Rounding>(y + i + 6 * w, d);
       } else {
-        const F r[4] = {of(i, step), of(i + w, step), of(i + 2 * w, step), of(i + 3 * w, step)};
-        for (int k = 0; k < 4; ++k) keep<false>(i + k * w, r[k]);
+        F r[kStep / w];
+        for (int k = 0; k < kStep / w; ++k) r[k] = of(i + k * w, step);
+        for (int k = 0; k < kStep / w; ++k) keep<false>(i + k * w, r[k]);
       }
     }
     for (; i + w <= n; i += w) at<false>(i, step);
