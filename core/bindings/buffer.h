@@ -33,16 +33,17 @@ class Buffer {
   }
 
   // The array's memory if it is just what is asked for, else nothing and no error: C-contiguous, aligned, of this
-  // struct-module format and shape.
+  // struct-module format and shape. Format 0 is not asked for: some types of 16 bits have none.
   static Buffer exactly(nanobind::handle object, char format, const std::vector<int64_t>& shape, bool writable) {
     Buffer b;
-    const int flags = PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+    const int flags = (format == 0 ? 0 : PyBUF_FORMAT) | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(object.ptr(), &b.view_, flags) != 0) {
       PyErr_Clear();
       return b;
     }
     b.held_ = true;
-    bool same = b.view_.format != nullptr && b.view_.format[0] == format && b.view_.format[1] == '\0' &&
+    bool same = (format == 0 ? b.view_.itemsize == 2
+                             : b.view_.format != nullptr && b.view_.format[0] == format && b.view_.format[1] == '\0') &&
                 b.view_.ndim == static_cast<int>(shape.size()) &&
                 reinterpret_cast<uintptr_t>(b.view_.buf) % static_cast<uintptr_t>(b.view_.itemsize) == 0;
     for (size_t i = 0; same && i < shape.size(); ++i) same = b.view_.shape[i] == shape[i];

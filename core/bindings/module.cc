@@ -395,11 +395,12 @@ struct Problem {
 
   static constexpr int64_t kLookAgain = std::numeric_limits<int64_t>::min();
 
-  // As the function fake_quant; kLookAgain: an argument needs a closer look, and nothing was done.
+  // As the function fake_quant; kLookAgain: an argument needs a closer look, and nothing was done. bfloat16 comes as its
+  // bits, or as arrays of a type without a format, which the caller has looked at (`of_known_type`).
   int64_t fake_quant_now(int op_id, nb::handle x_array, nb::handle dy_array, nb::handle out_array,
-                         nb::handle scale_value, nb::handle zero_value) const {
+                         nb::handle scale_value, nb::handle zero_value, bool of_known_type) const {
     const FakeOp op = static_cast<FakeOp>(op_id);
-    const char format = "fdeH"[static_cast<int>(element)];  // bfloat16 comes as its bits
+    const char format = of_known_type ? '\0' : "fdeH"[static_cast<int>(element)];
     const Buffer out = Buffer::exactly(out_array, format, shape, true);
     if (!out) return kLookAgain;
     Buffer x, dy, scale, zero;
@@ -577,7 +578,7 @@ NB_MODULE(_core, m) {
           "layout"_a, "element"_a, "shape"_a, "scale_shape"_a, "qmin"_a, "qmax"_a)
       .def_prop_ro("element", [](const Problem& p) { return static_cast<int>(p.element); })
       .def("fake_quant", &Problem::fake_quant_now, "op"_a, "x"_a.none(), "dy"_a.none(), "out"_a, "scale"_a,
-           "zero_point"_a.none(),
+           "zero_point"_a.none(), "of_known_type"_a = false,
            "As the function fake_quant, with arrays of just the right kind; any other result than -1 means that "
            "nothing was done.");
   m.def("convert", &convert_of, "to_codes"_a, "code"_a, "input"_a, "output"_a, "element"_a, "scale"_a, "zero_point"_a,

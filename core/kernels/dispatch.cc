@@ -52,6 +52,9 @@ LOWBIT_FAMILY(dequantize, DequantizeRow)
 #define LOWBIT_DECLARE_FakeQuantRow(isa) extern const FakeQuantRow* const fake_quant_rows_##isa;
 #define LOWBIT_CASE_FakeQuantRow(isa) LOWBIT_CASE(fake_quant, isa)
 LOWBIT_FAMILY(fake_quant, FakeQuantRow)
+#if defined(__x86_64__)
+const FakeQuantRow* fake_quant_rows_vbmi();
+#endif
 
 #define LOWBIT_DECLARE_RangeRow(isa) extern const RangeRow* const range_rows_##isa;
 #define LOWBIT_CASE_RangeRow(isa) LOWBIT_CASE(range, isa)
@@ -153,8 +156,18 @@ const DequantizeRow& dequantize_row(Isa isa, Code code, Element out) {
   return find(dequantize_rows(isa), kDequantizeRows,
               [=](const DequantizeRow& r) { return r.code == code && r.out == out; });
 }
+const FakeQuantRow* fake_quant_rows_with_vbmi() {
+#if defined(__x86_64__)
+  static const bool has_it = isa_available(Isa::avx512) && has_feature("avx512_vbmi");
+  return has_it ? fake_quant_rows_vbmi() : nullptr;
+#else
+  return nullptr;
+#endif
+}
 const FakeQuantRow& fake_quant_row(Isa isa, Element in) {
-  return find(fake_quant_rows(isa), kFakeQuantRows, [=](const FakeQuantRow& r) { return r.in == in; });
+  const FakeQuantRow* with_vbmi = base_isa(isa) == Isa::avx512 ? fake_quant_rows_with_vbmi() : nullptr;
+  const FakeQuantRow* rows = with_vbmi != nullptr ? with_vbmi : fake_quant_rows(isa);
+  return find(rows, kFakeQuantRows, [=](const FakeQuantRow& r) { return r.in == in; });
 }
 const RangeRow& range_row(Isa isa, Element in) {
   return find(range_rows(isa), kRangeRows, [=](const RangeRow& r) { return r.in == in; });

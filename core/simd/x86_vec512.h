@@ -37,11 +37,11 @@ struct Avx512 {
   struct F32x2 {
     F32 a, b;
   };
-  LOWBIT_INLINE F32x2 load_pair(const bfloat_t* p) {
-    const __m512i v = _mm512_loadu_si512(p);
+  LOWBIT_INLINE F32x2 widened(bfloat_t, __m512i v) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
             _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(~0xffff)))};
   }
+  LOWBIT_INLINE F32x2 load_pair(const bfloat_t* p) { return widened(bfloat_t{}, _mm512_loadu_si512(p)); }
   template <PairRounding Rounding>
   LOWBIT_INLINE __m512i rounded_up_half(F32 x) {  // right in the 16 upper bits of each lane, if x is no NaN
     const __m512i b = _mm512_castps_si512(x);
@@ -419,5 +419,65 @@ struct Avx512 {
     _mm512_storeu_si512(dst + 64, _mm512_unpackhi_epi8(even, odd));
   }
 };
+
+#if defined(__AVX512VBMI__)
+// With permutations of bytes: 256 results of 16 bits are a table in registers.
+struct Avx512Vbmi : Avx512 {
+  // Pairs as of load_pair. Halves become 2^-112 of what they are, which costs no conversion.
+  static constexpr float unwidened(bfloat_t) { return 1; }
+  static constexpr float unwidened(half_t) { return 0x1p112f; }
+  using Avx512::widened;
+  LOWBIT_INLINE F32x2 widened(half_t, Bits16 v) {
+    // Times 2^13, the lower of a pair at once; the three bits that follow the sign are copies of it.
+    const __m512i low = _mm512_madd_epi16(v, _mm512_set1_epi32(1 << 13)), high = _mm512_srai_epi32(v, 3);
+    return {_mm512_castsi512_ps(_mm512_and_si512(low, _mm512_set1_epi32(~0x70000000))),
+            _mm512_castsi512_ps(_mm512_and_si512(high, _mm512_set1_epi32(~0x70001fff)))};
+  }
+  LOWBIT_INLINE Bits16 set_bits16(uint16_t x) { return _mm512_set1_epi16(static_cast<int16_t>(x)); }
+  LOWBIT_INLINE void store_bits16(void* p, Bits16 x) { _mm512_storeu_si512(p, x); }
+  LOWBIT_INLINE bool any_above(Bits16 x, Bits16 most_i16, Bits16 y, Bits16 most_u16) {
+    return _kortestz_mask32_u8(_mm512_cmpgt_epi16_mask(x, most_i16), _mm512_cmpgt_epu16_mask(y, most_u16)) == 0;
+  }
+  LOWBIT_INLINE Bits16 min_i16(Bits16 x, Bits16 y) { return _mm512_min_epi16(x, y); }
+  LOWBIT_INLINE Bits16 min_u16(Bits16 x, Bits16 y) { return _mm512_min_epu16(x, y); }
+  LOWBIT_INLINE uint32_t equal_bits16(Bits16 x, Bits16 y) { return _mm512_cmpeq_epi16_mask(x, y); }
+  // y, but x where that is a NaN: one above an infinity of these bits, but for its sign.
+  LOWBIT_INLINE Bits16 keep_nans(Bits16 x, Bits16 y, uint16_t infinity) {
+    const __mmask32 is_nan = _mm512_cmpgt_epu16_mask(_mm512_add_epi16(x, x), set_bits16(static_cast<uint16_t>(2 * infinity)));
+    return _mm512_mask_mov_epi16(y, is_nan, x);
+  }
+
+  // Their lower and upper bytes, in halves of 128 entries.
+  struct Words {
+    __m512i low[4], high[4];
+    Words(const uint8_t* l, const uint8_t* h) {
+      for (int i = 0; i < 4; ++i) low[i] = _mm512_load_si512(l + 64 * i), high[i] = _mm512_load_si512(h + 64 * i);
+    }
+  };
+  struct Bits16x2 {
+    Bits16 a, b;
+  };
+  // The words at the lowest bytes of the lanes of two pairs, in the order of memory.
+  LOWBIT_INLINE Bits16x2 look_up(const Words& words, F32x2 first, F32x2 second) {
+    // Eight of the first pair, then eight of the second, as unpacking takes them apart again.
+    constexpr int64_t kEight = 0x4c0c480844044000, kLane = 0x1010101010101010;
+    const __m512i order = _mm512_setr_epi64(kEight, kEight, kEight + kLane, kEight + kLane, kEight + 2 * kLane,
+                                            kEight + 2 * kLane, kEight + 3 * kLane, kEight + 3 * kLane);
+    // Where a mask is not set an index stays what it is, for the next table.
+    const __mmask64 firsts = 0x00ff00ff00ff00ffu;
+    const __m512i at = looked_up(second.a, second.b, ~firsts, looked_up(first.a, first.b, firsts, order));
+    const __mmask64 upper = _mm512_movepi8_mask(at), lower = _knot_mask64(upper);
+    const auto of = [&](const __m512i(&bytes)[4]) __attribute__((always_inline)) {
+      return _mm512_mask2_permutex2var_epi8(bytes[0], _mm512_mask2_permutex2var_epi8(bytes[2], at, upper, bytes[3]),
+                                            lower, bytes[1]);
+    };
+    const __m512i low = of(words.low), high = of(words.high);
+    return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
+  }
+  LOWBIT_INLINE __m512i looked_up(F32 a, F32 b, __mmask64 where, __m512i at) {
+    return _mm512_mask2_permutex2var_epi8(_mm512_castps_si512(a), at, where, _mm512_castps_si512(b));
+  }
+};
+#endif
 
 }  // namespace lowbit

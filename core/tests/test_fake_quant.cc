@@ -144,16 +144,55 @@ void test_fake_quant_row(const FakeQuantRow& row, Isa isa) {
   test_masked<In>(row, isa);
 }
 
+// Every half there is, in pieces whose length is odd, with and without a mask, and in place.
+template <class In>
+void test_all_halves(const FakeQuantRow& row, Isa isa) {
+  constexpr int64_t n = (1 << 16) - 37, kPlain = static_cast<int>(FakeOp::fake);
+  std::vector<In> all(1 << 16);
+  for (size_t i = 0; i < all.size(); ++i) all[i].bits = static_cast<uint16_t>(i * 40503);  // odd: each of them once
+  const CodeRange ranges[] = {{-128, 127}, {0, 255}, {-8, 7}, {-127, 127}, {0, 0}, {-300, 200}};
+  const float scales[] = {0.03f, 0.0078125f, 0.065f, 1e-3f, 0x1p-20f, 700.0f, 0x1p100f, 0x1.fffffep-9f};
+  bool numbers = true, masked = true, bits_good = true;
+  int trial = 0;
+  for (const CodeRange r : ranges) {
+    for (const float s : scales) {
+      const int32_t z = ++trial % 3 == 0 ? r.lo : trial % 3 == 1 ? r.hi : (r.lo + r.hi + 1) / 2;
+      const In* x = all.data() + trial % 38;
+      std::vector<In> y(x, x + n), also(n);
+      std::vector<uint8_t> bits((n + 7) / 8);
+      FakeQuantArgs a{};
+      a.x = y.data(), a.y = y.data(), a.n = a.group = n, a.scale = &s, a.zero = &z, a.qmin = r.lo, a.qmax = r.hi;
+      row.grouped[kPlain](a);
+      a.x = x, a.y = also.data(), a.bits = bits.data();
+      row.masked(a);
+      for (int64_t i = 0; i < n; ++i) {
+        const In want = FakeExpected<In>(FakeOp::fake, x[i], x[i], s, z, r).y;
+        numbers &= same_number(y[i], want), masked &= same_number(also[i], want);
+        const float steps = std::nearbyint(widen(x[i]) / s);
+        bits_good &= (bits[i / 8] >> (i % 8) & 1) ==
+                     (steps >= static_cast<float>(r.lo - z) && steps <= static_cast<float>(r.hi - z));
+      }
+      bits_good &= bits[n / 8] >> (n % 8) == 0;
+    }
+  }
+  const char* e = kElement[static_cast<int>(row.in)];
+  report(numbers, label("fake_quant", isa, e, "", "all halves"));
+  report(masked, label("fake_quant", isa, e, "", "all halves, masked"));
+  report(bits_good, label("fake_quant", isa, e, "", "bits of all halves"));
+}
+
 }  // namespace
 
 void test_fake_quant(Isa isa, bool half_stores) {
-  for (int k = 0; k < kFakeQuantRows; ++k) {
-    const FakeQuantRow& row = fake_quant_rows(isa)[k];
+  const auto test = [&](const FakeQuantRow& row) {
     if (row.in == Element::f32) test_fake_quant_row<float>(row, isa);
     if (row.in == Element::f64) test_fake_quant_row<double>(row, isa);
-    if (row.in == Element::f16 && half_stores) test_fake_quant_row<half_t>(row, isa);
-    if (row.in == Element::bf16) test_fake_quant_row<bfloat_t>(row, isa);
-  }
+    if (row.in == Element::f16 && half_stores) test_fake_quant_row<half_t>(row, isa), test_all_halves<half_t>(row, isa);
+    if (row.in == Element::bf16) test_fake_quant_row<bfloat_t>(row, isa), test_all_halves<bfloat_t>(row, isa);
+  };
+  for (int k = 0; k < kFakeQuantRows; ++k) test(fake_quant_rows(isa)[k]);
+  if (isa == Isa::avx512 && fake_quant_rows_with_vbmi() != nullptr)
+    for (int k = 0; k < kFakeQuantRows; ++k) test(fake_quant_rows_with_vbmi()[k]);
 }
 
 }  // namespace lowbit

@@ -76,7 +76,7 @@ class Problem:
     @property
     def element(self) -> int: ...
 
-    def fake_quant(self, op: int, x: object | None, dy: object | None, out: object, scale: object, zero_point: object | None) -> int:
+    def fake_quant(self, op: int, x: object | None, dy: object | None, out: object, scale: object, zero_point: object | None, of_known_type: bool = False) -> int:
         """
         As the function fake_quant, with arrays of just the right kind; any other result than -1 means that nothing was done.
         """

@@ -58,6 +58,7 @@ struct FakeQuantRow {
 
 constexpr int kFakeQuantRows = 4;
 const FakeQuantRow* fake_quant_rows(Isa isa);
+const FakeQuantRow* fake_quant_rows_with_vbmi();  // those of avx512 with it; null where this CPU has no vpermb
 const FakeQuantRow& fake_quant_row(Isa isa, Element in);
 
 }  // namespace lowbit

@@ -157,13 +157,10 @@ def _at_once(
     if problem is None:
         return None
     target = np.empty(x.shape, x.dtype) if out is None else out
-    if problem.element == cpu.BFLOAT16:
-        arrays = (x, dy, target)
-        if not all(type(a) is np.ndarray and a.dtype == x.dtype and a.flags.c_contiguous for a in arrays):
-            return None
-        x, dy, bits = (a.view(np.uint16) for a in arrays)
-        return (target,) if problem.fake_quant(op, x, dy, bits, scale, zero_point) == -1 else None
-    return (target,) if problem.fake_quant(op, x, dy, target, scale, zero_point) == -1 else None
+    is_bfloat = problem.element == cpu.BFLOAT16
+    if is_bfloat and not all(type(a) is np.ndarray and a.dtype is x.dtype for a in (dy, target)):
+        return None
+    return (target,) if problem.fake_quant(op, x, dy, target, scale, zero_point, is_bfloat) == -1 else None
 
 
 class _Arguments:
