@@ -20,6 +20,7 @@ constexpr int64_t kFinishedAtOnce = 8192;  // sums, which the nearest caches sti
 // Quads of a piece, about. Where codes are widened on the way there are fewer, so that as much fits the caches.
 constexpr int64_t kUsualQuads = 192, kUsualWideQuads = 128;
 constexpr int64_t kRowsAhead = 2;
+constexpr int64_t kFewRows = 18;
 constexpr int64_t kStripBytes = 1 << 18;  // lines of an image that are copied at once, at most
 constexpr int64_t kMostSegments = 64;
 constexpr int64_t kFetchedCodes = kTaskRows * kGemmDepth;
@@ -34,9 +35,12 @@ int64_t piece_quads(int64_t quads) {
   return std::max<int64_t>(kGemmQuads, round_up((quads + pieces - 1) / pieces, kGemmQuads));
 }
 
-// As equal as whole blocks allow, and enough that no thread is without, if it is worth one.
+// As equal as whole blocks allow, and enough that no thread is without, if it is worth one. Few rows read b once, in
+// order: as much of it as their sums have room.
 int64_t task_blocks(const PackedMatrix& b, int64_t m, int64_t row_tasks) {
-  const int64_t usual = std::max<int64_t>(1, (b.blocks + kMaxBlocks - kTaskBlocks - 1) / kTaskBlocks);
+  const int64_t most = kTaskRows * kMaxBlocks / std::max<int64_t>(m, kFewRows);
+  const int64_t usual = m <= kFewRows ? (b.blocks + most - 1) / most
+                                      : std::max<int64_t>(1, (b.blocks + kMaxBlocks - kTaskBlocks - 1) / kTaskBlocks);
   const int64_t threads = std::min<int64_t>(num_threads(), m * b.n * b.k / kWorthAThread);
   const int64_t tasks = std::max(usual, std::min(b.blocks, (threads + row_tasks - 1) / row_tasks));
   return (b.blocks + tasks - 1) / tasks;

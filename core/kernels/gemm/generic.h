@@ -10,6 +10,7 @@
 //   Acc, zero(), dot(acc&, a, b), store<Add>(acc, c, stride, from, from_stride)
 //                          to c[a_rows][group], which may be `from` that it is added to
 //   start(from)            where it pays: an accumulator that begins with from[group], so that nothing is added later
+//   sum(acc, acc)          where few rows read a block at a time: two accumulators as one
 //   is_one                 whether compilers see dot as one operation, and cannot multiply once for many sums
 //   max_rows, wide(rows)   rows of a full tile; groups side by side in a tile of so many rows
 #pragma once
@@ -21,6 +22,8 @@
 namespace lowbit {
 
 constexpr int64_t kQuadBytes = kGemmCols * 4, kStripBytes = 16 << 10, kShortSum = 96;
+// Bytes of b that few and more rows ask for ahead; those come as far as L2.
+constexpr int kAheadOfFew = 2048, kAheadOfMore = 8192;
 
 // Where column group g of b starts.
 template <class E>
@@ -32,7 +35,9 @@ LOWBIT_INLINE const int8_t* group_of(const GemmArgs& x, int64_t g) {
 template <class E, bool Add, int Pairs, int Wide>
 LOWBIT_INLINE void store_tile(const typename E::Acc (&acc)[Pairs][Wide], int32_t* c, int64_t stride,
                               const int32_t* from, int64_t from_stride, const int64_t (&column)[Wide]) {
+#pragma GCC unroll 16
   for (int i = 0; i < Pairs; ++i) {
+#pragma GCC unroll 16
     for (int j = 0; j < Wide; ++j)
       E::template store<Add>(acc[i][j], c + column[j], stride, Add ? from + column[j] : nullptr, from_stride);
     c += E::a_rows * stride;
@@ -43,47 +48,61 @@ LOWBIT_INLINE void store_tile(const typename E::Acc (&acc)[Pairs][Wide], int32_t
 // Groups g, g + 1, ... of whole blocks, the next block `apart` groups after the one before. Ahead: how many bytes of b
 // beyond those in use are asked for, 0 for none.
 // Segmented: rows of a lie in segments, for which short sums would pay.
-template <class E, int Rows, int Wide, int Ahead, bool Segmented>
+// Chains: accumulators for each sum, by turns, two where the tile has too few of them to keep an instruction busy.
+template <class E, int Rows, int Wide, int Ahead, bool Segmented, int Chains = 1>
 LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart = kGemmCols / E::group) {
   constexpr int kPer = kGemmCols / E::group, kPairs = Rows / E::a_rows;
+  static_assert(kGemmQuads % (Chains * E::step) == 0);
   constexpr bool kStarts = requires { &E::start; };
   const int8_t* b[Wide];
   int64_t column[Wide];
+#pragma GCC unroll 16
   for (int j = 0; j < Wide; ++j) {
     const int64_t group = g + j / kPer * apart;  // g is a block's first, or the second half of one
     b[j] = j % kPer == 0 ? group_of<E>(x, group) : b[j - 1] + E::group * 4;
     column[j] = (group + j % kPer) * E::group;
   }
-  typename E::Acc acc[kPairs][Wide];
+  typename E::Acc acc[kPairs][Wide], other[kPairs][Wide];
   const int32_t* const from = x.from == nullptr ? nullptr : x.from + row * x.from_stride;
+#pragma GCC unroll 16
   for (int i = 0; i < kPairs; ++i)
-    for (int j = 0; j < Wide; ++j) acc[i][j] = E::zero();
+#pragma GCC unroll 16
+    for (int j = 0; j < Wide; ++j) acc[i][j] = other[i][j] = E::zero();
   if constexpr (kStarts)
     if (from != nullptr)
+#pragma GCC unroll 16
       for (int i = 0; i < kPairs; ++i)
+#pragma GCC unroll 16
         for (int j = 0; j < Wide; ++j) acc[i][j] = E::start(from + i * x.from_stride + column[j]);
   int32_t* const c = x.c + row * x.c_stride;
   if (x.quads > kShortSum)  // else there is no time to fetch them, and asking costs
     for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 16
       for (int j = 0; j < Wide; j += kPer) __builtin_prefetch(c + i * x.c_stride + column[j], 1);
   const int64_t a_stride = x.a_stride;
   const char *const start = static_cast<const char*>(x.a) + row * a_stride, *a = start;
-  const auto advance = [&]() __attribute__((always_inline)) {
+  const auto advance = [&](typename E::Acc(&acc)[kPairs][Wide]) __attribute__((always_inline)) {
     typename E::Cols cols[Wide];
     if constexpr (Ahead > 0)
+#pragma GCC unroll 16
       for (int j = 0; j < Wide; j += kPer)
-        for (int quad = 0; quad < E::step; ++quad) __builtin_prefetch(b[j] + Ahead + quad * kQuadBytes);
+        for (int quad = 0; quad < E::step; ++quad)
+          __builtin_prefetch(b[j] + Ahead + quad * kQuadBytes, 0, Ahead == kAheadOfFew || Ahead == kAheadOfMore ? 2 : 3);
+#pragma GCC unroll 16
     for (int j = 0; j < Wide; ++j) {
       cols[j] = E::load_b(b[j]);
       b[j] += E::step * kQuadBytes;
     }
     if constexpr (Wide == 2 && requires { &E::dot_two; }) {
       const auto first = *cols[0];
+#pragma GCC unroll 16
       for (int i = 0; i < kPairs; ++i)
         E::dot_two(acc[i][0], acc[i][1], E::load_a(a + i * E::a_rows * a_stride, a_stride), first, cols[1]);
     } else {
+#pragma GCC unroll 16
       for (int i = 0; i < kPairs; ++i) {
         const typename E::Quad v = E::load_a(a + i * E::a_rows * a_stride, a_stride);
+#pragma GCC unroll 16
         for (int j = 0; j < Wide; ++j) E::dot(acc[i][j], v, cols[j]);
       }
     }
@@ -92,7 +111,10 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
   const auto run = [&](int64_t quads) __attribute__((always_inline)) {
     const char* const end = a + quads * 4 * static_cast<int64_t>(sizeof(typename E::A));
     do {
-      for (int i = 0; i < kGemmQuads; i += E::step) advance();
+      for (int i = 0; i < kGemmQuads; i += Chains * E::step) {
+        advance(acc);
+        if constexpr (Chains == 2) advance(other);
+      }
     } while (a != end);
   };
   if constexpr (Segmented) {
@@ -104,6 +126,11 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
   } else {
     run(x.quads);
   }
+  if constexpr (Chains == 2)
+#pragma GCC unroll 16
+    for (int i = 0; i < kPairs; ++i)
+#pragma GCC unroll 16
+      for (int j = 0; j < Wide; ++j) acc[i][j] = E::sum(acc[i][j], other[i][j]);
   if (!kStarts && from != nullptr) {
     store_tile<E, true>(acc, c, x.c_stride, from, x.from_stride, column);
   } else {
@@ -139,6 +166,33 @@ LOWBIT_INLINE void with_rows(int64_t rows, const F& f) {
   }
 }
 
+// `count` tiles below one another in a block.
+template <class E, int Rows, int Ahead, bool Segmented>
+__attribute__((noinline)) void tiles_of_block(const GemmArgs& given, int64_t block, int64_t row, int64_t count) {
+  const GemmArgs x = given;  // as in strip
+  for (; count > 0; --count, row += Rows) tile<E, Rows, 1, Ahead, Segmented, kGemmQuads / E::step>(x, row, block);
+}
+
+// A block of columns at a time, for all rows: it is read from memory by the first tile, which asks ahead, and from L1 by
+// the others. Memory gives most to one who reads all of b in order, from huge pages. The first `taller` of `tiles` have
+// a row more than the others.
+template <class E, bool Segmented>
+void block_by_block(const GemmArgs& x, int64_t blocks, int64_t tiles, int64_t rows, int64_t taller) {
+  static_assert(E::group == kGemmCols && E::a_rows == 1);
+  const int64_t first = rows + (taller > 0), others = tiles - 1 - (taller > 0 ? taller - 1 : 0);
+  for (int64_t block = 0; block < blocks; ++block) {
+    with_rows<E::max_rows>(first, [&]<int Rows>() {
+      tiles == 1 && Rows <= 4 ? tiles_of_block<E, Rows, kAheadOfFew, Segmented>(x, block, 0, 1)
+                              : tiles_of_block<E, Rows, kAheadOfMore, Segmented>(x, block, 0, 1);
+      if (taller > 1) tiles_of_block<E, Rows, 0, Segmented>(x, block, Rows, taller - 1);
+    });
+    if (others > 0)
+      with_rows<E::max_rows>(rows, [&]<int Rows>() {
+        tiles_of_block<E, Rows, 0, Segmented>(x, block, (tiles - others) * first, others);
+      });
+  }
+}
+
 template <class E, bool Segmented>
 void gemm_of(const GemmArgs& x) {
   constexpr int64_t kPer = kGemmCols / E::group;
@@ -147,11 +201,13 @@ void gemm_of(const GemmArgs& x) {
   // Tiles of as many rows as registers hold, and all nearly alike: a row alone costs half as much as a full tile.
   constexpr int64_t kTile = E::max_rows / E::a_rows;
   const int64_t tiles = (padded + kTile - 1) / kTile, rows = padded / tiles, taller = padded % tiles;
-  // Few rows read all of b and do little with it, so that it comes from memory no sooner than it is needed, unless it
-  // is asked for before. One row reads from many places at a time, which memory gives faster than from one: as many as
-  // make eight sums.
   constexpr int kPlaces = 8 / kPer, kFewTiles = 3, kAhead = 4096, kAheadOfPlace = 320;
+  if constexpr (requires { &E::sum; }) {
+    block_by_block<E, Segmented>(x, groups, tiles, rows, taller);
+    return;
+  }
   if constexpr (kPlaces >= 4) {
+    // One row reads from many places at a time: as many as make eight sums.
     if (padded == 1 && groups >= 2 * kPlaces * kPer) {
       const int64_t apart = groups / kPer / kPlaces * kPer;
       for (int64_t g = 0; g < apart; g += kPer)

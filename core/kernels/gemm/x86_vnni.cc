@@ -25,6 +25,7 @@ struct VnniDot {
   }
   LOWBIT_INLINE Cols load_b(const int8_t* p) { return _mm512_loadu_si512(p); }
   LOWBIT_INLINE Acc zero() { return _mm512_setzero_si512(); }
+  LOWBIT_INLINE Acc sum(Acc x, Acc y) { return _mm512_add_epi32(x, y); }
   LOWBIT_INLINE Acc start(const int32_t* from) { return _mm512_loadu_si512(from); }
   // Written out: with the intrinsic, GCC spills half of the accumulators and takes 1.6 times as long.
   LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) {
