@@ -10,7 +10,8 @@
 //   Acc, zero(), dot(acc&, a, b), store<Add>(acc, c, stride, from, from_stride)
 //                          to c[a_rows][group], which may be `from` that it is added to
 //   start(from)            where it pays: an accumulator that begins with from[group], so that nothing is added later
-//   sum(acc, acc)          where few rows read a block at a time: two accumulators as one
+//   by_block               whether all rows pass one block of columns before the next
+//   sum(acc, acc)          where a block's accumulators are too few to keep dot busy: two as one, used by turns
 //   is_one                 whether compilers see dot as one operation, and cannot multiply once for many sums
 //   max_rows, wide(rows)   rows of a full tile; groups side by side in a tile of so many rows
 #pragma once
@@ -169,8 +170,12 @@ LOWBIT_INLINE void with_rows(int64_t rows, const F& f) {
 // `count` tiles below one another in a block.
 template <class E, int Rows, int Ahead, bool Segmented>
 __attribute__((noinline)) void tiles_of_block(const GemmArgs& given, int64_t block, int64_t row, int64_t count) {
+  constexpr int kPer = kGemmCols / E::group, kWide = E::wide(Rows) < kPer ? E::wide(Rows) : kPer;
+  constexpr int kChains = requires { &E::sum; } ? kGemmQuads / E::step : 1;
   const GemmArgs x = given;  // as in strip
-  for (; count > 0; --count, row += Rows) tile<E, Rows, 1, Ahead, Segmented, kGemmQuads / E::step>(x, row, block);
+  for (; count > 0; --count, row += Rows)
+    for (int g = 0; g < kPer; g += kWide)
+      tile<E, Rows, kWide, Ahead, Segmented, kChains>(x, row, block * kPer + g);
 }
 
 // A block of columns at a time, for all rows: it is read from memory by the first tile, which asks ahead, and from L1 by
@@ -178,7 +183,7 @@ __attribute__((noinline)) void tiles_of_block(const GemmArgs& given, int64_t blo
 // a row more than the others.
 template <class E, bool Segmented>
 void block_by_block(const GemmArgs& x, int64_t blocks, int64_t tiles, int64_t rows, int64_t taller) {
-  static_assert(E::group == kGemmCols && E::a_rows == 1);
+  static_assert(E::a_rows == 1);
   const int64_t first = rows + (taller > 0), others = tiles - 1 - (taller > 0 ? taller - 1 : 0);
   for (int64_t block = 0; block < blocks; ++block) {
     with_rows<E::max_rows>(first, [&]<int Rows>() {
@@ -202,9 +207,11 @@ void gemm_of(const GemmArgs& x) {
   constexpr int64_t kTile = E::max_rows / E::a_rows;
   const int64_t tiles = (padded + kTile - 1) / kTile, rows = padded / tiles, taller = padded % tiles;
   constexpr int kPlaces = 8 / kPer, kFewTiles = 3, kAhead = 4096, kAheadOfPlace = 320;
-  if constexpr (requires { &E::sum; }) {
-    block_by_block<E, Segmented>(x, groups, tiles, rows, taller);
-    return;
+  int64_t done = 0;
+  if constexpr (E::by_block) {
+    done = groups / kPer * kPer;
+    block_by_block<E, Segmented>(x, groups / kPer, tiles, rows, taller);
+    if (done == groups) return;
   }
   if constexpr (kPlaces >= 4) {
     // One row reads from many places at a time: as many as make eight sums.
@@ -220,7 +227,7 @@ void gemm_of(const GemmArgs& x) {
   constexpr int64_t kLeast = E::wide(E::max_rows) > 2 * kPer ? E::wide(E::max_rows) : 2 * kPer;
   const int64_t in_l1 = kStripBytes / (x.quads * kQuadBytes) * kPer / kLeast * kLeast;
   const int64_t step = in_l1 > kLeast ? in_l1 : kLeast;
-  for (int64_t g = 0; g < groups; g += step) {
+  for (int64_t g = done; g < groups; g += step) {
     const int64_t end = g + step < groups ? g + step : groups;
     for (int64_t i = 0, tile = 0; tile < tiles; ++tile)
       with_rows<kTile>(rows + (tile < taller), [&]<int Rows>() {

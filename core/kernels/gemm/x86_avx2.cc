@@ -12,6 +12,7 @@ struct Avx2Dot {
   static constexpr GemmOperand operand = GemmOperand::s16;
   static constexpr int group = 8, a_rows = 1, step = 1, max_rows = 6;
   static constexpr bool is_one = true;
+  static constexpr bool by_block = true;
   static constexpr int wide(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
   using Quad = __m256i;
@@ -61,6 +62,7 @@ struct Avx2Pairs {
   static constexpr GemmOperand operand = GemmOperand::u8;
   static constexpr int group = 8, a_rows = 1, step = 1, max_rows = 6;
   static constexpr bool is_one = true;
+  static constexpr bool by_block = true;
   static constexpr int wide(int rows) { return rows < 3 ? 4 : 2; }
 
   using Quad = __m256i;

@@ -12,6 +12,7 @@ struct Avx512Dot {
   static constexpr GemmOperand operand = GemmOperand::s16;
   static constexpr int group = 16, a_rows = 1, step = 1, max_rows = 12;
   static constexpr bool is_one = true;
+  static constexpr bool by_block = true;
   static constexpr int wide(int rows) { return rows == 1 ? 4 : rows < 7 ? 2 : 1; }
 
   using Quad = __m512i;
