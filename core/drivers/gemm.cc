@@ -21,6 +21,7 @@ constexpr int64_t kFinishedAtOnce = 8192;  // sums, which the nearest caches sti
 constexpr int64_t kUsualQuads = 192, kUsualWideQuads = 128;
 constexpr int64_t kRowsAhead = 2;
 constexpr int64_t kFewRows = 18;
+constexpr int64_t kReadAsRows = 8;  // as long as these are multiplied
 constexpr int64_t kStripBytes = 1 << 18;  // lines of an image that are copied at once, at most
 constexpr int64_t kMostSegments = 64;
 constexpr int64_t kFetchedCodes = kTaskRows * kGemmDepth;
@@ -35,20 +36,25 @@ int64_t piece_quads(int64_t quads) {
   return std::max<int64_t>(kGemmQuads, round_up((quads + pieces - 1) / pieces, kGemmQuads));
 }
 
-// As equal as whole blocks allow, and enough that no thread is without, if it is worth one. Few rows read b once, in
+// Threads it is worth. Few rows take as long as b takes to be read.
+int64_t worthwhile_threads(const PackedMatrix& b, int64_t m) {
+  return std::clamp<int64_t>(std::max(m, kReadAsRows) * b.n * b.k / kWorthAThread, 1, num_threads());
+}
+
+// Blocks of a task: as equal as whole ones allow, and enough tasks that no thread is without. Few rows read b once, in
 // order: as much of it as their sums have room.
 int64_t task_blocks(const PackedMatrix& b, int64_t m, int64_t row_tasks) {
   const int64_t most = kTaskRows * kMaxBlocks / std::max<int64_t>(m, kFewRows);
   const int64_t usual = m <= kFewRows ? (b.blocks + most - 1) / most
                                       : std::max<int64_t>(1, (b.blocks + kMaxBlocks - kTaskBlocks - 1) / kTaskBlocks);
-  const int64_t threads = std::min<int64_t>(num_threads(), m * b.n * b.k / kWorthAThread);
-  const int64_t tasks = std::max(usual, std::min(b.blocks, (threads + row_tasks - 1) / row_tasks));
+  const int64_t tasks = std::max(usual, std::min(b.blocks, (worthwhile_threads(b, m) + row_tasks - 1) / row_tasks));
   return (b.blocks + tasks - 1) / tasks;
 }
 
-// As equal as whole tiles allow.
-int64_t task_rows(const GemmRow& kernel, int64_t m) {
-  const int64_t tasks = std::max<int64_t>(1, (m + kTaskRows - 1) / kTaskRows);
+// Rows of a task: as equal as whole tiles allow, and as many tasks as are shared equally where columns make but one.
+int64_t task_rows(const GemmRow& kernel, const PackedMatrix& b, int64_t m) {
+  int64_t tasks = std::max<int64_t>(1, (m + kTaskRows - 1) / kTaskRows);
+  if (tasks > 1 && b.blocks <= kMaxBlocks) tasks = round_up(tasks, worthwhile_threads(b, m));
   return std::min(kTaskRows, round_up((m + tasks - 1) / tasks, kernel.rows));
 }
 
@@ -151,7 +157,7 @@ class Product {
         kernels_(gemm_rows(isa_)),
         kernel_(kernels_[chosen(a, b, kernels_)]),
         row_(finish_row(isa_, finish.result)),
-        task_rows_(task_rows(kernel_, a.rows)),
+        task_rows_(task_rows(kernel_, b, a.rows)),
         task_blocks_(task_blocks(b, a.rows, row_tasks())) {
     shift_ = 0;
     if (kernel_.a == GemmOperand::u8 && a.is_signed) shift_ = 128;
