@@ -17,12 +17,13 @@ __all__ = ["cases"]
 
 Array = npt.NDArray[Any]
 
-_INT8 = "torch int8"
+_OWN, _INT8 = "lowbit, int8", "torch int8"
 _STEP = 4.0  # of torch's codes: sums of k = 4096 signs stay below 128 of them
 
 
 def cases(peers: Peers) -> Iterator[Case]:
-    yield _product(peers, 1024, 1024, 1024, [Target("lowbit", _INT8, 4.0, "torch int8")])
+    ours = Target("lowbit", _OWN, 4.0, "lowbit's int8")
+    yield _product(peers, 1024, 1024, 1024, [ours, Target("lowbit", _INT8, 4.0, "torch int8")])
     yield _product(peers, 1, 4096, 4096, [Target("lowbit", _INT8, 4.0, "torch int8")])
 
 
@@ -30,7 +31,12 @@ def _product(peers: Peers, m: int, k: int, n: int, targets: list[Target]) -> Cas
     rng = np.random.default_rng(0)
     a, w = (rng.integers(0, 2, shape, np.uint8) for shape in ((m, k), (n, k)))
     signs_a, signs_w = (2 * codes.astype(np.float32) - 1 for codes in (a, w))
-    contenders = [_lowbit(a, w), _torch_int8(peers, signs_a, signs_w), _numpy(peers, signs_a, signs_w)]
+    contenders = [
+        _lowbit(a, w),
+        _own_int8(signs_a, signs_w),
+        _torch_int8(peers, signs_a, signs_w),
+        _numpy(peers, signs_a, signs_w),
+    ]
     nbytes = (m * k + n * k) // 8 + 4 * m * n
     return Case(
         f"{m}×{k}×{n}",
@@ -50,6 +56,13 @@ def _lowbit(a: Array, w: Array) -> Contender:
     return Contender(
         "lowbit", lambda: lambda: lb.binary_matmul(rows, packed, out=out), kind="lowbit", answer=lambda y: y
     )
+
+
+def _own_int8(a: Array, w: Array) -> Contender:
+    """The same signs as int8 codes."""
+    params = lb.QuantizationParams("int8", scale=1.0)
+    rows, packed = lb.quantize(a, params=params), lb.prepack(lb.quantize(w.T.copy(), params=params))
+    return Contender(_OWN, lambda: lambda: lb.qmatmul(rows, packed), kind="lowbit", answer=lambda y: y)
 
 
 def _torch_int8(peers: Peers, a: Array, w: Array) -> Contender:

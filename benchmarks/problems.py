@@ -18,7 +18,7 @@ import lowbit as lb
 from benchmarks.shapes import aligned, normal
 from lowbit import reference_compute as reference
 
-__all__ = ["A_SCALE", "A_ZERO", "OUT_ZERO", "Convolution", "Groups", "Layer", "Product"]
+__all__ = ["A_SCALE", "A_ZERO", "OUT_ZERO", "Convolution", "Groups", "Layer", "Product", "SmallWeights"]
 
 Array = npt.NDArray[Any]
 
@@ -87,6 +87,14 @@ class Product(Sizes):
         if not np.array_equal(sums, self.sums):
             raise ArithmeticError(f"its sums are {np.abs(sums.astype(np.int64) - self.sums).max()} off")
         return self.codes
+
+
+class SmallWeights(Product):
+    """The same with weights of 6 bits."""
+
+    @cached_property
+    def w(self) -> Array:
+        return _codes((self.k, self.n), np.int8, -32, 31)
 
 
 @dataclass(frozen=True)

@@ -395,8 +395,8 @@ struct Problem {
 
   static constexpr int64_t kLookAgain = std::numeric_limits<int64_t>::min();
 
-  // As the function fake_quant; kLookAgain: an argument needs a closer look, and nothing was done. bfloat16 comes as its
-  // bits, or as arrays of a type without a format, which the caller has looked at (`of_known_type`).
+  // As the function fake_quant; kLookAgain: an argument needs a closer look, and nothing was done. bfloat16 comes as
+  // its bits, or as arrays of a type without a format, which the caller has looked at (`of_known_type`).
   int64_t fake_quant_now(int op_id, nb::handle x_array, nb::handle dy_array, nb::handle out_array,
                          nb::handle scale_value, nb::handle zero_value, bool of_known_type) const {
     const FakeOp op = static_cast<FakeOp>(op_id);

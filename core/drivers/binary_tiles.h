@@ -57,8 +57,8 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
   std::vector<uint8_t> room(batch * room_bytes);
   const auto codes_of = [&](int64_t i) { return reinterpret_cast<uint8_t*>(codes.data()) + i * code_bytes; };
 
-  // Blocks of about the same length, none above kBinaryBlock.
-  const int64_t steps = b.padded() / kBinaryStep, most = kBinaryBlock / kBinaryStep, blocks = (steps + most - 1) / most;
+  // Blocks of about the same length, none above what the kernel takes.
+  const int64_t steps = b.padded() / kBinaryStep, most = row.block / kBinaryStep, blocks = (steps + most - 1) / most;
 
   for (int64_t first = 0; first < chunks; first += batch) {
     const int64_t count = std::min(batch, chunks - first);
@@ -87,7 +87,7 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
           const int64_t from = steps * k / blocks * kBinaryStep, to = steps * (k + 1) / blocks * kBinaryStep;
           const uint8_t* columns = b.panel(p) + from * kBinaryColumns;
           if (expand) row.expand(columns, to - from, scratch), columns = scratch;
-          const bool fresh = k % kBinaryMostBlocks == 0;
+          const bool fresh = k % binary_most_blocks(row) == 0;
           if (fresh && k > 0) {  // 16 bits may be full: on to 32
             BinaryFinishArgs f{};
             f.counts = counts, f.rows = rows, f.n = f.stride = kBinaryColumns;

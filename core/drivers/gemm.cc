@@ -21,7 +21,7 @@ constexpr int64_t kFinishedAtOnce = 8192;  // sums, which the nearest caches sti
 constexpr int64_t kUsualQuads = 192, kUsualWideQuads = 128;
 constexpr int64_t kRowsAhead = 2;
 constexpr int64_t kFewRows = 18;
-constexpr int64_t kReadAsRows = 8;  // as long as these are multiplied
+constexpr int64_t kReadAsRows = 8;        // as long as these are multiplied
 constexpr int64_t kStripBytes = 1 << 18;  // lines of an image that are copied at once, at most
 constexpr int64_t kMostSegments = 64;
 constexpr int64_t kFetchedCodes = kTaskRows * kGemmDepth;

@@ -443,7 +443,8 @@ struct Avx512Vbmi : Avx512 {
   LOWBIT_INLINE uint32_t equal_bits16(Bits16 x, Bits16 y) { return _mm512_cmpeq_epi16_mask(x, y); }
   // y, but x where that is a NaN: one above an infinity of these bits, but for its sign.
   LOWBIT_INLINE Bits16 keep_nans(Bits16 x, Bits16 y, uint16_t infinity) {
-    const __mmask32 is_nan = _mm512_cmpgt_epu16_mask(_mm512_add_epi16(x, x), set_bits16(static_cast<uint16_t>(2 * infinity)));
+    const __mmask32 is_nan =
+        _mm512_cmpgt_epu16_mask(_mm512_add_epi16(x, x), set_bits16(static_cast<uint16_t>(2 * infinity)));
     return _mm512_mask_mov_epi16(y, is_nan, x);
   }
 

@@ -111,18 +111,18 @@ void test_row(const BinaryRow& row, Isa isa) {
   const std::string name = std::string("binary ") + isa_name(isa) + " " + row.way;
   bool random = true;
   for (const int64_t rows : {1, 2, 3, 7, 8, 9, 16, 17})
-    for (const int64_t bytes : {3, 6, 27, 30})
+    for (const int64_t bytes : {int64_t{3}, int64_t{6}, int64_t{27}, row.block - 3, row.block})
       for (const int64_t blocks : {1, 2, 5})
         random &= tile_is_right(row, rows, bytes, blocks, Fill::random, false) &&
                   tile_is_right(row, rows, bytes, blocks, Fill::random, true);
   report(random, name + ": random bits");
-  report(tile_is_right(row, kBinaryRows, kBinaryBlock, 1, Fill::random), name + ": a full tile");
+  report(tile_is_right(row, kBinaryRows, row.block, 1, Fill::random), name + ": a full tile");
   bool extremes = true;
   for (const int64_t rows : {1, 2, 9})
-    for (const int64_t blocks : {int64_t{1}, kBinaryMostBlocks})
+    for (const int64_t blocks : {int64_t{1}, binary_most_blocks(row)})
       for (const bool expand : {false, true})
-        extremes &= tile_is_right(row, rows, kBinaryBlock, blocks, Fill::all_differ, expand) &&
-                    tile_is_right(row, rows, kBinaryBlock, blocks, Fill::all_agree, expand);
+        extremes &= tile_is_right(row, rows, row.block, blocks, Fill::all_differ, expand) &&
+                    tile_is_right(row, rows, row.block, blocks, Fill::all_agree, expand);
   report(extremes, name + ": every bit differs, or none, as many as fit");
   report(padding_is_right(row), name + ": padding counts for nothing");
   report(finish_is_right(row), name + ": sums and scales");

@@ -2,8 +2,8 @@
 //
 // A tile is up to kBinaryRows rows of a by kBinaryColumns columns of b. The columns of b lie byte after byte side by
 // side (byte i of all columns, then byte i + 1), so a vector holds the same byte of many columns and counts need no
-// sum across lanes. Along k a tile is made in blocks of at most kBinaryBlock bytes, within which a count fits a byte;
-// blocks are added in 16 bits. Bytes come in threes, the last ones filled up with zeros on both sides.
+// sum across lanes. Along k a tile is made in blocks of at most `block` bytes, within which a count fits a byte; blocks
+// are added in 16 bits. Bytes come in threes, the last ones filled up with zeros on both sides.
 #pragma once
 #include "base/arch.h"
 #include "base/types.h"
@@ -12,7 +12,6 @@ namespace lowbit {
 
 constexpr int64_t kBinaryRows = 64, kBinaryColumns = 64;
 constexpr int64_t kBinaryStep = 3, kBinaryBlock = 30;
-constexpr int64_t kBinaryMostBlocks = 65535 / (8 * kBinaryBlock);  // that 16 bits can count
 constexpr int64_t kBinaryExpandRows = 4;  // so many rows and more are worth an expansion of the columns
 constexpr int64_t kBinaryScratch = 2 * kBinaryBlock * kBinaryColumns;
 
@@ -52,12 +51,16 @@ struct BinaryRow {
   Code code;           // b1
   const char* way;     // how bits are counted
   int64_t code_bytes;  // of a byte of a row, prepared
+  int64_t block;       // bytes of a block at most, a multiple of kBinaryStep; kBinaryBlock where there is `expand`
   void (*prepare)(const BinaryPrepareArgs&);
   void (*expand)(const uint8_t* columns, int64_t bytes, uint8_t* scratch);  // null: there is no such form
   void (*dot)(const BinaryDotArgs&);
   void (*finish_s32)(const BinaryFinishArgs&);
   void (*finish_f32)(const BinaryFinishArgs&);
 };
+
+// Blocks that 16 bits can count.
+inline int64_t binary_most_blocks(const BinaryRow& row) { return 65535 / (8 * row.block); }
 
 constexpr int kBinaryKernels = 1;
 const BinaryRow* binary_rows(Isa isa);

@@ -55,7 +55,23 @@ struct VpopcntBits : Avx512Bytes {
 
   LOWBIT_INLINE B spread(Code x) { return _mm512_set1_epi32(static_cast<int>(x)); }
   LOWBIT_INLINE B bit_xor(B x, B y) { return _mm512_xor_si512(x, y); }
+  LOWBIT_INLINE B bit_xor(B x, B y, B z) { return _mm512_ternarylogic_epi64(x, y, z, 0x96); }
+  LOWBIT_INLINE B majority(B x, B y, B z) { return _mm512_ternarylogic_epi64(x, y, z, 0xe8); }
   LOWBIT_INLINE B ones(B x) { return _mm512_popcnt_epi8(x); }
+  // Each of `twos` counts twice.
+  using Avx512Bytes::widen;
+  LOWBIT_INLINE void widen(uint16_t* p, B twos, B ones, bool add) {
+    const B both_lo = _mm512_unpacklo_epi8(twos, ones), both_hi = _mm512_unpackhi_epi8(twos, ones);
+    const B by = _mm512_set1_epi16(0x0102);
+    const B l = _mm512_maddubs_epi16(both_lo, by), h = _mm512_maddubs_epi16(both_hi, by);  // in lanes of 128 bits
+    const B low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    B first = _mm512_permutex2var_epi64(l, low, h), second = _mm512_permutex2var_epi64(l, high, h);
+    if (add) {
+      first = _mm512_add_epi16(first, _mm512_loadu_si512(p));
+      second = _mm512_add_epi16(second, _mm512_loadu_si512(p + 32));
+    }
+    _mm512_storeu_si512(p, first), _mm512_storeu_si512(p + 32, second);
+  }
 };
 #endif
 

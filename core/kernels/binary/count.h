@@ -1,4 +1,6 @@
-// Counting where the bits of each byte of a vector can be counted at once: xor, count, add.
+// Counting where the bits of each byte of a vector can be counted at once: xor, count, add. Where counting is slower
+// than logic on three operands, two bytes and what is left of those before are added as bits first: what is carried is
+// counted, twice, and what is left in the end.
 #pragma once
 #include "kernels/binary/binary.h"
 #include "simd/vec.h"
@@ -11,6 +13,8 @@ struct BinaryCount {
   using Code = typename V::Code;  // a byte of a row, repeated as far as spreading it further costs nothing
   static constexpr int kVectors = kBinaryColumns / V::width;
   static constexpr int64_t kCodeBytes = sizeof(Code);
+  static constexpr bool kCarries = requires { &V::majority; };
+  static constexpr int64_t kBlock = kCarries ? 2 * kBinaryBlock : kBinaryBlock;
   static constexpr void (*kExpand)(const uint8_t*, int64_t, uint8_t*) = nullptr;
 
   static void prepare(const BinaryPrepareArgs& p) {
@@ -42,12 +46,49 @@ struct BinaryCount {
       for (int c = 0; c < kVectors; ++c) V::widen(counts + r * kBinaryColumns + c * V::width, sum[r][c], d.add);
   }
 
+  template <int Rows>
+  LOWBIT_INLINE void some_rows_by_carries(const BinaryDotArgs& d, const Code* codes, uint16_t* counts) {
+    static_assert(kVectors == 1);
+    B twos[Rows], left[Rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) twos[r] = left[r] = V::set(0);
+    const uint8_t* columns = d.columns;
+    int64_t i = 0;
+    for (; i + 2 <= d.bytes; i += 2, columns += 2 * kBinaryColumns) {
+      const B first = V::load(columns), second = V::load(columns + kBinaryColumns);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) {
+        const B x = V::bit_xor(V::spread(codes[r * d.padded + i]), first);
+        const B y = V::bit_xor(V::spread(codes[r * d.padded + i + 1]), second);
+        twos[r] = V::add(twos[r], V::ones(V::majority(left[r], x, y)));
+        left[r] = V::bit_xor(left[r], x, y);
+      }
+    }
+    const bool odd = i < d.bytes;
+    const B last = odd ? V::load(columns) : V::set(0);
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+      B ones = V::ones(left[r]);
+      if (odd) ones = V::add(ones, V::ones(V::bit_xor(V::spread(codes[r * d.padded + i]), last)));
+      V::widen(counts + r * kBinaryColumns, twos[r], ones, d.add);
+    }
+  }
+
+  template <int Rows>
+  LOWBIT_INLINE void rows_of(const BinaryDotArgs& d, const Code* codes, uint16_t* counts) {
+    if constexpr (kCarries) {
+      some_rows_by_carries<Rows>(d, codes, counts);
+    } else {
+      some_rows<Rows>(d, codes, counts);
+    }
+  }
+
   static void dot(const BinaryDotArgs& d) {
     const Code* codes = static_cast<const Code*>(d.codes) + d.offset;
     int64_t r = 0;
     for (; r + V::rows <= d.rows; r += V::rows)
-      some_rows<V::rows>(d, codes + r * d.padded, d.counts + r * kBinaryColumns);
-    for (; r < d.rows; ++r) some_rows<1>(d, codes + r * d.padded, d.counts + r * kBinaryColumns);
+      rows_of<V::rows>(d, codes + r * d.padded, d.counts + r * kBinaryColumns);
+    for (; r < d.rows; ++r) rows_of<1>(d, codes + r * d.padded, d.counts + r * kBinaryColumns);
   }
 };
 

@@ -33,6 +33,7 @@ template <class V>
 struct BinaryLookup {
   using B = typename V::B;
   static constexpr int kVectors = kBinaryColumns / V::width;
+  static constexpr int64_t kBlock = kBinaryBlock;
   static constexpr int64_t kCodeBytes = 2;
   static constexpr BinaryTables tables = make_binary_tables();
 

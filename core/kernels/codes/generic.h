@@ -6,15 +6,20 @@
 namespace lowbit {
 
 template <class B>
-constexpr int kCodesBlock = 2 * B::width > 64 ? 2 * B::width : 64;
+constexpr int kCodesBlock = 4 * B::width > 64 ? 4 * B::width : 64;
 
+// A block is read before any of it is written: a load waits for a store before it whose address has the same last 12
+// bits.
 template <class B, class Map>
 LOWBIT_INLINE void map_codes(const CodesArgs& k, const Map& map) {
+  constexpr int kVectors = kCodesBlock<B> / B::width;
   for_each_block<kCodesBlock<B>>(k.x, nullptr, k.q, k.n, k.stream,
                                  [&](auto stream, const uint8_t* x, const uint8_t*, uint8_t* q)
                                      __attribute__((always_inline)) {
-                                       for (int i = 0; i < kCodesBlock<B>; i += B::width)
-                                         B::template store<decltype(stream)::value>(q + i, map(B::load(x + i)));
+                                       typename B::Bytes found[kVectors];
+                                       for (int i = 0; i < kVectors; ++i) found[i] = map(B::load(x + i * B::width));
+                                       for (int i = 0; i < kVectors; ++i)
+                                         B::template store<decltype(stream)::value>(q + i * B::width, found[i]);
                                      });
 }
 

@@ -77,9 +77,12 @@ LOWBIT_INLINE void shortcut_blocks(const CombineArgs& k, int centre, const Formu
   for_each_block<kShortcutBlock<B>>(
       static_cast<const uint8_t*>(k.a), static_cast<const uint8_t*>(k.b), static_cast<uint8_t*>(k.q), k.n, k.stream,
       [&](auto stream, const uint8_t* a, const uint8_t* b, uint8_t* q) __attribute__((always_inline)) {
-        for (int i = 0; i < kShortcutBlock<B>; i += B::width)
-          frame.template out<decltype(stream)::value>(
-              q + i, formula(frame.in(a + i, frame.flip_a), frame.in(b + i, frame.flip_b)));
+        // All is read before anything is written, as in kernels/codes.
+        constexpr int kVectors = kShortcutBlock<B> / B::width;
+        typename B::Bytes found[kVectors];
+        for (int i = 0; i < kVectors; ++i)
+          found[i] = formula(frame.in(a + i * B::width, frame.flip_a), frame.in(b + i * B::width, frame.flip_b));
+        for (int i = 0; i < kVectors; ++i) frame.template out<decltype(stream)::value>(q + i * B::width, found[i]);
       });
 }
 

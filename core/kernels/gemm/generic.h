@@ -88,7 +88,8 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
 #pragma GCC unroll 16
       for (int j = 0; j < Wide; j += kPer)
         for (int quad = 0; quad < E::step; ++quad)
-          __builtin_prefetch(b[j] + Ahead + quad * kQuadBytes, 0, Ahead == kAheadOfFew || Ahead == kAheadOfMore ? 2 : 3);
+          __builtin_prefetch(b[j] + Ahead + quad * kQuadBytes, 0,
+                             Ahead == kAheadOfFew || Ahead == kAheadOfMore ? 2 : 3);
 #pragma GCC unroll 16
     for (int j = 0; j < Wide; ++j) {
       cols[j] = E::load_b(b[j]);
@@ -174,13 +175,12 @@ __attribute__((noinline)) void tiles_of_block(const GemmArgs& given, int64_t blo
   constexpr int kChains = requires { &E::sum; } ? kGemmQuads / E::step : 1;
   const GemmArgs x = given;  // as in strip
   for (; count > 0; --count, row += Rows)
-    for (int g = 0; g < kPer; g += kWide)
-      tile<E, Rows, kWide, Ahead, Segmented, kChains>(x, row, block * kPer + g);
+    for (int g = 0; g < kPer; g += kWide) tile<E, Rows, kWide, Ahead, Segmented, kChains>(x, row, block * kPer + g);
 }
 
-// A block of columns at a time, for all rows: it is read from memory by the first tile, which asks ahead, and from L1 by
-// the others. Memory gives most to one who reads all of b in order, from huge pages. The first `taller` of `tiles` have
-// a row more than the others.
+// A block of columns at a time, for all rows: it is read from memory by the first tile, which asks ahead, and from L1
+// by the others. Memory gives most to one who reads all of b in order, from huge pages. The first `taller` of `tiles`
+// have a row more than the others.
 template <class E, bool Segmented>
 void block_by_block(const GemmArgs& x, int64_t blocks, int64_t tiles, int64_t rows, int64_t taller) {
   static_assert(E::a_rows == 1);
@@ -192,9 +192,8 @@ void block_by_block(const GemmArgs& x, int64_t blocks, int64_t tiles, int64_t ro
       if (taller > 1) tiles_of_block<E, Rows, 0, Segmented>(x, block, Rows, taller - 1);
     });
     if (others > 0)
-      with_rows<E::max_rows>(rows, [&]<int Rows>() {
-        tiles_of_block<E, Rows, 0, Segmented>(x, block, (tiles - others) * first, others);
-      });
+      with_rows<E::max_rows>(
+          rows, [&]<int Rows>() { tiles_of_block<E, Rows, 0, Segmented>(x, block, (tiles - others) * first, others); });
   }
 }
 
