@@ -46,12 +46,11 @@ LOWBIT_INLINE void store_tile(const typename E::Acc (&acc)[Pairs][Wide], int32_t
   }
 }
 
-// Groups g, g + 1, ... of whole blocks, the next block `apart` groups after the one before. Ahead: how many bytes of b
-// beyond those in use are asked for, 0 for none.
+// Groups g, g + 1, ... of blocks. Ahead: how many bytes of b beyond those in use are asked for, 0 for none.
 // Segmented: rows of a lie in segments, for which short sums would pay.
 // Chains: accumulators for each sum, by turns, two where the tile has too few of them to keep an instruction busy.
 template <class E, int Rows, int Wide, int Ahead, bool Segmented, int Chains = 1>
-LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart = kGemmCols / E::group) {
+LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g) {
   constexpr int kPer = kGemmCols / E::group, kPairs = Rows / E::a_rows;
   static_assert(kGemmQuads % (Chains * E::step) == 0);
   constexpr bool kStarts = requires { &E::start; };
@@ -59,9 +58,8 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, int64_t apart
   int64_t column[Wide];
 #pragma GCC unroll 16
   for (int j = 0; j < Wide; ++j) {
-    const int64_t group = g + j / kPer * apart;  // g is a block's first, or the second half of one
-    b[j] = j % kPer == 0 ? group_of<E>(x, group) : b[j - 1] + E::group * 4;
-    column[j] = (group + j % kPer) * E::group;
+    b[j] = j % kPer == 0 ? group_of<E>(x, g + j) : b[j - 1] + E::group * 4;  // g is not beyond the middle of a block
+    column[j] = (g + j) * E::group;
   }
   typename E::Acc acc[kPairs][Wide], other[kPairs][Wide];
   const int32_t* const from = x.from == nullptr ? nullptr : x.from + row * x.from_stride;
@@ -178,67 +176,74 @@ __attribute__((noinline)) void tiles_of_block(const GemmArgs& given, int64_t blo
     for (int g = 0; g < kPer; g += kWide) tile<E, Rows, kWide, Ahead, Segmented, kChains>(x, row, block * kPer + g);
 }
 
+// How rows are divided: tiles of as many as registers hold, and all nearly alike, since a row alone costs half as much
+// as a full tile. In units of a_rows; the first `taller` tiles have one more than the others.
+template <class E>
+struct TileRows {
+  static constexpr int64_t kMost = E::max_rows / E::a_rows;
+  int64_t tiles, rows, taller;
+
+  explicit TileRows(int64_t all)
+      : tiles(((all + E::a_rows - 1) / E::a_rows + kMost - 1) / kMost),
+        rows((all + E::a_rows - 1) / E::a_rows / tiles),
+        taller((all + E::a_rows - 1) / E::a_rows % tiles) {}
+  int64_t of(int64_t tile) const { return rows + (tile < taller); }
+};
+
 // A block of columns at a time, for all rows: it is read from memory by the first tile, which asks ahead, and from L1
-// by the others. Memory gives most to one who reads all of b in order, from huge pages. The first `taller` of `tiles`
-// have a row more than the others.
+// by the others. Memory gives most to one who reads all of b in order, from huge pages.
 template <class E, bool Segmented>
-void block_by_block(const GemmArgs& x, int64_t blocks, int64_t tiles, int64_t rows, int64_t taller) {
+void block_by_block(const GemmArgs& x, int64_t groups, const TileRows<E> t) {
   static_assert(E::a_rows == 1);
-  const int64_t first = rows + (taller > 0), others = tiles - 1 - (taller > 0 ? taller - 1 : 0);
-  for (int64_t block = 0; block < blocks; ++block) {
-    with_rows<E::max_rows>(first, [&]<int Rows>() {
-      tiles == 1 && Rows <= 4 ? tiles_of_block<E, Rows, kAheadOfFew, Segmented>(x, block, 0, 1)
-                              : tiles_of_block<E, Rows, kAheadOfMore, Segmented>(x, block, 0, 1);
-      if (taller > 1) tiles_of_block<E, Rows, 0, Segmented>(x, block, Rows, taller - 1);
+  constexpr int64_t kPer = kGemmCols / E::group;
+  const int64_t others = t.taller > 0 ? t.tiles - t.taller : t.tiles - 1;  // less tall than the first, or after it
+  for (int64_t block = 0; block < groups / kPer; ++block) {
+    with_rows<E::max_rows>(t.of(0), [&]<int Rows>() {
+      t.tiles == 1 && Rows <= 4 ? tiles_of_block<E, Rows, kAheadOfFew, Segmented>(x, block, 0, 1)
+                                : tiles_of_block<E, Rows, kAheadOfMore, Segmented>(x, block, 0, 1);
+      tiles_of_block<E, Rows, 0, Segmented>(x, block, Rows, t.tiles - others - 1);
     });
-    if (others > 0)
+    with_rows<E::max_rows>(t.rows, [&]<int Rows>() {
+      tiles_of_block<E, Rows, 0, Segmented>(x, block, (t.tiles - others) * t.of(0), others);
+    });
+  }
+  // What is looked at of the last block, where that is not all.
+  if (groups % kPer != 0)
+    for (int64_t tile = 0, row = 0; tile < t.tiles; row += t.of(tile++))
       with_rows<E::max_rows>(
-          rows, [&]<int Rows>() { tiles_of_block<E, Rows, 0, Segmented>(x, block, (tiles - others) * first, others); });
+          t.of(tile), [&]<int Rows>() { strip<E, Rows, 0, Segmented, 1>(x, row, groups / kPer * kPer, groups); });
+}
+
+// Strips of columns that stay in L1 while all rows pass them. Few rows read all of b and do little with it, so that it
+// comes from memory no sooner than it is needed, unless it is asked for before.
+template <class E, bool Segmented>
+void strip_by_strip(const GemmArgs& x, int64_t groups, const TileRows<E> t) {
+  constexpr int64_t kPer = kGemmCols / E::group, kFewTiles = 3;
+  constexpr int kAhead = 4096;
+  constexpr int64_t kLeast = E::wide(E::max_rows) > 2 * kPer ? E::wide(E::max_rows) : 2 * kPer;
+  const int64_t in_l1 = kStripBytes / (x.quads * kQuadBytes) * kPer / kLeast * kLeast;
+  const int64_t step = in_l1 > kLeast ? in_l1 : kLeast;
+  for (int64_t g = 0; g < groups; g += step) {
+    const int64_t end = g + step < groups ? g + step : groups;
+    for (int64_t tile = 0, row = 0; tile < t.tiles; row += t.of(tile++))
+      with_rows<TileRows<E>::kMost>(t.of(tile), [&]<int Rows>() {
+        if (g == 0 && tile + 1 < t.tiles) ask_for_rows<E>(x, (row + Rows) * E::a_rows, t.of(tile + 1) * E::a_rows);
+        if (tile == 0 && t.tiles <= kFewTiles) {
+          strip<E, Rows * E::a_rows, kAhead, Segmented>(x, 0, g, end);
+        } else {
+          strip<E, Rows * E::a_rows, 0, Segmented>(x, row * E::a_rows, g, end);
+        }
+      });
   }
 }
 
 template <class E, bool Segmented>
 void gemm_of(const GemmArgs& x) {
-  constexpr int64_t kPer = kGemmCols / E::group;
-  const int64_t groups = (x.columns + E::group - 1) / E::group,
-                padded = (x.rows + E::a_rows - 1) / E::a_rows;  // in units of a_rows
-  // Tiles of as many rows as registers hold, and all nearly alike: a row alone costs half as much as a full tile.
-  constexpr int64_t kTile = E::max_rows / E::a_rows;
-  const int64_t tiles = (padded + kTile - 1) / kTile, rows = padded / tiles, taller = padded % tiles;
-  constexpr int kPlaces = 8 / kPer, kFewTiles = 3, kAhead = 4096, kAheadOfPlace = 320;
-  int64_t done = 0;
+  const int64_t groups = (x.columns + E::group - 1) / E::group;
   if constexpr (E::by_block) {
-    done = groups / kPer * kPer;
-    block_by_block<E, Segmented>(x, groups / kPer, tiles, rows, taller);
-    if (done == groups) return;
-  }
-  if constexpr (kPlaces >= 4) {
-    // One row reads from many places at a time: as many as make eight sums.
-    if (padded == 1 && groups >= 2 * kPlaces * kPer) {
-      const int64_t apart = groups / kPer / kPlaces * kPer;
-      for (int64_t g = 0; g < apart; g += kPer)
-        tile<E, E::a_rows, kPlaces * kPer, kAheadOfPlace, Segmented>(x, 0, g, apart);
-      strip<E, E::a_rows, 0, Segmented>(x, 0, kPlaces * apart, groups);
-      return;
-    }
-  }
-  // A strip of columns that stays in L1 while all rows pass it.
-  constexpr int64_t kLeast = E::wide(E::max_rows) > 2 * kPer ? E::wide(E::max_rows) : 2 * kPer;
-  const int64_t in_l1 = kStripBytes / (x.quads * kQuadBytes) * kPer / kLeast * kLeast;
-  const int64_t step = in_l1 > kLeast ? in_l1 : kLeast;
-  for (int64_t g = done; g < groups; g += step) {
-    const int64_t end = g + step < groups ? g + step : groups;
-    for (int64_t i = 0, tile = 0; tile < tiles; ++tile)
-      with_rows<kTile>(rows + (tile < taller), [&]<int Rows>() {
-        if (g == 0 && tile + 1 < tiles)
-          ask_for_rows<E>(x, (i + Rows) * E::a_rows, (rows + (tile + 1 < taller)) * E::a_rows);
-        if (tile == 0 && tiles <= kFewTiles) {
-          strip<E, Rows * E::a_rows, kAhead, Segmented>(x, 0, g, end);
-        } else {
-          strip<E, Rows * E::a_rows, 0, Segmented>(x, i * E::a_rows, g, end);
-        }
-        i += Rows;
-      });
+    block_by_block<E, Segmented>(x, groups, TileRows<E>(x.rows));
+  } else {
+    strip_by_strip<E, Segmented>(x, groups, TileRows<E>(x.rows));
   }
 }
 
