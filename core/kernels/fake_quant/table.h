@@ -3,9 +3,9 @@
 //   y = table[lowest byte of min(max(x, least), most) * (1 / s) + 1.5 * 2^23]
 //
 // Adding 1.5 * 2^23 rounds to an integer, whose lowest byte tells the steps of [qmin - z, qmax - z] apart. Product and
-// sum are one operation where that gives every half its step. x is bounded
-// as 16 bits by the last numbers that are not clipped, where those are the first and last step: bfloats are so sparse
-// that some steps have none, and are bounded as floats then. What a vector type must have: simd/x86_vec512.h.
+// sum are one operation where that gives every half its step. x is bounded as 16 bits by the last numbers that are not
+// clipped, where those are the first and last step: bfloats are so sparse that some steps have none, and are bounded as
+// floats then. What a vector type must have: simd/x86_vec512.h.
 #pragma once
 #include "kernels/fake_quant/generic.h"
 
@@ -145,7 +145,8 @@ bool fake_by_table(const FakeQuantArgs& a) {
   };
   if (table->bounds_are_steps)
     return table->fuses ? run.template operator()<false, true>() : run.template operator()<false, false>();
-  if constexpr (V::unwidened(In{}) == 1) return !table->fuses && run.template operator()<true, false>();
+  if constexpr (V::unwidened(In{}) == 1)
+    return table->fuses ? run.template operator()<true, true>() : run.template operator()<true, false>();
   return false;
 }
 
