@@ -388,7 +388,10 @@ def test_python_threads_run_during_a_big_call():
             "dequantize": lambda: out.dequantize(out=x),
         }.items():
             before = count
-            call()
+            for _ in range(100):  # on a busy machine the other thread may get little of a call
+                call()
+                if count - before >= 3:
+                    break
             progress[name] = count - before
         before = count
         sum(range(1 << 20))  # a control: this one never lets go
