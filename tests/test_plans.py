@@ -179,6 +179,54 @@ def test_in_place(isa: str) -> None:
     np.testing.assert_array_equal(over_dy, want[1])
 
 
+@pytest.mark.parametrize("offset", [0, 16, 32, 256, 512, 1008])
+def test_any_place_in_a_page(isa: str, offset: int) -> None:
+    """Loops start at the end where results lie a little further in their page than what they read."""
+    n, page = 70_001, 1024
+    room = np.empty(2 * n + 6 * page, np.float32)
+    first = -room.ctypes.data // 4 % page
+    x, y = room[first : first + n], room[first + (n // page + 2) * page + offset :][:n]
+    x[...] = np.random.default_rng(2).standard_normal(n)
+    for threads in THREADS:
+        lb.set_num_threads(threads)
+        want = reference.fake_quantize(x, np.float32(0.02), np.int32(0), -128, 127, D((n,)).granularity)
+        np.testing.assert_array_equal(lb.fake_quantize(x, 0.02, out=y), want)
+
+
+def _shifted() -> tuple[Array, Array]:
+    room = np.zeros(101, np.float32)
+    return room[:-1], room[1:]
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_result_over_part_of_an_operand_is_refused(swap: bool) -> None:
+    x, out = reversed(_shifted()) if swap else _shifted()
+    other = np.zeros(100, np.float32)
+    with pytest.raises(InvalidProblem, match="out: shares memory with x; expected memory of its own, or all of x"):
+        lb.fake_quantize(x, 0.5, out=out)
+    with pytest.raises(InvalidProblem, match="out: shares memory with dy"):
+        lb.fake_quantize_backward(x, other, 0.5, out=out)
+    with pytest.raises(InvalidProblem, match="out: shares memory with x"):
+        lb.fake_quantize_learned_backward(other, x, 0.5, out=out)
+    with pytest.raises(InvalidProblem, match="out: shares memory with dy"):
+        lb.dequantize_backward(x, 0.5, out=out)
+    for preference in ("fastest", "reference"):
+        forward = plan_of("fake_quantize_per_tensor", (100,), {}, preference=preference)
+        with pytest.raises(InvalidProblem, match="output: shares memory with input"):
+            forward.run(ForwardArgs(x, 0.5, 0, out))
+        backward = plan_of("fake_quantize_per_tensor_backward", (100,), {}, preference=preference)
+        with pytest.raises(InvalidProblem, match="d_input: shares memory with d_output"):
+            backward.run(BackwardArgs(other, 0.5, 0, x, out))
+    assert not x.any()
+
+
+def test_codes_over_their_numbers_are_refused() -> None:
+    x = np.zeros(100, np.float32)
+    plan = plan_of("quantize_per_tensor", (100,), {}, output_element="s8")
+    with pytest.raises(InvalidProblem, match="output: shares memory with input; expected memory of its own$"):
+        plan.run(ForwardArgs(x, 0.5, 0, x.view(np.int8)[:100]))
+
+
 def test_sums_do_not_depend_on_threads(isa: str) -> None:
     x, dy = np.random.default_rng(1).standard_normal((2, 300_001)).astype(np.float32)
     found = set()

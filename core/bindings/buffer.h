@@ -57,6 +57,13 @@ class Buffer {
     return static_cast<T*>(held_ ? view_.buf : nullptr);
   }
 
+  // Whether both have memory in common but begin at different places of it.
+  bool overlaps(const Buffer& other) const {
+    const auto begin = reinterpret_cast<uintptr_t>(as()), others = reinterpret_cast<uintptr_t>(other.as());
+    return begin != others && begin < others + static_cast<uintptr_t>(other.bytes()) &&
+           others < begin + static_cast<uintptr_t>(bytes());
+  }
+
   // Refuses anything but exactly `expected` bytes: the last line of defence behind the Python checks.
   const Buffer& require(int64_t expected, const char* name) const {
     if (bytes() != expected)

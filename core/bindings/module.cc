@@ -406,6 +406,7 @@ struct Problem {
     Buffer x, dy, scale, zero;
     if (op != FakeOp::scaled && !(x = Buffer::exactly(x_array, format, shape, false))) return kLookAgain;
     if (op != FakeOp::fake && !(dy = Buffer::exactly(dy_array, format, shape, false))) return kLookAgain;
+    if (out.overlaps(x) || out.overlaps(dy)) return kLookAgain;
     // Numbers will do where there is one for all.
     float scale_f32 = 0;
     double scale_f64 = 0;

@@ -6,6 +6,7 @@
 #include "base/fp_environment.h"
 #include "base/threads.h"
 #include "drivers/chunks.h"
+#include "simd/order.h"
 
 namespace lowbit {
 namespace {
@@ -80,26 +81,29 @@ void fake_quant(FakeOp op, const Layout& layout, const Affine& f, const void* x,
   const int64_t arrays = op == FakeOp::fake || op == FakeOp::scaled ? 2 : 3;
   const bool stream = exceeds_caches(n * eb * arrays) && y != x && y != dy;
   const int64_t task = layout.varying() ? std::max(kTask, kTaskRows * Sums{layout}.width()) : kTask;
-  for_each_chunk(n, task, [&](int64_t begin, int64_t end) {
-    FakeQuantArgs a = common(f);
-    a.stream = stream;
-    const auto place = [&](int64_t start, int64_t scale) {
-      a.x = at(x, start * eb), a.dy = at(dy, start * eb), a.y = at(y, start * eb);
-      a.scale = at(f.scale, scale * sb), a.zero = f.zero + scale;
-    };
-    for_each_segment(
-        layout, begin, end,
-        [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
-          place(start, scale);
-          a.n = length * count, a.group = length;
-          row.grouped[static_cast<int>(op)](a);
-        },
-        [&](int64_t start, int64_t rows, int64_t stride, int64_t columns, int64_t scale) {
-          place(start, scale);
-          a.n = columns, a.rows = rows, a.stride = stride;
-          row.columns[static_cast<int>(op)](a);
-        });
-  });
+  for_each_chunk(
+      n, task,
+      [&](int64_t begin, int64_t end) {
+        FakeQuantArgs a = common(f);
+        a.stream = stream;
+        const auto place = [&](int64_t start, int64_t scale) {
+          a.x = at(x, start * eb), a.dy = at(dy, start * eb), a.y = at(y, start * eb);
+          a.scale = at(f.scale, scale * sb), a.zero = f.zero + scale;
+        };
+        for_each_segment(
+            layout, begin, end,
+            [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
+              place(start, scale);
+              a.n = length * count, a.group = length;
+              row.grouped[static_cast<int>(op)](a);
+            },
+            [&](int64_t start, int64_t rows, int64_t stride, int64_t columns, int64_t scale) {
+              place(start, scale);
+              a.n = columns, a.rows = rows, a.stride = stride;
+              row.columns[static_cast<int>(op)](a);
+            });
+      },
+      !stream && is_better_backwards(y, x ? x : dy, dy ? dy : x));
 }
 
 bool mask_fits(const Layout& layout) {
@@ -113,26 +117,32 @@ void fake_quant_masked(const Layout& layout, const Affine& f, const void* x, voi
   const FakeQuantRow& row = fake_quant_row(active_isa(), e);
   const int64_t n = layout.elements(), eb = element_bytes(e), sb = scale_bytes(e);
   const bool stream = exceeds_caches(n * eb * 2) && y != x;
-  for_each_chunk(n, kTask, [&](int64_t begin, int64_t end) {
-    FakeQuantArgs a = common(f);
-    for_each_segment(
-        layout, begin, end,
-        [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
-          a.x = at(x, start * eb), a.y = at(y, start * eb), a.bits = bits + start / 8;
-          a.scale = at(f.scale, scale * sb), a.zero = f.zero + scale;
-          a.n = length * count, a.group = length, a.stream = stream;
-          row.masked(a);
-        },
-        [](int64_t, int64_t, int64_t, int64_t, int64_t) {});  // mask_fits: no columns
-  });
+  for_each_chunk(
+      n, kTask,
+      [&](int64_t begin, int64_t end) {
+        FakeQuantArgs a = common(f);
+        for_each_segment(
+            layout, begin, end,
+            [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
+              a.x = at(x, start * eb), a.y = at(y, start * eb), a.bits = bits + start / 8;
+              a.scale = at(f.scale, scale * sb), a.zero = f.zero + scale;
+              a.n = length * count, a.group = length, a.stream = stream;
+              row.masked(a);
+            },
+            [](int64_t, int64_t, int64_t, int64_t, int64_t) {});  // mask_fits: no columns
+      },
+      !stream && is_better_backwards(y, x));
 }
 
 void keep_where(const void* dy, const uint8_t* bits, void* y, int64_t n, Element e) {
   const FakeQuantRow& row = fake_quant_row(active_isa(), e);
   const int64_t eb = element_bytes(e);
-  for_each_chunk(n, kTask, [&](int64_t begin, int64_t end) {
-    row.keep(at(dy, begin * eb), bits + begin / 8, at(y, begin * eb), end - begin);
-  });
+  for_each_chunk(
+      n, kTask,
+      [&](int64_t begin, int64_t end) {
+        row.keep(at(dy, begin * eb), bits + begin / 8, at(y, begin * eb), end - begin);
+      },
+      is_better_backwards(y, dy));
 }
 
 int64_t learned_workspace(const Layout& layout) { return 2 * Sums{layout}.pairs() + 2 * layout.scales(); }

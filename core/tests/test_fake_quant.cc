@@ -77,6 +77,45 @@ void test_masked(const FakeQuantRow& row, Isa isa) {
   report(kept, label("fake_quant", isa, e, "", "kept by a mask"));
 }
 
+// Results at every place of a page beside the operands: loops go either way by it.
+template <class In>
+void test_orders(const FakeQuantRow& row, Isa isa) {
+  using T = compute_t<In>;
+  constexpr int64_t n = 1531, kPage = 4096, kBytes = (n * sizeof(In) / kPage + 3) * kPage;
+  const T s = static_cast<T>(0.03);
+  const int32_t z = 3;
+  const CodeRange r{-128, 127};
+  const std::vector<In> values = hard_values<In>(n, static_cast<double>(s)), gradients = hard_values<In>(n, 1);
+  std::vector<char> room(3 * kBytes + kPage);
+  char* const page = room.data() + (kPage - reinterpret_cast<uintptr_t>(room.data()) % kPage) % kPage;
+  bool good = true, masks = true;
+  for (const int64_t of_y : {0, 64, 128, 1024, 2048, 3072, 4032}) {
+    for (const int64_t of_dy : {0, 64, 4032}) {
+      In *x = reinterpret_cast<In*>(page), *dy = reinterpret_cast<In*>(page + kBytes + of_dy);
+      In* y = reinterpret_cast<In*>(page + 2 * kBytes + of_y);
+      std::copy(values.begin(), values.end(), x), std::copy(gradients.begin(), gradients.end(), dy);
+      std::vector<uint8_t> bits((n + 7) / 8);
+      FakeQuantArgs a{};
+      a.x = x, a.dy = dy, a.y = y, a.n = a.group = n, a.scale = &s, a.zero = &z, a.qmin = r.lo, a.qmax = r.hi;
+      a.bits = bits.data();
+      for (int op = 0; op < kFakeOps; ++op) {
+        row.grouped[op](a);
+        for (int64_t i = 0; i < n; ++i)
+          good &= same_number(y[i], FakeExpected<In>(static_cast<FakeOp>(op), x[i], dy[i], s, z, r).y);
+      }
+      row.masked(a);
+      for (int64_t i = 0; i < n; ++i)
+        masks &= same_number(y[i], FakeExpected<In>(FakeOp::fake, x[i], dy[i], s, z, r).y);
+      row.keep(dy, bits.data(), y, n);
+      for (int64_t i = 0; i < n; ++i)
+        masks &= same_number(y[i], FakeExpected<In>(FakeOp::fake_backward, x[i], dy[i], s, z, r).y);
+    }
+  }
+  const char* e = kElement[static_cast<int>(row.in)];
+  report(good, label("fake_quant", isa, e, "", "either way"));
+  report(masks, label("fake_quant", isa, e, "", "masked, either way"));
+}
+
 template <class In>
 void test_fake_quant_row(const FakeQuantRow& row, Isa isa) {
   using T = compute_t<In>;
@@ -142,6 +181,7 @@ void test_fake_quant_row(const FakeQuantRow& row, Isa isa) {
   report(runs, label("fake_quant", isa, e, "", "learned run"));
   report(learned_columns, label("fake_quant", isa, e, "", "learned columns"));
   test_masked<In>(row, isa);
+  test_orders<In>(row, isa);
 }
 
 // Every half there is, in pieces whose length is odd, with and without a mask, and in place.

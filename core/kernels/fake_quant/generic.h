@@ -1,6 +1,7 @@
 // The algorithm once, for every vector width and element type.
 #pragma once
 #include "kernels/fake_quant/fake_quant.h"
+#include "simd/order.h"
 #include "simd/quotient.h"
 #include "simd/vec.h"
 
@@ -97,12 +98,12 @@ struct Operands {
     const auto b = Op == FakeOp::fake ? a : V::load_pair(dy + i);
     return decltype(a){step(a.a, b.a), step(a.b, b.b)};
   }
-  // Four vectors, or pairs, are read before any is written: a load waits for a store before it whose address has the
-  // same last 12 bits, which happens where y lies a vector or two further in its page than x.
+  // Four vectors, or pairs, are read before any is written, and those that are written keep clear of the next.
   template <class Step>
-  __attribute__((always_inline)) void run(int64_t i, int64_t n, const Step& step) const {
+  __attribute__((always_inline)) void run(int64_t begin, int64_t n, const Step& step) const {
     constexpr int w = V::width, kStep = sizeof(In) == 2 ? 8 * w : 4 * w;
-    for (; i + kStep <= n; i += kStep) {
+    const auto block = [&](int64_t k) __attribute__((always_inline)) {
+      const int64_t i = begin + k;
       if constexpr (kPairs) {
         const auto a = pair_of(i, step), b = pair_of(i + 2 * w, step);
         const auto c = pair_of(i + 4 * w, step), d = pair_of(i + 6 * w, step);
@@ -112,10 +113,12 @@ struct Operands {
         V::template store_pair<Rounding>(y + i + 6 * w, d);
       } else {
         F r[kStep / w];
-        for (int k = 0; k < kStep / w; ++k) r[k] = of(i + k * w, step);
-        for (int k = 0; k < kStep / w; ++k) keep<false>(i + k * w, r[k]);
+        for (int j = 0; j < kStep / w; ++j) r[j] = of(i + j * w, step);
+        for (int j = 0; j < kStep / w; ++j) keep<false>(i + j * w, r[j]);
       }
-    }
+    };
+    const In *first = Op == FakeOp::scaled ? dy : x, *second = Op == FakeOp::fake ? x : dy;
+    int64_t i = begin + each_block<kStep>(n - begin, is_better_backwards(y, first, second), block);
     for (; i + w <= n; i += w) at<false>(i, step);
     if (i < n) tail(i, n - i, step);
   }

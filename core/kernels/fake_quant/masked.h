@@ -76,11 +76,11 @@ struct MaskedStep {
   }
   template <bool Stream>
   void run(const In* x, In* y, uint8_t* bits, int64_t n) const {
-    int64_t i = 0;
-    for (; i + kMaskBlock <= n; i += kMaskBlock) {
-      const uint32_t found = block<Stream>(x + i, y + i);
-      std::memcpy(bits + i / 8, &found, 4);
-    }
+    const int64_t i =
+        each_block<kMaskBlock>(n, !Stream && is_better_backwards(y, x), [&](int64_t k) __attribute__((always_inline)) {
+          const uint32_t found = block<Stream>(x + k, y + k);
+          std::memcpy(bits + k / 8, &found, 4);
+        });
     if (i == n) return;
     In a[kMaskBlock] = {}, out[kMaskBlock];
     std::memcpy(a, x + i, (n - i) * sizeof(In));
@@ -144,17 +144,16 @@ static void keep_where(const void* dy, const uint8_t* bits, void* y, int64_t n) 
   for (int k = 0; k < w; ++k) places[k / lanes][k % lanes] = static_cast<Word>(Word{1} << k);
   const Word* from = static_cast<const Word*>(dy);
   Word* to = static_cast<Word*>(y);
-  int64_t i = 0;
-  for (; i + w <= n; i += w) {
+  int64_t i = each_block<w>(n, is_better_backwards(to, from), [&](int64_t j) __attribute__((always_inline)) {
     Word set;
-    std::memcpy(&set, bits + i / 8, sizeof(Word));
+    std::memcpy(&set, bits + j / 8, sizeof(Word));
     for (int k = 0; k < w; k += lanes) {
       Vector v;
-      std::memcpy(&v, from + i + k, sizeof(v));
+      std::memcpy(&v, from + j + k, sizeof(v));
       v &= (Vector)((places[k / lanes] & set) == places[k / lanes]);
-      std::memcpy(to + i + k, &v, sizeof(v));
+      std::memcpy(to + j + k, &v, sizeof(v));
     }
-  }
+  });
   for (; i < n; ++i) to[i] = bits[i / 8] >> (i % 8) & 1 ? from[i] : Word{0};
 }
 

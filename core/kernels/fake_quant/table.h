@@ -107,8 +107,9 @@ struct TableStep {
   }
   void run(const In* x, In* y, uint8_t* bits, int64_t n) const {
     const TableStep step = *this;  // in registers: what is stored might change *this, for all a compiler knows
-    int64_t i = 0;
-    for (; i + kBlock <= n; i += kBlock) step.block(x + i, y + i, bits + i / 8);
+    const int64_t i = each_block<kBlock>(n, is_better_backwards(y, x), [&](int64_t k) __attribute__((always_inline)) {
+      step.block(x + k, y + k, bits + k / 8);
+    });
     if (i == n) return;
     In in[kBlock] = {}, out[kBlock];
     uint8_t last[kBlock / 8];

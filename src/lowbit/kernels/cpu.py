@@ -326,12 +326,30 @@ def problem(
     return _core.Problem(layout_of(g), element, list(shape), list(g.scale_shape), qmin, qmax)
 
 
+def require_apart(name: str, out: Array, in_place: bool, **operands: Array | None) -> None:
+    """Refuses a result that would be written over what is still to be read. in_place: it may be an operand itself."""
+    for operand, x in operands.items():
+        if x is None or not np.may_share_memory(out, x):
+            continue
+        if not in_place or out.ctypes.data != x.ctypes.data:
+            whole = f", or all of {operand}" if in_place else ""
+            raise InvalidProblem(f"{name}: shares memory with {operand}; expected memory of its own{whole}")
+
+
+def _fake_quant(
+    op: int, x: FloatArray | None, dy: FloatArray | None, f: Affine, g: Granularity, out: FloatArray
+) -> None:
+    arrays = {"x": None if x is None else x.array, "dy": None if dy is None else dy.array}
+    require_apart("out", out.array, True, **arrays)
+    _check(_core.fake_quant(op, *arrays.values(), out.array, out.element, *f, layout_of(g)), f)
+
+
 def fake_quantize(x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
-    _check(_core.fake_quant(0, x.array, None, out.array, x.element, *f, layout_of(g)), f)
+    _fake_quant(0, x, None, f, g, out)
 
 
 def fake_quantize_backward(dy: FloatArray, x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
-    _check(_core.fake_quant(1, x.array, dy.array, out.array, x.element, *f, layout_of(g)), f)
+    _fake_quant(1, x, dy, f, g, out)
 
 
 def mask_fits(g: Granularity) -> bool:
@@ -346,16 +364,17 @@ keep_where_at = _core.keep_where_at
 
 
 def quantize_backward(dy: FloatArray, x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
-    _check(_core.fake_quant(2, x.array, dy.array, out.array, x.element, *f, layout_of(g)), f)
+    _fake_quant(2, x, dy, f, g, out)
 
 
 def dequantize_backward(dy: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
-    _check(_core.fake_quant(3, None, dy.array, out.array, dy.element, *f, layout_of(g)), f)
+    _fake_quant(3, None, dy, f, g, out)
 
 
 def fake_quantize_learned_backward(
     dy: FloatArray, x: FloatArray, f: Affine, g: Granularity, out: FloatArray
 ) -> tuple[Array, Array]:
+    require_apart("out", out.array, True, x=x.array, dy=dy.array)
     layout = layout_of(g)
     ds, dz = np.empty_like(f.scale), np.empty_like(f.scale)
     room = np.empty(_core.learned_workspace(layout) // 8)

@@ -38,15 +38,14 @@ Array = npt.NDArray[Any]
 
 class _Forward(QuantizationPlan[ForwardArgs]):
     Args = ForwardArgs
+    _in_place: ClassVar[bool] = False
 
     def _buffers(self, args: ForwardArgs) -> tuple[Array, Array, Array, Array]:
         d = self.descriptor
-        return (
-            array("input", args.input, d.input_element, d.shape),
-            array("output", args.output, d.output_element or d.input_element, d.shape, writable=True),
-            self._scale(args.scale),
-            self._zero(args.zero_point),
-        )
+        x = array("input", args.input, d.input_element, d.shape)
+        out = array("output", args.output, d.output_element or d.input_element, d.shape, writable=True)
+        cpu.require_apart("output", out, self._in_place, input=x)
+        return x, out, self._scale(args.scale), self._zero(args.zero_point)
 
 
 class _Quantize(_Forward):
@@ -76,6 +75,7 @@ class _Dequantize(_Forward):
 
 class _FakeQuantize(_Forward):
     _takes = (True, None)
+    _in_place = True
 
     def run(self, args: ForwardArgs) -> None:
         if (
@@ -102,13 +102,11 @@ class _Backward(QuantizationPlan[BackwardArgs]):
 
     def _buffers(self, args: BackwardArgs) -> tuple[Array, Array, Array, Array, Array]:
         d = self.descriptor
-        return (
-            array("input", args.input, d.input_element, d.shape),
-            array("d_output", args.d_output, d.input_element, d.shape),
-            array("d_input", args.d_input, d.input_element, d.shape, writable=True),
-            self._scale(args.scale),
-            self._zero(args.zero_point),
-        )
+        x = array("input", args.input, d.input_element, d.shape)
+        dy = array("d_output", args.d_output, d.input_element, d.shape)
+        dx = array("d_input", args.d_input, d.input_element, d.shape, writable=True)
+        cpu.require_apart("d_input", dx, True, input=x, d_output=dy)
+        return x, dy, dx, self._scale(args.scale), self._zero(args.zero_point)
 
     def run(self, args: BackwardArgs) -> None:
         given = (args.input, args.d_output, args.d_input, args.scale, args.zero_point)
@@ -179,11 +177,10 @@ class _DequantizeBackward(QuantizationPlan[DequantizeBackwardArgs]):
     def _buffers(self, args: DequantizeBackwardArgs) -> tuple[Array, Array, Array]:
         d = self.descriptor
         kind = kind_of("", d.output_element)
-        return (
-            array("d_output", args.d_output, kind, d.shape),
-            array("d_input", args.d_input, kind, d.shape, writable=True),
-            self._scale(args.scale),
-        )
+        dy = array("d_output", args.d_output, kind, d.shape)
+        dq = array("d_input", args.d_input, kind, d.shape, writable=True)
+        cpu.require_apart("d_input", dq, True, d_output=dy)
+        return dy, dq, self._scale(args.scale)
 
     def run(self, args: DequantizeBackwardArgs) -> None:
         if (
