@@ -223,7 +223,7 @@ def test_a_result_over_part_of_an_operand_is_refused(swap: bool) -> None:
 def test_codes_over_their_numbers_are_refused() -> None:
     x = np.zeros(100, np.float32)
     plan = plan_of("quantize_per_tensor", (100,), {}, output_element="s8")
-    with pytest.raises(InvalidProblem, match="output: shares memory with input; expected memory of its own$"):
+    with pytest.raises(InvalidProblem, match=r"output: shares memory with input; expected memory of its own$"):
         plan.run(ForwardArgs(x, 0.5, 0, x.view(np.int8)[:100]))
 
 

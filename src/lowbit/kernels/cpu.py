@@ -339,9 +339,9 @@ def require_apart(name: str, out: Array, in_place: bool, **operands: Array | Non
 def _fake_quant(
     op: int, x: FloatArray | None, dy: FloatArray | None, f: Affine, g: Granularity, out: FloatArray
 ) -> None:
-    arrays = {"x": None if x is None else x.array, "dy": None if dy is None else dy.array}
-    require_apart("out", out.array, True, **arrays)
-    _check(_core.fake_quant(op, *arrays.values(), out.array, out.element, *f, layout_of(g)), f)
+    of_x, of_dy = (None if a is None else a.array for a in (x, dy))
+    require_apart("out", out.array, True, x=of_x, dy=of_dy)
+    _check(_core.fake_quant(op, of_x, of_dy, out.array, out.element, *f, layout_of(g)), f)
 
 
 def fake_quantize(x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
