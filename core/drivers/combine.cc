@@ -8,6 +8,7 @@
 #include "drivers/elementwise.h"
 #include "drivers/shortcut.h"
 #include "kernels/codes/codes.h"
+#include "simd/order.h"
 
 namespace lowbit {
 namespace {
@@ -98,23 +99,30 @@ void combine(CombineOp op, const CodesOperand& a, const CodesOperand& b, const C
   const CombineFn run = all.shortcut ? row.shortcut : row.exact;
   const Spread from_a(a, q.shape), from_b(b, q.shape);
   all.stream = from_a.is_whole() && from_b.is_whole() && exceeds_caches(3 * n);
-  for_each_chunk(n, kChunk, [&](int64_t begin, int64_t end) {
-    alignas(64) uint8_t scratch_a[kPiece], scratch_b[kPiece];
-    CombineArgs k = all;
-    for (int64_t i = begin; i < end; i += k.n) {
-      k.n = std::min(from_a.most(i, end - i), from_b.most(i, end - i));
-      k.a = from_a.piece(i, k.n, scratch_a), k.b = from_b.piece(i, k.n, scratch_b), k.q = q.codes + i;
-      run(k);
-    }
-  });
+  for_each_chunk(
+      n, kChunk,
+      [&](int64_t begin, int64_t end) {
+        alignas(64) uint8_t scratch_a[kPiece], scratch_b[kPiece];
+        CombineArgs k = all;
+        for (int64_t i = begin; i < end; i += k.n) {
+          k.n = std::min(from_a.most(i, end - i), from_b.most(i, end - i));
+          k.a = from_a.piece(i, k.n, scratch_a), k.b = from_b.piece(i, k.n, scratch_b), k.q = q.codes + i;
+          run(k);
+        }
+      },
+      !all.stream && from_a.is_whole() && from_b.is_whole() && is_better_backwards(q.codes, a.codes, b.codes));
 }
 
 void clamp_codes(Code code, const uint8_t* x, int64_t n, int32_t lo, int32_t hi, uint8_t* q) {
   const CodesRow& row = codes_row(active_isa(), code);
   const bool stream = exceeds_caches(2 * n);
-  for_each_chunk(n, kChunk, [&](int64_t begin, int64_t end) {
-    row.clamp({x + begin, q + begin, end - begin, static_cast<uint8_t>(lo), static_cast<uint8_t>(hi), nullptr, stream});
-  });
+  for_each_chunk(
+      n, kChunk,
+      [&](int64_t begin, int64_t end) {
+        row.clamp(
+            {x + begin, q + begin, end - begin, static_cast<uint8_t>(lo), static_cast<uint8_t>(hi), nullptr, stream});
+      },
+      !stream && is_better_backwards(q, x));
 }
 
 void lookup_rows(const uint8_t* table, const uint8_t* x, int64_t rows, int64_t length, uint8_t* q, int64_t stride) {

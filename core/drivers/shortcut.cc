@@ -163,6 +163,53 @@ CombineShortcut find_for_add(AllPairs& pairs) {
   return S{};
 }
 
+// The whole parts of what a and b add to the code, and who carries into them. The equation rounds on its way, so that
+// carries are counted among its own codes. Where those are clipped, nobody sees the carry: there it is what it is of
+// real numbers.
+CombineShortcut find_table(AllPairs& pairs) {
+  const CombineArgs& k = pairs.k;
+  const double ra = static_cast<double>(k.sa) / k.sy, rb = static_cast<double>(k.sb) / k.sy;
+  if (!(std::max(ra, rb) < 4)) return {};  // codes of a byte cannot tell so much apart
+  const int qmin = k.qmin - pairs.centre(), qmax = k.qmax - pairs.centre();
+  double part_a[256], part_b[256];
+  int whole_a[256], whole_b[256], count[256] = {}, column[256] = {};
+  const auto split = [](double v, int& whole) {
+    whole = static_cast<int>(std::floor(v));
+    return v - whole;
+  };
+  for (int i = 0; i < 256; ++i) {  // in the order of pairs
+    const auto value = [i](bool is_signed) { return is_signed ? i - 128 : i; };
+    part_a[i] = split(ra * (value(k.a_signed) - k.za) + (k.zy - pairs.centre()) + 0.5, whole_a[i]);
+    part_b[i] = split(rb * (value(k.b_signed) - k.zb), whole_b[i]);
+  }
+  for (int i = 0; i < 256; ++i)
+    for (int j = 0; j < 256; ++j) {
+      const int code = static_cast<int8_t>(pairs.codes[i * 256 + j] ^ pairs.centre());
+      const bool is_seen = code > qmin && code < qmax;
+      const int carry = is_seen ? code - whole_a[i] - whole_b[j] : part_a[i] + part_b[j] >= 1;
+      if (carry < 0 || carry > 1) return {};
+      count[i] += carry, column[j] += carry;
+    }
+  int places[256];
+  for (int j = 0; j < 256; ++j) places[j] = j;
+  std::sort(places, places + 256, [&](int x, int y) { return column[x] > column[y]; });
+  // Both as bytes, and room for a carry: as much of the whole goes with a as puts b in the middle.
+  const auto [least, most] = std::minmax_element(whole_b, whole_b + 256);
+  const int middle = (*least + *most) / 2;
+  const auto byte = [](int v) { return static_cast<uint8_t>(std::clamp(v, -128, 126)); };
+  CombineShortcut s;
+  s.by_table = true;
+  const uint8_t first_a = k.a_signed ? 0x80 : 0, first_b = k.b_signed ? 0x80 : 0;
+  for (int i = 0; i < 256; ++i) {
+    const bool always = count[i] == 256;
+    s.whole_a[i ^ first_a] = byte(whole_a[i] + middle + always);
+    s.count[i ^ first_a] = static_cast<uint8_t>(always ? 0 : count[i]);
+    s.whole_b[i ^ first_b] = byte(whole_b[i] - middle);
+    s.place[places[i] ^ first_b] = static_cast<uint8_t>(i);
+  }
+  return pairs.shown(s) ? s : CombineShortcut{};
+}
+
 CombineShortcut find_for_mul(AllPairs& pairs) {
   constexpr int kReach = 6;  // neighbours of the nearest ratio, either way
   CombineShortcut s;
@@ -191,6 +238,8 @@ CombineShortcut find_shortcut(const CombineRow& row, const CombineArgs& k) {
   if (row.shortcut == nullptr) return {};
   const FpEnvironment environment;
   AllPairs pairs(row, k);
+  if (row.has_tables)
+    if (const CombineShortcut found = find_table(pairs); found.exists()) return found;
   return row.op == CombineOp::add ? find_for_add(pairs) : find_for_mul(pairs);
 }
 
@@ -216,7 +265,7 @@ const CombineShortcut* remembered_shortcut(Isa isa, const CombineRow& row, const
   }
   r->seen += n;
   if (!r->settled && r->seen >= kShortcutAfter) r->found = find_shortcut(row, k), r->settled = true;
-  return r->found.planes > 0 ? &r->found : nullptr;
+  return r->found.exists() ? &r->found : nullptr;
 }
 
 }  // namespace lowbit

@@ -8,7 +8,7 @@ namespace lowbit {
 constexpr int64_t kShortcutAfter = 1 << 20;
 
 // A shortcut whose codes are those of row.exact for all 65,536 pairs of codes under the scales, zero points and types
-// of k: it was run on all of them. None: planes is 0.
+// of k: it was run on all of them. One that does not exist: there is none.
 CombineShortcut find_shortcut(const CombineRow& row, const CombineArgs& k);
 
 // The same for the calling thread's parameters of many calls: remembered, and found once they have combined enough

@@ -130,23 +130,26 @@ LOWBIT_DECLARE_BinaryRow(vpopcnt)
 #define LOWBIT_DECLARE_CombineRow(isa) extern const CombineRow* const combine_rows_##isa;
 #define LOWBIT_CASE_CombineRow(isa) LOWBIT_CASE(combine, isa)
     LOWBIT_FAMILY(combine, CombineRow)
+#if defined(__x86_64__)
+        const CombineRow* combine_rows_vbmi();
+#endif
 
 #define LOWBIT_DECLARE_CodesRow(isa) extern const CodesRow* const codes_rows_##isa;
 #define LOWBIT_CASE_CodesRow(isa) LOWBIT_CASE(codes, isa)
-        LOWBIT_FAMILY(codes, CodesRow)
+LOWBIT_FAMILY(codes, CodesRow)
 
 #define LOWBIT_DECLARE_PoolRow(isa) extern const PoolRow* const pool_rows_##isa;
 #define LOWBIT_CASE_PoolRow(isa) LOWBIT_CASE(pool, isa)
-            LOWBIT_FAMILY(pool, PoolRow)
+LOWBIT_FAMILY(pool, PoolRow)
 
-                namespace {
-  template <class Row, class Matches>
-  const Row& find(const Row* rows, int count, Matches matches) {
-    for (int i = 0; i < count; ++i)
-      if (matches(rows[i])) return rows[i];
-    assert(!"no such row in kernels.inc");
-    __builtin_trap();
-  }
+namespace {
+template <class Row, class Matches>
+const Row& find(const Row* rows, int count, Matches matches) {
+  for (int i = 0; i < count; ++i)
+    if (matches(rows[i])) return rows[i];
+  assert(!"no such row in kernels.inc");
+  __builtin_trap();
+}
 }  // namespace
 
 const QuantizeRow& quantize_row(Isa isa, Element in, Code code) {
@@ -203,8 +206,18 @@ const BinaryRow& binary_row(Isa isa) {
   const BinaryRow* with_vpopcnt = base_isa(isa) == Isa::avx512 ? binary_rows_with_vpopcnt() : nullptr;
   return with_vpopcnt != nullptr ? *with_vpopcnt : *binary_rows(isa);
 }
+const CombineRow* combine_rows_with_vbmi() {
+#if defined(__x86_64__)
+  static const bool has_it = isa_available(Isa::avx512) && has_feature("avx512_vbmi");
+  return has_it ? combine_rows_vbmi() : nullptr;
+#else
+  return nullptr;
+#endif
+}
 const CombineRow& combine_row(Isa isa, CombineOp op, Code code) {
-  return find(combine_rows(isa), kCombineRows, [=](const CombineRow& r) { return r.op == op && r.code == code; });
+  const CombineRow* with_vbmi = base_isa(isa) == Isa::avx512 ? combine_rows_with_vbmi() : nullptr;
+  return find(with_vbmi != nullptr ? with_vbmi : combine_rows(isa), kCombineRows,
+              [=](const CombineRow& r) { return r.op == op && r.code == code; });
 }
 const CodesRow& codes_row(Isa isa, Code code) {
   return find(codes_rows(isa), kCodesRows, [=](const CodesRow& r) { return r.code == code; });

@@ -7,7 +7,7 @@ namespace lowbit {
 
 struct NeonBytes {
   static constexpr int width = 16;
-  static constexpr bool has_words = true;
+  static constexpr bool has_words = true, has_tables = false;
   using Bytes = uint8x16_t;
   using Words = int16x8_t;
 

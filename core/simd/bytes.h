@@ -5,6 +5,10 @@
 //   greatest(Code{}, x, y), least(...)     lane by lane, Code int8_t or uint8_t
 //   Table(p), lookup(table, x)             p[x], p of 256 bytes
 //
+// Where look-ups are quick (has_tables), also:
+//   add_saturating_bytes(x, y)             of s8
+//   one_more_where_less(x, y, z)           x + 1 where y < z as u8, else x
+//
 // Where has_words, also 16-bit signed lanes, for codes that are s8. Halves: the two vectors of words a vector of bytes
 // becomes, in whatever order `narrow` undoes.
 //   Halves widen(x), narrow(Halves)        exact; saturating
@@ -14,13 +18,14 @@
 //   scale(w, by)                           (w * by + 2^14) >> 15, by = words(..)
 //   Floats products(v, w)                  exact, as two F32; narrow(I32, I32) puts them back, saturating to words
 #pragma once
+#include "simd/order.h"
 #include "simd/vec.h"
 
 namespace lowbit {
 
 struct ScalarBytes {
   static constexpr int width = 1;
-  static constexpr bool has_words = false;
+  static constexpr bool has_words = false, has_tables = false;
   using Bytes = uint8_t;
 
   LOWBIT_INLINE Bytes load(const uint8_t* p) { return *p; }
@@ -56,8 +61,10 @@ template <int Step, class Block>
 LOWBIT_INLINE void for_each_block(const uint8_t* a, const uint8_t* b, uint8_t* q, int64_t n, bool stream,
                                   const Block& block) {
   const auto rest = [&](int64_t from, int64_t to) __attribute__((always_inline)) {
-    int64_t i = from;
-    for (; i + Step <= to; i += Step) block(Streamed<false>{}, a + i, b ? b + i : nullptr, q + i);
+    const auto at = [&](int64_t k) __attribute__((always_inline)) {
+      block(Streamed<false>{}, a + from + k, b ? b + from + k : nullptr, q + from + k);
+    };
+    const int64_t i = from + each_block<Step>(to - from, is_better_backwards(q, a, b ? b : a), at);
     if (i >= to) return;
     uint8_t x[Step] = {}, y[Step] = {}, z[Step];
     std::memcpy(x, a + i, to - i);

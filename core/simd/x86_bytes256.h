@@ -7,7 +7,7 @@ namespace lowbit {
 
 struct Avx2Bytes {
   static constexpr int width = 32;
-  static constexpr bool has_words = true;
+  static constexpr bool has_words = true, has_tables = false;
   using Bytes = __m256i;
   using Words = __m256i;
 

@@ -113,7 +113,7 @@ void test_combine_row(const CombineRow& row, Isa isa) {
 void test_shortcuts(const CombineRow& row, Isa isa) {
   const char* op = row.op == CombineOp::add ? "add" : "mul";
   if (row.shortcut == nullptr) {
-    report(find_shortcut(row, random_args(row.code, 0.01, 0.02, 0.03)).planes == 0, name(op, isa, row.code) + " none");
+    report(!find_shortcut(row, random_args(row.code, 0.01, 0.02, 0.03)).exists(), name(op, isa, row.code) + " none");
     return;
   }
   bool good = true;
@@ -122,7 +122,7 @@ void test_shortcuts(const CombineRow& row, Isa isa) {
     const CombineShortcut s = find_shortcut(row, k);
     ++seen[s.planes];
     k.shortcut = &s;
-    if (s.planes > 0) good &= agrees(row, row.shortcut, k) && agrees_on_all_pairs(row, row.shortcut, k);
+    if (s.exists()) good &= agrees(row, row.shortcut, k) && agrees_on_all_pairs(row, row.shortcut, k);
     return s.planes;
   };
   constexpr int kTries = 60;
@@ -154,6 +154,38 @@ void test_shortcuts(const CombineRow& row, Isa isa) {
        {std::array<double, 3>{0.03, 0.03, 0.06}, {1e30, 1e-3, 1e-30}, {1e-30, 1e-30, 1e30}, {700, 1, 1}})
     with(s[0], s[1], s[2]);
   report(good, name(op, isa, row.code) + " shortcuts, any size and all pairs of codes");
+}
+
+// Sums by table: right wherever there is one, which is for most scales, and planes where there is none.
+void test_tables(const CombineRow& row, Isa isa) {
+  bool good = true;
+  int tables = 0, planes = 0;
+  const auto attempt = [&](CombineArgs k) {
+    const CombineShortcut s = find_shortcut(row, k);
+    tables += s.by_table, planes += s.planes > 0;
+    k.shortcut = &s;
+    if (s.exists()) good &= agrees(row, row.shortcut, k) && agrees_on_all_pairs(row, row.shortcut, k);
+  };
+  constexpr int kTries = 80;
+  for (int i = 0; i < kTries; ++i) {
+    const double sa = uniform(0.01, 0.1), sb = uniform(0.01, 0.1);
+    CombineArgs k = random_args(row.code, sa, sb, std::max(sa, sb) * uniform(1.3, 3));
+    // Numbers about zero, as those of a tensor are: whole parts of both are then bytes.
+    k.za = least(code_of(k.a_signed)) + between(96, 160), k.zb = least(code_of(k.b_signed)) + between(96, 160);
+    if (i % 2 == 0) k.qmin = least(row.code), k.qmax = k.qmin + 255;
+    k.zy = std::clamp(least(row.code) + between(96, 160), k.qmin, k.qmax);
+    attempt(k);
+  }
+  report(tables > kTries * 3 / 4, name("add", isa, row.code) + " tables for most scales");
+  for (int i = 0; i < kTries; ++i) {
+    const double sy = uniform(0.01, 0.1);
+    attempt(random_args(row.code, sy * uniform(0.2, 4.5), sy * uniform(0.2, 4.5), sy));
+  }
+  report(planes > 0, name("add", isa, row.code) + " planes where no table will do");
+  for (const auto& s :
+       {std::array<double, 3>{1, 1, 1}, {0.03, 0.03, 0.06}, {1e30, 1e-3, 1e-30}, {700, 1, 1}, {1e-30, 1e-30, 1e30}})
+    attempt(random_args(row.code, s[0], s[1], s[2]));
+  report(good, name("add", isa, row.code) + " by table, any size and all pairs of codes");
 }
 
 void test_codes_row(const CodesRow& row, Isa isa) {
@@ -340,6 +372,9 @@ void test_combine(Isa isa) {
     test_combine_row(combine_rows(isa)[k], isa);
     test_shortcuts(combine_rows(isa)[k], isa);
   }
+  if (isa == Isa::avx512 && combine_rows_with_vbmi() != nullptr)
+    for (int k = 0; k < kCombineRows; ++k)
+      if (combine_rows_with_vbmi()[k].has_tables) test_tables(combine_rows_with_vbmi()[k], isa);
   for (int k = 0; k < kCodesRows; ++k) test_codes_row(codes_rows(isa)[k], isa);
   for (int k = 0; k < kPoolRows; ++k) test_pool_row(pool_rows(isa)[k], isa);
   test_broadcasting(isa);

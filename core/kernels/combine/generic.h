@@ -79,7 +79,7 @@ struct CombineRows {
     return nullptr;
   }
   static constexpr CombineRow rows[kCombineRows] = {
-#define ROW(op, c, C) {CombineOp::op, Code::c, combine_exact<V, CombineOp::op, C>, shortcut<CombineOp::op, C>()},
+#define ROW(op, c, C) {CombineOp::op, Code::c, combine_exact<V, CombineOp::op, C>, shortcut<CombineOp::op, C>(), false},
 #include "kernels/combine/kernels.inc"
 #undef ROW
   };

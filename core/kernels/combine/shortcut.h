@@ -5,11 +5,12 @@
 
 namespace lowbit {
 
-// How codes get into the arithmetic, which is on s8, and out of it.
+// How codes get into the arithmetic, which is on s8, and out of it. Narrowing ends at the ends of s8 by itself.
 enum class Around {
-  nothing,   // all are s8, and the greatest is 127, where narrowing ends by itself
-  flips,     // some are u8; the greatest is 127 or 255
-  anything,  // the greatest is another one
+  nothing,   // all are s8, and results all there are
+  floor,     // all are s8, and the greatest is 127
+  flips,     // some are u8, and results all there are
+  anything,  // some are u8, or the greatest is less
 };
 
 // centre: what q less it is s8, 0 or 128.
@@ -26,14 +27,15 @@ struct Frame {
         qmax(B::set(static_cast<uint8_t>(k.qmax - centre))) {}
 
   LOWBIT_INLINE Bytes in(const uint8_t* p, Bytes mask) {
-    if constexpr (Kind == Around::nothing) return B::load(p);
+    if constexpr (Kind == Around::nothing || Kind == Around::floor) return B::load(p);
     return B::flip(B::load(p), mask);
   }
   template <bool Stream>
   __attribute__((always_inline)) void out(uint8_t* p, Bytes s8) const {
-    Bytes q = B::greatest(int8_t{}, s8, qmin);
+    Bytes q = s8;
+    if constexpr (Kind == Around::floor || Kind == Around::anything) q = B::greatest(int8_t{}, q, qmin);
     if constexpr (Kind == Around::anything) q = B::least(int8_t{}, q, qmax);
-    if constexpr (Kind != Around::nothing) q = B::flip(q, flip_q);
+    if constexpr (Kind == Around::flips || Kind == Around::anything) q = B::flip(q, flip_q);
     B::template store<Stream>(p, q);
   }
 };
@@ -126,18 +128,36 @@ void add_shortcut(const CombineArgs& k, int centre) {
   }
 }
 
+template <class B, Around Kind>
+void add_by_table(const CombineArgs& k, int centre) {
+  using Table = typename B::Table;
+  const CombineShortcut& s = *k.shortcut;
+  const Table whole_a(s.whole_a), count(s.count), whole_b(s.whole_b), place(s.place);
+  const Frame<B, Kind> frame(k, centre);
+  for_each_block<B::width>(
+      static_cast<const uint8_t*>(k.a), static_cast<const uint8_t*>(k.b), static_cast<uint8_t*>(k.q), k.n, k.stream,
+      [&](auto stream, const uint8_t* a, const uint8_t* b, uint8_t* q) __attribute__((always_inline)) {
+        const auto x = B::load(a), y = B::load(b);
+        const auto rest = B::one_more_where_less(B::lookup(whole_b, y), B::lookup(place, y), B::lookup(count, x));
+        frame.template out<decltype(stream)::value>(q, B::add_saturating_bytes(B::lookup(whole_a, x), rest));
+      });
+}
+
 template <class V, class B, CombineOp Op, Around Kind>
 void shortcut_as(const CombineArgs& k, int centre) {
   if constexpr (Op == CombineOp::mul) return mul_scaled<V, B, Kind>(k, centre);
+  if constexpr (B::has_tables)
+    if (k.shortcut->by_table) return add_by_table<B, Kind>(k, centre);
   return add_shortcut<B, Kind>(k, centre);
 }
 
 template <class V, class B, CombineOp Op, class C>
 void combine_shortcut(const CombineArgs& k) {
   constexpr int centre = static_cast<C>(-1) < 0 ? 0 : 128;
-  if (k.qmax - centre != 127) return shortcut_as<V, B, Op, Around::anything>(k, centre);
-  if (!k.a_signed || !k.b_signed || centre != 0) return shortcut_as<V, B, Op, Around::flips>(k, centre);
-  shortcut_as<V, B, Op, Around::nothing>(k, centre);
+  const bool is_plain = k.a_signed && k.b_signed && centre == 0, is_all = k.qmin - centre == -128;
+  if (k.qmax - centre != 127 || (!is_plain && !is_all)) return shortcut_as<V, B, Op, Around::anything>(k, centre);
+  if (!is_plain) return shortcut_as<V, B, Op, Around::flips>(k, centre);
+  is_all ? shortcut_as<V, B, Op, Around::nothing>(k, centre) : shortcut_as<V, B, Op, Around::floor>(k, centre);
 }
 
 }  // namespace lowbit

@@ -171,9 +171,13 @@ def _combined(
             shape = np.broadcast_shapes(a.shape, b.shape)
         except ValueError:
             raise InvalidProblem(f"a, b: shapes {a.shape} and {b.shape} do not broadcast") from None
-    params = _result_params(out_params, a, "a", _compute_type([a, b]), shape)
+    pa, pb = codes.byte_params(a.params), codes.byte_params(b.params)
+    py = codes.byte_params(out_params) if isinstance(out_params, QuantizationParams) else None
+    if out_params is None or pa is None or pb is None or py is None:  # else they fit any shape
+        out_params = _result_params(out_params, a, "a", _compute_type([a, b]), shape)
+        py = codes.byte_params(out_params)
+    params = out_params
     data = codes_for(params, shape, out)
-    pa, pb, py = codes.byte_params(a.params), codes.byte_params(b.params), codes.byte_params(params)
     if pa is None or pb is None or py is None:
         compute = params.scale.dtype
         with np.errstate(over="ignore"):
