@@ -1,5 +1,7 @@
 #include "base/arch.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -187,6 +189,15 @@ bool set_max_isa(const std::string& name) {
   dispatch().cap = name;
   dispatch().isa = static_cast<int>(best_under(name));
   return true;
+}
+
+long second_cache_bytes() {
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  static const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return bytes > 0 ? bytes : 0;
+#else
+  return 0;
+#endif
 }
 
 }  // namespace lowbit

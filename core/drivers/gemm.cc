@@ -17,8 +17,9 @@ namespace {
 constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kMaxBlocks = kTaskBlocks * 3 / 2;
 constexpr int64_t kPieceBytes = kTaskRows * kGemmDepth * 2;  // of packed rows
 constexpr int64_t kFinishedAtOnce = 8192;  // sums, which the nearest caches still have when they are all there
-// Quads of a piece, about. Where codes are widened on the way there are fewer, so that as much fits the caches.
-constexpr int64_t kUsualQuads = 192, kUsualWideQuads = 128;
+// Quads of a piece, about. Where codes are widened on the way and the second cache has less than kRoomy bytes, there
+// are fewer, so that as much fits it.
+constexpr int64_t kUsualQuads = 192, kUsualWideQuads = 128, kRoomy = 1 << 20;
 constexpr int64_t kRowsAhead = 2;
 constexpr int64_t kFewRows = 18;
 constexpr int64_t kReadAsRows = 8;        // as long as these are multiplied
@@ -31,7 +32,8 @@ int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
 
 // About as many as usual, and all pieces alike: a short one costs nearly as much as a whole.
 int64_t piece_quads(int64_t quads) {
-  const int64_t usual = gemm_rows(active_isa())->a == GemmOperand::s16 ? kUsualWideQuads : kUsualQuads;
+  const bool is_tight = gemm_rows(active_isa())->a == GemmOperand::s16 && second_cache_bytes() < kRoomy;
+  const int64_t usual = is_tight ? kUsualWideQuads : kUsualQuads;
   const int64_t pieces = std::max<int64_t>(1, (quads + usual / 2) / usual);
   return std::max<int64_t>(kGemmQuads, round_up((quads + pieces - 1) / pieces, kGemmQuads));
 }
