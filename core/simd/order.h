@@ -11,7 +11,7 @@
 namespace lowbit {
 
 // Whether writing y from the end on keeps clear of x, and of `also`, for longer.
-inline bool is_better_backwards(const void* y, const void* x, const void* also) {
+static inline __attribute__((always_inline)) bool is_better_backwards(const void* y, const void* x, const void* also) {
   constexpr uintptr_t kPage = 4096;
   const auto distance = [](const void* to, const void* from) {
     return (reinterpret_cast<uintptr_t>(to) - reinterpret_cast<uintptr_t>(from)) % kPage;
@@ -24,11 +24,13 @@ inline bool is_better_backwards(const void* y, const void* x, const void* also) 
   }
   return forwards < backwards;
 }
-inline bool is_better_backwards(const void* y, const void* x) { return is_better_backwards(y, x, x); }
+static inline __attribute__((always_inline)) bool is_better_backwards(const void* y, const void* x) {
+  return is_better_backwards(y, x, x);
+}
 
 // block(i) for i = 0, Step, ... while whole blocks are below n, in either order. Returns where they end.
 template <int Step, class Block>
-inline __attribute__((always_inline)) int64_t each_block(int64_t n, bool backwards, const Block& block) {
+static inline __attribute__((always_inline)) int64_t each_block(int64_t n, bool backwards, const Block& block) {
   const int64_t end = n / Step * Step;
   if (backwards) {
     for (int64_t i = end; i > 0;) block(i -= Step);
