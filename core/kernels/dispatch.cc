@@ -159,14 +159,17 @@ const DequantizeRow& dequantize_row(Isa isa, Code code, Element out) {
   return find(dequantize_rows(isa), kDequantizeRows,
               [=](const DequantizeRow& r) { return r.code == code && r.out == out; });
 }
-const FakeQuantRow* fake_quant_rows_with_vbmi() {
 #if defined(__x86_64__)
+static bool has_vbmi() {
   static const bool has_it = isa_available(Isa::avx512) && has_feature("avx512_vbmi");
-  return has_it ? fake_quant_rows_vbmi() : nullptr;
-#else
-  return nullptr;
-#endif
+  return has_it;
 }
+const FakeQuantRow* fake_quant_rows_with_vbmi() { return has_vbmi() ? fake_quant_rows_vbmi() : nullptr; }
+const CombineRow* combine_rows_with_vbmi() { return has_vbmi() ? combine_rows_vbmi() : nullptr; }
+#else
+const FakeQuantRow* fake_quant_rows_with_vbmi() { return nullptr; }
+const CombineRow* combine_rows_with_vbmi() { return nullptr; }
+#endif
 const FakeQuantRow& fake_quant_row(Isa isa, Element in) {
   const FakeQuantRow* with_vbmi = base_isa(isa) == Isa::avx512 ? fake_quant_rows_with_vbmi() : nullptr;
   const FakeQuantRow* rows = with_vbmi != nullptr ? with_vbmi : fake_quant_rows(isa);
@@ -205,14 +208,6 @@ const BinaryRow* binary_rows_with_vpopcnt() {
 const BinaryRow& binary_row(Isa isa) {
   const BinaryRow* with_vpopcnt = base_isa(isa) == Isa::avx512 ? binary_rows_with_vpopcnt() : nullptr;
   return with_vpopcnt != nullptr ? *with_vpopcnt : *binary_rows(isa);
-}
-const CombineRow* combine_rows_with_vbmi() {
-#if defined(__x86_64__)
-  static const bool has_it = isa_available(Isa::avx512) && has_feature("avx512_vbmi");
-  return has_it ? combine_rows_vbmi() : nullptr;
-#else
-  return nullptr;
-#endif
 }
 const CombineRow& combine_row(Isa isa, CombineOp op, Code code) {
   const CombineRow* with_vbmi = base_isa(isa) == Isa::avx512 ? combine_rows_with_vbmi() : nullptr;
