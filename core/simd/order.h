@@ -1,9 +1,10 @@
 // Which way to go through arrays, so that what a loop writes does not get in the way of what it reads next.
 //
 // A load waits for a store before it whose address has the same last 12 bits, and AMD's L1 finds a line by a hash of
-// its address, where one just written can hide one about to be read. Both happen where results lie a little further in
-// their page than operands, as arrays do that malloc placed one behind the other. A loop from the end to the beginning
-// then writes where it has read already.
+// its address, where one just written seems to
+// hide one about to be read (times fit that; no counter was at hand to show it). Both happen where results lie a little
+// further in their page than operands, as arrays do that malloc placed one behind the other. A loop from the end to the
+// beginning then writes where it has read already.
 #pragma once
 #include <cstdint>
 #include <initializer_list>

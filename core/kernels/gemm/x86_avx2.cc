@@ -85,7 +85,7 @@ struct Avx2Pairs {
     to = acc;
   }
   // Two at once, with the columns of the first in the last register there is: a third fewer loads. One after the other,
-  // so that additions come between multiplications: Zen 4 gives an operation its unit before it knows which is free.
+  // so that additions come between multiplications: Zen 4 then loses less of its limit, wherever the loop lies.
   LOWBIT_INLINE void dot_two(Acc& to, Acc& also, Quad a, __m256i first, Cols second) {
     __m256i acc = to, acc2 = also, product;
     asm("vpmaddubsw %[first], %[a], %[product]\n\tvpmaddwd %[ones], %[product], %[product]\n\t"
