@@ -191,6 +191,15 @@ bool set_max_isa(const std::string& name) {
   return true;
 }
 
+long first_cache_bytes() {
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+  static const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+  return bytes > 0 ? bytes : 0;
+#else
+  return 0;
+#endif
+}
+
 long second_cache_bytes() {
 #ifdef _SC_LEVEL2_CACHE_SIZE
   static const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);

@@ -22,7 +22,7 @@ const char* isa_name(Isa isa);
 const std::vector<std::pair<std::string, bool>>& cpu_features();
 bool has_feature(const char* name);
 std::string cpu_brand();
-long second_cache_bytes();  // of a core; 0 where the system does not say
+long first_cache_bytes(), second_cache_bytes();  // for data, of a core; 0 where the system does not say
 
 // Was it compiled in, and can this CPU run it?
 bool isa_available(Isa isa);

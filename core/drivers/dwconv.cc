@@ -221,7 +221,7 @@ void run(const DwconvShape& shape, const DwconvWeights& weights, const void* x, 
   });
 }
 
-// Floats from sums, pixel by pixel.
+// Floats from sums.
 struct FloatRows {
   const FinishRow& row;
   FinishArgs args;
@@ -231,10 +231,8 @@ struct FloatRows {
   static void finish(void* context, int64_t first, int64_t pixels, const int32_t* sums) {
     const FloatRows& f = *static_cast<const FloatRows*>(context);
     FinishArgs a = f.args;
-    for (int64_t p = 0; p < pixels; ++p) {
-      a.acc = sums + p * a.n, a.out = f.y + (first + p) * f.bytes;
-      f.row.run(a);
-    }
+    a.acc = sums, a.rows = pixels, a.out = f.y + first * f.bytes;
+    f.row.run(a);
   }
 };
 
@@ -266,10 +264,11 @@ void dwconv(const DwconvShape& shape, const DwconvWeights& weights, const void* 
   if (finish.result >= Result::s8) return run(shape, weights, x, zero, finish.add, {.y = y, .codes = &finish});
   const int64_t n = shape.channels, padded = round_up(n, kFinishPad);
   std::vector<float> scale(padded, 0.0f), bias(padded, 0.0f);
-  for (int64_t c = 0; c < n; ++c) scale[c] = finish.scale[finish.scale_per_column ? c : 0];
+  const float row_scale = finish.row_scale == nullptr ? 1.0f : finish.row_scale[0];
+  for (int64_t c = 0; c < n; ++c) scale[c] = row_scale * finish.scale[finish.scale_per_column ? c : 0];
   if (finish.bias != nullptr) std::copy(finish.bias, finish.bias + n, bias.begin());
   FloatRows rows{finish_row(active_isa(), finish.result), {}, static_cast<char*>(y), n * result_bytes(finish.result)};
-  rows.args.n = n, rows.args.row_scale = finish.row_scale == nullptr ? 1.0f : finish.row_scale[0];
+  rows.args.n = rows.args.acc_stride = rows.args.out_stride = n;
   rows.args.scale = scale.data(), rows.args.bias = finish.bias == nullptr ? nullptr : bias.data();
   rows.args.floor = finish.floor, rows.args.ceiling = finish.ceiling;
   dwconv_each(shape, weights, x, zero, finish.add, FloatRows::finish, &rows);

@@ -13,15 +13,16 @@ namespace lowbit {
 namespace {
 
 // A task's rows of a and blocks of b: both in L2, for one piece of k. Half as many blocks again are still one task: a
-// small one costs as much packing as a whole.
+// small one costs as much packing as a whole. Where k is one piece, and short, there are more of them.
 constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kMaxBlocks = kTaskBlocks * 3 / 2;
 constexpr int64_t kPieceBytes = kTaskRows * kGemmDepth * 2;  // of packed rows
-constexpr int64_t kFinishedAtOnce = 8192;  // sums, which the nearest caches still have when they are all there
+// Sums that are computed before they are finished, of at least so many blocks: the nearest cache still has them.
+constexpr int64_t kFinishedAtOnce = 6144, kLeastBlocks = 4;
 // Quads of a piece, about. Where codes are widened on the way and the second cache has less than kRoomy bytes, there
 // are fewer, so that as much fits it.
 constexpr int64_t kUsualQuads = 192, kUsualWideQuads = 128, kRoomy = 1 << 20;
-constexpr int64_t kRowsAhead = 2;
 constexpr int64_t kFewRows = 18;
+constexpr int64_t kRoomForPairs = 48 << 10;  // of a nearest cache that keeps two blocks beside the rows they meet
 constexpr int64_t kReadAsRows = 8;        // as long as these are multiplied
 constexpr int64_t kStripBytes = 1 << 18;  // lines of an image that are copied at once, at most
 constexpr int64_t kMostSegments = 64;
@@ -43,12 +44,19 @@ int64_t worthwhile_threads(const PackedMatrix& b, int64_t m) {
   return std::clamp<int64_t>(std::max(m, kReadAsRows) * b.n * b.k / kWorthAThread, 1, num_threads());
 }
 
+// Blocks of a task at most, but for what is left over: as many as a piece of the usual depth has room for.
+int64_t usual_blocks(const PackedMatrix& b) {
+  return b.quads <= b.piece ? std::max(kTaskBlocks, kTaskBlocks * kUsualQuads / std::max<int64_t>(1, b.quads))
+                            : kTaskBlocks;
+}
+
 // Blocks of a task: as equal as whole ones allow, and enough tasks that no thread is without. Few rows read b once, in
 // order: as much of it as their sums have room.
 int64_t task_blocks(const PackedMatrix& b, int64_t m, int64_t row_tasks) {
   const int64_t most = kTaskRows * kMaxBlocks / std::max<int64_t>(m, kFewRows);
+  const int64_t whole = usual_blocks(b);
   const int64_t usual = m <= kFewRows ? (b.blocks + most - 1) / most
-                                      : std::max<int64_t>(1, (b.blocks + kMaxBlocks - kTaskBlocks - 1) / kTaskBlocks);
+                                      : std::max<int64_t>(1, (b.blocks + whole / 2 - 1) / whole);
   const int64_t tasks = std::max(usual, std::min(b.blocks, (worthwhile_threads(b, m) + row_tasks - 1) / row_tasks));
   return (b.blocks + tasks - 1) / tasks;
 }
@@ -64,14 +72,14 @@ struct Workspace {
   char* a;  // packed rows, or a strip of lines
   int32_t* c;
   int64_t* total;  // of sums beyond int32
-  int32_t* row_sum;
+  int32_t *row_sum, *row_zero;
   uint8_t* codes;
 };
 
 int64_t workspace_bytes(bool wide) {
   const int64_t outputs = kTaskRows * kMaxBlocks * kGemmCols;
   return lines(std::max(kPieceBytes, kStripBytes)) + lines(outputs * 4) + (wide ? lines(outputs * 8) : 0) +
-         lines(kTaskRows * 4) + lines(kFetchedCodes);
+         2 * lines(kTaskRows * 4) + lines(kFetchedCodes);
 }
 
 Workspace workspace(bool wide) {
@@ -82,13 +90,14 @@ Workspace workspace(bool wide) {
   w.c = cut.take<int32_t>(outputs);
   w.total = wide ? cut.take<int64_t>(outputs) : nullptr;
   w.row_sum = cut.take<int32_t>(kTaskRows);
+  w.row_zero = cut.take<int32_t>(kTaskRows);
   w.codes = cut.take<uint8_t>(kFetchedCodes);
   return w;
 }
 
 // Everything that is the same for all tasks, padded as kernels read it.
 struct Columns {
-  Aligned<int32_t> add, by_a;
+  Aligned<int32_t> add;
   Aligned<float> scale, bias;
 };
 
@@ -159,6 +168,7 @@ class Product {
         kernels_(gemm_rows(isa_)),
         kernel_(kernels_[chosen(a, b, kernels_)]),
         row_(finish_row(isa_, finish.result)),
+        is_paired_(first_cache_bytes() >= kRoomForPairs),
         task_rows_(task_rows(kernel_, b, a.rows)),
         task_blocks_(task_blocks(b, a.rows, row_tasks())) {
     shift_ = 0;
@@ -178,9 +188,10 @@ class Product {
     }
     if (finish.result != Result::s32) {
       columns_.scale = padded(finish.scale, b.n, size, !finish.scale_per_column);
-      if (finish.result >= Result::s8 && !finish.scale_per_row) {
+      if (!finish.scale_per_row) {
         const float row = finish.row_scale == nullptr ? 1.0f : finish.row_scale[0];
-        for (int64_t i = 0; i < b.n; ++i) columns_.scale[i] = row * columns_.scale[i] / finish.out_scale;
+        const float step = finish.result >= Result::s8 ? finish.out_scale : 1.0f;
+        for (int64_t i = 0; i < b.n; ++i) columns_.scale[i] = row * columns_.scale[i] / step;
       }
     }
     if (finish.bias != nullptr) columns_.bias = padded(finish.bias, b.n, size, false);
@@ -194,52 +205,37 @@ class Product {
     const int64_t row = i % row_tasks() * task_rows_, block = i / row_tasks() * task_blocks_;
     const int64_t rows = std::min(task_rows_, a_.rows - row), blocks = std::min(task_blocks_, b_.blocks - block);
     const Workspace w = workspace(wide_);
+    if (a_.zero_per_row)
+      for (int64_t r = 0; r < rows; ++r) w.row_zero[r] = a_.zero[row + r] + shift_;
     if (reads_lines()) return by_lines(w, row, rows, block, blocks);
     std::fill_n(w.row_sum, rows, 0);
-    const int64_t outputs = rows * blocks * kGemmCols;
-    // Sums that are the result go to their place, unless columns of padding would go beyond it.
-    const bool in_place =
-        finish_.result == Result::s32 && !wide_ && (block + blocks) * kGemmCols <= b_.n && rows % kernel_.at_once == 0;
-    int32_t* sums = in_place ? reinterpret_cast<int32_t*>(out_) + row * stride_ + block * kGemmCols : w.c;
-    const int64_t sums_stride = in_place ? stride_ : blocks * kGemmCols;
-    const bool is_final = in_place && !b_.has_zero && !a_.zero_per_row;  // nothing is left to be added
-    if (wide_) std::fill_n(w.total, outputs, int64_t{0});
-    std::vector<int64_t> deep_sum(wide_ ? static_cast<size_t>(rows) : 0, 0);
-    for (int64_t quad = 0; quad < b_.quads; quad += b_.piece) {
+    if (wide_) return beyond_int32(w, row, rows, block, blocks);
+    const int64_t at_once = std::max(kLeastBlocks, kFinishedAtOnce / kGemmCols / rows / kLeastBlocks * kLeastBlocks);
+    int64_t quad = 0;
+    do {
       const int64_t quads = std::min(b_.piece, b_.quads - quad);
       GemmArgs x{};
-      const GemmRow& kernel = pack(w, row, rows, quad, quads, x);
-      x.rows = rows, x.columns = std::min(blocks * kGemmCols, b_.n - block * kGemmCols);
-      x.b_stride = quads * 4 * kGemmCols, x.quads = quads;
-      x.b = b_.codes.get() + quad * 4 * kGemmCols * b_.blocks + block * x.b_stride;
-      x.c = sums, x.c_stride = sums_stride;
-      if (!wide_) {
-        x.from = quad > 0 ? sums : columns_.add.get() + block * kGemmCols;
-        x.from_stride = quad > 0 ? sums_stride : 0;
-        if (quads == b_.quads && !is_final) {
-          by_few_rows(kernel, x, w, row, block, blocks, in_place);
-          return;
+      if (quads > 0) pack(w, row, rows, quad, quads, x);
+      for (int64_t first = block; first < block + blocks; first += at_once) {
+        const int64_t count = std::min(at_once, block + blocks - first);
+        // Sums that are the result go to their place, unless columns of padding would go beyond it.
+        const bool in_place = finish_.result == Result::s32 && (first + count) * kGemmCols <= b_.n &&
+                              rows % kernel_.at_once == 0;
+        x.c = in_place ? reinterpret_cast<int32_t*>(out_) + row * stride_ + first * kGemmCols
+                       : w.c + (b_.quads > b_.piece ? (first - block) * kGemmCols * round_up(rows, kernel_.at_once) : 0);
+        x.c_stride = in_place ? stride_ : count * kGemmCols;
+        x.from = quad > 0 ? x.c : columns_.add.get() + first * kGemmCols;
+        x.from_stride = quad > 0 ? x.c_stride : 0;
+        if (quads > 0) {
+          multiply(x, quad, quads, first, count);
+        } else {
+          for (int64_t r = 0; r < rows; ++r) std::copy_n(x.from, count * kGemmCols, x.c + r * x.c_stride);
         }
+        if (quad + quads < b_.quads || (in_place && !b_.has_zero && !a_.zero_per_row)) continue;  // nothing is left
+        finish_rows_of(w, x, row, rows, 0, first, count);
       }
-      kernel.run(x);
-      if (wide_) {
-        for (int64_t j = 0; j < outputs; ++j) w.total[j] += w.c[j];
-        for (int64_t r = 0; r < rows; ++r) deep_sum[r] += std::exchange(w.row_sum[r], 0);
-      }
-    }
-    if (b_.quads == 0)
-      for (int64_t r = 0; r < rows; ++r)
-        for (int64_t j = 0; j < blocks * kGemmCols; ++j)
-          sums[r * sums_stride + j] = wide_ ? 0 : columns_.add[block * kGemmCols + j];
-    if (is_final) return;
-    FinishArgs finish = finish_args(block, blocks);
-    for (int64_t r = 0; r < rows; ++r) {
-      if (wide_) {
-        finish_deep(w.total + r * blocks * kGemmCols, deep_sum[r], row + r, block, blocks);
-      } else {
-        finish_row_of(finish, sums + r * sums_stride, w.row_sum[r], row + r, block);
-      }
-    }
+      quad += b_.piece;
+    } while (quad < b_.quads);
   }
 
  private:
@@ -271,9 +267,7 @@ class Product {
     const LineRows& l = *a_.lines;
     const int64_t bytes = operand_bytes(kernel_.a), columns = blocks * kGemmCols, image = l.width * l.height;
     GemmArgs x{};
-    x.columns = std::min(columns, b_.n - block * kGemmCols);
-    x.a_stride = l.step * bytes, x.c_stride = columns;
-    FinishArgs finish = finish_args(block, blocks);
+    x.a_stride = l.step * bytes, x.c_stride = columns, x.paired = is_paired_;
     int64_t most = 1;  // lines of results whose strip fits
     while (most < kTaskRows && strip_bytes(most + 1) <= kStripBytes) ++most;
     for (int64_t first = row; first < row + rows;) {
@@ -289,17 +283,15 @@ class Product {
       }
       for (int64_t quad = 0; quad < b_.quads; quad += b_.piece) {
         GemmSegment segments[kMostSegments];
-        x.quads = std::min(b_.piece, b_.quads - quad), x.b_stride = x.quads * 4 * kGemmCols;
-        x.b = b_.codes.get() + quad * 4 * kGemmCols * b_.blocks + block * x.b_stride;
-        x.segments = segments, x.segment_count = segments_of(quad, x.quads, segments);
+        const int64_t quads = std::min(b_.piece, b_.quads - quad);
+        x.segments = segments, x.segment_count = segments_of(quad, quads, segments);
         for (int64_t r = first; r < end; r += x.rows) {
           x.rows = std::min(end, (r / l.width + 1) * l.width) - r;
           x.a = w.a + ((r / l.width - line) * l.line_step * l.pitch + r % l.width * l.step) * bytes;
           x.c = w.c + (r - first) * columns;
           x.from = quad > 0 ? x.c : columns_.add.get() + block * kGemmCols, x.from_stride = quad > 0 ? columns : 0;
-          kernel_.run(x);
-          if (quad + x.quads < b_.quads) continue;
-          for (int64_t k = 0; k < x.rows; ++k) finish_row_of(finish, x.c + k * columns, 0, r + k, block);
+          multiply(x, quad, quads, block, blocks);
+          if (quad + quads == b_.quads) finish_rows_of(w, x, r, x.rows, r - row, block, blocks);
         }
       }
       first = end;
@@ -309,27 +301,36 @@ class Product {
   int64_t row_tasks() const { return (a_.rows + task_rows_ - 1) / task_rows_; }
   int64_t column_tasks() const { return (b_.blocks + task_blocks_ - 1) / task_blocks_; }
 
-  // Sums of one piece, finished while they are in L1.
-  void by_few_rows(const GemmRow& kernel, GemmArgs x, const Workspace& w, int64_t row, int64_t block, int64_t blocks,
-                   bool in_place) const {
-    const int64_t tile = kernel.rows, rows = x.rows;
-    FinishArgs finish = finish_args(block, blocks);
-    const int64_t few = std::max(tile, kFinishedAtOnce / (blocks * kGemmCols) / tile * tile);
-    const char* a = static_cast<const char*>(x.a);
-    int32_t* c = x.c;
-    for (int64_t first = 0; first < rows; first += few) {
-      x.rows = std::min(few, rows - first);
-      x.a = a + first * x.a_stride;
-      x.c = in_place ? c + first * x.c_stride : c;
-      kernel.run(x);
-      for (int64_t r = 0; r < x.rows; ++r)
-        finish_row_of(finish, x.c + r * x.c_stride, w.row_sum[first + r], row + first + r, block);
-    }
+  // One piece of k, of so many blocks, for the rows that x has.
+  void multiply(GemmArgs& x, int64_t quad, int64_t quads, int64_t block, int64_t blocks) const {
+    x.columns = std::min(blocks * kGemmCols, b_.n - block * kGemmCols);
+    x.b_stride = quads * 4 * kGemmCols, x.quads = quads;
+    x.b = b_.codes.get() + quad * 4 * kGemmCols * b_.blocks + block * x.b_stride;
+    kernel_.run(x);
   }
 
-  // One piece of the rows, packed for the kernel that is returned.
-  const GemmRow& pack(const Workspace& w, int64_t row, int64_t rows, int64_t quad, int64_t quads, GemmArgs& x) const {
+  // Sums of pieces, added in int64.
+  void beyond_int32(const Workspace& w, int64_t row, int64_t rows, int64_t block, int64_t blocks) const {
+    const int64_t outputs = rows * blocks * kGemmCols;
+    std::fill_n(w.total, outputs, int64_t{0});
+    std::vector<int64_t> deep_sum(static_cast<size_t>(rows), 0);
+    for (int64_t quad = 0; quad < b_.quads; quad += b_.piece) {
+      const int64_t quads = std::min(b_.piece, b_.quads - quad);
+      GemmArgs x{};
+      pack(w, row, rows, quad, quads, x);
+      x.c = w.c, x.c_stride = blocks * kGemmCols;
+      multiply(x, quad, quads, block, blocks);
+      for (int64_t j = 0; j < outputs; ++j) w.total[j] += w.c[j];
+      for (int64_t r = 0; r < rows; ++r) deep_sum[r] += std::exchange(w.row_sum[r], 0);
+    }
+    for (int64_t r = 0; r < rows; ++r)
+      finish_deep(w.total + r * blocks * kGemmCols, deep_sum[r], row + r, block, blocks);
+  }
+
+  // One piece of the rows, packed for the kernel.
+  void pack(const Workspace& w, int64_t row, int64_t rows, int64_t quad, int64_t quads, GemmArgs& x) const {
     const int64_t first = quad * 4, depth = quads * 4, n = std::clamp<int64_t>(b_.k - first, 0, depth);
+    x.rows = rows, x.paired = is_paired_;
     const uint8_t* codes = w.codes;
     int64_t stride = depth;
     if (a_.codes != nullptr) {
@@ -338,56 +339,37 @@ class Product {
     } else {
       for (int64_t r = 0; r < rows; ++r) a_.fetch(a_.context, row + r, first, n, w.codes + r * stride);
     }
-    const GemmRow& kernel = kernel_;
     const bool is_crowded = stride % 4096 == 0;               // all rows in the same few places of L1
     const bool is_readable = n == depth || codes == w.codes;  // all of `depth`, whatever is beyond n
-    if (kernel.a == GemmOperand::u8 && !a_.is_signed && !b_.has_zero && is_readable && !is_crowded) {
+    if (kernel_.a == GemmOperand::u8 && !a_.is_signed && !b_.has_zero && is_readable && !is_crowded) {
       x.a = codes, x.a_stride = stride;  // they are what the kernel reads
-      return kernel;
+      return;
     }
-    const int64_t bytes = depth * operand_bytes(kernel.a);
+    const int64_t bytes = depth * operand_bytes(kernel_.a);
     x.a = w.a, x.a_stride = bytes;
     for (int64_t r = 0; r < rows; ++r)
-      w.row_sum[r] += kernel.pack_a(codes + r * stride, n, a_.is_signed, b_.has_zero, w.a + r * bytes, depth);
-    if (rows % kernel.at_once != 0) std::memset(w.a + rows * bytes, 0, static_cast<size_t>(bytes));
-    return kernel;
+      w.row_sum[r] += kernel_.pack_a(codes + r * stride, n, a_.is_signed, b_.has_zero, w.a + r * bytes, depth);
+    if (rows % kernel_.at_once != 0) std::memset(w.a + rows * bytes, 0, static_cast<size_t>(bytes));
   }
 
-  // What is the same for all rows of these blocks.
-  FinishArgs finish_args(int64_t block, int64_t blocks) const {
+  // Sums x.c of so many rows and blocks become results: those of rows `row` and on, which are `done` rows into the task.
+  void finish_rows_of(const Workspace& w, const GemmArgs& x, int64_t row, int64_t rows, int64_t done, int64_t block,
+                      int64_t blocks) const {
     const int64_t first = block * kGemmCols;
-    FinishArgs x{};
-    x.n = std::min(blocks * kGemmCols, b_.n - first);
-    if (a_.zero_per_row) x.by_a = b_.column.data() + first;
-    if (b_.has_zero) x.by_b = b_.zero.data() + first;
-    x.row_scale = x.out_scale = 1;
+    FinishArgs f{};
+    f.acc = x.c, f.acc_stride = x.c_stride, f.rows = rows, f.n = std::min(blocks * kGemmCols, b_.n - first);
+    if (a_.zero_per_row) f.by_a = b_.column.data() + first, f.row_a = w.row_zero + done;
+    if (b_.has_zero) f.by_b = b_.zero.data() + first, f.row_b = w.row_sum + done;
+    f.out_scale = 1;
     if (finish_.result != Result::s32) {
-      x.scale = columns_.scale.get() + first;
-      x.bias = finish_.bias == nullptr ? nullptr : columns_.bias.get() + first;
-      if (finish_.scale_per_row) {
-        x.out_scale = finish_.out_scale;
-      } else if (finish_.result < Result::s8 && finish_.row_scale != nullptr) {
-        x.row_scale = finish_.row_scale[0];
-      }
-      x.floor = finish_.floor, x.ceiling = finish_.ceiling;
-      x.zero = finish_.zero, x.lo = finish_.lo, x.hi = finish_.hi;
+      f.scale = columns_.scale.get() + first;
+      f.bias = finish_.bias == nullptr ? nullptr : columns_.bias.get() + first;
+      if (finish_.scale_per_row) f.row_scale = finish_.row_scale + row, f.out_scale = finish_.out_scale;
+      f.floor = finish_.floor, f.ceiling = finish_.ceiling;
+      f.zero = finish_.zero, f.lo = finish_.lo, f.hi = finish_.hi;
     }
-    return x;
-  }
-
-  void finish_row_of(FinishArgs& x, const int32_t* acc, int32_t row_sum, int64_t m, int64_t block) const {
-    x.acc = acc;
-    if (a_.zero_per_row) x.row_a = -(a_.zero[m] + shift_);
-    x.row_b = -row_sum;
-    if (finish_.scale_per_row) x.row_scale = finish_.row_scale[m];
-    const int64_t bytes = result_bytes(finish_.result);
-    char* out = out_ + (m * stride_ + block * kGemmCols) * bytes;
-    x.out = out;
-    // Rows are short and far apart: left to itself, the CPU would wait for each.
-    if (m + kRowsAhead < a_.rows)
-      for (int64_t i = 0; i < x.n * bytes; i += kCacheLine)
-        __builtin_prefetch(out + kRowsAhead * stride_ * bytes + i, 1);
-    row_.run(x);
+    f.out = out_ + (row * stride_ + first) * result_bytes(finish_.result), f.out_stride = stride_;
+    row_.run(f);
   }
 
   // The same in int64, one element at a time: sums so deep are rare.
@@ -432,6 +414,7 @@ class Product {
   const GemmRow* kernels_;
   const GemmRow& kernel_;
   const FinishRow& row_;
+  bool is_paired_;  // two blocks at a time
   int64_t task_rows_, task_blocks_;
   int32_t shift_;
   bool wide_;

@@ -128,16 +128,14 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
       x.c = static_cast<float*>(thread_block(kTaskRows * kTaskColumns * 4)), x.c_stride = kTaskColumns;
       kernel.run(x);
       FinishArgs f{};
+      f.acc = x.c, f.acc_stride = kTaskColumns, f.rows = x.rows;
       f.n = std::min(x.blocks * kGroupCols, b.n - block * kGroupCols);
+      f.row_scale = scale_per_group ? nullptr : a_scale + base + r;
       f.bias = finish.bias == nullptr ? nullptr : bias.get() + block * kGroupCols;
       f.floor = finish.floor, f.ceiling = finish.ceiling;
-      for (int64_t j = 0; j < x.rows; ++j) {
-        const int64_t at = base + r + j;
-        f.acc = x.c + j * kTaskColumns;
-        f.row_scale = scale_per_group ? 1.0f : a_scale[at];
-        f.out = static_cast<char*>(out) + (at * b.n + block * kGroupCols) * result_bytes(finish.result);
-        row.floats(f);
-      }
+      f.out = static_cast<char*>(out) + ((base + r) * b.n + block * kGroupCols) * result_bytes(finish.result);
+      f.out_stride = b.n;
+      row.floats(f);
     });
   }
 }

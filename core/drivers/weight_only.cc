@@ -126,7 +126,7 @@ void WeightOnly::run(const FloatInput& input, const FloatFinish& output, void* o
         }
       }
       FinishArgs f{};
-      f.acc = sums, f.n = columns, f.row_scale = 1.0f, f.floor = output.floor, f.ceiling = output.ceiling;
+      f.acc = sums, f.rows = 1, f.n = columns, f.floor = output.floor, f.ceiling = output.ceiling;
       for (int64_t j = 0; j < rows; ++j) {
         for (int64_t c = 0; c < kTaskColumns; ++c) sums[c] = static_cast<float>(totals[j * kTaskColumns + c]);
         f.out = static_cast<char*>(out) + ((base + r + j) * n_ + column) * result_bytes(output.result);

@@ -1,8 +1,8 @@
-// What becomes of a row of exact sums of products:
+// What becomes of exact sums of products, acc[m][n]:
 //
-//   t = acc + row_a * by_a[n] + row_b * by_b[n]                               zero points, in int32
-//   y = clamp(f32(t) * (row_scale * scale[n]) + bias[n], floor, ceiling)      to f32, f16, bf16
-//   q = clamp(rne(f32(t) * ((row_scale * scale[n]) / out_scale)) + zero, lo, hi)   to s8, u8
+//   t = acc[m][n] - row_a[m] * by_a[n] - row_b[m] * by_b[n]                        zero points, in int32
+//   y = clamp(f32(t) * (row_scale[m] * scale[n]) + bias[n], floor, ceiling)        to f32, f16, bf16
+//   q = clamp(rne(f32(t) * ((row_scale[m] * scale[n]) / out_scale)) + zero, lo, hi)   to s8, u8
 //
 // Every float operation is rounded by itself.
 #pragma once
@@ -19,21 +19,22 @@ constexpr int kFinishPad = 16;  // what is read for each column is readable up t
 
 struct FinishArgs {
   const void* acc;  // int32; f32 for `floats`
-  int64_t n;
-  const int32_t *by_a, *by_b;  // null: none; likewise bias
-  int32_t row_a, row_b;
-  float row_scale;
-  const float *scale, *bias;
+  int64_t acc_stride;
+  int64_t rows, n;
+  const int32_t *by_a, *by_b;    // null: none; likewise bias, and row_scale for 1
+  const int32_t *row_a, *row_b;  // read where by_a and by_b are there
+  const float *row_scale, *scale, *bias;
   float floor, ceiling;
   float out_scale;
   int32_t zero, lo, hi;
   void* out;
+  int64_t out_stride;
 };
 
 struct FinishRow {
   Result out;
   void (*run)(const FinishArgs&);
-  // Sums that are floats already: y = clamp(acc * row_scale + bias[n], floor, ceiling). f32, f16 and bf16 only.
+  // Sums that are floats already: y = clamp(acc * row_scale[m] + bias[n], floor, ceiling). f32, f16 and bf16 only.
   void (*floats)(const FinishArgs&);
 };
 

@@ -42,6 +42,9 @@ struct GemmArgs {
   // Where the quads of a row of a are, if not all side by side; null: they are. Rows may overlap.
   const GemmSegment* segments;
   int64_t segment_count;
+  // Two blocks of columns at a time, where the ISA has registers for it. CPUs that start two dot products a cycle need
+  // it: a block alone takes a load for each.
+  bool paired;
 };
 
 enum class GemmOperand : int { s16 = 0, u8 = 1, s8 = 2 };

@@ -11,7 +11,8 @@
 //                          to c[a_rows][group], which may be `from` that it is added to
 //   start(from)            where it pays: an accumulator that begins with from[group], so that nothing is added later
 //   by_block               whether all rows pass one block of columns before the next
-//   sum(acc, acc)          where a block's accumulators are too few to keep dot busy: two as one, used by turns
+//   by_pairs               whether they may pass two at once
+//   sum(acc, acc)          where a tile's accumulators can be too few to keep dot busy: two as one, used by turns
 //   is_one                 whether compilers see dot as one operation, and cannot multiply once for many sums
 //   max_rows, wide(rows)   rows of a full tile; groups side by side in a tile of so many rows
 #pragma once
@@ -23,8 +24,16 @@
 namespace lowbit {
 
 constexpr int64_t kQuadBytes = kGemmCols * 4, kStripBytes = 16 << 10, kShortSum = 96;
-// Bytes of b that few and more rows ask for ahead; those come as far as L2.
-constexpr int kAheadOfFew = 2048, kAheadOfMore = 8192;
+
+// What a tile asks for of b while it works: so many bytes beyond those in use, or as much of another block as it reads of
+// its own, and how near it is to come.
+struct Ahead {
+  int bytes;
+  bool other_block;
+  int locality;  // as __builtin_prefetch has it: 3 as near as can be, 2 to the second cache
+};
+constexpr Ahead kNothing{0, false, 0}, kForStrips{4096, false, 3}, kForFewRows{2048, false, 2},
+    kForMoreRows{8192, false, 2}, kForFewRowsOfPairs{2048, false, 3}, kOtherBlock{0, true, 2};
 
 // Where column group g of b starts.
 template <class E>
@@ -46,11 +55,11 @@ LOWBIT_INLINE void store_tile(const typename E::Acc (&acc)[Pairs][Wide], int32_t
   }
 }
 
-// Groups g, g + 1, ... of blocks. Ahead: how many bytes of b beyond those in use are asked for, 0 for none.
+// Groups g, g + 1, ... of blocks. other: where the block is that Asked means, if any, in bytes from the first of these.
 // Segmented: rows of a lie in segments, for which short sums would pay.
 // Chains: accumulators for each sum, by turns, two where the tile has too few of them to keep an instruction busy.
-template <class E, int Rows, int Wide, int Ahead, bool Segmented, int Chains = 1>
-LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g) {
+template <class E, int Rows, int Wide, Ahead Asked, bool Segmented, int Chains = 1>
+LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, [[maybe_unused]] int64_t other = 0) {
   constexpr int kPer = kGemmCols / E::group, kPairs = Rows / E::a_rows;
   static_assert(kGemmQuads % (Chains * E::step) == 0);
   constexpr bool kStarts = requires { &E::start; };
@@ -61,12 +70,12 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g) {
     b[j] = j % kPer == 0 ? group_of<E>(x, g + j) : b[j - 1] + E::group * 4;  // g is not beyond the middle of a block
     column[j] = (g + j) * E::group;
   }
-  typename E::Acc acc[kPairs][Wide], other[kPairs][Wide];
+  typename E::Acc acc[kPairs][Wide], turned[kPairs][Wide];
   const int32_t* const from = x.from == nullptr ? nullptr : x.from + row * x.from_stride;
 #pragma GCC unroll 16
   for (int i = 0; i < kPairs; ++i)
 #pragma GCC unroll 16
-    for (int j = 0; j < Wide; ++j) acc[i][j] = other[i][j] = E::zero();
+    for (int j = 0; j < Wide; ++j) acc[i][j] = turned[i][j] = E::zero();
   if constexpr (kStarts)
     if (from != nullptr)
 #pragma GCC unroll 16
@@ -82,12 +91,12 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g) {
   const char *const start = static_cast<const char*>(x.a) + row * a_stride, *a = start;
   const auto advance = [&](typename E::Acc(&acc)[kPairs][Wide]) __attribute__((always_inline)) {
     typename E::Cols cols[Wide];
-    if constexpr (Ahead > 0)
+    if constexpr (Asked.other_block) __builtin_prefetch(b[0] + other, 0, Asked.locality);
+    if constexpr (Asked.bytes > 0)
 #pragma GCC unroll 16
       for (int j = 0; j < Wide; j += kPer)
         for (int quad = 0; quad < E::step; ++quad)
-          __builtin_prefetch(b[j] + Ahead + quad * kQuadBytes, 0,
-                             Ahead == kAheadOfFew || Ahead == kAheadOfMore ? 2 : 3);
+          __builtin_prefetch(b[j] + Asked.bytes + quad * kQuadBytes, 0, Asked.locality);
 #pragma GCC unroll 16
     for (int j = 0; j < Wide; ++j) {
       cols[j] = E::load_b(b[j]);
@@ -113,7 +122,7 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g) {
     do {
       for (int i = 0; i < kGemmQuads; i += Chains * E::step) {
         advance(acc);
-        if constexpr (Chains == 2) advance(other);
+        if constexpr (Chains == 2) advance(turned);
       }
     } while (a != end);
   };
@@ -130,7 +139,7 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g) {
 #pragma GCC unroll 16
     for (int i = 0; i < kPairs; ++i)
 #pragma GCC unroll 16
-      for (int j = 0; j < Wide; ++j) acc[i][j] = E::sum(acc[i][j], other[i][j]);
+      for (int j = 0; j < Wide; ++j) acc[i][j] = E::sum(acc[i][j], turned[i][j]);
   if (!kStarts && from != nullptr) {
     store_tile<E, true>(acc, c, x.c_stride, from, x.from_stride, column);
   } else {
@@ -139,12 +148,12 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g) {
 }
 
 // All groups for Rows rows, as many side by side as registers allow.
-template <class E, int Rows, int Ahead, bool Segmented, int Wide = E::wide(Rows)>
+template <class E, int Rows, Ahead Asked, bool Segmented, int Wide = E::wide(Rows)>
 void strip(const GemmArgs& given, int64_t row, int64_t g, int64_t end) {
   const GemmArgs x = given;  // which stores to c might change, for all a compiler knows
-  for (; g + Wide <= end; g += Wide) tile<E, Rows, Wide, Ahead, Segmented>(x, row, g);
+  for (; g + Wide <= end; g += Wide) tile<E, Rows, Wide, Asked, Segmented>(x, row, g);
   if constexpr (Wide > 1)
-    if (g < end) strip<E, Rows, Ahead, Segmented, Wide / 2>(x, row, g, end);
+    if (g < end) strip<E, Rows, Asked, Segmented, Wide / 2>(x, row, g, end);
 }
 
 // The next rows of a, while those before are multiplied for the first time: they are short, and far apart.
@@ -166,14 +175,16 @@ LOWBIT_INLINE void with_rows(int64_t rows, const F& f) {
   }
 }
 
-// `count` tiles below one another in a block.
-template <class E, int Rows, int Ahead, bool Segmented>
-__attribute__((noinline)) void tiles_of_block(const GemmArgs& given, int64_t block, int64_t row, int64_t count) {
-  constexpr int kPer = kGemmCols / E::group, kWide = E::wide(Rows) < kPer ? E::wide(Rows) : kPer;
-  constexpr int kChains = requires { &E::sum; } ? kGemmQuads / E::step : 1;
+// `count` tiles below one another in `Blocks` blocks side by side.
+template <class E, int Rows, int Blocks, Ahead Asked, bool Segmented, int Chains>
+__attribute__((noinline)) void tiles_below(const GemmArgs& given, int64_t block, int64_t row, int64_t count,
+                                           int64_t other) {
+  constexpr int kPer = kGemmCols / E::group, kGroups = Blocks * kPer;
+  constexpr int kWide = E::wide(Rows) < kGroups ? E::wide(Rows) : kGroups;
   const GemmArgs x = given;  // as in strip
   for (; count > 0; --count, row += Rows)
-    for (int g = 0; g < kPer; g += kWide) tile<E, Rows, kWide, Ahead, Segmented, kChains>(x, row, block * kPer + g);
+    for (int g = 0; g < kGroups; g += kWide)
+      tile<E, Rows, kWide, Asked, Segmented, Chains>(x, row, block * kPer + g, other);
 }
 
 // How rows are divided: tiles of as many as registers hold, and all nearly alike, since a row alone costs half as much
@@ -188,30 +199,72 @@ struct TileRows {
         rows((all + E::a_rows - 1) / E::a_rows / tiles),
         taller((all + E::a_rows - 1) / E::a_rows % tiles) {}
   int64_t of(int64_t tile) const { return rows + (tile < taller); }
+  int64_t first(int64_t tile) const { return tile * rows + (tile < taller ? tile : taller); }
 };
+
+// Tiles [tile, end) of a block, or of two.
+template <class E, int Blocks, Ahead Asked, bool Segmented>
+LOWBIT_INLINE void some_tiles(const GemmArgs& x, const TileRows<E>& t, int64_t block, int64_t tile, int64_t end,
+                              int64_t other = 0) {
+  while (tile < end) {
+    const int64_t count = (tile < t.taller && t.taller < end ? t.taller : end) - tile;
+    with_rows<E::max_rows>(t.of(tile), [&]<int Rows>() {
+      constexpr int kChains = requires { &E::sum; } ? kGemmQuads / E::step : 1;
+      constexpr int kEnough = 5;  // rows of which two blocks keep two operations a cycle busy that take five each
+      if constexpr (Blocks > 1 && Rows >= kEnough)
+        if (x.quads <= kShortSum)  // adding two accumulators would cost more than waiting
+          return tiles_below<E, Rows, Blocks, Asked, Segmented, 1>(x, block, t.first(tile), count, other);
+      tiles_below<E, Rows, Blocks, Asked, Segmented, kChains>(x, block, t.first(tile), count, other);
+    });
+    tile += count;
+  }
+}
 
 // A block of columns at a time, for all rows: it is read from memory by the first tile, which asks ahead, and from L1
 // by the others. Memory gives most to one who reads all of b in order, from huge pages.
 template <class E, bool Segmented>
+LOWBIT_INLINE void one_block(const GemmArgs& x, const TileRows<E>& t, int64_t block) {
+  constexpr int64_t kFew = 4;
+  if (t.tiles == 1 && t.of(0) <= kFew) {
+    some_tiles<E, 1, kForFewRows, Segmented>(x, t, block, 0, 1);
+  } else {
+    some_tiles<E, 1, kForMoreRows, Segmented>(x, t, block, 0, 1);
+    some_tiles<E, 1, kNothing, Segmented>(x, t, block, 1, t.tiles);
+  }
+}
+
+// Two at a time. A few tiles share what is to be asked for, so that memory is busy while more than the first one works:
+// a block of the next two each. Beside many tiles it hardly matters when b comes.
+template <class E, bool Segmented>
+LOWBIT_INLINE void two_blocks(const GemmArgs& x, const TileRows<E>& t, int64_t block) {
+  constexpr int64_t kFewTiles = 8;
+  if (t.tiles == 1) {
+    some_tiles<E, 2, kForFewRowsOfPairs, Segmented>(x, t, block, 0, 1);
+  } else if (t.tiles <= kFewTiles) {
+    some_tiles<E, 2, kOtherBlock, Segmented>(x, t, block, 0, 1, 2 * x.b_stride);
+    some_tiles<E, 2, kOtherBlock, Segmented>(x, t, block, 1, 2, 3 * x.b_stride);
+    some_tiles<E, 2, kNothing, Segmented>(x, t, block, 2, t.tiles);
+  } else {
+    some_tiles<E, 2, kNothing, Segmented>(x, t, block, 0, t.tiles);
+  }
+}
+
+template <class E, bool Segmented>
 void block_by_block(const GemmArgs& x, int64_t groups, const TileRows<E> t) {
   static_assert(E::a_rows == 1);
   constexpr int64_t kPer = kGemmCols / E::group;
-  const int64_t others = t.taller > 0 ? t.tiles - t.taller : t.tiles - 1;  // less tall than the first, or after it
-  for (int64_t block = 0; block < groups / kPer; ++block) {
-    with_rows<E::max_rows>(t.of(0), [&]<int Rows>() {
-      t.tiles == 1 && Rows <= 4 ? tiles_of_block<E, Rows, kAheadOfFew, Segmented>(x, block, 0, 1)
-                                : tiles_of_block<E, Rows, kAheadOfMore, Segmented>(x, block, 0, 1);
-      tiles_of_block<E, Rows, 0, Segmented>(x, block, Rows, t.tiles - others - 1);
-    });
-    with_rows<E::max_rows>(t.rows, [&]<int Rows>() {
-      tiles_of_block<E, Rows, 0, Segmented>(x, block, (t.tiles - others) * t.of(0), others);
-    });
-  }
+  const int64_t blocks = groups / kPer;
+  int64_t block = 0;
+  if constexpr (requires { E::by_pairs; })
+    if (x.paired)
+      for (; block + 2 <= blocks; block += 2) two_blocks<E, Segmented>(x, t, block);
+  for (; block < blocks; ++block) one_block<E, Segmented>(x, t, block);
   // What is looked at of the last block, where that is not all.
   if (groups % kPer != 0)
-    for (int64_t tile = 0, row = 0; tile < t.tiles; row += t.of(tile++))
-      with_rows<E::max_rows>(
-          t.of(tile), [&]<int Rows>() { strip<E, Rows, 0, Segmented, 1>(x, row, groups / kPer * kPer, groups); });
+    for (int64_t tile = 0; tile < t.tiles; ++tile)
+      with_rows<E::max_rows>(t.of(tile), [&]<int Rows>() {
+        strip<E, Rows, kNothing, Segmented, 1>(x, t.first(tile), blocks * kPer, groups);
+      });
 }
 
 // Strips of columns that stay in L1 while all rows pass them. Few rows read all of b and do little with it, so that it
@@ -219,19 +272,19 @@ void block_by_block(const GemmArgs& x, int64_t groups, const TileRows<E> t) {
 template <class E, bool Segmented>
 void strip_by_strip(const GemmArgs& x, int64_t groups, const TileRows<E> t) {
   constexpr int64_t kPer = kGemmCols / E::group, kFewTiles = 3;
-  constexpr int kAhead = 4096;
   constexpr int64_t kLeast = E::wide(E::max_rows) > 2 * kPer ? E::wide(E::max_rows) : 2 * kPer;
   const int64_t in_l1 = kStripBytes / (x.quads * kQuadBytes) * kPer / kLeast * kLeast;
   const int64_t step = in_l1 > kLeast ? in_l1 : kLeast;
   for (int64_t g = 0; g < groups; g += step) {
     const int64_t end = g + step < groups ? g + step : groups;
-    for (int64_t tile = 0, row = 0; tile < t.tiles; row += t.of(tile++))
+    for (int64_t tile = 0; tile < t.tiles; ++tile)
       with_rows<TileRows<E>::kMost>(t.of(tile), [&]<int Rows>() {
+        const int64_t row = t.first(tile);
         if (g == 0 && tile + 1 < t.tiles) ask_for_rows<E>(x, (row + Rows) * E::a_rows, t.of(tile + 1) * E::a_rows);
         if (tile == 0 && t.tiles <= kFewTiles) {
-          strip<E, Rows * E::a_rows, kAhead, Segmented>(x, 0, g, end);
+          strip<E, Rows * E::a_rows, kForStrips, Segmented>(x, 0, g, end);
         } else {
-          strip<E, Rows * E::a_rows, 0, Segmented>(x, row * E::a_rows, g, end);
+          strip<E, Rows * E::a_rows, kNothing, Segmented>(x, row * E::a_rows, g, end);
         }
       });
   }

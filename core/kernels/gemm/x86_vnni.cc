@@ -12,7 +12,7 @@ struct VnniDot {
   static constexpr GemmOperand operand = GemmOperand::u8;
   static constexpr int group = 16, a_rows = 1, step = 1, max_rows = 6;
   static constexpr bool is_one = true;
-  static constexpr bool by_block = true;
+  static constexpr bool by_block = true, by_pairs = true;
   static constexpr int wide(int) { return 4; }
 
   using Quad = __m512i;
