@@ -255,8 +255,10 @@ void bind_gemm(nb::module_& m) {
   m.attr("exact_depth") = kExactK;
   m.def(
       "multiply_workspace",
-      [](int64_t n, int64_t k, bool wide) { return gemm_call_bytes(n) + num_threads() * gemm_thread_bytes(k, wide); },
-      "n"_a, "k"_a, "wide"_a = false, "Bytes multiply works in beside its arguments.");
+      [](int64_t m, int64_t n, int64_t k, bool wide) {
+        return gemm_call_bytes(m, n, k) + num_threads() * gemm_thread_bytes(k, wide);
+      },
+      "m"_a, "n"_a, "k"_a, "wide"_a = false, "Bytes multiply works in beside its arguments.");
   m.def("packed_matrix_bytes", &packed_matrix_bytes, "k"_a, "n"_a, "Bytes of what pack_matrix makes of [k, n].");
 }
 

@@ -16,8 +16,6 @@ namespace {
 // small one costs as much packing as a whole. Where k is one piece, and short, there are more of them.
 constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kMaxBlocks = kTaskBlocks * 3 / 2;
 constexpr int64_t kPieceBytes = kTaskRows * kGemmDepth * 2;  // of packed rows
-// Sums that are computed before they are finished, of at least so many blocks: the nearest cache still has them.
-constexpr int64_t kFinishedAtOnce = 6144, kLeastBlocks = 4;
 // Quads of a piece, about. Where codes are widened on the way and the second cache has less than kRoomy bytes, there
 // are fewer, so that as much fits it.
 constexpr int64_t kUsualQuads = 192, kUsualWideQuads = 128, kRoomy = 1 << 20;
@@ -27,9 +25,16 @@ constexpr int64_t kReadAsRows = 8;        // as long as these are multiplied
 constexpr int64_t kStripBytes = 1 << 18;  // lines of an image that are copied at once, at most
 constexpr int64_t kMostSegments = 64;
 constexpr int64_t kFetchedCodes = kTaskRows * kGemmDepth;
+constexpr int64_t kPackedAtOnce = 4 << 20;  // bytes of all rows together, if they are packed before any task
 constexpr int64_t kWorthAThread = 1 << 20;  // products: what takes as long as it takes another thread to wake up
 
 int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
+
+// Bytes from row to row where that is a power of two: all rows would be in the same few places of L1.
+bool is_crowded(int64_t stride) { return stride % 4096 == 0; }
+
+// The same for rows that are packed, of this many bytes at least.
+int64_t roomy(int64_t bytes) { return is_crowded(lines(bytes)) ? lines(bytes) + kCacheLine : lines(bytes); }
 
 // About as many as usual, and all pieces alike: a short one costs nearly as much as a whole.
 int64_t piece_quads(int64_t quads) {
@@ -195,6 +200,7 @@ class Product {
       }
     }
     if (finish.bias != nullptr) columns_.bias = padded(finish.bias, b.n, size, false);
+    if (column_tasks() > 1 && a.rows > kFewRows && a.codes != nullptr && !wide_ && !reads_codes(a.stride, b.k == b.quads * 4)) pack_all();
   }
 
   int64_t tasks() const { return row_tasks() * column_tasks(); }
@@ -210,19 +216,19 @@ class Product {
     if (reads_lines()) return by_lines(w, row, rows, block, blocks);
     std::fill_n(w.row_sum, rows, 0);
     if (wide_) return beyond_int32(w, row, rows, block, blocks);
-    const int64_t at_once = std::max(kLeastBlocks, kFinishedAtOnce / kGemmCols / rows / kLeastBlocks * kLeastBlocks);
+    const int64_t at_once = b_.quads > b_.piece ? blocks : blocks_at_once(rows, blocks);
     int64_t quad = 0;
     do {
       const int64_t quads = std::min(b_.piece, b_.quads - quad);
       GemmArgs x{};
       if (quads > 0) pack(w, row, rows, quad, quads, x);
-      for (int64_t first = block; first < block + blocks; first += at_once) {
-        const int64_t count = std::min(at_once, block + blocks - first);
-        // Sums that are the result go to their place, unless columns of padding would go beyond it.
-        const bool in_place = finish_.result == Result::s32 && (first + count) * kGemmCols <= b_.n &&
-                              rows % kernel_.at_once == 0;
-        x.c = in_place ? reinterpret_cast<int32_t*>(out_) + row * stride_ + first * kGemmCols
-                       : w.c + (b_.quads > b_.piece ? (first - block) * kGemmCols * round_up(rows, kernel_.at_once) : 0);
+      for (int64_t first = block, count; first < block + blocks; first += count) {
+        count = std::min(at_once, block + blocks - first);
+        // Sums that are the result go to their place, but for a last block whose padding would go beyond it.
+        const bool is_place = finish_.result == Result::s32 && rows % kernel_.at_once == 0;
+        if (is_place && count > 1 && (first + count) * kGemmCols > b_.n) --count;
+        const bool in_place = is_place && (first + count) * kGemmCols <= b_.n;
+        x.c = in_place ? reinterpret_cast<int32_t*>(out_) + row * stride_ + first * kGemmCols : w.c;
         x.c_stride = in_place ? stride_ : count * kGemmCols;
         x.from = quad > 0 ? x.c : columns_.add.get() + first * kGemmCols;
         x.from_stride = quad > 0 ? x.c_stride : 0;
@@ -301,6 +307,13 @@ class Product {
   int64_t row_tasks() const { return (a_.rows + task_rows_ - 1) / task_rows_; }
   int64_t column_tasks() const { return (b_.blocks + task_blocks_ - 1) / task_blocks_; }
 
+  // Blocks of a task whose sums have room at once, where k is one piece: nearly equal parts of all.
+  int64_t blocks_at_once(int64_t rows, int64_t blocks) const {
+    const int64_t room = kTaskRows * kTaskBlocks / round_up(rows, kernel_.at_once) / 2 * 2;
+    const int64_t parts = (blocks + room - 1) / room;
+    return round_up((blocks + parts - 1) / parts, 2);
+  }
+
   // One piece of k, of so many blocks, for the rows that x has.
   void multiply(GemmArgs& x, int64_t quad, int64_t quads, int64_t block, int64_t blocks) const {
     x.columns = std::min(blocks * kGemmCols, b_.n - block * kGemmCols);
@@ -327,10 +340,21 @@ class Product {
       finish_deep(w.total + r * blocks * kGemmCols, deep_sum[r], row + r, block, blocks);
   }
 
+  // Whether rows of codes are what the kernel reads; readable: whole steps of them, whatever is beyond k.
+  bool reads_codes(int64_t stride, bool readable) const {
+    return kernel_.a == GemmOperand::u8 && !a_.is_signed && !b_.has_zero && readable && !is_crowded(stride);
+  }
+
   // One piece of the rows, packed for the kernel.
   void pack(const Workspace& w, int64_t row, int64_t rows, int64_t quad, int64_t quads, GemmArgs& x) const {
     const int64_t first = quad * 4, depth = quads * 4, n = std::clamp<int64_t>(b_.k - first, 0, depth);
+    const int64_t item = operand_bytes(kernel_.a);
     x.rows = rows, x.paired = is_paired_;
+    if (all_) {
+      x.a = all_.get() + row * all_stride_ + first * item, x.a_stride = all_stride_;
+      if (quad == 0) std::copy_n(all_sums_.get() + row, rows, w.row_sum);
+      return;
+    }
     const uint8_t* codes = w.codes;
     int64_t stride = depth;
     if (a_.codes != nullptr) {
@@ -339,17 +363,30 @@ class Product {
     } else {
       for (int64_t r = 0; r < rows; ++r) a_.fetch(a_.context, row + r, first, n, w.codes + r * stride);
     }
-    const bool is_crowded = stride % 4096 == 0;               // all rows in the same few places of L1
-    const bool is_readable = n == depth || codes == w.codes;  // all of `depth`, whatever is beyond n
-    if (kernel_.a == GemmOperand::u8 && !a_.is_signed && !b_.has_zero && is_readable && !is_crowded) {
-      x.a = codes, x.a_stride = stride;  // they are what the kernel reads
+    if (reads_codes(stride, n == depth || codes == w.codes)) {
+      x.a = codes, x.a_stride = stride;
       return;
     }
-    const int64_t bytes = depth * operand_bytes(kernel_.a);
+    const int64_t bytes = depth * item;
     x.a = w.a, x.a_stride = bytes;
     for (int64_t r = 0; r < rows; ++r)
       w.row_sum[r] += kernel_.pack_a(codes + r * stride, n, a_.is_signed, b_.has_zero, w.a + r * bytes, depth);
     if (rows % kernel_.at_once != 0) std::memset(w.a + rows * bytes, 0, static_cast<size_t>(bytes));
+  }
+
+  // All rows, once for all tasks, where each would pack the same ones again.
+  void pack_all() {
+    const int64_t depth = b_.quads * 4, rows = round_up(a_.rows, kernel_.at_once);
+    all_stride_ = roomy(depth * operand_bytes(kernel_.a));
+    if (rows * all_stride_ > kPackedAtOnce) return;
+    all_ = aligned<char>(rows * all_stride_);
+    all_sums_ = aligned<int32_t>(rows);
+    parallel_for((a_.rows + kTaskRows - 1) / kTaskRows, [&](int64_t i) {
+      for (int64_t r = i * kTaskRows; r < std::min(a_.rows, (i + 1) * kTaskRows); ++r)
+        all_sums_[r] = kernel_.pack_a(a_.codes + r * a_.stride, b_.k, a_.is_signed, b_.has_zero,
+                                      all_.get() + r * all_stride_, depth);
+    });
+    if (rows > a_.rows) std::memset(all_.get() + a_.rows * all_stride_, 0, static_cast<size_t>(all_stride_));
   }
 
   // Sums x.c of so many rows and blocks become results: those of rows `row` and on, which are `done` rows into the task.
@@ -419,6 +456,9 @@ class Product {
   int32_t shift_;
   bool wide_;
   Columns columns_;
+  Aligned<char> all_;  // rows packed for all tasks, and what they add up to; null: each task packs its own
+  Aligned<int32_t> all_sums_;
+  int64_t all_stride_ = 0;
 };
 
 // Bounds as PackedMatrix has them, made to hold for a block's quad at an even place and the next, too.
@@ -497,7 +537,10 @@ int64_t gemm_thread_bytes(int64_t k, bool wide) {
   const bool deep = wide || k > kExactK;
   return workspace_bytes(deep) + (deep ? lines(kTaskRows * 8) : 0);  // and sums of rows
 }
-int64_t gemm_call_bytes(int64_t n) { return 4 * lines(round_up(n, kGemmCols) * 4); }
+int64_t gemm_call_bytes(int64_t m, int64_t n, int64_t k) {
+  const int64_t rows = round_up(m, 2), widest = rows * roomy(round_up((k + 3) / 4, kGemmQuads) * 4 * 2);
+  return 4 * lines(round_up(n, kGemmCols) * 4) + std::min(widest, kPackedAtOnce) + lines(rows * 4);
+}
 int64_t packed_matrix_bytes(int64_t k, int64_t n) {
   const int64_t depth = round_up((k + 3) / 4, kGemmQuads) * 4;
   return round_up(n, kGemmCols) * (depth + 2 * static_cast<int64_t>(sizeof(int32_t)));

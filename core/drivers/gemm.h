@@ -91,7 +91,7 @@ void gemm(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* 
 
 // Bytes one thread works in; and what a call allocates beside them. wide: as the finish says.
 int64_t gemm_thread_bytes(int64_t k, bool wide);
-int64_t gemm_call_bytes(int64_t n);
+int64_t gemm_call_bytes(int64_t m, int64_t n, int64_t k);
 // Bytes of a packed b of this size.
 int64_t packed_matrix_bytes(int64_t k, int64_t n);
 

@@ -243,7 +243,7 @@ def read_limit(bytes: int, seconds: float) -> float:
 
 exact_depth: int = 33025
 
-def multiply_workspace(n: int, k: int, wide: bool = False) -> int:
+def multiply_workspace(m: int, n: int, k: int, wide: bool = False) -> int:
     """Bytes multiply works in beside its arguments."""
 
 def packed_matrix_bytes(k: int, n: int) -> int:

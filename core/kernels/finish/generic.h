@@ -1,4 +1,5 @@
-// Four vectors of columns at a time, for all rows: what belongs to columns stays in registers, and rows are hot in L1.
+// Row by row: a load and a few operations for each vector of columns. Results are written in long runs, since pieces of
+// many rows, one below the other, take up to three times as long to write (Zen 5, rows 4 KiB or more apart).
 #pragma once
 #include <type_traits>
 
@@ -13,6 +14,7 @@ template <class V>
 struct FinishConstants {
   typename V::I32 zero;
   typename V::F32 out_scale, low, high, floor, ceiling;
+  typename V::ByteShift shift;
 
   explicit FinishConstants(const FinishArgs& x)
       : zero(V::set_i32(x.zero)),
@@ -20,7 +22,8 @@ struct FinishConstants {
         low(V::set(static_cast<float>(x.lo - x.zero))),
         high(V::set(static_cast<float>(x.hi - x.zero))),
         floor(V::set(x.floor)),
-        ceiling(V::set(x.ceiling)) {}
+        ceiling(V::set(x.ceiling)),
+        shift(x.zero, x.lo) {}
 };
 
 // How much is to be done, here and below. plain: nothing is added to the sums, and their scale is that of their column;
@@ -38,12 +41,12 @@ LOWBIT_INLINE typename V::I32 exact_sums(const FinishArgs& x, int64_t m, int64_t
 
 // The value; where it becomes a code, in steps of the result, before it is rounded.
 template <class V, FinishWork Work, bool Code>
-LOWBIT_INLINE typename V::F32 value_of(const FinishArgs& x, const FinishConstants<V>& k, typename V::F32 scale,
-                                       int64_t m, int64_t i) {
+LOWBIT_INLINE typename V::F32 value_of(const FinishArgs& x, const FinishConstants<V>& k, int64_t m, int64_t i) {
   if constexpr (Work == FinishWork::floats) {
     const typename V::F32 sums = V::load(static_cast<const float*>(x.acc) + m * x.acc_stride + i);
     return x.row_scale == nullptr ? sums : V::mul(sums, V::set(x.row_scale[m]));
   } else {
+    typename V::F32 scale = V::load(x.scale + i);
     if (Work == FinishWork::scaled || (Work == FinishWork::all && x.row_scale != nullptr))
       scale = V::mul(V::set(x.row_scale[m]), scale);
     if (Work == FinishWork::all && Code && x.out_scale != 1.0f) scale = V::divide(scale, k.out_scale);
@@ -53,65 +56,54 @@ LOWBIT_INLINE typename V::F32 value_of(const FinishArgs& x, const FinishConstant
 
 // One vector of row m, at column i.
 template <class V, class Out, FinishWork Work>
-LOWBIT_INLINE void finish_vector(const FinishArgs& x, const FinishConstants<V>& k, typename V::F32 scale,
-                                 typename V::F32 bias, int64_t m, int64_t i, Out* to) {
+LOWBIT_INLINE void finish_vector(const FinishArgs& x, const FinishConstants<V>& k, int64_t m, int64_t i, Out* to) {
   if constexpr (std::is_same_v<Out, int32_t>) {
     V::store_i32(to, exact_sums<V, Work>(x, m, i));
   } else if constexpr (sizeof(Out) == 1) {
-    const typename V::F32 steps = V::clamp(value_of<V, Work, true>(x, k, scale, m, i), k.low, k.high);
+    const typename V::F32 steps = V::clamp(value_of<V, Work, true>(x, k, m, i), k.low, k.high);
     V::store_codes(to, V::add(V::round_i32(steps), k.zero));
   } else {
-    typename V::F32 y = value_of<V, Work, false>(x, k, scale, m, i);
-    if (x.bias != nullptr) y = V::add(y, bias);
+    typename V::F32 y = value_of<V, Work, false>(x, k, m, i);
+    if (x.bias != nullptr) y = V::add(y, V::load(x.bias + i));
     V::store(to, V::clamp(y, k.floor, k.ceiling));
   }
 }
 
-// `Vectors` vectors of columns from i on, of which `n` columns are there, for all rows.
-template <class V, class Out, FinishWork Work, int Vectors>
-LOWBIT_INLINE void finish_columns(const FinishArgs& x, const FinishConstants<V>& k, int64_t i, int64_t n) {
-  constexpr int64_t kWidth = V::width, kRowsAhead = 2;
-  constexpr bool kScales = !std::is_same_v<Out, int32_t> && Work != FinishWork::floats;
-  typename V::F32 scale[Vectors], bias[Vectors];
+// Four vectors of row m, at column i.
+template <class V, class Out, FinishWork Work>
+LOWBIT_INLINE void finish_four(const FinishArgs& x, const FinishConstants<V>& k, int64_t m, int64_t i, Out* to) {
+  if constexpr (sizeof(Out) == 1) {
+    // No more than limits above, as in kernels/quantize: what is too small saturates on the way to bytes.
+    const auto steps = [&](int64_t at) __attribute__((always_inline)) {
+      return V::round_i32(V::limit(value_of<V, Work, true>(x, k, m, at), k.low, k.high));
+    };
+    V::template store_bytes4<false>(to, steps(i), steps(i + V::width), steps(i + 2 * V::width),
+                                    steps(i + 3 * V::width), k.shift);
+  } else {
 #pragma GCC unroll 4
-  for (int j = 0; j < Vectors; ++j) {
-    scale[j] = kScales ? V::load(x.scale + i + j * kWidth) : k.floor;
-    bias[j] = x.bias != nullptr ? V::load(x.bias + i + j * kWidth) : k.floor;
-  }
-  [[maybe_unused]] const typename V::ByteShift shift(x.zero, x.lo);
-  Out* out = static_cast<Out*>(x.out) + i;
-  for (int64_t m = 0; m < x.rows; ++m, out += x.out_stride) {
-    // Rows are short and far apart: left to itself, the CPU would wait for each.
-    if (m + kRowsAhead < x.rows)
-#pragma GCC unroll 4
-      for (int64_t at = 0; at < Vectors * kWidth * static_cast<int64_t>(sizeof(Out)); at += 64)
-        __builtin_prefetch(reinterpret_cast<char*>(out + kRowsAhead * x.out_stride) + at, 1);
-    if constexpr (sizeof(Out) == 1 && Vectors == 4) {
-      // No more than limits above, as in kernels/quantize: what is too small saturates on the way to bytes.
-      const auto steps = [&](int j) __attribute__((always_inline)) {
-        return V::round_i32(V::limit(value_of<V, Work, true>(x, k, scale[j], m, i + j * kWidth), k.low, k.high));
-      };
-      V::template store_bytes4<false>(out, steps(0), steps(1), steps(2), steps(3), shift);
-    } else if (n == Vectors * kWidth) {
-#pragma GCC unroll 4
-      for (int j = 0; j < Vectors; ++j)
-        finish_vector<V, Out, Work>(x, k, scale[j], bias[j], m, i + j * kWidth, out + j * kWidth);
-    } else {
-      Out last[kWidth];
-      finish_vector<V, Out, Work>(x, k, scale[0], bias[0], m, i, last);
-      std::memcpy(out, last, static_cast<size_t>(n) * sizeof(Out));
-    }
+    for (int64_t j = 0; j < 4 * V::width; j += V::width) finish_vector<V, Out, Work>(x, k, m, i + j, to + j);
   }
 }
 
 template <class V, class Out, FinishWork Work>
 LOWBIT_INLINE void finish_all(const FinishArgs& x) {
-  constexpr int64_t kWidth = V::width;
+  constexpr int64_t kWidth = V::width, kRowsAhead = 2, kBytes = sizeof(Out);
   const FinishConstants<V> k(x);
-  int64_t i = 0;
-  for (; i + 4 * kWidth <= x.n; i += 4 * kWidth) finish_columns<V, Out, Work, 4>(x, k, i, 4 * kWidth);
-  for (; i + kWidth <= x.n; i += kWidth) finish_columns<V, Out, Work, 1>(x, k, i, kWidth);
-  if (i < x.n) finish_columns<V, Out, Work, 1>(x, k, i, x.n - i);
+  Out* out = static_cast<Out*>(x.out);
+  for (int64_t m = 0; m < x.rows; ++m, out += x.out_stride) {
+    // Rows are short and far apart: left to itself, the CPU would wait for each.
+    if (m + kRowsAhead < x.rows)
+      for (int64_t at = 0; at < x.n * kBytes; at += 64)
+        __builtin_prefetch(reinterpret_cast<char*>(out + kRowsAhead * x.out_stride) + at, 1);
+    int64_t i = 0;
+    for (; i + 4 * kWidth <= x.n; i += 4 * kWidth) finish_four<V, Out, Work>(x, k, m, i, out + i);
+    for (; i + kWidth <= x.n; i += kWidth) finish_vector<V, Out, Work>(x, k, m, i, out + i);
+    if (i < x.n) {
+      Out last[kWidth];
+      finish_vector<V, Out, Work>(x, k, m, i, last);
+      std::memcpy(out + i, last, static_cast<size_t>(x.n - i) * sizeof(Out));
+    }
+  }
 }
 
 template <class V, class Out>

@@ -83,7 +83,8 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, [[maybe_unuse
 #pragma GCC unroll 16
         for (int j = 0; j < Wide; ++j) acc[i][j] = E::start(from + i * x.from_stride + column[j]);
   int32_t* const c = x.c + row * x.c_stride;
-  if (x.quads > kShortSum)  // else there is no time to fetch them, and asking costs
+  // Short sums have no time to fetch them, and CPUs that take two blocks at once need not be asked: it costs more.
+  if (Wide * E::group <= kGemmCols && x.quads > kShortSum)
     for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 16
       for (int j = 0; j < Wide; j += kPer) __builtin_prefetch(c + i * x.c_stride + column[j], 1);

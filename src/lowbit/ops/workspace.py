@@ -43,7 +43,7 @@ def matmul_workspace(
         numbers = m * k * (2 if a.dtype.is_mixed else 1) + k * n * (2 if b.dtype.is_mixed else 1)
         return rest + 9 * numbers + 12 * m * n  # mixed ones are put in order
     depth = min(k, b.block_size or k)
-    native = int(_core.multiply_workspace(n, depth) + _core.packed_matrix_bytes(depth, n))
+    native = int(_core.multiply_workspace(m, n, depth) + _core.packed_matrix_bytes(depth, n))
     if path == "blocks":
         return rest + native + m * depth + depth * n + 24 * m * n
     return rest + native + 20 * (m * k + k * n) + 48 * m * n  # integer16
@@ -65,7 +65,7 @@ def linear_workspace(path: str, m: int, n: int, k: int, weight: QuantizationPara
         return rest + int(_core.weight_only_workspace(m, k)) + _finishing(_rows_at_once(m, n), n)
     if path == "blocks":
         depth = min(k, weight.block_size or k)
-        native = int(_core.multiply_workspace(n, depth) + _core.packed_matrix_bytes(depth, n))
+        native = int(_core.multiply_workspace(rows, n, depth) + _core.packed_matrix_bytes(depth, n))
         return rest + parts + native + 3 * k * n + rows * depth + 24 * rows * n
     return rest + parts + 18 * k * n + 12 * rows * k + 12 * rows * n
 
@@ -93,7 +93,7 @@ def conv_workspace(
     if not prepacked:
         filled = 2 * depth + 8  # kernel rows, at most
         rest += 5 * math.prod(w_shape) + g.groups * int(_core.packed_matrix_bytes(filled, out // g.groups))
-    return rest + int(_core.multiply_workspace(out // g.groups, depth))
+    return rest + int(_core.multiply_workspace(pixels * y[0], out // g.groups, depth))
 
 
 def reference_workspace(m: int, n: int, k: int) -> int:
@@ -127,10 +127,10 @@ def _parameters(m: int, n: int, *given: QuantizationParams) -> int:
 
 
 def _integer(m: int, n: int, k: int, numpy_may_finish: bool = True) -> int:
-    native = int(_core.multiply_workspace(n, k))
+    native = int(_core.multiply_workspace(m, n, k))
     if not numpy_may_finish:
         return native
-    return max(native, int(_core.multiply_workspace(n, k, True)) + 8 * _rows_at_once(m, n) * n + _finishing(m, n))
+    return max(native, int(_core.multiply_workspace(m, n, k, True)) + 8 * _rows_at_once(m, n) * n + _finishing(m, n))
 
 
 def _depthwise(x_shape: tuple[int, ...], w_shape: tuple[int, ...], x: QuantizationParams, g: ConvGeometry) -> int:
