@@ -191,12 +191,12 @@ bool set_max_isa(const std::string& name) {
   return true;
 }
 
-long first_cache_bytes() {
+bool has_roomy_first_cache() {
 #ifdef _SC_LEVEL1_DCACHE_SIZE
-  static const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
-  return bytes > 0 ? bytes : 0;
+  static const bool is_roomy = sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;
+  return is_roomy;
 #else
-  return 0;
+  return false;
 #endif
 }
 

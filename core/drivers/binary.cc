@@ -54,7 +54,7 @@ void binary_matmul(const uint8_t* a, int64_t m, const PackedBits& b, int64_t k, 
   const BinaryRow& row = binary_row(active_isa());
   const int64_t n = b.columns(), bytes = b.bytes();
   binary_tiles(
-      m, b, last_mask(k), false, [&](int64_t first, int64_t, uint8_t*) { return a + first * bytes; },
+      m, b, last_mask(k), false, kBinaryTiles, [&](int64_t first, int64_t, uint8_t*) { return a + first * bytes; },
       [&](const BinaryTile& tile) {
         const BinaryColumnScales columns(scales, tile.column, tile.columns);
         BinaryFinishArgs f = tile.finish(0, tile.rows, k);

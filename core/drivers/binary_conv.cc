@@ -102,7 +102,7 @@ void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsCo
   uint8_t* out = static_cast<uint8_t*>(y);
   for (int64_t g = 0; g < s.groups; ++g) {
     binary_tiles(
-        a.images * pixels, w.weights(g), 0xff, true,
+        a.images * pixels, w.weights(g), 0xff, true, 1,
         [&](int64_t first, int64_t rows, uint8_t* room) {
           const int64_t bytes = w.weights(g).bytes();
           for (int64_t r = 0; r < rows; ++r) gather(a, s, x, g, Pixel(a, first + r, oh, ow), room + r * bytes);

@@ -20,7 +20,6 @@ constexpr int64_t kPieceBytes = kTaskRows * kGemmDepth * 2;  // of packed rows
 // are fewer, so that as much fits it.
 constexpr int64_t kUsualQuads = 192, kUsualWideQuads = 128, kRoomy = 1 << 20;
 constexpr int64_t kFewRows = 18;
-constexpr int64_t kRoomForPairs = 48 << 10;  // of a nearest cache that keeps two blocks beside the rows they meet
 constexpr int64_t kReadAsRows = 8;        // as long as these are multiplied
 constexpr int64_t kStripBytes = 1 << 18;  // lines of an image that are copied at once, at most
 constexpr int64_t kMostSegments = 64;
@@ -50,18 +49,20 @@ int64_t worthwhile_threads(const PackedMatrix& b, int64_t m) {
 }
 
 // Blocks of a task at most, but for what is left over: as many as a piece of the usual depth has room for.
-int64_t usual_blocks(const PackedMatrix& b) {
-  return b.quads <= b.piece ? std::max(kTaskBlocks, kTaskBlocks * kUsualQuads / std::max<int64_t>(1, b.quads))
-                            : kTaskBlocks;
+// in_parts: sums need not be there all at once.
+int64_t usual_blocks(const PackedMatrix& b, bool in_parts) {
+  return b.quads <= b.piece && in_parts
+             ? std::max(kTaskBlocks, kTaskBlocks * kUsualQuads / std::max<int64_t>(1, b.quads))
+             : kTaskBlocks;
 }
 
 // Blocks of a task: as equal as whole ones allow, and enough tasks that no thread is without. Few rows read b once, in
 // order: as much of it as their sums have room.
-int64_t task_blocks(const PackedMatrix& b, int64_t m, int64_t row_tasks) {
+int64_t task_blocks(const PackedMatrix& b, int64_t m, int64_t row_tasks, bool in_parts) {
   const int64_t most = kTaskRows * kMaxBlocks / std::max<int64_t>(m, kFewRows);
-  const int64_t whole = usual_blocks(b);
-  const int64_t usual = m <= kFewRows ? (b.blocks + most - 1) / most
-                                      : std::max<int64_t>(1, (b.blocks + whole / 2 - 1) / whole);
+  const int64_t whole = usual_blocks(b, in_parts);
+  const int64_t usual =
+      m <= kFewRows ? (b.blocks + most - 1) / most : std::max<int64_t>(1, (b.blocks + whole / 2 - 1) / whole);
   const int64_t tasks = std::max(usual, std::min(b.blocks, (worthwhile_threads(b, m) + row_tasks - 1) / row_tasks));
   return (b.blocks + tasks - 1) / tasks;
 }
@@ -173,13 +174,13 @@ class Product {
         kernels_(gemm_rows(isa_)),
         kernel_(kernels_[chosen(a, b, kernels_)]),
         row_(finish_row(isa_, finish.result)),
-        is_paired_(first_cache_bytes() >= kRoomForPairs),
+        is_paired_(has_roomy_first_cache()),
+        wide_(finish.wide || b.k > kExactK),
         task_rows_(task_rows(kernel_, b, a.rows)),
-        task_blocks_(task_blocks(b, a.rows, row_tasks())) {
+        task_blocks_(task_blocks(b, a.rows, row_tasks(), !wide_ && a.lines == nullptr)) {
     shift_ = 0;
     if (kernel_.a == GemmOperand::u8 && a.is_signed) shift_ = 128;
     if (kernel_.a == GemmOperand::s8 && !a.is_signed) shift_ = -128;
-    wide_ = finish.wide || b.k > kExactK;
     const int64_t size = b.blocks * kGemmCols;
     if (!wide_) {
       columns_.add = aligned<int32_t>(size);
@@ -200,7 +201,9 @@ class Product {
       }
     }
     if (finish.bias != nullptr) columns_.bias = padded(finish.bias, b.n, size, false);
-    if (column_tasks() > 1 && a.rows > kFewRows && a.codes != nullptr && !wide_ && !reads_codes(a.stride, b.k == b.quads * 4)) pack_all();
+    if (column_tasks() > 1 && a.rows > kFewRows && a.codes != nullptr && !wide_ &&
+        !reads_codes(a.stride, b.k == b.quads * 4))
+      pack_all();
   }
 
   int64_t tasks() const { return row_tasks() * column_tasks(); }
@@ -389,7 +392,8 @@ class Product {
     if (rows > a_.rows) std::memset(all_.get() + a_.rows * all_stride_, 0, static_cast<size_t>(all_stride_));
   }
 
-  // Sums x.c of so many rows and blocks become results: those of rows `row` and on, which are `done` rows into the task.
+  // Sums x.c of so many rows and blocks become results: those of rows `row` and on, which are `done` rows into the
+  // task.
   void finish_rows_of(const Workspace& w, const GemmArgs& x, int64_t row, int64_t rows, int64_t done, int64_t block,
                       int64_t blocks) const {
     const int64_t first = block * kGemmCols;
@@ -452,9 +456,9 @@ class Product {
   const GemmRow& kernel_;
   const FinishRow& row_;
   bool is_paired_;  // two blocks at a time
+  bool wide_;       // sums in int64
   int64_t task_rows_, task_blocks_;
   int32_t shift_;
-  bool wide_;
   Columns columns_;
   Aligned<char> all_;  // rows packed for all tasks, and what they add up to; null: each task packs its own
   Aligned<int32_t> all_sums_;

@@ -124,6 +124,7 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
       x.b = b.codes.get() + block * x.b_stride;
       x.scale = b.scale.get() + block * b.groups * kGroupCols;
       x.zero = b.zero ? b.zero.get() + block * b.groups * kGroupCols : nullptr;
+      x.from_few_places = has_roomy_first_cache();
       x.zero_all = b.zero_all, x.groups = b.groups, x.steps = b.steps, x.last_steps = b.last_steps;
       x.c = static_cast<float*>(thread_block(kTaskRows * kTaskColumns * 4)), x.c_stride = kTaskColumns;
       kernel.run(x);

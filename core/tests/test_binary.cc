@@ -59,28 +59,29 @@ bool tile_is_right(const BinaryRow& row, int64_t rows, int64_t bytes, int64_t bl
 
 bool finish_is_right(const BinaryRow& row) {
   bool good = true;
-  constexpr int64_t rows = 3, c = kBinaryColumns;
-  for (const int64_t n : {1, 2, 7, 8, 9, 31, 33, 63, 64})
+  constexpr int64_t rows = 3, c = kBinaryColumns, next = (rows + 2) * c;
+  for (const int64_t n : {1, 2, 7, 8, 9, 31, 33, 63, 64, 65, 128, 200})
     for (const bool with_fix : {false, true})
       for (const bool each : {false, true}) {
+        if (with_fix && n > c) continue;  // only one tile has it
         const int64_t stride = n + 3;
-        std::vector<uint16_t> counts(rows * c);
+        std::vector<uint16_t> counts(4 * next);
         std::vector<int32_t> fix(rows * c), sums(rows * stride, 77);
         std::vector<float> sa(rows), sb(n), bias(n), y(rows * stride, 77.0f);
         for (auto& v : counts) v = static_cast<uint16_t>(rng());
         for (auto& v : fix) v = static_cast<int32_t>(rng() % 2000001) - 1000000;
         for (auto* scales : {&sa, &sb, &bias})
           for (auto& v : *scales) v = static_cast<float>(rng() % 1000) / 777 + 0.01f;
-        BinaryFinishArgs f{counts.data(), rows,   n,         123456, with_fix ? fix.data() : nullptr,
-                           sums.data(),   stride, sa.data(), each,   sb.data(),
-                           bias.data()};
+        BinaryFinishArgs f{counts.data(), next,   rows,      n,    123456,    with_fix ? fix.data() : nullptr,
+                           sums.data(),   stride, sa.data(), each, sb.data(), bias.data()};
         row.finish_s32(f);
         f.y = y.data();
         row.finish_f32(f);
         for (int64_t i = 0; i < rows * stride; ++i) {
           const int64_t r = i / stride, j = i % stride;
           if (j < n) {
-            const int32_t want = 123456 - 2 * counts[r * c + j] + (with_fix ? fix[r * c + j] : 0);
+            const int32_t count = counts[j / c * next + r * c + j % c];
+            const int32_t want = 123456 - 2 * count + (with_fix ? fix[r * c + j] : 0);
             const float scale = sa[each ? r : 0] * sb[j], product = static_cast<float>(want) * scale;
             good &= sums[i] == want && y[i] == product + bias[j];
           } else {

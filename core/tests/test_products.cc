@@ -49,6 +49,9 @@ const Size kSizes[] = {{"one", 1, 1, 1},
                        {"a tile, pieces", 6, 24, 1600},
                        {"tiles of two heights, pieces", 17, 41, 1700},
                        {"tasks of rows", 200, 17, 300},
+                       {"tasks of columns, rows packed once", 20, 790, 789},
+                       {"the same, pieces, rows a page apart", 19, 500, 4096},
+                       {"short sums, parts of a task", 97, 700, 39},
                        {"past int32", 2, 3, 40000},
                        {"no depth", 2, 3, 0},
                        {"no rows", 0, 3, 4}};
@@ -91,6 +94,80 @@ void test_sums(Isa isa) {
         for (int64_t j = 0; j < s.n; ++j) good &= back[j * s.k + k] == b[k * s.n + j];
       report(good, std::string("gemm ") + isa_name(isa) + " " + s.why + " " + std::to_string(kind));
     }
+  }
+}
+
+// Kernels have two ways through the columns, of which drivers take one or the other depending on the CPU.
+void test_ways_through_columns(Isa isa) {
+  const GemmRow& kernel = gemm_rows(isa)[0];
+  const int64_t item = kernel.a == GemmOperand::s16 ? 2 : 1;
+  for (const bool segmented : {false, true}) {
+    bool good = true;
+    for (const int64_t quads : {2, 20, 96, 98, 256}) {
+      for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 18, 50, 96}) {
+        for (const int64_t blocks : {1, 2, 3, 4, 7}) {
+          const int64_t depth = quads * 4, columns = blocks * kGemmCols - rows % 9;
+          const int64_t padded = rows + kernel.at_once - 1, stride = depth * item;
+          const auto a = codes(padded * depth, 0, 127), b = codes(depth * blocks * kGemmCols, -128, 127);
+          std::vector<char> packed(static_cast<size_t>(padded * stride));
+          for (int64_t r = 0; r < padded; ++r)
+            kernel.pack_a(a.data() + r * depth, depth, false, false, packed.data() + r * stride, depth);
+          std::vector<int32_t> from(static_cast<size_t>(blocks * kGemmCols));
+          for (auto& v : from) v = between(-100000, 100000);
+          // A row in two parts, the second one first.
+          const int64_t half = quads / 2 / kGemmQuads * kGemmQuads;
+          const GemmSegment parts[] = {{half * 4 * item, quads - half}, {0, half}};
+          std::vector<int32_t> sums[2];
+          for (const bool paired : {false, true}) {
+            auto& c = sums[paired];
+            c.assign(static_cast<size_t>(padded * blocks * kGemmCols), 0);
+            GemmArgs x{};
+            x.a = packed.data(), x.a_stride = stride, x.rows = rows, x.quads = quads, x.columns = columns;
+            x.b = reinterpret_cast<const int8_t*>(b.data()), x.b_stride = depth * kGemmCols;
+            x.c = c.data(), x.c_stride = blocks * kGemmCols, x.from = from.data(), x.paired = paired;
+            if (segmented) x.segments = parts, x.segment_count = parts[1].quads > 0 ? 2 : 1;
+            kernel.run(x);
+          }
+          for (int64_t r = 0; r < rows; ++r)
+            for (int64_t j = 0; j < columns; ++j)
+              good &= sums[0][r * blocks * kGemmCols + j] == sums[1][r * blocks * kGemmCols + j];
+          if (segmented) continue;
+          for (int64_t j = 0; j < columns; ++j) {  // the last row, written out
+            int64_t sum = from[j];
+            for (int64_t k = 0; k < depth; ++k)
+              sum += a[(rows - 1) * depth + k] *
+                     value(b[(j / kGemmCols * quads + k / 4) * kGemmCols * 4 + j % kGemmCols * 4 + k % 4], true);
+            good &= sums[1][(rows - 1) * blocks * kGemmCols + j] == sum;
+          }
+        }
+      }
+    }
+    report(good,
+           std::string("gemm ") + isa_name(isa) + " one block or two at a time" + (segmented ? ", segments" : ""));
+  }
+  for (const int bits : {4, 2}) {
+    bool good = true;
+    for (const int64_t blocks : {1, 3, 8, 13}) {
+      const int64_t groups = 3, steps = 2, step = 32 / bits, columns = blocks * kGroupCols;
+      const auto a = codes(groups * steps * step, -127, 127);
+      const auto b = codes(columns * groups * steps * 4, 0, 255);
+      std::vector<int32_t> a_sum(groups);
+      for (int64_t g = 0; g < groups; ++g)
+        for (int64_t i = 0; i < steps * step; ++i) a_sum[g] += static_cast<int8_t>(a[g * steps * step + i]);
+      std::vector<float> scale(static_cast<size_t>(columns * groups)), c[2];
+      for (auto& v : scale) v = 0.001f * static_cast<float>(between(1, 999));
+      for (const bool few : {false, true}) {
+        c[few].assign(static_cast<size_t>(columns), 0.0f);
+        GroupArgs x{};
+        x.a = reinterpret_cast<const int8_t*>(a.data()), x.a_sum = a_sum.data(), x.rows = 1, x.b = b.data();
+        x.a_stride = groups * steps * step, x.b_stride = groups * steps * kGroupCols * 4;
+        x.scale = scale.data(), x.zero_all = 1 << (bits - 1), x.blocks = blocks, x.groups = groups;
+        x.steps = x.last_steps = steps, x.c = c[few].data(), x.c_stride = columns, x.from_few_places = few;
+        group_row(isa, bits).run(x);
+      }
+      good &= c[0] == c[1] && c[0][0] != 0;
+    }
+    report(good, std::string("groups ") + isa_name(isa) + " from few places or many, bits " + std::to_string(bits));
   }
 }
 
@@ -211,10 +288,10 @@ void test_groups(Isa isa) {
   }
 }
 
-void test_convolution(Isa isa, const char* name, ConvShape s, bool x_signed) {
+void test_convolution(Isa isa, const char* name, ConvShape s, bool x_signed, int64_t out = 5) {
   s.out_h = (s.height + s.top + 2 - (s.dilation_h * (s.kernel_h - 1) + 1)) / s.stride_h + 1;
   s.out_w = (s.width + s.left + 0 - (s.dilation_w * (s.kernel_w - 1) + 1)) / s.stride_w + 1;
-  const int64_t out = 5, zero = x_signed ? -3 : 131;
+  const int64_t zero = x_signed ? -3 : 131;
   const auto x = codes(s.batch * s.height * s.width * s.channels, x_signed ? -128 : 0, x_signed ? 127 : 255);
   auto w = codes(out * s.depth(), -128, 127);
   for (size_t i = 0; i < w.size(); ++i)
@@ -261,6 +338,7 @@ void test_convolutions(Isa isa) {
   };
   for (const auto& k : kShapes)
     for (const bool x_signed : {false, true}) test_convolution(isa, k.name, k.s, x_signed);
+  test_convolution(isa, "from lines, many channels", {1, 4, 30, 8, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 8, 24}, false, 900);
 }
 
 }  // namespace
@@ -271,6 +349,7 @@ void test_products(Isa isa) {
   set_max_isa(isa_name(isa));
   test_sums(isa);
   test_where_sixteen_bits_end(isa);
+  test_ways_through_columns(isa);
   test_finish(isa);
   test_groups(isa);
   test_convolutions(isa);

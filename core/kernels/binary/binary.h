@@ -11,6 +11,7 @@
 namespace lowbit {
 
 constexpr int64_t kBinaryRows = 64, kBinaryColumns = 64;
+constexpr int64_t kBinaryTiles = 8;  // side by side that are finished together: results are written in long runs
 constexpr int64_t kBinaryStep = 3, kBinaryBlock = 30;
 constexpr int64_t kBinaryExpandRows = 4;  // so many rows and more are worth an expansion of the columns
 constexpr int64_t kBinaryScratch = 2 * kBinaryBlock * kBinaryColumns;
@@ -34,12 +35,13 @@ struct BinaryDotArgs {
   bool add;                      // to what is in counts already
 };
 
-// y = k - 2 * counts + fix, of rows of a tile; as f32: f32(that) * (sa * sb) + bias, every step rounded.
+// y = k - 2 * counts + fix, of rows of tiles side by side; as f32: f32(that) * (sa * sb) + bias, every step rounded.
 struct BinaryFinishArgs {
-  const uint16_t* counts;  // [rows][kBinaryColumns]
+  const uint16_t* counts;  // [rows][kBinaryColumns] of the first tile
+  int64_t next;            // from there to those of the next
   int64_t rows, n;
   int32_t k;
-  const int32_t* fix;  // beside counts; null: 0
+  const int32_t* fix;  // beside counts of the first; null: 0. Only one tile has it.
   void* y;             // [rows][n], `stride` elements apart
   int64_t stride;
   const float* sa;  // one, or one a row

@@ -14,7 +14,9 @@ struct BinaryCount {
   static constexpr int kVectors = kBinaryColumns / V::width;
   static constexpr int64_t kCodeBytes = sizeof(Code);
   static constexpr bool kCarries = requires { &V::majority; };
-  static constexpr int64_t kBlock = kCarries ? 2 * kBinaryBlock : kBinaryBlock;
+  // Pairs of bytes whose carries a byte can count, eight each. Those of the pairs after them are counted with what is
+  // left.
+  static constexpr int64_t kPairs = 31, kBlock = kCarries ? 66 : kBinaryBlock;
   static constexpr void (*kExpand)(const uint8_t*, int64_t, uint8_t*) = nullptr;
 
   static void prepare(const BinaryPrepareArgs& p) {
@@ -49,26 +51,30 @@ struct BinaryCount {
   template <int Rows>
   LOWBIT_INLINE void some_rows_by_carries(const BinaryDotArgs& d, const Code* codes, uint16_t* counts) {
     static_assert(kVectors == 1);
-    B twos[Rows], left[Rows];
+    B twos[Rows], more[Rows], left[Rows];
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) twos[r] = left[r] = V::set(0);
+    for (int r = 0; r < Rows; ++r) twos[r] = more[r] = left[r] = V::set(0);
     const uint8_t* columns = d.columns;
     int64_t i = 0;
-    for (; i + 2 <= d.bytes; i += 2, columns += 2 * kBinaryColumns) {
-      const B first = V::load(columns), second = V::load(columns + kBinaryColumns);
+    const auto add_pairs = [&](int64_t end, B(&carried)[Rows]) __attribute__((always_inline)) {
+      for (; i + 2 <= end; i += 2, columns += 2 * kBinaryColumns) {
+        const B first = V::load(columns), second = V::load(columns + kBinaryColumns);
 #pragma GCC unroll 8
-      for (int r = 0; r < Rows; ++r) {
-        const B x = V::bit_xor(V::spread(codes[r * d.padded + i]), first);
-        const B y = V::bit_xor(V::spread(codes[r * d.padded + i + 1]), second);
-        twos[r] = V::add(twos[r], V::ones(V::majority(left[r], x, y)));
-        left[r] = V::bit_xor(left[r], x, y);
+        for (int r = 0; r < Rows; ++r) {
+          const B x = V::bit_xor(V::spread(codes[r * d.padded + i]), first);
+          const B y = V::bit_xor(V::spread(codes[r * d.padded + i + 1]), second);
+          carried[r] = V::add(carried[r], V::ones(V::majority(left[r], x, y)));
+          left[r] = V::bit_xor(left[r], x, y);
+        }
       }
-    }
+    };
+    add_pairs(d.bytes < 2 * kPairs ? d.bytes : 2 * kPairs, twos);
+    add_pairs(d.bytes, more);
     const bool odd = i < d.bytes;
     const B last = odd ? V::load(columns) : V::set(0);
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
-      B ones = V::ones(left[r]);
+      B ones = V::add(V::ones(left[r]), V::add(more[r], more[r]));
       if (odd) ones = V::add(ones, V::ones(V::bit_xor(V::spread(codes[r * d.padded + i]), last)));
       V::widen(counts + r * kBinaryColumns, twos[r], ones, d.add);
     }

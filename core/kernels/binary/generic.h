@@ -17,33 +17,35 @@
 
 namespace lowbit {
 
-template <class V, class Y, bool Fix>
-LOWBIT_INLINE void binary_finish_rows(const BinaryFinishArgs& f, int64_t n) {
+// n columns of a row of a tile.
+template <class Y, bool Fix>
+LOWBIT_INLINE void binary_finish_part(const BinaryFinishArgs& f, int64_t r, int64_t first, int64_t n) {
   const int32_t k = f.k;
-  for (int64_t r = 0; r < f.rows; ++r) {
-    const uint16_t* counts = f.counts + r * kBinaryColumns;
-    const int32_t* fix = f.fix + (Fix ? r * kBinaryColumns : 0);
-    Y* y = static_cast<Y*>(f.y) + r * f.stride;
-    const float *sb = f.sb, *bias = f.bias, sa = std::is_same_v<Y, float> ? f.sa[f.sa_each ? r : 0] : 0;
-    for (int64_t j = 0; j < n; ++j) {
-      const int32_t count = counts[j], acc = k - count - count + (Fix ? fix[j] : 0);
-      if constexpr (std::is_same_v<Y, float>) {
-        y[j] = static_cast<float>(acc) * (sa * sb[j]) + bias[j];
-      } else {
-        y[j] = acc;
-      }
+  const uint16_t* counts = f.counts + first / kBinaryColumns * f.next + r * kBinaryColumns;
+  const int32_t* fix = f.fix + (Fix ? r * kBinaryColumns : 0);
+  Y* y = static_cast<Y*>(f.y) + r * f.stride + first;
+  const float *sb = f.sb + first, *bias = f.bias + first, sa = std::is_same_v<Y, float> ? f.sa[f.sa_each ? r : 0] : 0;
+  for (int64_t j = 0; j < n; ++j) {
+    const int32_t count = counts[j], acc = k - count - count + (Fix ? fix[j] : 0);
+    if constexpr (std::is_same_v<Y, float>) {
+      y[j] = static_cast<float>(acc) * (sa * sb[j]) + bias[j];
+    } else {
+      y[j] = acc;
     }
   }
 }
 
 template <class V, class Y>
 void binary_finish(const BinaryFinishArgs& f) {
-  if (f.fix != nullptr) {
-    binary_finish_rows<V, Y, true>(f, f.n);
-  } else if (f.n == kBinaryColumns) {  // what there is most of
-    binary_finish_rows<V, Y, false>(f, kBinaryColumns);
-  } else {
-    binary_finish_rows<V, Y, false>(f, f.n);
+  for (int64_t r = 0; r < f.rows; ++r) {
+    if (f.fix != nullptr) {
+      binary_finish_part<Y, true>(f, r, 0, f.n);
+      continue;
+    }
+    int64_t first = 0;
+    for (; first + kBinaryColumns <= f.n; first += kBinaryColumns)  // what there is most of
+      binary_finish_part<Y, false>(f, r, first, kBinaryColumns);
+    if (first < f.n) binary_finish_part<Y, false>(f, r, first, f.n - first);
   }
 }
 

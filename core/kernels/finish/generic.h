@@ -77,8 +77,8 @@ LOWBIT_INLINE void finish_four(const FinishArgs& x, const FinishConstants<V>& k,
     const auto steps = [&](int64_t at) __attribute__((always_inline)) {
       return V::round_i32(V::limit(value_of<V, Work, true>(x, k, m, at), k.low, k.high));
     };
-    V::template store_bytes4<false>(to, steps(i), steps(i + V::width), steps(i + 2 * V::width),
-                                    steps(i + 3 * V::width), k.shift);
+    V::template store_bytes4<false>(to, steps(i), steps(i + V::width), steps(i + 2 * V::width), steps(i + 3 * V::width),
+                                    k.shift);
   } else {
 #pragma GCC unroll 4
     for (int64_t j = 0; j < 4 * V::width; j += V::width) finish_vector<V, Out, Work>(x, k, m, i + j, to + j);

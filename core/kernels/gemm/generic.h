@@ -25,15 +25,15 @@ namespace lowbit {
 
 constexpr int64_t kQuadBytes = kGemmCols * 4, kStripBytes = 16 << 10, kShortSum = 96;
 
-// What a tile asks for of b while it works: so many bytes beyond those in use, or as much of another block as it reads of
-// its own, and how near it is to come.
+// What a tile asks for of b while it works: so many bytes beyond those in use, or as much of another block as it reads
+// of its own, and how near it is to come.
 struct Ahead {
   int bytes;
   bool other_block;
   int locality;  // as __builtin_prefetch has it: 3 as near as can be, 2 to the second cache
 };
 constexpr Ahead kNothing{0, false, 0}, kForStrips{4096, false, 3}, kForFewRows{2048, false, 2},
-    kForMoreRows{8192, false, 2}, kForFewRowsOfPairs{2048, false, 3}, kOtherBlock{0, true, 2};
+    kForMoreRows{8192, false, 2}, kForFewRowsOfPairs{2048, false, 0}, kOtherBlock{0, true, 2};
 
 // Where column group g of b starts.
 template <class E>

@@ -125,7 +125,10 @@ template <class E, int Bits>
 void groups(const GroupArgs& x) {
   // Columns that stay in the caches while all rows pass them; one row has no use for that, and reads from many places.
   constexpr int64_t kStrip = 2 * kGroupCols;
+  constexpr int kFewPlaces = 4;
   const int64_t columns = x.blocks * kGroupCols, step = x.rows == 1 ? columns : kStrip;
+  if constexpr (E::wide(1) > kFewPlaces)
+    if (x.rows == 1 && x.from_few_places) return group_strip<E, Bits, 1, kFewPlaces>(x, 0, 0, columns);
   for (int64_t column = 0; column < columns; column += step) {
     const int64_t end = column + step < columns ? column + step : columns;
     for (int64_t row = 0; row < x.rows; row += E::max_rows) group_rows_of<E, Bits>(x, row, x.rows - row, column, end);

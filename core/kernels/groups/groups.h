@@ -33,6 +33,7 @@ struct GroupArgs {
   int32_t zero_all;
   int64_t blocks, groups;
   int64_t steps, last_steps;  // of a group, and of the last
+  bool from_few_places;       // one row reads b from four places at once, instead of from as many as registers allow
   float* c;                   // [rows][c_stride], blocks * kGroupCols columns of it
   int64_t c_stride;
 };
