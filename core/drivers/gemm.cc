@@ -67,11 +67,14 @@ int64_t task_blocks(const PackedMatrix& b, int64_t m, int64_t row_tasks, bool in
   return (b.blocks + tasks - 1) / tasks;
 }
 
-// Rows of a task: as equal as whole tiles allow, and as many tasks as are shared equally where columns make but one.
+// Rows of a task: as equal as whole tiles allow. Threads share rows rather than columns where each can keep all of b: two
+// that write the same line wait for one another, and rows of columns meet in one line each.
 int64_t task_rows(const GemmRow& kernel, const PackedMatrix& b, int64_t m) {
-  int64_t tasks = std::max<int64_t>(1, (m + kTaskRows - 1) / kTaskRows);
-  if (tasks > 1 && b.blocks <= kMaxBlocks) tasks = round_up(tasks, worthwhile_threads(b, m));
-  return std::min(kTaskRows, round_up((m + tasks - 1) / tasks, kernel.rows));
+  const int64_t tasks = std::max<int64_t>(1, (m + kTaskRows - 1) / kTaskRows);
+  const bool keeps_b = b.blocks <= kMaxBlocks || b.blocks * kGemmCols * b.quads * 4 < kRoomy;
+  const int64_t shares = std::clamp<int64_t>(m / (2 * kernel.rows), 1, worthwhile_threads(b, m));
+  const int64_t parts = keeps_b ? round_up(tasks, shares) : tasks;
+  return std::min(kTaskRows, round_up((m + parts - 1) / parts, kernel.rows));
 }
 
 struct Workspace {
@@ -201,7 +204,8 @@ class Product {
       }
     }
     if (finish.bias != nullptr) columns_.bias = padded(finish.bias, b.n, size, false);
-    if (column_tasks() > 1 && a.rows > kFewRows && a.codes != nullptr && !wide_ &&
+    // By one thread alone: what another one has packed comes slowly from its caches.
+    if (worthwhile_threads(b, a.rows) == 1 && column_tasks() > 1 && a.rows > kFewRows && a.codes != nullptr && !wide_ &&
         !reads_codes(a.stride, b.k == b.quads * 4))
       pack_all();
   }
