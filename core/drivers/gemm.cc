@@ -67,8 +67,8 @@ int64_t task_blocks(const PackedMatrix& b, int64_t m, int64_t row_tasks, bool in
   return (b.blocks + tasks - 1) / tasks;
 }
 
-// Rows of a task: as equal as whole tiles allow. Threads share rows rather than columns where each can keep all of b: two
-// that write the same line wait for one another, and rows of columns meet in one line each.
+// Rows of a task: as equal as whole tiles allow. Threads share rows rather than columns where each can keep all of b:
+// two that write the same line wait for one another, and rows of columns meet in one line each.
 int64_t task_rows(const GemmRow& kernel, const PackedMatrix& b, int64_t m) {
   const int64_t tasks = std::max<int64_t>(1, (m + kTaskRows - 1) / kTaskRows);
   const bool keeps_b = b.blocks <= kMaxBlocks || b.blocks * kGemmCols * b.quads * 4 < kRoomy;
