@@ -67,9 +67,9 @@ void binary_matmul(const uint8_t* a, int64_t m, const PackedBits& b, int64_t k, 
 
 int64_t binary_matmul_workspace(int64_t m, int64_t n, int64_t k) {
   const int64_t padded = padded_bytes((k + 7) / 8), chunks = (m + kBinaryRows - 1) / kBinaryRows;
-  const int64_t chunk = binary_row(active_isa()).code_bytes * kBinaryRows * padded + 8;
+  const int64_t chunk = binary_row(active_isa()).code_bytes * kBinaryRows * padded;
   const int64_t columns = (n + kBinaryColumns - 1) / kBinaryColumns * kBinaryColumns;
-  return std::min(chunks * chunk, std::max(kBinaryCodesAtOnce, chunk)) + columns * padded + 1;
+  return lines(std::min(chunks * chunk, std::max(kBinaryCodesAtOnce, chunk))) + columns * padded + kCacheLine;
 }
 
 void binary_align_rows(const uint8_t* stream, int64_t rows, int64_t k, uint8_t* out) {

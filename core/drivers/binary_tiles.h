@@ -2,9 +2,9 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "base/fp_environment.h"
+#include "base/memory.h"
 #include "base/threads.h"
 #include "drivers/binary.h"
 #include "kernels/binary/binary.h"
@@ -55,9 +55,8 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
   const int64_t chunk = ((m + chunks - 1) / chunks + 1) / 2 * 2;  // rows of each but the last, even
   const int64_t code_bytes = row.code_bytes * chunk * b.padded(), room_bytes = needs_room ? chunk * b.bytes() : 0;
   const int64_t batch = std::clamp<int64_t>(kBinaryCodesAtOnce / (code_bytes + room_bytes + 1), 1, chunks);
-  std::vector<uint64_t> codes((batch * code_bytes + 7) / 8);
-  std::vector<uint8_t> room(batch * room_bytes);
-  const auto codes_of = [&](int64_t i) { return reinterpret_cast<uint8_t*>(codes.data()) + i * code_bytes; };
+  const Aligned<uint8_t> codes = aligned<uint8_t>(batch * code_bytes), room = aligned<uint8_t>(batch * room_bytes);
+  const auto codes_of = [&](int64_t i) { return codes.get() + i * code_bytes; };
 
   // Blocks of about the same length, none above what the kernel takes.
   const int64_t steps = b.padded() / kBinaryStep, most = row.block / kBinaryStep, blocks = (steps + most - 1) / most;
@@ -69,7 +68,7 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
     const auto rows_of = [&](int64_t i) { return std::max<int64_t>(0, std::min(chunk, m - (first + i) * chunk)); };
     parallel_for(count, [&](int64_t i) {
       if (rows_of(i) == 0) return;
-      const uint8_t* a = bits((first + i) * chunk, rows_of(i), room.data() + i * room_bytes);
+      const uint8_t* a = bits((first + i) * chunk, rows_of(i), room.get() + i * room_bytes);
       row.prepare({a, b.bytes(), rows_of(i), b.bytes(), b.padded(), last_mask, codes_of(i)});
     });
 
