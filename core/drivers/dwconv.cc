@@ -264,6 +264,7 @@ void dwconv(const DwconvShape& shape, const DwconvWeights& weights, const void* 
   if (finish.result >= Result::s8) return run(shape, weights, x, zero, finish.add, {.y = y, .codes = &finish});
   const int64_t n = shape.channels, padded = round_up(n, kFinishPad);
   std::vector<float> scale(padded, 0.0f), bias(padded, 0.0f);
+  const FpEnvironment environment;  // for scales of channels
   const float row_scale = finish.row_scale == nullptr ? 1.0f : finish.row_scale[0];
   for (int64_t c = 0; c < n; ++c) scale[c] = row_scale * finish.scale[finish.scale_per_column ? c : 0];
   if (finish.bias != nullptr) std::copy(finish.bias, finish.bias + n, bias.begin());

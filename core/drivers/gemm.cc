@@ -29,10 +29,10 @@ constexpr int64_t kWorthAThread = 1 << 20;  // products: what takes as long as i
 
 int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
 
-// Bytes from row to row where that is a power of two: all rows would be in the same few places of L1.
+// Whether rows so many bytes apart are all in the same few places of L1.
 bool is_crowded(int64_t stride) { return stride % 4096 == 0; }
 
-// The same for rows that are packed, of this many bytes at least.
+// Bytes from row to row, of at least so many, for which they are not.
 int64_t roomy(int64_t bytes) { return is_crowded(lines(bytes)) ? lines(bytes) + kCacheLine : lines(bytes); }
 
 // About as many as usual, and all pieces alike: a short one costs nearly as much as a whole.
@@ -537,6 +537,7 @@ int64_t PackedMatrix::nbytes() const { return packed_matrix_bytes(k, n); }
 
 void gemm(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* out, int64_t stride) {
   if (a.rows == 0 || b.n == 0) return;
+  const FpEnvironment environment;  // for scales of columns
   const Product product(a, b, finish, out, stride);
   parallel_for(product.tasks(), [&](int64_t i) { product.task(i); });
 }
