@@ -112,7 +112,8 @@ void test_ways_through_columns(Isa isa) {
           const auto a = codes(padded * depth, 0, 127), b = codes(depth * blocks * kGemmCols, -128, 127);
           std::vector<char> packed(static_cast<size_t>(padded * stride));
           for (int64_t r = 0; r < padded; ++r)
-            kernel.pack_a(a.data() + r * depth, depth, false, false, packed.data() + r * stride, depth);
+            kernel.pack_a(a.data() + r * depth, depth, kernel.a == GemmOperand::s8, false, packed.data() + r * stride,
+                          depth);
           std::vector<int32_t> from(static_cast<size_t>(blocks * kGemmCols));
           for (auto& v : from) v = between(-100000, 100000);
           // A row in two parts, the second one first.
