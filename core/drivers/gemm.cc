@@ -388,11 +388,9 @@ class Product {
     if (rows * all_stride_ > kPackedAtOnce) return;
     all_ = aligned<char>(rows * all_stride_);
     all_sums_ = aligned<int32_t>(rows);
-    parallel_for((a_.rows + kTaskRows - 1) / kTaskRows, [&](int64_t i) {
-      for (int64_t r = i * kTaskRows; r < std::min(a_.rows, (i + 1) * kTaskRows); ++r)
-        all_sums_[r] = kernel_.pack_a(a_.codes + r * a_.stride, b_.k, a_.is_signed, b_.has_zero,
-                                      all_.get() + r * all_stride_, depth);
-    });
+    for (int64_t r = 0; r < a_.rows; ++r)
+      all_sums_[r] = kernel_.pack_a(a_.codes + r * a_.stride, b_.k, a_.is_signed, b_.has_zero,
+                                    all_.get() + r * all_stride_, depth);
     if (rows > a_.rows) std::memset(all_.get() + a_.rows * all_stride_, 0, static_cast<size_t>(all_stride_));
   }
 
