@@ -1,5 +1,7 @@
 // Weights of 4 or 2 bits in groups times s8 codes, as kernels/groups says, then y * row scale + bias.
 #pragma once
+#include <algorithm>
+
 #include "base/memory.h"
 #include "kernels/finish/finish.h"
 #include "kernels/groups/groups.h"
@@ -9,11 +11,15 @@ namespace lowbit {
 struct GroupSizes {
   int64_t k, n, block;
   int bits;
-  int64_t groups, steps, last_steps, blocks;
-  int64_t padded;  // codes of a row of a: groups padded to whole steps
+  int64_t groups, steps, last_steps;
+  int64_t columns;  // of b: n and what the last vector of them is padded with
+  int64_t padded;   // codes of a row of a: groups padded to whole steps
 
   GroupSizes(int64_t k, int64_t n, int bits, int64_t block);
   int64_t packed_bytes(bool zeros) const;  // of b
+  int64_t code_bytes(int64_t of_columns) const { return of_columns * padded * bits / 8; }
+  // Of the block that begins at a column.
+  int64_t block_columns(int64_t first) const { return std::min<int64_t>(kGroupCols, columns - first); }
   // Whether rows of codes can be read as they are.
   bool is_plain() const { return padded == k; }
 };
@@ -21,7 +27,7 @@ struct GroupSizes {
 // b, packed once.
 struct PackedGroups : GroupSizes {
   Aligned<uint8_t> codes;
-  Aligned<float> scale;   // [blocks][groups][kGroupCols]
+  Aligned<float> scale;   // [block][group][column of the block]
   Aligned<uint8_t> zero;  // likewise, or null
   int32_t zero_all;
 

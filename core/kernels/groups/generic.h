@@ -8,74 +8,84 @@
 //   to_i32(sum)
 //   max_rows, wide(rows)   rows of a full tile; vectors of columns side by side
 #pragma once
+#include <algorithm>
+
 #include "kernels/groups/groups.h"
 #include "simd/vec.h"
 
 namespace lowbit {
 
-constexpr int64_t kStepBytes = kGroupCols * 4;
-constexpr int64_t kAhead = 320;  // bytes of b that one row asks for before it needs them
+// Bytes of b that are asked for before they are needed: early enough for the third cache, and for memory.
+constexpr int64_t kAhead = 1280, kFarAhead = 8192;
 
 template <class E, int Bits, int Part, class Cols>
 LOWBIT_INLINE auto part_of(const Cols& cols) {
   return E::template part<Part * Bits, (1 << Bits) - 1>(cols);
 }
 
-// sums += one step, part after part.
-template <class E, int Bits, int Rows, int Wide, int Part = 0>
-LOWBIT_INLINE void add_step(typename E::Sum (&sum)[Rows][Wide], const typename E::Cols (&cols)[Wide], const int8_t* a,
-                            int64_t stride) {
+// sums += one step, part after part, by turns to the Chains of a sum.
+template <class E, int Bits, int Rows, int Wide, int Chains, int Part = 0>
+LOWBIT_INLINE void add_step(typename E::Sum (&sum)[Rows][Wide][Chains], const typename E::Cols (&cols)[Wide],
+                            const int8_t* a, int64_t stride) {
   decltype(part_of<E, Bits, Part>(cols[0])) part[Wide];
   for (int j = 0; j < Wide; ++j) part[j] = part_of<E, Bits, Part>(cols[j]);
   for (int i = 0; i < Rows; ++i) {
     const typename E::Quad v = E::load_a(a + i * stride + Part * 4);
-    for (int j = 0; j < Wide; ++j) E::add(sum[i][j], part[j], v);
+    for (int j = 0; j < Wide; ++j) E::add(sum[i][j][Part % Chains], part[j], v);
   }
-  if constexpr (Part + 1 < 8 / Bits) add_step<E, Bits, Rows, Wide, Part + 1>(sum, cols, a, stride);
+  if constexpr (Part + 1 < 8 / Bits) add_step<E, Bits, Rows, Wide, Chains, Part + 1>(sum, cols, a, stride);
 }
 
 // Zeros: columns have zero points of their own.
 template <class E, int Bits, int Rows, int Wide, bool Zeros>
 __attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64_t column) {
   using V = typename E::V;
-  constexpr int64_t kStep = 32 / Bits;  // places of k
+  constexpr int64_t kStep = 32 / Bits;                                      // places of k
+  constexpr int kChains = Rows * Wide <= 8 && E::spill(Bits) == 0 ? 2 : 1;  // so few sums wait for themselves
   typename V::F32 y[Rows][Wide];
   for (int i = 0; i < Rows; ++i)
     for (int j = 0; j < Wide; ++j) y[i][j] = V::set(0.0f);
-  const uint8_t* b[Wide];
-  int64_t parameter[Wide];  // where the columns' scales are, at group 0
-  for (int j = 0; j < Wide; ++j) {
-    const int64_t n = column + j * V::width, block = n / kGroupCols, lane = n % kGroupCols;
-    b[j] = x.b + block * x.b_stride + lane * 4;
-    parameter[j] = block * x.groups * kGroupCols + lane;
-  }
+  const uint8_t* b = x.b + column * 4;
   const int8_t* a = x.a + row * x.a_stride;
-  int64_t offset = 0;  // bytes of b
-  for (int64_t g = 0; g < x.groups; ++g) {
+  const int64_t step_bytes = x.columns * 4;
+  int64_t parameter = column;  // where the columns' scales are
+  for (int64_t g = 0; g < x.groups; ++g, parameter += x.columns) {
     const int64_t steps = g + 1 < x.groups ? x.steps : x.last_steps;
-    typename V::I32 dot[Rows][Wide];
-    for (int i = 0; i < Rows; ++i)
-      for (int j = 0; j < Wide; ++j) dot[i][j] = V::set_i32(0);
-    for (int64_t first = 0; first < steps;) {
-      const int64_t end = E::spill(Bits) == 0 || steps - first <= E::spill(Bits) ? steps : first + E::spill(Bits);
-      typename E::Sum sum[Rows][Wide];
+    typename E::Sum sum[Rows][Wide][kChains];
+    const auto add_steps = [&](int64_t count) __attribute__((always_inline)) {
       for (int i = 0; i < Rows; ++i)
-        for (int j = 0; j < Wide; ++j) sum[i][j] = E::none();
-      for (int64_t s = first; s < end; ++s, offset += kStepBytes, a += kStep) {
+        for (int j = 0; j < Wide; ++j)
+          for (int c = 0; c < kChains; ++c) sum[i][j][c] = E::none();
+      for (int64_t s = 0; s < count; ++s, b += step_bytes, a += kStep) {
         typename E::Cols cols[Wide];
         for (int j = 0; j < Wide; ++j) {
-          if constexpr (Rows == 1) __builtin_prefetch(b[j] + offset + kAhead);
-          cols[j] = E::load(b[j] + offset);
+          const uint8_t* at = b + j * V::width * 4;
+          __builtin_prefetch(at + kAhead), __builtin_prefetch(at + kFarAhead);
+          cols[j] = E::load(at);
         }
-        add_step<E, Bits, Rows, Wide>(sum, cols, a, x.a_stride);
+        add_step<E, Bits, Rows, Wide, kChains>(sum, cols, a, x.a_stride);
       }
+    };
+    typename V::I32 dot[Rows][Wide];
+    if constexpr (E::spill(Bits) == 0) {
+      add_steps(steps);
       for (int i = 0; i < Rows; ++i)
-        for (int j = 0; j < Wide; ++j) dot[i][j] = V::add(dot[i][j], E::to_i32(sum[i][j]));
-      first = end;
+        for (int j = 0; j < Wide; ++j) {
+          dot[i][j] = E::to_i32(sum[i][j][0]);
+          for (int c = 1; c < kChains; ++c) dot[i][j] = V::add(dot[i][j], E::to_i32(sum[i][j][c]));
+        }
+    } else {
+      for (int i = 0; i < Rows; ++i)
+        for (int j = 0; j < Wide; ++j) dot[i][j] = V::set_i32(0);
+      for (int64_t first = 0; first < steps; first += E::spill(Bits)) {
+        add_steps(std::min(steps - first, E::spill(Bits)));
+        for (int i = 0; i < Rows; ++i)
+          for (int j = 0; j < Wide; ++j) dot[i][j] = V::add(dot[i][j], E::to_i32(sum[i][j][0]));
+      }
     }
     for (int j = 0; j < Wide; ++j) {
-      const int64_t at = parameter[j] + g * kGroupCols;
-      if constexpr (Rows == 1) __builtin_prefetch(x.scale + at + kAhead / 4);
+      const int64_t at = parameter + j * V::width;
+      __builtin_prefetch(x.scale + at + kAhead / 4);
       const typename V::F32 scale = V::load(x.scale + at);
       typename V::I32 zero;
       if constexpr (Zeros) zero = V::load_codes(x.zero + at);
@@ -97,10 +107,11 @@ __attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64
     for (int j = 0; j < Wide; ++j) V::store(x.c + (row + i) * x.c_stride + column + j * V::width, y[i][j]);
 }
 
-// All columns from `column` on for Rows rows, as many side by side as registers allow.
+// The columns from `column` on for Rows rows, as many side by side as registers allow.
 template <class E, int Bits, int Rows, int Wide = E::wide(Rows)>
 void group_strip(const GroupArgs& x, int64_t row, int64_t column, int64_t end) {
   constexpr int64_t kWidth = Wide * E::V::width;
+  static_assert(kWidth <= kGroupCols);
   for (; column + kWidth <= end; column += kWidth) {
     if (x.zero != nullptr) {
       group_tile<E, Bits, Rows, Wide, true>(x, row, column);
@@ -123,14 +134,10 @@ void group_rows_of(const GroupArgs& x, int64_t row, int64_t rows, int64_t column
 
 template <class E, int Bits>
 void groups(const GroupArgs& x) {
-  // Columns that stay in the caches while all rows pass them; one row has no use for that, and reads from many places.
-  constexpr int64_t kStrip = 2 * kGroupCols;
-  constexpr int kFewPlaces = 4;
-  const int64_t columns = x.blocks * kGroupCols, step = x.rows == 1 ? columns : kStrip;
-  if constexpr (E::wide(1) > kFewPlaces)
-    if (x.rows == 1 && x.from_few_places) return group_strip<E, Bits, 1, kFewPlaces>(x, 0, 0, columns);
-  for (int64_t column = 0; column < columns; column += step) {
-    const int64_t end = column + step < columns ? column + step : columns;
+  constexpr int64_t kStrip = 2 * kGroupVector;  // columns that stay in the caches while all rows pass them
+  const int64_t strip = x.rows == 1 ? kGroupCols : kStrip;
+  for (int64_t column = 0; column < x.columns; column += strip) {
+    const int64_t end = std::min(column + strip, x.columns);
     for (int64_t row = 0; row < x.rows; row += E::max_rows) group_rows_of<E, Bits>(x, row, x.rows - row, column, end);
   }
 }

@@ -5,20 +5,21 @@
 //   scales
 //              for groups too; every float operation rounded by itself
 //
-// b is packed once, alike for every ISA: blocks of kGroupCols columns; in a block, steps of 32 / bits places of k: a
-// quad of four bytes for each column, whose low bits are the first quad of the step, the next bits the next, ... Codes
-// are unsigned (signed ones are moved up), groups are padded to whole steps with a = 0. They are unpacked in registers:
-// b is the u8 side of vpmaddubsw, whose products of 15 and 128 leave room for eight sums in 16 bits.
+// b is packed once, alike for every ISA: blocks of kGroupCols columns (the last of as many vectors of kGroupVector as
+// are left); in a block, steps of 32 / bits places of k: a quad of four bytes for each column, whose low bits are the
+// first quad of the step, the next bits the next, ... Codes are unsigned (signed ones are moved up), groups are padded
+// to whole steps with a = 0. They are unpacked in registers: b is the u8 side of vpmaddubsw, whose products of 15 and
+// 128 leave room for eight sums in 16 bits.
 //
-// Roofline: for one row, memory: bits / 8 bytes a product. For many, vpmaddubsw + vpaddw: 32 products for 2
-// operations, where int8 needs 3 or 4.
+// Roofline: for one row, memory: bits / 8 bytes a product, which it reads from front to back; the columns of a block
+// share what they load of a. For many, vpmaddubsw + vpaddw: 32 products for 2 operations, where int8 needs 3 or 4.
 #pragma once
 #include "base/arch.h"
 #include "base/types.h"
 
 namespace lowbit {
 
-constexpr int kGroupCols = 16;
+constexpr int kGroupCols = 64, kGroupVector = 16;
 
 struct GroupArgs {
   const int8_t* a;  // [rows][a_stride], groups padded to whole steps
@@ -26,15 +27,14 @@ struct GroupArgs {
   const int32_t* a_sum;  // [rows][groups]
   const float* a_scale;  // [rows][groups], or null
   int64_t rows;
-  const uint8_t* b;     // the first block
-  int64_t b_stride;     // bytes from block to block
-  const float* scale;   // [blocks][groups][kGroupCols]
+  const uint8_t* b;     // a block
+  int64_t columns;      // of it: a multiple of kGroupVector, at most kGroupCols
+  const float* scale;   // [groups][columns]
   const uint8_t* zero;  // the same, or null: zero_all
   int32_t zero_all;
-  int64_t blocks, groups;
+  int64_t groups;
   int64_t steps, last_steps;  // of a group, and of the last
-  bool from_few_places;       // one row reads b from four places at once, instead of from as many as registers allow
-  float* c;                   // [rows][c_stride], blocks * kGroupCols columns of it
+  float* c;                   // [rows][c_stride]
   int64_t c_stride;
 };
 

@@ -8,7 +8,7 @@ namespace lowbit {
 struct ZmmGroups {
   using V = Avx512;
   static constexpr int max_rows = 6;
-  static constexpr int wide(int rows) { return rows == 1 ? 8 : 2; }
+  static constexpr int wide(int rows) { return rows == 1 ? 4 : 2; }
 
   using Cols = __m512i;
   using Quad = __m512i;
