@@ -92,7 +92,7 @@ Features detect() {
 Features detect() { return {}; }
 #endif
 
-constexpr const char* kIsaNames[kIsaCount] = {"scalar", "avx2", "avx512", "vnni", "neon", "dotprod", "i8mm"};
+constexpr const char* kIsaNames[kIsaCount] = {"scalar", "avx2", "avxvnni", "avx512", "vnni", "neon", "dotprod", "i8mm"};
 
 // The best available ISA that is not above the one of this name; "" caps nothing.
 Isa best_under(const std::string& cap) {
@@ -162,6 +162,8 @@ bool isa_available(Isa isa) {
 #if defined(__x86_64__)
     case Isa::avx2:
       return has_feature("avx2") && has_feature("fma") && has_feature("f16c");
+    case Isa::avxvnni:
+      return has_feature("avx_vnni") && isa_available(Isa::avx2);
     case Isa::avx512:
       return has_feature("avx512f") && has_feature("avx512bw") && has_feature("avx512vl") && has_feature("avx512dq") &&
              isa_available(Isa::avx2);

@@ -7,11 +7,12 @@
 namespace lowbit {
 
 // Kernel families are built once per row of this list; a higher value is preferred. Those without dot products
-// have no tables for vnni, dotprod and i8mm, and use those of base_isa.
-enum class Isa : int { scalar = 0, avx2 = 1, avx512 = 2, vnni = 3, neon = 4, dotprod = 5, i8mm = 6 };
-constexpr int kIsaCount = 7;
+// have no tables for avxvnni, vnni, dotprod and i8mm, and use those of base_isa.
+enum class Isa : int { scalar = 0, avx2 = 1, avxvnni = 2, avx512 = 3, vnni = 4, neon = 5, dotprod = 6, i8mm = 7 };
+constexpr int kIsaCount = 8;
 
 constexpr Isa base_isa(Isa isa) {
+  if (isa == Isa::avxvnni) return Isa::avx2;
   if (isa == Isa::vnni) return Isa::avx512;
   return isa > Isa::neon ? Isa::neon : isa;
 }

@@ -86,7 +86,7 @@ LOWBIT_FAMILY(float_dot, FloatDotRow)
 
 // Families with dot products have tables for every ISA.
 #if defined(__x86_64__)
-#define LOWBIT_FOR_EACH_DOT_ISA(X) X(scalar) X(avx2) X(avx512) X(vnni)
+#define LOWBIT_FOR_EACH_DOT_ISA(X) X(scalar) X(avx2) X(avxvnni) X(avx512) X(vnni)
 #elif defined(__aarch64__)
 #define LOWBIT_FOR_EACH_DOT_ISA(X) X(scalar) X(neon) X(dotprod) X(i8mm)
 #else

@@ -12,7 +12,8 @@
 //   start(from)            where it pays: an accumulator that begins with from[group], so that nothing is added later
 //   by_block               whether all rows pass one block of columns before the next
 //   by_pairs               whether they may pass two at once
-//   sum(acc, acc)          where a tile's accumulators can be too few to keep dot busy: two as one, used by turns
+//   chains(rows), sum(acc, acc)  where a tile's accumulators can be too few to keep dot busy: how many make one, used
+//                          by turns
 //   is_one                 whether compilers see dot as one operation, and cannot multiply once for many sums
 //   max_rows, wide(rows)   rows of a full tile; groups side by side in a tile of so many rows
 #pragma once
@@ -203,6 +204,12 @@ struct TileRows {
   int64_t first(int64_t tile) const { return tile * rows + (tile < taller ? tile : taller); }
 };
 
+template <class E, int Rows>
+constexpr int chains_of() {
+  if constexpr (requires { E::chains(Rows); }) return E::chains(Rows);
+  return 1;
+}
+
 // Tiles [tile, end) of a block, or of two.
 template <class E, int Blocks, Ahead Asked, bool Segmented>
 LOWBIT_INLINE void some_tiles(const GemmArgs& x, const TileRows<E>& t, int64_t block, int64_t tile, int64_t end,
@@ -210,7 +217,7 @@ LOWBIT_INLINE void some_tiles(const GemmArgs& x, const TileRows<E>& t, int64_t b
   while (tile < end) {
     const int64_t count = (tile < t.taller && t.taller < end ? t.taller : end) - tile;
     with_rows<E::max_rows>(t.of(tile), [&]<int Rows>() {
-      constexpr int kChains = requires { &E::sum; } ? kGemmQuads / E::step : 1;
+      constexpr int kChains = chains_of<E, Rows>();
       constexpr int kEnough = 5;  // rows of which two blocks keep two operations a cycle busy that take five each
       if constexpr (Blocks > 1 && Rows >= kEnough)
         if (x.quads <= kShortSum)  // adding two accumulators would cost more than waiting

@@ -14,6 +14,7 @@ struct VnniDot {
   static constexpr bool is_one = true;
   static constexpr bool by_block = true, by_pairs = true;
   static constexpr int wide(int) { return 4; }
+  static constexpr int chains(int) { return 2; }
 
   using Quad = __m512i;
   using Cols = __m512i;
