@@ -71,6 +71,8 @@ def _avx2_beside_vnni(name: str, p: Product) -> Case:
         lowbit_codes(p, "lowbit, AVX2", around=lambda: capped("avx2")),
         lowbit_codes(p, "lowbit, VNNI", around=lambda: capped("")),
     ]
+    if "avxvnni" in isas:
+        contenders.append(lowbit_codes(p, "lowbit, AVX-VNNI", around=lambda: capped("avxvnni")))
     targets = [Target("lowbit, AVX2", "lowbit, VNNI", 0.5, "VNNI", any_threads=True)]
     return Case(name, p.m * p.n, p.m * p.n, contenders, targets, p.codes, tolerance=0, operations=p.operations)
 

@@ -418,6 +418,8 @@ def test_hints_follow_the_kernels_in_use():
     assert efficient_dtypes(scalar) == {}
     assert efficient_dtypes(replace(machine, isa="vnni"))["int8"] == "vpdpbusd"
     assert optimal_block_size(replace(machine, isa="vnni")) == 128
+    assert efficient_dtypes(replace(machine, isa="avxvnni"))["int4"] == "vpdpbusd"
+    assert optimal_block_size(replace(machine, isa="avxvnni")) == 32
     fast = performance_hints(machine, replace(rates, dot_ops=4e11, fma_ops=1e11))
     slow = performance_hints(machine, replace(rates, dot_ops=1e11, fma_ops=1e11))
     assert fast.preferred_dtypes.value[0] == "int8"

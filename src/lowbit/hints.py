@@ -16,8 +16,9 @@ __all__ = [
     "optimal_block_size", "performance_hints",
 ]  # fmt: skip
 
-_COLUMNS, _DEPTH = 16, 4  # tiles the products' kernels read: columns, and codes along k side by side
-_PIECE = 768  # codes along k that stay in L1 while a tile is computed
+# As the products' kernels read weights: columns of a block (of 8 bits, of 4), and codes along k side by side.
+_COLUMNS, _FEW_BIT_COLUMNS, _DEPTH = 16, 64, 4
+_PIECE = 1152  # codes along k of a block that stays in the caches while rows pass it
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,18 @@ def efficient_dtypes(machine: HardwareFeatures | None = None) -> dict[str, str]:
     True
     """
     isa = (machine or hardware()).isa
-    bytes_by = {"vnni": "vpdpbusd", "avx512": "vpmaddwd", "avx2": "vpmaddwd", "i8mm": "smmla", "dotprod": "sdot",
-                "neon": "smull"}  # fmt: skip
-    few_by = {"vnni": "vpdpbusd", "avx512": "vpmaddubsw", "avx2": "vpmaddubsw", "i8mm": "sdot", "dotprod": "sdot",
-              "neon": "smull"}  # fmt: skip
-    bits_by = {"vnni": "vpopcnt or vpshufb", "avx512": "vpshufb", "avx2": "vpshufb", "i8mm": "cnt", "dotprod": "cnt",
-               "neon": "cnt"}  # fmt: skip
+    bytes_by = {
+        "vnni": "vpdpbusd", "avxvnni": "vpdpbusd", "avx512": "vpmaddwd", "avx2": "vpmaddwd",
+        "i8mm": "smmla", "dotprod": "sdot", "neon": "smull",
+    }  # fmt: skip
+    few_by = {
+        "vnni": "vpdpbusd", "avxvnni": "vpdpbusd", "avx512": "vpmaddubsw", "avx2": "vpmaddubsw",
+        "i8mm": "sdot", "dotprod": "sdot", "neon": "smull",
+    }  # fmt: skip
+    bits_by = {
+        "vnni": "vpopcnt or vpshufb", "avxvnni": "vpshufb", "avx512": "vpshufb", "avx2": "vpshufb",
+        "i8mm": "cnt", "dotprod": "cnt", "neon": "cnt",
+    }  # fmt: skip
     if isa not in bytes_by:
         return {}
     found = dict.fromkeys(("int8", "uint8"), bytes_by[isa])
@@ -83,12 +90,12 @@ def memory_layouts() -> tuple[QuantizedMemoryLayout, ...]:
     >>> memory_layouts()[0].columns
     16
     """
-    piece = f"pieces of at most {_PIECE} codes along k, so that a tile's columns stay in L1"
+    piece = f"pieces of at most {_PIECE} codes along k, so that blocks stay in the caches while rows pass them"
     return (
         QuantizedMemoryLayout("int8", "blocks of columns, quads of k", _COLUMNS, _DEPTH, _COLUMNS * _PIECE, piece),
         QuantizedMemoryLayout(
-            "int4", "blocks of columns, halves of bytes", _COLUMNS, _DEPTH, _COLUMNS * _PIECE // 2,
-            "unpacked in registers; a scale a group beside them",
+            "int4", "blocks of columns, halves of bytes", _FEW_BIT_COLUMNS, _DEPTH, _FEW_BIT_COLUMNS * _DEPTH,
+            "unpacked in registers; a row reads them from front to back, and a scale a group beside them",
         ),
         QuantizedMemoryLayout("binary", "panels of columns", 8, 8, 8 * 64, "eight columns share a pass over a row"),
     )  # fmt: skip
@@ -101,7 +108,7 @@ def optimal_block_size(machine: HardwareFeatures | None = None) -> int:
     True
     """
     # A group ends with a multiplication by its scale: two vectors of codes pay for it, one does not.
-    width = {"vnni": 64, "avx512": 64, "avx2": 32, "neon": 16, "dotprod": 16, "i8mm": 16}
+    width = {"vnni": 64, "avx512": 64, "avxvnni": 32, "avx2": 32, "neon": 16, "dotprod": 16, "i8mm": 16}
     return 128 if width.get((machine or hardware()).isa, 16) >= 64 else 32
 
 

@@ -81,7 +81,7 @@ class SpecializedQuantizationOps:
 
 
 class VnniQuantizationOps(SpecializedQuantizationOps):
-    """vpdpbusd: four products of bytes added to 32 bits in one step, sixteen times over."""
+    """vpdpbusd: four products of bytes added to 32 bits in one step, sixteen times over, or eight with AVX-VNNI."""
 
     instruction = "VNNI (vpdpbusd)"
     formats = ("int8", "uint8", "int4", "uint4", "int2", "uint2")
@@ -91,10 +91,10 @@ class VnniQuantizationOps(SpecializedQuantizationOps):
     def why_not(self) -> str:
         if self.machine.architecture not in ("x86_64", "AMD64"):
             return f"an instruction of x86, and this is {self.machine.architecture}"
-        if not self.machine.avx512_vnni:
-            return f"{self.machine.cpu} has no avx512_vnni"
+        if not (self.machine.avx512_vnni or self.machine.avx_vnni):
+            return f"{self.machine.cpu} has neither avx512_vnni nor avx_vnni"
         active = _core.active_isa()
-        return "" if active == "vnni" else f"the kernels in use are {active}; LOWBIT_MAX_ISA caps them"
+        return "" if active in ("vnni", "avxvnni") else f"the kernels in use are {active}; LOWBIT_MAX_ISA caps them"
 
 
 class _OnGpu(SpecializedQuantizationOps):

@@ -28,9 +28,7 @@ struct AvxVnniDot {
   LOWBIT_INLINE Cols load_b(const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   LOWBIT_INLINE Acc zero() { return _mm256_setzero_si256(); }
   LOWBIT_INLINE Acc sum(Acc x, Acc y) { return _mm256_add_epi32(x, y); }
-  LOWBIT_INLINE Acc start(const int32_t* from) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  }
+  LOWBIT_INLINE Acc start(const int32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
   LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) {  // written out, as for 512 bits
     asm("%{vex%} vpdpbusd %[b], %[a], %[acc]" : [acc] "+x"(acc) : [a] "x"(a), [b] "x"(b));
   }
