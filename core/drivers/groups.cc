@@ -28,45 +28,46 @@ GroupSizes::GroupSizes(int64_t k_, int64_t n_, int bits_, int64_t block_)
 
 PackedGroups::PackedGroups(const uint8_t* from, int64_t k_, int64_t n_, int bits_, int64_t block_, const float* scales,
                            const uint8_t* zeros, int32_t zero_for_all)
-    : GroupSizes(k_, n_, bits_, block_), zero_all(zero_for_all) {
-  codes = aligned<uint8_t>(code_bytes(columns));
-  scale = aligned<float>(columns * groups);
-  if (zeros != nullptr) zero = aligned<uint8_t>(columns * groups);
+    : GroupSizes(k_, n_, bits_, block_), has_zeros(zeros != nullptr), zero_all(zero_for_all) {
+  data = aligned<uint8_t>(nbytes());
   parallel_for((columns + kGroupCols - 1) / kGroupCols, [&](int64_t b) {
     const int64_t first = b * kGroupCols, wide = block_columns(first);
-    std::memset(codes.get() + code_bytes(first), 0, static_cast<size_t>(code_bytes(wide)));
-    for (int64_t column = first; column < first + wide; ++column) {
+    std::memset(data.get() + bytes_of(first, has_zeros), 0, static_cast<size_t>(bytes_of(wide, has_zeros)));
+    for (int64_t column = first; column < std::min(first + wide, n); ++column) {
       for (int64_t g = 0; g < groups; ++g) {
-        const int64_t at = first * groups + g * wide + column - first;
-        scale[at] = column < n ? scales[column * groups + g] : 0.0f;
-        if (zeros != nullptr) zero[at] = column < n ? zeros[column * groups + g] : 0;
+        uint8_t* const of_group = data.get() + scales_at(first, g);
+        std::memcpy(of_group + (column - first) * 4, scales + column * groups + g, sizeof(float));
+        if (has_zeros) of_group[wide * 4 + column - first] = zeros[column * groups + g];
       }
-      if (column >= n) continue;
       for (int64_t i = 0; i < k; ++i) {
         const Place p = place_of(column, i);
-        codes[p.byte] = static_cast<uint8_t>(codes[p.byte] | from[column * k + i] << p.shift);
+        data[p.byte] = static_cast<uint8_t>(data[p.byte] | from[column * k + i] << p.shift);
       }
     }
   });
 }
 
+int64_t PackedGroups::scales_at(int64_t first, int64_t group) const {
+  const int64_t all_steps = group * steps + (group + 1 < groups ? steps : last_steps), wide = block_columns(first);
+  return bytes_of(first, has_zeros) + (all_steps * 4 + group * (has_zeros ? 5 : 4)) * wide;
+}
+
 PackedGroups::Place PackedGroups::place_of(int64_t column, int64_t i) const {
-  const int64_t step = 32 / bits, place = i / block * steps * step + i % block, within = place % step;
-  const int64_t first = column / kGroupCols * kGroupCols;
-  return {code_bytes(first) + (place / step * block_columns(first) + column - first) * 4 + within % 4,
-          static_cast<int>(within / 4) * bits};
+  const int64_t step = 32 / bits, group = i / block, within = i % block, part = within % step;
+  const int64_t first = column / kGroupCols * kGroupCols, wide = block_columns(first);
+  const int64_t of_step = (group * steps + within / step) * 4 + group * (has_zeros ? 5 : 4);  // a column
+  return {bytes_of(first, has_zeros) + of_step * wide + (column - first) * 4 + part % 4,
+          static_cast<int>(part / 4) * bits};
 }
 
 void PackedGroups::unpack(uint8_t* to) const {
   for (int64_t column = 0; column < n; ++column) {
     for (int64_t i = 0; i < k; ++i) {
       const Place p = place_of(column, i);
-      to[column * k + i] = static_cast<uint8_t>(codes[p.byte] >> p.shift & ((1 << bits) - 1));
+      to[column * k + i] = static_cast<uint8_t>(data[p.byte] >> p.shift & ((1 << bits) - 1));
     }
   }
 }
-
-int64_t GroupSizes::packed_bytes(bool zeros) const { return code_bytes(columns) + columns * groups * (zeros ? 5 : 4); }
 
 void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_per_group, const PackedGroups& b,
                   const FloatFinish& finish, void* out) {
@@ -111,14 +112,12 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
       x.a = b.is_plain() ? a + (base + r) * b.k : rows.get() + r * b.padded;
       x.a_sum = sums.get() + r * b.groups;
       x.a_scale = scale_per_group ? a_scale + (base + r) * b.groups : nullptr;
-      x.zero_all = b.zero_all, x.groups = b.groups, x.steps = b.steps, x.last_steps = b.last_steps;
+      x.has_zeros = b.has_zeros, x.zero_all = b.zero_all, x.groups = b.groups, x.steps = b.steps, x.last_steps = b.last_steps;
       x.c_stride = kTaskColumns;
       const int64_t end = std::min(first + kTaskColumns, b.columns);
       for (int64_t column = first; column < end; column += kGroupCols) {
         x.columns = b.block_columns(column);
-        x.b = b.codes.get() + b.code_bytes(column);
-        x.scale = b.scale.get() + column * b.groups;
-        x.zero = b.zero ? b.zero.get() + column * b.groups : nullptr;
+        x.b = b.block_at(column);
         x.c = c + column - first;
         kernel.run(x);
       }

@@ -16,8 +16,9 @@ struct GroupSizes {
   int64_t padded;   // codes of a row of a: groups padded to whole steps
 
   GroupSizes(int64_t k, int64_t n, int bits, int64_t block);
-  int64_t packed_bytes(bool zeros) const;  // of b
-  int64_t code_bytes(int64_t of_columns) const { return of_columns * padded * bits / 8; }
+  // Of b, or of so many of its columns: codes, scales, and zero points if it has any.
+  int64_t packed_bytes(bool zeros) const { return bytes_of(columns, zeros); }
+  int64_t bytes_of(int64_t some, bool zeros) const { return some * (padded * bits / 8 + groups * (zeros ? 5 : 4)); }
   // Of the block that begins at a column.
   int64_t block_columns(int64_t first) const { return std::min<int64_t>(kGroupCols, columns - first); }
   // Whether rows of codes can be read as they are.
@@ -26,23 +27,24 @@ struct GroupSizes {
 
 // b, packed once.
 struct PackedGroups : GroupSizes {
-  Aligned<uint8_t> codes;
-  Aligned<float> scale;   // [block][group][column of the block]
-  Aligned<uint8_t> zero;  // likewise, or null
+  Aligned<uint8_t> data;  // as kernels/groups/groups.h says
+  bool has_zeros;
   int32_t zero_all;
 
   // codes: [n][k], one a byte, from 0 to 2^bits - 1. scale: [n][groups]; zero likewise, or null: zero_all.
   PackedGroups(const uint8_t* codes, int64_t k, int64_t n, int bits, int64_t block, const float* scale,
                const uint8_t* zero, int32_t zero_all);
-  int64_t nbytes() const { return packed_bytes(zero != nullptr); }
+  int64_t nbytes() const { return packed_bytes(has_zeros); }
+  const uint8_t* block_at(int64_t first) const { return data.get() + bytes_of(first, has_zeros); }
   void unpack(uint8_t* to) const;  // [n][k], as it was given
 
  private:
   struct Place {
-    int64_t byte;  // of codes
+    int64_t byte;  // of data
     int shift;
   };
   Place place_of(int64_t column, int64_t i) const;
+  int64_t scales_at(int64_t first, int64_t group) const;  // of the block that begins at a column; zeros are behind them
 };
 
 struct FloatFinish {

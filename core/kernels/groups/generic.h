@@ -15,8 +15,10 @@
 
 namespace lowbit {
 
-// Bytes of b that are asked for before they are needed: early enough for the third cache, and for memory.
-constexpr int64_t kAhead = 1280, kFarAhead = 8192;
+// b is asked for so many bytes before it is needed: what memory needs. The third cache would give as much to half of it.
+constexpr int64_t kAhead = 8192;
+
+LOWBIT_INLINE void ask_ahead(const uint8_t* b) { __builtin_prefetch(b + kAhead); }
 
 template <class E, int Bits, int Part, class Cols>
 LOWBIT_INLINE auto part_of(const Cols& cols) {
@@ -48,8 +50,7 @@ __attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64
   const uint8_t* b = x.b + column * 4;
   const int8_t* a = x.a + row * x.a_stride;
   const int64_t step_bytes = x.columns * 4;
-  int64_t parameter = column;  // where the columns' scales are
-  for (int64_t g = 0; g < x.groups; ++g, parameter += x.columns) {
+  for (int64_t g = 0; g < x.groups; ++g) {
     const int64_t steps = g + 1 < x.groups ? x.steps : x.last_steps;
     typename E::Sum sum[Rows][Wide][kChains];
     const auto add_steps = [&](int64_t count) __attribute__((always_inline)) {
@@ -60,7 +61,7 @@ __attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64
         typename E::Cols cols[Wide];
         for (int j = 0; j < Wide; ++j) {
           const uint8_t* at = b + j * V::width * 4;
-          __builtin_prefetch(at + kAhead), __builtin_prefetch(at + kFarAhead);
+          ask_ahead(at);
           cols[j] = E::load(at);
         }
         add_step<E, Bits, Rows, Wide, kChains>(sum, cols, a, x.a_stride);
@@ -83,12 +84,13 @@ __attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64
           for (int j = 0; j < Wide; ++j) dot[i][j] = V::add(dot[i][j], E::to_i32(sum[i][j][0]));
       }
     }
+    const uint8_t* const zeros = b + step_bytes - column * 3;  // of a byte a column, where scales have four
     for (int j = 0; j < Wide; ++j) {
-      const int64_t at = parameter + j * V::width;
-      __builtin_prefetch(x.scale + at + kAhead / 4);
-      const typename V::F32 scale = V::load(x.scale + at);
+      const uint8_t* at = b + j * V::width * 4;
+      ask_ahead(at);
+      const typename V::F32 scale = V::load(reinterpret_cast<const float*>(at));
       typename V::I32 zero;
-      if constexpr (Zeros) zero = V::load_codes(x.zero + at);
+      if constexpr (Zeros) zero = V::load_codes(zeros + j * V::width);
       for (int i = 0; i < Rows; ++i) {
         const int64_t of_a = (row + i) * x.groups + g;
         typename V::I32 of_zero;
@@ -102,6 +104,7 @@ __attribute__((noinline)) void group_tile(const GroupArgs& x, int64_t row, int64
         y[i][j] = V::add(y[i][j], V::mul(V::to_f32(exact), s));
       }
     }
+    b += step_bytes + (Zeros ? x.columns : 0);
   }
   for (int i = 0; i < Rows; ++i)
     for (int j = 0; j < Wide; ++j) V::store(x.c + (row + i) * x.c_stride + column + j * V::width, y[i][j]);
@@ -113,7 +116,7 @@ void group_strip(const GroupArgs& x, int64_t row, int64_t column, int64_t end) {
   constexpr int64_t kWidth = Wide * E::V::width;
   static_assert(kWidth <= kGroupCols);
   for (; column + kWidth <= end; column += kWidth) {
-    if (x.zero != nullptr) {
+    if (x.has_zeros) {
       group_tile<E, Bits, Rows, Wide, true>(x, row, column);
     } else {
       group_tile<E, Bits, Rows, Wide, false>(x, row, column);
