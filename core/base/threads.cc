@@ -77,7 +77,7 @@ class Pool {
     start_workers(static_cast<int>(useful) - 1);
     body_ = body, context_ = context, count_ = count;
     helpers_ = static_cast<int>(useful) - 1;
-    for (int t = 0; t <= helpers_; ++t) lanes_[t].next.store(t, std::memory_order_relaxed);
+    for (int t = 0; t <= helpers_; ++t) lanes_[t].next.store(first_of(t), std::memory_order_relaxed);
     active_.store(kOpen, std::memory_order_release);
     generation_.fetch_add(1, std::memory_order_seq_cst);
     if (parked_.load(std::memory_order_seq_cst) > 0) generation_.notify_all();
@@ -91,13 +91,17 @@ class Pool {
   // active_: kOpen while a job may be joined, plus the number of workers inside it.
   static constexpr uint32_t kOpen = 1u << 31;
 
-  // Every lanes-th task is a thread's own, and so the same ones in the next call: their data is still in its caches.
-  // When they are done it takes what is left of the others'.
+  // A run of tasks is a thread's own, and so the same ones in the next call: their data is still in its caches, and it
+  // meets that of another thread in one place. When they are done it takes what is left of the others'.
+  int64_t first_of(int lane) const { return count_ * lane / (helpers_ + 1); }
+
   void work(int own) {
     const int lanes = helpers_ + 1;
     for (int k = 0; k < lanes; ++k) {
-      std::atomic<int64_t>& next = lanes_[(own + k) % lanes].next;
-      for (int64_t i; (i = next.fetch_add(lanes, std::memory_order_relaxed)) < count_;) body_(context_, i);
+      const int lane = (own + k) % lanes;
+      const int64_t end = first_of(lane + 1);
+      std::atomic<int64_t>& next = lanes_[lane].next;
+      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < end;) body_(context_, i);
     }
   }
 

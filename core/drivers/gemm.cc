@@ -25,12 +25,24 @@ constexpr int64_t kStripBytes = 1 << 18;  // lines of an image that are copied a
 constexpr int64_t kMostSegments = 64;
 constexpr int64_t kFetchedCodes = kTaskRows * kGemmDepth;
 constexpr int64_t kPackedAtOnce = 4 << 20;  // bytes of all rows together, if they are packed before any task
-constexpr int64_t kWorthAThread = 1 << 20;  // products: what takes as long as it takes another thread to wake up
+constexpr int64_t kWorthAThread = 2 << 20;  // products: what takes as long as it takes another thread to wake up
 
 int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
 
 // Whether rows so many bytes apart are all in the same few places of L1.
 bool is_crowded(int64_t stride) { return stride % 4096 == 0; }
+
+// Whether so many rows, written a tile's width each before any goes on, are too many for the places of L1 that they
+// meet in: each store then waits for an older line to leave. One thread alone loses less by it than by copying its
+// results. But what is written row below row has the CPU ask for the rows below, too, and where those are another
+// thread's, each takes them from the other: two threads were as slow as one (Zen 5, rows of 8 KiB).
+bool is_crowded(int64_t stride, int64_t rows) {
+  constexpr int64_t kPlaces = 64, kLines = 8, kWritten = 2;
+  int8_t lines_at[kPlaces] = {};
+  for (int64_t r = 0; r < rows; ++r)
+    if (++lines_at[r * stride / kCacheLine % kPlaces] > kLines / kWritten) return true;
+  return false;
+}
 
 // Bytes from row to row, of at least so many, for which they are not.
 int64_t roomy(int64_t bytes) { return is_crowded(lines(bytes)) ? lines(bytes) + kCacheLine : lines(bytes); }
@@ -67,13 +79,17 @@ int64_t task_blocks(const PackedMatrix& b, int64_t m, int64_t row_tasks, bool in
   return (b.blocks + tasks - 1) / tasks;
 }
 
-// Rows of a task: as equal as whole tiles allow. Threads share rows rather than columns where each can keep all of b:
-// two that write the same line wait for one another, and rows of columns meet in one line each.
+// Whether threads share rows rather than columns, which they do where each can keep all of b: two that write the same
+// line wait for one another, and rows of columns meet in one line each.
+bool shares_rows(const PackedMatrix& b) {
+  return b.blocks <= kMaxBlocks || b.blocks * kGemmCols * b.quads * 4 < kRoomy;
+}
+
+// Rows of a task: as equal as whole tiles allow.
 int64_t task_rows(const GemmRow& kernel, const PackedMatrix& b, int64_t m) {
   const int64_t tasks = std::max<int64_t>(1, (m + kTaskRows - 1) / kTaskRows);
-  const bool keeps_b = b.blocks <= kMaxBlocks || b.blocks * kGemmCols * b.quads * 4 < kRoomy;
   const int64_t shares = std::clamp<int64_t>(m / (2 * kernel.rows), 1, worthwhile_threads(b, m));
-  const int64_t parts = keeps_b ? round_up(tasks, shares) : tasks;
+  const int64_t parts = shares_rows(b) ? round_up(tasks, shares) : tasks;
   return std::min(kTaskRows, round_up((m + parts - 1) / parts, kernel.rows));
 }
 
@@ -178,6 +194,7 @@ class Product {
         kernel_(kernels_[chosen(a, b, kernels_)]),
         row_(finish_row(isa_, finish.result)),
         is_paired_(has_roomy_first_cache()),
+        is_alone_(worthwhile_threads(b, a.rows) == 1),
         wide_(finish.wide || b.k > kExactK),
         task_rows_(task_rows(kernel_, b, a.rows)),
         task_blocks_(task_blocks(b, a.rows, row_tasks(), !wide_ && a.lines == nullptr)) {
@@ -205,7 +222,7 @@ class Product {
     }
     if (finish.bias != nullptr) columns_.bias = padded(finish.bias, b.n, size, false);
     // By one thread alone: what another one has packed comes slowly from its caches.
-    if (worthwhile_threads(b, a.rows) == 1 && column_tasks() > 1 && a.rows > kFewRows && a.codes != nullptr && !wide_ &&
+    if (is_alone_ && column_tasks() > 1 && a.rows > kFewRows && a.codes != nullptr && !wide_ &&
         !reads_codes(a.stride, b.k == b.quads * 4))
       pack_all();
   }
@@ -214,8 +231,11 @@ class Product {
 
   void task(int64_t i) const {
     const FpEnvironment environment;
-    // Tasks that share columns of b follow one another, so that those are read from memory once.
-    const int64_t row = i % row_tasks() * task_rows_, block = i / row_tasks() * task_blocks_;
+    // A thread has a run of tasks. Those that share columns of b follow one another, so that they are read from memory
+    // once; where threads share rows, those that share rows do.
+    const bool by_rows = !is_alone_ && shares_rows(b_);
+    const int64_t row = (by_rows ? i / column_tasks() : i % row_tasks()) * task_rows_,
+                  block = (by_rows ? i % column_tasks() : i / row_tasks()) * task_blocks_;
     const int64_t rows = std::min(task_rows_, a_.rows - row), blocks = std::min(task_blocks_, b_.blocks - block);
     const Workspace w = workspace(wide_);
     if (a_.zero_per_row)
@@ -224,6 +244,8 @@ class Product {
     std::fill_n(w.row_sum, rows, 0);
     if (wide_) return beyond_int32(w, row, rows, block, blocks);
     const int64_t at_once = b_.quads > b_.piece ? blocks : blocks_at_once(rows, blocks);
+    const bool is_place =
+        finish_.result == Result::s32 && rows % kernel_.at_once == 0 && (is_alone_ || !is_crowded(stride_ * 4, rows));
     int64_t quad = 0;
     do {
       const int64_t quads = std::min(b_.piece, b_.quads - quad);
@@ -231,12 +253,15 @@ class Product {
       if (quads > 0) pack(w, row, rows, quad, quads, x);
       for (int64_t first = block, count; first < block + blocks; first += count) {
         count = std::min(at_once, block + blocks - first);
-        // Sums that are the result go to their place, but for a last block whose padding would go beyond it.
-        const bool is_place = finish_.result == Result::s32 && rows % kernel_.at_once == 0;
-        if (is_place && count > 1 && (first + count) * kGemmCols > b_.n) --count;
+        // Sums that are the result go to their place, but for a last block whose padding would go beyond it, and one
+        // more if two are taken at a time.
+        if (is_place && (first + count) * kGemmCols > b_.n) {
+          const int64_t apart = is_paired_ && count % 2 == 0 ? 2 : 1;
+          if (count > apart) count -= apart;
+        }
         const bool in_place = is_place && (first + count) * kGemmCols <= b_.n;
         x.c = in_place ? reinterpret_cast<int32_t*>(out_) + row * stride_ + first * kGemmCols : w.c;
-        x.c_stride = in_place ? stride_ : count * kGemmCols;
+        x.c_stride = in_place ? stride_ : roomy(count * kGemmCols * 4) / 4;
         x.from = quad > 0 ? x.c : columns_.add.get() + first * kGemmCols;
         x.from_stride = quad > 0 ? x.c_stride : 0;
         if (quads > 0) {
@@ -458,6 +483,7 @@ class Product {
   const GemmRow& kernel_;
   const FinishRow& row_;
   bool is_paired_;  // two blocks at a time
+  bool is_alone_;   // no other thread has a part of it
   bool wide_;       // sums in int64
   int64_t task_rows_, task_blocks_;
   int32_t shift_;

@@ -112,7 +112,8 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
       x.a = b.is_plain() ? a + (base + r) * b.k : rows.get() + r * b.padded;
       x.a_sum = sums.get() + r * b.groups;
       x.a_scale = scale_per_group ? a_scale + (base + r) * b.groups : nullptr;
-      x.has_zeros = b.has_zeros, x.zero_all = b.zero_all, x.groups = b.groups, x.steps = b.steps, x.last_steps = b.last_steps;
+      x.has_zeros = b.has_zeros, x.zero_all = b.zero_all, x.groups = b.groups, x.steps = b.steps,
+      x.last_steps = b.last_steps;
       x.c_stride = kTaskColumns;
       const int64_t end = std::min(first + kTaskColumns, b.columns);
       for (int64_t column = first; column < end; column += kGroupCols) {

@@ -8,12 +8,13 @@
 // b is packed once, alike for every ISA: blocks of kGroupCols columns (the last of as many vectors of kGroupVector as
 // are left); in a block, steps of 32 / bits places of k: a quad of four bytes for each column, whose low bits are the
 // first quad of the step, the next bits the next, ... Codes are unsigned (signed ones are moved up), groups are padded
-// to whole steps with a = 0. Behind the steps of a group are its scales, a float a column, and its zero points if it has
-// any, a byte a column. Codes are unpacked in registers: b is the u8 side of vpmaddubsw, whose products of 15 and 128
-// leave room for eight sums in 16 bits.
+// to whole steps with a = 0. Behind the steps of a group are its scales, a float a column, and its zero points if it
+// has any, a byte a column. Codes are unpacked in registers: b is the u8 side of vpmaddubsw, whose products of 15 and
+// 128 leave room for eight sums in 16 bits.
 //
 // Roofline: for one row, memory: bits / 8 bytes a product, which it reads from front to back, all in one stream; the
-// columns of a block share what they load of a. For many, vpmaddubsw + vpaddw: 32 products for 2 operations, where int8 needs 3 or 4.
+// columns of a block share what they load of a. For many, vpmaddubsw + vpaddw: 32 products for 2 operations, where int8
+// needs 3 or 4.
 #pragma once
 #include "base/arch.h"
 #include "base/types.h"
