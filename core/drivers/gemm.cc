@@ -68,28 +68,31 @@ int64_t usual_blocks(const PackedMatrix& b, bool in_parts) {
              : kTaskBlocks;
 }
 
+// Whether threads share rows rather than columns. They do where each can keep all of b: two that write the same line
+// wait for one another, and rows of columns meet in one line each. But sums go to their place row below row, for which
+// the CPU asks ahead, and takes the next thread's rows from it.
+bool shares_rows(const PackedMatrix& b, Result result) {
+  return b.blocks <= kMaxBlocks || (result != Result::s32 && b.blocks * kGemmCols * b.quads * 4 < kRoomy);
+}
+
 // Blocks of a task: as equal as whole ones allow, and enough tasks that no thread is without. Few rows read b once, in
 // order: as much of it as their sums have room.
-int64_t task_blocks(const PackedMatrix& b, int64_t m, int64_t row_tasks, bool in_parts) {
+int64_t task_blocks(const PackedMatrix& b, int64_t m, int64_t row_tasks, Result result, bool in_parts) {
   const int64_t most = kTaskRows * kMaxBlocks / std::max<int64_t>(m, kFewRows);
   const int64_t whole = usual_blocks(b, in_parts);
   const int64_t usual =
       m <= kFewRows ? (b.blocks + most - 1) / most : std::max<int64_t>(1, (b.blocks + whole / 2 - 1) / whole);
-  const int64_t tasks = std::max(usual, std::min(b.blocks, (worthwhile_threads(b, m) + row_tasks - 1) / row_tasks));
+  const int64_t threads = worthwhile_threads(b, m);
+  const int64_t shares = shares_rows(b, result) ? (threads + row_tasks - 1) / row_tasks : threads;
+  const int64_t tasks = std::max(usual, std::min(b.blocks, shares));
   return (b.blocks + tasks - 1) / tasks;
 }
 
-// Whether threads share rows rather than columns, which they do where each can keep all of b: two that write the same
-// line wait for one another, and rows of columns meet in one line each.
-bool shares_rows(const PackedMatrix& b) {
-  return b.blocks <= kMaxBlocks || b.blocks * kGemmCols * b.quads * 4 < kRoomy;
-}
-
 // Rows of a task: as equal as whole tiles allow.
-int64_t task_rows(const GemmRow& kernel, const PackedMatrix& b, int64_t m) {
+int64_t task_rows(const GemmRow& kernel, const PackedMatrix& b, int64_t m, Result result) {
   const int64_t tasks = std::max<int64_t>(1, (m + kTaskRows - 1) / kTaskRows);
   const int64_t shares = std::clamp<int64_t>(m / (2 * kernel.rows), 1, worthwhile_threads(b, m));
-  const int64_t parts = shares_rows(b) ? round_up(tasks, shares) : tasks;
+  const int64_t parts = shares_rows(b, result) ? round_up(tasks, shares) : tasks;
   return std::min(kTaskRows, round_up((m + parts - 1) / parts, kernel.rows));
 }
 
@@ -196,8 +199,8 @@ class Product {
         is_paired_(has_roomy_first_cache()),
         is_alone_(worthwhile_threads(b, a.rows) == 1),
         wide_(finish.wide || b.k > kExactK),
-        task_rows_(task_rows(kernel_, b, a.rows)),
-        task_blocks_(task_blocks(b, a.rows, row_tasks(), !wide_ && a.lines == nullptr)) {
+        task_rows_(task_rows(kernel_, b, a.rows, finish.result)),
+        task_blocks_(task_blocks(b, a.rows, row_tasks(), finish.result, !wide_ && a.lines == nullptr)) {
     shift_ = 0;
     if (kernel_.a == GemmOperand::u8 && a.is_signed) shift_ = 128;
     if (kernel_.a == GemmOperand::s8 && !a.is_signed) shift_ = -128;
@@ -233,7 +236,7 @@ class Product {
     const FpEnvironment environment;
     // A thread has a run of tasks. Those that share columns of b follow one another, so that they are read from memory
     // once; where threads share rows, those that share rows do.
-    const bool by_rows = !is_alone_ && shares_rows(b_);
+    const bool by_rows = !is_alone_ && shares_rows(b_, finish_.result);
     const int64_t row = (by_rows ? i / column_tasks() : i % row_tasks()) * task_rows_,
                   block = (by_rows ? i % column_tasks() : i / row_tasks()) * task_blocks_;
     const int64_t rows = std::min(task_rows_, a_.rows - row), blocks = std::min(task_blocks_, b_.blocks - block);
@@ -245,7 +248,7 @@ class Product {
     if (wide_) return beyond_int32(w, row, rows, block, blocks);
     const int64_t at_once = b_.quads > b_.piece ? blocks : blocks_at_once(rows, blocks);
     const bool is_place =
-        finish_.result == Result::s32 && rows % kernel_.at_once == 0 && (is_alone_ || !is_crowded(stride_ * 4, rows));
+        finish_.result == Result::s32 && rows % kernel_.at_once == 0 && (!by_rows || !is_crowded(stride_ * 4, rows));
     int64_t quad = 0;
     do {
       const int64_t quads = std::min(b_.piece, b_.quads - quad);
