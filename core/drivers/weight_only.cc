@@ -13,15 +13,12 @@ namespace lowbit {
 namespace {
 
 constexpr int64_t kPieceK = WeightOnly::kPieceK;
-constexpr int64_t kTaskRows = 64, kTaskColumns = 64;
+constexpr int64_t kTaskRows = 32, kTaskColumns = 16;
 constexpr int64_t kWidenedBytes = 4 << 20;  // of x, widened, at a time
 
-// What is expanded at once. With many rows of x: all columns of a task, a piece deep, to meet every row while in L2.
-// With few, expanding is the cost: deep, so that a call is long, and no wider than a tile, so that it stays in L1.
-struct Strip {
-  int64_t columns, k;
-};
-Strip strip_for(int64_t rows) { return rows > 8 ? Strip{kTaskColumns, kPieceK} : Strip{kFloatCols, 4 * kPieceK}; }
+// Columns that are expanded at once, a piece deep. With many rows of x: all of a task, to meet every row while in L2.
+// With few, expanding is the cost: a tile, so that it stays in L1.
+int64_t expanded_columns(int64_t rows) { return rows > 8 ? kTaskColumns : kFloatCols; }
 constexpr int64_t kStripFloats = kTaskColumns * kPieceK;
 
 int64_t padded(int64_t k) { return round_up(k, kFloatPad); }
@@ -96,7 +93,7 @@ void WeightOnly::run(const FloatInput& input, const FloatFinish& output, void* o
       // Tasks that share weights follow one another.
       const int64_t r = i % row_tasks * kTaskRows, column = i / row_tasks * kTaskColumns;
       const int64_t rows = std::min(kTaskRows, count - r), columns = std::min(kTaskColumns, n_ - column);
-      const Strip strip = strip_for(rows);
+      const int64_t at_a_time = expanded_columns(rows);
       Cutter scratch(thread_block(kThreadBytes));
       float* w = scratch.take<float>(kStripFloats);
       double* totals = scratch.take<double>(kTaskRows * kTaskColumns);
@@ -106,23 +103,20 @@ void WeightOnly::run(const FloatInput& input, const FloatFinish& output, void* o
         totals[j] = output.bias != nullptr && c < columns ? static_cast<double>(output.bias[column + c]) : 0.0;
       }
       FloatDotArgs a{};
-      a.rows = rows, a.w_stride = strip.k, a.total_stride = kTaskColumns;
-      for (int64_t c = 0; c < columns; c += strip.columns) {
-        const int64_t wide = std::min(strip.columns, columns - c);
-        a.columns = round_up(wide, kFloatCols), a.totals = totals + c;
-        for (int64_t k = 0; k < k_; k += strip.k) {
-          const int64_t depth = std::min(strip.k, k_ - k);
+      a.rows = rows, a.w_stride = kPieceK, a.total_stride = kTaskColumns;
+      for (int64_t c = 0; c < columns; c += at_a_time) {
+        const int64_t wide = std::min(at_a_time, columns - c);
+        a.columns = round_up(wide, kFloatCols), a.w = w, a.totals = totals + c;
+        for (int64_t p = 0; p < pieces; ++p) {
+          const int64_t k = p * kPieceK, depth = std::min(kPieceK, k_ - k);
           for (int64_t j = 0; j < wide; ++j) {
-            if (c + j + strip.columns < columns) prefetch(column + c + j + strip.columns, k, k + depth);
-            expand(column + c + j, k, k + depth, w + j * strip.k);
-            std::fill(w + j * strip.k + depth, w + j * strip.k + padded(depth), 0.0f);
+            if (c + j + at_a_time < columns) prefetch(column + c + j + at_a_time, k, k + depth);
+            expand(column + c + j, k, k + depth, w + j * kPieceK);
+            std::fill(w + j * kPieceK + depth, w + j * kPieceK + padded(depth), 0.0f);
           }
-          for (int64_t j = wide; j < a.columns; ++j) std::fill_n(w + j * strip.k, padded(depth), 0.0f);
-          for (int64_t p = 0; p < depth; p += kPieceK) {
-            a.k = a.x_stride = padded(std::min(kPieceK, depth - p));
-            a.x = place(r, (k + p) / kPieceK, count), a.w = w + p;
-            kernel.run(a);
-          }
+          for (int64_t j = wide; j < a.columns; ++j) std::fill_n(w + j * kPieceK, padded(depth), 0.0f);
+          a.k = a.x_stride = padded(depth), a.x = place(r, p, count);
+          kernel.run(a);
         }
       }
       FinishArgs f{};

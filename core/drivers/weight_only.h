@@ -24,7 +24,7 @@ struct FloatInput {
 // Weights, lent: the arrays must outlive this.
 class WeightOnly {
  public:
-  static constexpr int64_t kPieceK = 512;
+  static constexpr int64_t kPieceK = 4096;
 
   // codes: [n][row_bytes()]. scale: one (tensor), [n] (channel), or [n][ceil(k / block)] (group); zero likewise, or
   // null: all 0. table: null unless codes are logarithmic.

@@ -20,6 +20,7 @@
 //   mul(x, y), abs(x)
 //   divide(x, s)                          IEEE division
 //   has_fma, fma(x, y, z)                 x * y + z rounded once, where the ISA has it
+//   keep(x)                               where it pays: x in a register, or compilers may load it once for each use
 //   clamp(x, lo, hi), round(x)            a NaN stays a NaN; to the nearest integer, half to even, still a float
 //   add(x, y), sub(x, y)                  of floats too
 //   only_in(r, lo, hi, v)                 v where lo <= r <= hi, else +0; only_below(r, lo, v), only_above(r, hi, v)

@@ -115,6 +115,7 @@ struct Avx512 {
   LOWBIT_INLINE F32 divide(F32 x, F32 s) { return _mm512_div_ps(x, s); }
   LOWBIT_INLINE F64 divide(F64 x, F64 s) { return {_mm512_div_pd(x.lo, s.lo), _mm512_div_pd(x.hi, s.hi)}; }
   LOWBIT_INLINE F32 fma(F32 x, F32 y, F32 z) { return _mm512_fmadd_ps(x, y, z); }
+  LOWBIT_INLINE void keep(F32& x) { asm("" : "+v"(x)); }
   LOWBIT_INLINE F32 clamp(F32 x, F32 lo, F32 hi) { return _mm512_max_ps(lo, _mm512_min_ps(hi, x)); }
   LOWBIT_INLINE F64 clamp(F64 x, F64 lo, F64 hi) {
     return {_mm512_max_pd(lo.lo, _mm512_min_pd(hi.lo, x.lo)), _mm512_max_pd(lo.hi, _mm512_min_pd(hi.hi, x.hi))};

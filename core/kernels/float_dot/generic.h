@@ -34,7 +34,8 @@ LOWBIT_INLINE void add_chain(const FloatDotArgs& a, const float* x, const float*
     typename V::F32 v[Rows];
     for (int i = 0; i < Rows; ++i) v[i] = V::load(x + i * a.x_stride + at);
     for (int j = 0; j < kFloatCols; ++j) {
-      const typename V::F32 u = V::load(w + j * a.w_stride + at);
+      typename V::F32 u = V::load(w + j * a.w_stride + at);
+      if constexpr (requires { V::keep(u); }) V::keep(u);
       for (int i = 0; i < Rows; ++i) sum[i][j] = join(v[i], u, sum[i][j]);
     }
   };

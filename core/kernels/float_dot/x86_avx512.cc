@@ -3,5 +3,5 @@
 
 namespace lowbit {
 extern const FloatDotRow* const float_dot_rows_avx512;
-const FloatDotRow* const float_dot_rows_avx512 = FloatDotTable<Avx512, 6>::rows;
+const FloatDotRow* const float_dot_rows_avx512 = FloatDotTable<Avx512, 3>::rows;
 }  // namespace lowbit
