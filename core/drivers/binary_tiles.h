@@ -58,8 +58,9 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
   const Aligned<uint8_t> codes = aligned<uint8_t>(batch * code_bytes), room = aligned<uint8_t>(batch * room_bytes);
   const auto codes_of = [&](int64_t i) { return codes.get() + i * code_bytes; };
 
-  // Blocks of about the same length, none above what the kernel takes.
+  // Blocks of about the same length, an even number of steps, none above what the kernel takes.
   const int64_t steps = b.padded() / kBinaryStep, most = row.block / kBinaryStep, blocks = (steps + most - 1) / most;
+  const int64_t length = blocks == 0 ? 0 : round_up((steps + blocks - 1) / blocks, 2);
 
   const int64_t together = blocks > binary_most_blocks(row) ? 1 : most_tiles;
 
@@ -91,7 +92,7 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
         if (blocks == 0) std::memset(counts, 0, sizeof(*counts) * BinaryTile::kNext);
         bool has_before = false;
         for (int64_t k = 0; k < blocks; ++k) {
-          const int64_t from = steps * k / blocks * kBinaryStep, to = steps * (k + 1) / blocks * kBinaryStep;
+          const int64_t from = k * length * kBinaryStep, to = std::min((k + 1) * length, steps) * kBinaryStep;
           const uint8_t* columns = b.panel(p) + from * kBinaryColumns;
           if (expand) row.expand(columns, to - from, scratch), columns = scratch;
           const bool fresh = k % binary_most_blocks(row) == 0;

@@ -27,7 +27,7 @@ struct BinaryPrepareArgs {
 
 struct BinaryDotArgs {
   const void* codes;             // of all rows, `padded` bytes each; those from `offset` on are multiplied
-  int64_t padded, offset, rows;  //
+  int64_t padded, offset, rows;  // offset: a multiple of 2 * kBinaryStep
   const uint8_t* columns;        // [bytes][kBinaryColumns]
   bool expanded;                 // columns are as `expand` left them
   int64_t bytes;                 // of the block: a multiple of kBinaryStep
@@ -53,7 +53,7 @@ struct BinaryRow {
   Code code;           // b1
   const char* way;     // how bits are counted
   int64_t code_bytes;  // of a byte of a row, prepared
-  int64_t block;       // bytes of a block at most, a multiple of kBinaryStep; kBinaryBlock where there is `expand`
+  int64_t block;       // bytes of a block at most, a multiple of 2 * kBinaryStep; kBinaryBlock where there is `expand`
   void (*prepare)(const BinaryPrepareArgs&);
   void (*expand)(const uint8_t* columns, int64_t bytes, uint8_t* scratch);  // null: there is no such form
   void (*dot)(const BinaryDotArgs&);

@@ -55,8 +55,8 @@ struct VpopcntBits : Avx512Bytes {
 
   LOWBIT_INLINE B spread(Code x) { return _mm512_set1_epi32(static_cast<int>(x)); }
   LOWBIT_INLINE B bit_xor(B x, B y) { return _mm512_xor_si512(x, y); }
-  LOWBIT_INLINE B bit_xor(B x, B y, B z) { return _mm512_ternarylogic_epi64(x, y, z, 0x96); }
-  LOWBIT_INLINE B majority(B x, B y, B z) { return _mm512_ternarylogic_epi64(x, y, z, 0xe8); }
+  LOWBIT_INLINE B bit_xor(B x, B y, B z) { return _mm512_ternarylogic_epi32(x, y, z, 0x96); }
+  LOWBIT_INLINE B carry(B x, B left, B next) { return _mm512_ternarylogic_epi32(x, left, next, 0xd4); }
   LOWBIT_INLINE B ones(B x) { return _mm512_popcnt_epi8(x); }
   // Each of `twos` counts twice.
   using Avx512Bytes::widen;

@@ -1,6 +1,11 @@
-// Counting where the bits of each byte of a vector can be counted at once: xor, count, add. Where counting is slower
-// than logic on three operands, two bytes and what is left of those before are added as bits first: what is carried is
-// counted, twice, and what is left in the end.
+// Counting where the bits of each byte of a vector can be counted at once: xor, count, add. Where there is logic on
+// three operands, two bytes x and y of a xor b and what is left of those before are added as bits first: what is
+// carried is counted, twice, and what is left in the end.
+//
+//   left' = left xor x xor y = left xor (a1 xor a2) xor (b1 xor b2)     of which rows and columns share the brackets
+//   carry = left where left' is not left (x and y differ), else x
+//
+// That is five operations for two bytes instead of six.
 #pragma once
 #include "kernels/binary/binary.h"
 #include "simd/vec.h"
@@ -13,7 +18,7 @@ struct BinaryCount {
   using Code = typename V::Code;  // a byte of a row, repeated as far as spreading it further costs nothing
   static constexpr int kVectors = kBinaryColumns / V::width;
   static constexpr int64_t kCodeBytes = sizeof(Code);
-  static constexpr bool kCarries = requires { &V::majority; };
+  static constexpr bool kCarries = requires { &V::carry; };
   // Pairs of bytes whose carries a byte can count, eight each. Those of the pairs after them are counted with what is
   // left.
   static constexpr int64_t kPairs = 31, kBlock = kCarries ? 66 : kBinaryBlock;
@@ -28,6 +33,8 @@ struct BinaryCount {
       for (int64_t i = 0; i < p.bytes; ++i) codes[i] = static_cast<Code>(a[i] * repeat);
       codes[p.bytes - 1] = static_cast<Code>((a[p.bytes - 1] & p.last_mask) * repeat);
       for (int64_t i = p.bytes; i < p.padded; ++i) codes[i] = 0;
+      if (kCarries)
+        for (int64_t i = 1; i < p.padded; i += 2) codes[i] ^= codes[i - 1];
     }
   }
 
@@ -53,22 +60,36 @@ struct BinaryCount {
     static_assert(kVectors == 1);
     B twos[Rows], more[Rows], left[Rows];
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) twos[r] = more[r] = left[r] = V::set(0);
+    for (int r = 0; r < Rows; ++r) twos[r] = left[r] = V::set(0);
     const uint8_t* columns = d.columns;
     int64_t i = 0;
-    const auto add_pairs = [&](int64_t end, B(&carried)[Rows]) __attribute__((always_inline)) {
-      for (; i + 2 <= end; i += 2, columns += 2 * kBinaryColumns) {
-        const B first = V::load(columns), second = V::load(columns + kBinaryColumns);
+    // Bytes i + at and the next: what was left in `from` is then in `to`.
+    const auto add_pair = [&](int64_t at, B(&from)[Rows], B(&to)[Rows], B(&carried)[Rows])
+                              __attribute__((always_inline)) {
+                                const uint8_t* const b = columns + at * kBinaryColumns;
+                                const B first = V::load(b), both = V::bit_xor(first, V::load(b + kBinaryColumns));
 #pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) {
-          const B x = V::bit_xor(V::spread(codes[r * d.padded + i]), first);
-          const B y = V::bit_xor(V::spread(codes[r * d.padded + i + 1]), second);
-          carried[r] = V::add(carried[r], V::ones(V::majority(left[r], x, y)));
-          left[r] = V::bit_xor(left[r], x, y);
-        }
+                                for (int r = 0; r < Rows; ++r) {
+                                  const B x = V::bit_xor(V::spread(codes[r * d.padded + i + at]), first);
+                                  to[r] = V::bit_xor(from[r], both, V::spread(codes[r * d.padded + i + at + 1]));
+                                  carried[r] = V::add(carried[r], V::ones(V::carry(x, from[r], to[r])));
+                                }
+                              };
+    const auto add_pairs = [&](int64_t end, B(&carried)[Rows]) __attribute__((always_inline)) {
+      B next[Rows];
+      for (; i + 4 <= end; i += 4, columns += 4 * kBinaryColumns) {  // two, or what is left would have to be moved
+        add_pair(0, left, next, carried);
+        add_pair(2, next, left, carried);
       }
+      if (i + 2 > end) return;
+      add_pair(0, left, next, carried);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) left[r] = next[r];
+      i += 2, columns += 2 * kBinaryColumns;
     };
     add_pairs(d.bytes < 2 * kPairs ? d.bytes : 2 * kPairs, twos);
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) more[r] = V::set(0);
     add_pairs(d.bytes, more);
     const bool odd = i < d.bytes;
     const B last = odd ? V::load(columns) : V::set(0);

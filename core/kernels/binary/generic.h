@@ -4,7 +4,7 @@
 //   nibble look-up of a xor b          8      xor, 2 and, shift, 2 look-ups, 2 additions
 //   carry-save adders (Harley-Seal)    6.2    xor, 15/16 of an adder's 5, 1/16 of a count
 //   lookup.h                           2.8    17 for 6 nibbles of 32 columns by 2 rows
-//   count.h, where bytes are counted   3      xor, count, addition; where counting costs two, 4, or 3.5 with carries
+//   count.h, where bytes are counted   3      xor, count, addition; 2.5 with carries
 // At 4 operations a cycle, as Zen 3 has them, lookup.h is bound by 720 operations a cycle, or 2200 GOPS at 3 GHz. Its
 // loads stay below: for these 17 it reads 6 vectors of columns, as operands, and half of 6 tables, from L1: a block
 // of 64 columns is 4 KiB, the tables are 4 KiB, the counts of 64 rows 8 KiB. From L2 come the codes of the rows,
