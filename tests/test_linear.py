@@ -208,6 +208,22 @@ def test_float_tokens(subject: ModuleType, dtype: str, scheme: str, block: int |
     assert (np.abs(found.astype(np.float64) - exact) <= 4 * EPS * terms + narrowing).all()
 
 
+@pytest.mark.parametrize(("dtype", "scheme"), [("int4", "symmetric"), ("uint4", "asymmetric"), ("int2", "asymmetric")])
+def test_float_layers_keep_weights_in_blocks_packed_alone(native: ModuleType, dtype: str, scheme: str) -> None:
+    """And their rows do not depend on one another."""
+    rng = np.random.default_rng(5)
+    x, w = tokens(rng, (19, 150)), quantized_weights(rng, dtype, scheme, 48)
+    layer = native.QuantizedLinear(w, activation="float")
+    assert layer.path == "float"
+    assert layer.weight == w
+    assert layer.nbytes < 2 * w.nbytes
+    together = layer(x)
+    for i, row in enumerate(x):
+        assert same(layer(row), together[i])
+    for some in (2, 7, 8, 9):
+        assert same(layer(x[:some]), together[:some])
+
+
 def test_float_tokens_keep_their_nan_to_themselves(subject: ModuleType) -> None:
     rng = np.random.default_rng(4)
     x, w = tokens(rng, (5, 150)), quantized_weights(rng, "int4", "symmetric", 32)

@@ -16,6 +16,7 @@
 #include "bindings/compute.h"
 #include "bindings/finish.h"
 #include "drivers/conv.h"
+#include "drivers/float_groups.h"
 #include "drivers/groups.h"
 #include "drivers/linear.h"
 #include "drivers/probe.h"
@@ -138,6 +139,27 @@ void multiply_groups(nb::handle codes, int64_t m, nb::handle scales, const Packe
   group_matmul(a.as<int8_t>(), m, scale.as<float>(), per_group, b, f, out.as());
 }
 
+GroupSizes sizes_of(int64_t k, int64_t n, int bits, int64_t block) {
+  if (bits != 4 && bits != 2) throw nb::value_error("bits: expected 4 or 2");
+  if (block < 1) throw nb::value_error("block: must be positive");
+  return GroupSizes(k, n, bits, block);
+}
+
+void run_on_floats(const PackedGroups& b, nb::handle input, int element, int64_t m, nb::handle bias_array, float floor,
+                   float ceiling, int result, nb::handle output) {
+  if (element != 0 && element != 2 && element != 3) throw nb::value_error("element: expected f32, f16 or bf16");
+  if (result < 1 || result > 3) throw nb::value_error("result: expected f32, f16 or bf16");
+  if (m < 0) throw nb::value_error("m: must not be negative");
+  const Buffer x(input, "x"), bias = optional(bias_array, "bias"), out(output, "out", true);
+  const FloatInput from{x.as(), static_cast<Element>(element), m};
+  const FloatFinish to{static_cast<Result>(result), bias.as<float>(), floor, ceiling};
+  x.require(m * b.k * element_bytes(from.in), "x");
+  if (bias) bias.require(4 * b.n, "bias");
+  out.require(m * b.n * result_bytes(to.result), "out");
+  const nb::gil_scoped_release release;
+  float_group_matmul(from, b, to, out.as());
+}
+
 // (NaN seen, rows whose range is too wide)
 template <class Packed>
 std::pair<int64_t, int64_t> linear_of(nb::handle input, int element, int64_t m, int how, int code, float scale,
@@ -206,7 +228,9 @@ void bind_gemm(nb::module_& m) {
       .def_ro("n", &PackedGroups::n)
       .def_ro("bits", &PackedGroups::bits)
       .def_prop_ro("nbytes", &PackedGroups::nbytes)
-      .def("unpack", &unpack_of<PackedGroups>, "out"_a, "Writes the codes, [n, k], one a byte, as they were given.");
+      .def("unpack", &unpack_of<PackedGroups>, "out"_a, "Writes the codes, [n, k], one a byte, as they were given.")
+      .def("run", &run_on_floats, "x"_a, "element"_a, "m"_a, "bias"_a.none(), "floor"_a, "ceiling"_a, "result"_a,
+           "out"_a, "x [m, k], floats as they are, by the weights to out [m, n]. result: 1 f32, 2 f16, 3 bf16.");
   m.def("pack_groups", &pack_groups, "codes"_a, "k"_a, "n"_a, "bits"_a, "block"_a, "scale"_a, "zero_point"_a.none(),
         "zero_all"_a, "codes: [n, k], one a byte, from 0 on; scale: [n, groups], zero_point likewise, in bytes.");
   m.def("multiply_groups", &multiply_groups, "a"_a, "m"_a, "a_scale"_a, "b"_a, "finish"_a, "out"_a,
@@ -222,12 +246,16 @@ void bind_gemm(nb::module_& m) {
   m.def(
       "groups_workspace",
       [](int64_t rows, int64_t n, int64_t k, int bits, int64_t block) {
-        if (bits != 4 && bits != 2) throw nb::value_error("bits: expected 4 or 2");
-        if (block < 1) throw nb::value_error("block: must be positive");
-        const GroupSizes sizes(k, n, bits, block);
+        const GroupSizes sizes = sizes_of(k, n, bits, block);
         return std::pair(group_matmul_workspace(sizes, rows), sizes.packed_bytes(true));
       },
       "m"_a, "n"_a, "k"_a, "bits"_a, "block"_a, "Bytes multiply_groups works in, and of b, packed, at most.");
+  m.def(
+      "float_groups_workspace",
+      [](int64_t rows, int64_t n, int64_t k, int bits, int64_t block) {
+        return float_group_workspace(sizes_of(k, n, bits, block), rows);
+      },
+      "m"_a, "n"_a, "k"_a, "bits"_a, "block"_a, "Bytes PackedGroups.run works in.");
   m.def(
       "dot_limit",
       [] {

@@ -29,6 +29,7 @@
 #include "kernels/fake_quant/fake_quant.h"
 #include "kernels/finish/finish.h"
 #include "kernels/float_dot/float_dot.h"
+#include "kernels/float_groups/float_groups.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/groups/groups.h"
 #include "kernels/pack/pack.h"
@@ -476,6 +477,8 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> kern
       rows.emplace_back("finish", isa_name(isa), "s32", kResultNames[static_cast<int>(finish_rows(isa)[k].out)]);
     for (int k = 0; k < kFloatDotRows; ++k)
       rows.emplace_back("float_dot", isa_name(isa), name_of(float_dot_rows(isa)[k].in), "");
+    for (int k = 0; k < kFloatGroupRows; ++k)
+      rows.emplace_back("float_groups", isa_name(isa), std::to_string(float_group_rows(isa)[k].bits), "");
     for (int k = 0; k < kQuantizeRows; ++k) {
       const QuantizeRow& r = quantize_rows(isa)[k];
       rows.emplace_back("quantize", isa_name(isa), name_of(r.in), name_of(r.code));

@@ -9,6 +9,7 @@
 #include "kernels/fake_quant/fake_quant.h"
 #include "kernels/finish/finish.h"
 #include "kernels/float_dot/float_dot.h"
+#include "kernels/float_groups/float_groups.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/groups/groups.h"
 #include "kernels/pack/pack.h"
@@ -83,6 +84,10 @@ LOWBIT_FAMILY(finish, FinishRow)
 #define LOWBIT_DECLARE_FloatDotRow(isa) extern const FloatDotRow* const float_dot_rows_##isa;
 #define LOWBIT_CASE_FloatDotRow(isa) LOWBIT_CASE(float_dot, isa)
 LOWBIT_FAMILY(float_dot, FloatDotRow)
+
+#define LOWBIT_DECLARE_FloatGroupRow(isa) extern const FloatGroupRow* const float_group_rows_##isa;
+#define LOWBIT_CASE_FloatGroupRow(isa) LOWBIT_CASE(float_group, isa)
+LOWBIT_FAMILY(float_group, FloatGroupRow)
 
 // Families with dot products have tables for every ISA.
 #if defined(__x86_64__)
@@ -183,6 +188,9 @@ const FinishRow& finish_row(Isa isa, Result out) {
 }
 const FloatDotRow& float_dot_row(Isa isa, Element in) {
   return find(float_dot_rows(isa), kFloatDotRows, [=](const FloatDotRow& r) { return r.in == in; });
+}
+const FloatGroupRow& float_group_row(Isa isa, int bits) {
+  return find(float_group_rows(isa), kFloatGroupRows, [=](const FloatGroupRow& r) { return r.bits == bits; });
 }
 const GroupRow& group_row(Isa isa, int bits) {
   return find(group_rows(isa), kGroupRows, [=](const GroupRow& r) { return r.bits == bits; });

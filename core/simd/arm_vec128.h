@@ -123,6 +123,7 @@ struct Neon {
     return {vcvtq_f64_s64(vmovl_s32(vget_low_s32(i))), vcvtq_f64_s64(vmovl_s32(vget_high_s32(i)))};
   }
   LOWBIT_INLINE I32 add(I32 i, I32 j) { return vaddq_s32(i, j); }
+  LOWBIT_INLINE I32 bit_and(I32 i, I32 j) { return vandq_s32(i, j); }
   LOWBIT_INLINE I32 sub(I32 i, I32 j) { return vsubq_s32(i, j); }
   LOWBIT_INLINE I32 max(I32 i, I32 j) { return vmaxq_s32(i, j); }
   LOWBIT_INLINE I32 min(I32 i, I32 j) { return vminq_s32(i, j); }

@@ -63,6 +63,7 @@ struct Scalar {
   }
   LOWBIT_INLINE I32 sub(I32 i, I32 j) { return static_cast<I32>(static_cast<uint32_t>(i) - static_cast<uint32_t>(j)); }
   LOWBIT_INLINE I32 where_negative(I32 i, I32 v) { return i < 0 ? v : 0; }
+  LOWBIT_INLINE I32 bit_and(I32 i, I32 j) { return i & j; }
   LOWBIT_INLINE I32 shift_right(I32 i, int n) { return static_cast<I32>(static_cast<uint32_t>(i) >> n); }
   template <class Out, class F>
   LOWBIT_INLINE void stream(Out* p, F x) {

@@ -29,6 +29,8 @@
 //   round_i32(y), to_f32(i), to_f64(i)    nearest even; exact
 //   to_f64(F32)                           exact widening
 //   add(i, j), sub(i, j), max(i, j), min(i, j), shift_right(i, n)   the last fills with zeros; 0 <= n < 32
+//   bit_and(i, j)
+//   look_up16(table, i)                   on AVX-512: floats of the table, by the low four bits of i
 //   where_negative(i, v)                    v where i < 0, else 0
 //   load_codes(p)                         s8 u8 s16 u16 -> I32
 //   store_codes(p, i)                     I32 in range -> s8 u8 s16 u16 (V::width codes)
@@ -87,6 +89,16 @@ LOWBIT_INLINE Reciprocal<float> reciprocal(float s) {
 #endif
 }
 LOWBIT_INLINE Reciprocal<double> reciprocal(double s) { return {1.0 / s, 0.0}; }
+
+// x * y + sum, rounded once where the ISA can.
+template <class V>
+LOWBIT_INLINE typename V::F32 multiply_add(typename V::F32 x, typename V::F32 y, typename V::F32 sum) {
+  if constexpr (V::has_fma) {
+    return V::fma(x, y, sum);
+  } else {
+    return V::add(V::mul(x, y), sum);
+  }
+}
 
 // What store_pair may take for granted: that its numbers are bfloats already, or that none lies between two.
 enum class PairRounding { exact, no_ties, any };

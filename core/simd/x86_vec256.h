@@ -169,9 +169,10 @@ struct Avx2 {
     return {_mm256_cvtepi32_pd(_mm256_castsi256_si128(i)), _mm256_cvtepi32_pd(_mm256_extracti128_si256(i, 1))};
   }
   LOWBIT_INLINE I32 add(I32 i, I32 j) { return _mm256_add_epi32(i, j); }
+  LOWBIT_INLINE I32 bit_and(I32 i, I32 j) { return _mm256_and_si256(i, j); }
   LOWBIT_INLINE I32 sub(I32 i, I32 j) { return _mm256_sub_epi32(i, j); }
   LOWBIT_INLINE I32 where_negative(I32 i, I32 v) { return _mm256_and_si256(_mm256_srai_epi32(i, 31), v); }
-  LOWBIT_INLINE I32 shift_right(I32 i, int n) { return _mm256_srl_epi32(i, _mm_cvtsi32_si128(n)); }
+  LOWBIT_INLINE I32 shift_right(I32 i, int n) { return (__m256i)((__v8su)i >> n); }
   LOWBIT_INLINE I32 max(I32 i, I32 j) { return _mm256_max_epi32(i, j); }
   LOWBIT_INLINE I32 min(I32 i, I32 j) { return _mm256_min_epi32(i, j); }
 

@@ -182,9 +182,11 @@ struct Avx512 {
     return {_mm512_cvtps_pd(_mm512_castps512_ps256(x)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))};
   }
   LOWBIT_INLINE I32 add(I32 i, I32 j) { return _mm512_add_epi32(i, j); }
+  LOWBIT_INLINE I32 bit_and(I32 i, I32 j) { return _mm512_and_si512(i, j); }
+  LOWBIT_INLINE F32 look_up16(F32 table, I32 i) { return _mm512_permutexvar_ps(i, table); }
   LOWBIT_INLINE I32 sub(I32 i, I32 j) { return _mm512_sub_epi32(i, j); }
   LOWBIT_INLINE I32 where_negative(I32 i, I32 v) { return _mm512_maskz_mov_epi32(_mm512_movepi32_mask(i), v); }
-  LOWBIT_INLINE I32 shift_right(I32 i, int n) { return _mm512_srl_epi32(i, _mm_cvtsi32_si128(n)); }
+  LOWBIT_INLINE I32 shift_right(I32 i, int n) { return (__m512i)((__v16su)i >> n); }
   LOWBIT_INLINE I32 max(I32 i, I32 j) { return _mm512_max_epi32(i, j); }
   LOWBIT_INLINE I32 min(I32 i, I32 j) { return _mm512_min_epi32(i, j); }
 

@@ -11,6 +11,7 @@
 #include "base/arch.h"
 #include "base/fp_environment.h"
 #include "drivers/conv.h"
+#include "drivers/float_groups.h"
 #include "drivers/gemm.h"
 #include "drivers/groups.h"
 #include "tests/check.h"
@@ -269,6 +270,49 @@ void test_groups(Isa isa) {
   }
 }
 
+// Within 4 * eps * sum|terms| of what f64 gives, and the same bits whatever the rows beside it and the threads.
+void test_float_groups(Isa isa) {
+  const struct {
+    int64_t m, n, k, block;
+  } sizes[] = {{1, 1, 1, 16},    {3, 17, 33, 32},   {9, 140, 256, 128}, {5, 48, 1000, 100},
+               {8, 65, 256, 32}, {33, 127, 96, 48}, {2, 64, 0, 32},     {7, 16, 4100, 4096}};
+  for (const auto& s : sizes) {
+    for (int kind = 0; kind < 8; ++kind) {
+      const int bits = kind & 1 ? 4 : 2;
+      const bool zeros = kind & 2, has_bias = kind & 4;
+      const int64_t groups = (s.k + s.block - 1) / s.block;
+      const auto b = codes(s.n * s.k, 0, (1 << bits) - 1), zero = codes(s.n * groups, 0, (1 << bits) - 1);
+      std::vector<float> scale(static_cast<size_t>(s.n * groups)), x(static_cast<size_t>(s.m * s.k)),
+          bias(static_cast<size_t>(s.n));
+      for (auto& v : scale) v = 0.001f * static_cast<float>(between(1, 999));
+      for (auto& v : x) v = static_cast<float>(between(kind & 2 ? 0 : -100000, 100000)) / 777;  // of one sign, too
+      for (auto& v : bias) v = 0.1f * static_cast<float>(between(-99, 99));
+      const PackedGroups packed(b.data(), s.k, s.n, bits, s.block, scale.data(), zeros ? zero.data() : nullptr, 1);
+      const float infinity = std::numeric_limits<float>::infinity();
+      const FloatFinish finish{Result::f32, has_bias ? bias.data() : nullptr, -infinity, infinity};
+      std::vector<float> y(static_cast<size_t>(s.m * s.n)), alone(y.size());
+      float_group_matmul({x.data(), Element::f32, s.m}, packed, finish, y.data());
+      for (int64_t i = 0; i < s.m; ++i)
+        float_group_matmul({x.data() + i * s.k, Element::f32, 1}, packed, finish, alone.data() + i * s.n);
+      bool good = y == alone;
+      for (int64_t i = 0; i < s.m; ++i) {
+        for (int64_t j = 0; j < s.n; ++j) {
+          double sum = has_bias ? bias[j] : 0.0, all = std::abs(sum);
+          for (int64_t k = 0; k < s.k; ++k) {
+            const int32_t step = b[j * s.k + k] - (zeros ? zero[j * groups + k / s.block] : 1);
+            const float w = static_cast<float>(step) * scale[j * groups + k / s.block];
+            const double term = double{x[i * s.k + k]} * double{w};
+            sum += term, all += std::abs(term);
+          }
+          good &= std::abs(y[i * s.n + j] - sum) <= 4 * 0x1p-23 * all;
+        }
+      }
+      report(good, std::string("float groups ") + isa_name(isa) + " " + std::to_string(s.k) + " by " +
+                       std::to_string(s.block) + " " + std::to_string(kind));
+    }
+  }
+}
+
 void test_convolution(Isa isa, const char* name, ConvShape s, bool x_signed, int64_t out = 5) {
   s.out_h = (s.height + s.top + 2 - (s.dilation_h * (s.kernel_h - 1) + 1)) / s.stride_h + 1;
   s.out_w = (s.width + s.left + 0 - (s.dilation_w * (s.kernel_w - 1) + 1)) / s.stride_w + 1;
@@ -333,6 +377,7 @@ void test_products(Isa isa) {
   test_ways_through_columns(isa);
   test_finish(isa);
   test_groups(isa);
+  test_float_groups(isa);
   test_convolutions(isa);
   set_max_isa(before);
 }

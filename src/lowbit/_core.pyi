@@ -204,6 +204,11 @@ class PackedGroups:
     def unpack(self, out: object) -> None:
         """Writes the codes, [n, k], one a byte, as they were given."""
 
+    def run(self, x: object, element: int, m: int, bias: object | None, floor: float, ceiling: float, result: int, out: object) -> None:
+        """
+        x [m, k], floats as they are, by the weights to out [m, n]. result: 1 f32, 2 f16, 3 bf16.
+        """
+
 def pack_groups(codes: object, k: int, n: int, bits: int, block: int, scale: object, zero_point: object | None, zero_all: int) -> PackedGroups:
     """
     codes: [n, k], one a byte, from 0 on; scale: [n, groups], zero_point likewise, in bytes.
@@ -225,6 +230,9 @@ def linear_workspace(m: int, k: int) -> int:
 
 def groups_workspace(m: int, n: int, k: int, bits: int, block: int) -> tuple[int, int]:
     """Bytes multiply_groups works in, and of b, packed, at most."""
+
+def float_groups_workspace(m: int, n: int, k: int, bits: int, block: int) -> int:
+    """Bytes PackedGroups.run works in."""
 
 def dot_limit() -> float:
     """

@@ -44,7 +44,8 @@ class QuantizedLinear:
 
     - "int8": codes of ±127 with a scale for each row, found in it. Exact integer sums.
     - "uint8": codes of 0 to 255 with a scale and zero point for each row. Weights must not be in blocks.
-    - "float": x stays as it is; weights are expanded a piece at a time.
+    - "float": x stays as it is. Weights in blocks of 4 or 2 bits are unpacked in registers, others expanded a piece at
+      a time.
 
     input_params (int8 or uint8, one scale) are used instead where given. fit_products: 2 or 4 give int8 weights,
     which must be floats then, steps for which products fit 16 bits two by two, or four by four. On CPUs without VNNI,
@@ -91,16 +92,17 @@ class QuantizedLinear:
             check_input(input_params)
             self.input_params = input_params.for_compute(F32)
         self.path = linear_path(p, activation, input_params)
-        self._weight: Any = weight if self.path not in ("integer", "groups") else None  # those are kept packed alone
         self._packed: Any
         if self.path == "integer":
             self._packed = PackedMatrix(weight, transpose=True)
-        elif self.path == "groups":
+        elif self.path == "groups" or (self.path == "float" and takes_groups(p)):
             self._packed = pack_groups(weight)
         elif self.path == "float":
             self._packed = weight_only.pack(weight)
         else:
             self._packed = weight
+        # Where they are arranged anew, that is all that is kept of them.
+        self._weight = None if isinstance(self._packed, (PackedMatrix, _core.PackedGroups)) else weight
 
     @property
     def bias(self) -> Array | None:
@@ -113,12 +115,12 @@ class QuantizedLinear:
             codes = np.empty((self.out_features, self.in_features), self.params.dtype.code_dtype)
             self._packed.native.unpack(codes.view(np.uint8))
             return QuantizedTensor.from_codes(codes, self.params)
-        if self.path == "groups":
+        if isinstance(self._packed, _core.PackedGroups):
             up = np.empty((self.out_features, self.in_features), np.uint8)
             self._packed.unpack(up)
             return QuantizedTensor.from_codes(up.astype(np.int16) + self.params.dtype.qmin, self.params)
-        kept: QuantizedTensor = self._weight
-        return kept
+        assert self._weight is not None
+        return self._weight
 
     @property
     def nbytes(self) -> int:
@@ -401,10 +403,16 @@ def linear_path(p: QuantizationParams, activation: str, given: QuantizationParam
     if p.block_size is not None and p.axis in (1, -1):
         if not signed:
             raise Unsupported("activation: unsigned or with a zero point; weights in blocks take 'int8' or 'float'")
-        return "groups" if p.dtype.bits in (2, 4) else "blocks" if p.dtype.bits <= 8 else "float"
+        return "groups" if takes_groups(p) else "blocks" if p.dtype.bits <= 8 else "float"
     if not multiplies_as_bytes(p) or p.axis not in (None, 0, -2):
         return "float" if p.axis in (None, 0, -2) and p.block_size is None else "general"
     return "integer"
+
+
+def takes_groups(p: QuantizationParams) -> bool:
+    """Whether weights [n, k] are unpacked in registers: linear codes of 4 or 2 bits in blocks along k."""
+    along_k = p.block_size is not None and p.axis in (1, -1)
+    return along_k and not p.dtype.is_mixed and p.dtype.bits in (2, 4) and not p.is_logarithmic
 
 
 def _quantized(

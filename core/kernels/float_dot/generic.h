@@ -8,15 +8,6 @@
 namespace lowbit {
 
 template <class V>
-LOWBIT_INLINE typename V::F32 multiply_add(typename V::F32 x, typename V::F32 y, typename V::F32 sum) {
-  if constexpr (V::has_fma) {
-    return V::fma(x, y, sum);
-  } else {
-    return V::add(V::mul(x, y), sum);
-  }
-}
-
-template <class V>
 LOWBIT_INLINE double sum_of_lanes(typename V::F64 x) {
   double lane[V::width];
   V::store(lane, x);

@@ -15,11 +15,7 @@
 
 namespace lowbit {
 
-// b is asked for so many bytes before it is needed: what memory needs. The third cache would give as much to half of
-// it.
-constexpr int64_t kAhead = 8192;
-
-LOWBIT_INLINE void ask_ahead(const uint8_t* b) { __builtin_prefetch(b + kAhead); }
+LOWBIT_INLINE void ask_ahead(const uint8_t* b) { __builtin_prefetch(b + kGroupAhead); }
 
 template <class E, int Bits, int Part, class Cols>
 LOWBIT_INLINE auto part_of(const Cols& cols) {

@@ -22,6 +22,8 @@
 namespace lowbit {
 
 constexpr int kGroupCols = 64, kGroupVector = 16;
+// b is asked for so many bytes before it is needed: what memory needs, where L3 would give as much to a quarter of it.
+constexpr int64_t kGroupAhead = 8192;
 
 struct GroupArgs {
   const int8_t* a;  // [rows][a_stride], groups padded to whole steps

@@ -63,7 +63,7 @@ def _whole_rows(weight: QuantizedTensor) -> Array:
 
 def linear(
     x: cpu.FloatArray,
-    packed: _core.WeightOnly,
+    packed: _core.WeightOnly | _core.PackedGroups,
     bias: npt.NDArray[np.float32] | None,
     out: cpu.FloatArray,
     floor: float = -math.inf,

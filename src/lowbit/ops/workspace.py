@@ -62,7 +62,10 @@ def linear_workspace(path: str, m: int, n: int, k: int, weight: QuantizationPara
         native = int(_core.groups_workspace(m, n, k, weight.dtype.bits, weight.block_size)[0])
         return rest + native + max(int(_core.linear_workspace(m, k)), parts)
     if path == "float":
-        return rest + int(_core.weight_only_workspace(m, k)) + _finishing(_rows_at_once(m, n), n)
+        native = int(_core.weight_only_workspace(m, k))
+        if weight.block_size is not None and weight.dtype.bits in (2, 4):
+            native = max(native, int(_core.float_groups_workspace(m, n, k, weight.dtype.bits, weight.block_size)))
+        return rest + native + _finishing(_rows_at_once(m, n), n)
     if path == "blocks":
         depth = min(k, weight.block_size or k)
         native = int(_core.multiply_workspace(rows, n, depth) + _core.packed_matrix_bytes(depth, n))
