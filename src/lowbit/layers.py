@@ -102,7 +102,9 @@ class QuantizedLinear:
         else:
             self._packed = weight
         # Where they are arranged anew, that is all that is kept of them.
-        self._weight = None if isinstance(self._packed, (PackedMatrix, _core.PackedGroups)) else weight
+        self._weight: QuantizedTensor | None = (
+            None if isinstance(self._packed, (PackedMatrix, _core.PackedGroups)) else weight
+        )
 
     @property
     def bias(self) -> Array | None:
