@@ -7,94 +7,20 @@
 
 #include "base/fp_environment.h"
 #include "base/threads.h"
+#include "drivers/gemm_tasks.h"
 #include "simd/vec.h"
 
 namespace lowbit {
 namespace {
 
-// A task's rows of a and blocks of b: both in L2, for one piece of k. Half as many blocks again are still one task: a
-// small one costs as much packing as a whole. Where k is one piece, and short, there are more of them.
-constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kMaxBlocks = kTaskBlocks * 3 / 2;
 constexpr int64_t kPieceBytes = kTaskRows * kGemmDepth * 2;  // of packed rows
-// Quads of a piece, about. Where codes are widened on the way and the second cache has less than kRoomy bytes, there
-// are fewer, so that as much fits it.
-constexpr int64_t kUsualQuads = 192, kUsualWideQuads = 128, kRoomy = 1 << 20;
-constexpr int64_t kFewRows = 18;
-constexpr int64_t kReadAsRows = 8;        // as long as these are multiplied
-constexpr int64_t kStripBytes = 1 << 18;  // lines of an image that are copied at once, at most
+constexpr int64_t kStripBytes = 1 << 18;                     // lines of an image that are copied at once, at most
 constexpr int64_t kMostSegments = 64;
+constexpr int64_t kSums = kTaskRows * (kMaxBlocks + 1) * kGemmCols;  // of a task, whose rows may be a line apart
 constexpr int64_t kFetchedCodes = kTaskRows * kGemmDepth;
 constexpr int64_t kPackedAtOnce = 4 << 20;  // bytes of all rows together, if they are packed before any task
-constexpr int64_t kWorthAThread = 2 << 20;  // products: what takes as long as it takes another thread to wake up
 
 int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
-
-// Whether rows so many bytes apart are all in the same few places of L1.
-bool is_crowded(int64_t stride) { return stride % 4096 == 0; }
-
-// Whether so many rows, written a tile's width each before any goes on, are too many for the places of L1 that they
-// meet in: each store then waits for an older line to leave. One thread alone loses less by it than by copying its
-// results. But what is written row below row has the CPU ask for the rows below, too, and where those are another
-// thread's, each takes them from the other: two threads were as slow as one (Zen 5, rows of 8 KiB).
-bool is_crowded(int64_t stride, int64_t rows) {
-  constexpr int64_t kPlaces = 64, kLines = 8, kWritten = 2;
-  int8_t lines_at[kPlaces] = {};
-  for (int64_t r = 0; r < rows; ++r)
-    if (++lines_at[r * stride / kCacheLine % kPlaces] > kLines / kWritten) return true;
-  return false;
-}
-
-// Bytes from row to row, of at least so many, for which they are not.
-int64_t roomy(int64_t bytes) { return is_crowded(lines(bytes)) ? lines(bytes) + kCacheLine : lines(bytes); }
-
-// About as many as usual, and all pieces alike: a short one costs nearly as much as a whole.
-int64_t piece_quads(int64_t quads) {
-  const bool is_tight = gemm_rows(active_isa())->a == GemmOperand::s16 && second_cache_bytes() < kRoomy;
-  const int64_t usual = is_tight ? kUsualWideQuads : kUsualQuads;
-  const int64_t pieces = std::max<int64_t>(1, (quads + usual / 2) / usual);
-  return std::max<int64_t>(kGemmQuads, round_up((quads + pieces - 1) / pieces, kGemmQuads));
-}
-
-// Threads it is worth. Few rows take as long as b takes to be read.
-int64_t worthwhile_threads(const PackedMatrix& b, int64_t m) {
-  return std::clamp<int64_t>(std::max(m, kReadAsRows) * b.n * b.k / kWorthAThread, 1, num_threads());
-}
-
-// Blocks of a task at most, but for what is left over: as many as a piece of the usual depth has room for.
-// in_parts: sums need not be there all at once.
-int64_t usual_blocks(const PackedMatrix& b, bool in_parts) {
-  return b.quads <= b.piece && in_parts
-             ? std::max(kTaskBlocks, kTaskBlocks * kUsualQuads / std::max<int64_t>(1, b.quads))
-             : kTaskBlocks;
-}
-
-// Whether threads share rows rather than columns. They do where each can keep all of b: two that write the same line
-// wait for one another, and rows of columns meet in one line each. But sums go to their place row below row, for which
-// the CPU asks ahead, and takes the next thread's rows from it.
-bool shares_rows(const PackedMatrix& b, Result result) {
-  return b.blocks <= kMaxBlocks || (result != Result::s32 && b.blocks * kGemmCols * b.quads * 4 < kRoomy);
-}
-
-// Blocks of a task: as equal as whole ones allow, and enough tasks that no thread is without. Few rows read b once, in
-// order: as much of it as their sums have room.
-int64_t task_blocks(const PackedMatrix& b, int64_t m, int64_t row_tasks, Result result, bool in_parts) {
-  const int64_t most = kTaskRows * kMaxBlocks / std::max<int64_t>(m, kFewRows);
-  const int64_t whole = usual_blocks(b, in_parts);
-  const int64_t usual =
-      m <= kFewRows ? (b.blocks + most - 1) / most : std::max<int64_t>(1, (b.blocks + whole / 2 - 1) / whole);
-  const int64_t threads = worthwhile_threads(b, m);
-  const int64_t shares = shares_rows(b, result) ? (threads + row_tasks - 1) / row_tasks : threads;
-  const int64_t tasks = std::max(usual, std::min(b.blocks, shares));
-  return (b.blocks + tasks - 1) / tasks;
-}
-
-// Rows of a task: as equal as whole tiles allow.
-int64_t task_rows(const GemmRow& kernel, const PackedMatrix& b, int64_t m, Result result) {
-  const int64_t tasks = std::max<int64_t>(1, (m + kTaskRows - 1) / kTaskRows);
-  const int64_t shares = std::clamp<int64_t>(m / (2 * kernel.rows), 1, worthwhile_threads(b, m));
-  const int64_t parts = shares_rows(b, result) ? round_up(tasks, shares) : tasks;
-  return std::min(kTaskRows, round_up((m + parts - 1) / parts, kernel.rows));
-}
 
 struct Workspace {
   char* a;  // packed rows, or a strip of lines
@@ -105,18 +31,16 @@ struct Workspace {
 };
 
 int64_t workspace_bytes(bool wide) {
-  const int64_t outputs = kTaskRows * kMaxBlocks * kGemmCols;
-  return lines(std::max(kPieceBytes, kStripBytes)) + lines(outputs * 4) + (wide ? lines(outputs * 8) : 0) +
+  return lines(std::max(kPieceBytes, kStripBytes)) + lines(kSums * 4) + (wide ? lines(kSums * 8) : 0) +
          2 * lines(kTaskRows * 4) + lines(kFetchedCodes);
 }
 
 Workspace workspace(bool wide) {
-  const int64_t outputs = kTaskRows * kMaxBlocks * kGemmCols;
   Cutter cut(thread_block(workspace_bytes(wide)));
   Workspace w;
   w.a = cut.take<char>(std::max(kPieceBytes, kStripBytes));
-  w.c = cut.take<int32_t>(outputs);
-  w.total = wide ? cut.take<int64_t>(outputs) : nullptr;
+  w.c = cut.take<int32_t>(kSums);
+  w.total = wide ? cut.take<int64_t>(kSums) : nullptr;
   w.row_sum = cut.take<int32_t>(kTaskRows);
   w.row_zero = cut.take<int32_t>(kTaskRows);
   w.codes = cut.take<uint8_t>(kFetchedCodes);
@@ -496,71 +420,7 @@ class Product {
   int64_t all_stride_ = 0;
 };
 
-// Bounds as PackedMatrix has them, made to hold for a block's quad at an even place and the next, too.
-void widen(int32_t (&bound)[kGemmRows], const int8_t* quad) {
-  constexpr int kBytes = kGemmCols * 4;
-  for (int i = 0; i < kBytes; i += 2) {
-    int32_t up[2], down[2];
-    for (int odd = 0; odd < 2; ++odd) {
-      const int32_t x = quad[odd * kBytes + i], y = quad[odd * kBytes + i + 1];
-      up[odd] = std::max(x, 0) + std::max(y, 0), down[odd] = -std::min(x, 0) - std::min(y, 0);
-    }
-    bound[1] = std::max({bound[1], up[0], up[1], down[0], down[1]});
-    bound[2] = std::max({bound[2], up[0] + up[1], down[0] + down[1]});
-  }
-}
-
 }  // namespace
-
-PackedMatrix::PackedMatrix(const uint8_t* b, bool is_signed, int64_t depth, int64_t columns, int64_t stride_k,
-                           int64_t stride_n, const int32_t* zeros_of_b, int64_t zeros)
-    : k(depth),
-      n(columns),
-      quads(round_up((depth + 3) / 4, kGemmQuads)),
-      blocks((columns + kGemmCols - 1) / kGemmCols),
-      piece(piece_quads(quads)),
-      codes(aligned<int8_t>(blocks * kGemmCols * quads * 4)),
-      zero(static_cast<size_t>(blocks * kGemmCols), 0),
-      column(static_cast<size_t>(blocks * kGemmCols), 0),
-      flip_(is_signed ? 0 : 0x80) {
-  struct Bounds {
-    int32_t of[kGemmRows] = {};
-  };
-  std::vector<Bounds> bounds(static_cast<size_t>(blocks));
-  parallel_for(blocks, [&](int64_t block) {
-    for (int64_t q = 0; q < quads; ++q) std::memset(codes.get() + quad_at(block, q), 0, kGemmCols * 4);
-    const int64_t first = block * kGemmCols, count = std::min<int64_t>(kGemmCols, n - first);
-    for (int64_t j = 0; j < count; ++j) {
-      const uint8_t* from = b + (first + j) * stride_n;
-      int32_t sum = 0;
-      for (int64_t i = 0; i < k; ++i) {
-        const int8_t code = static_cast<int8_t>(from[i * stride_k] ^ flip_);
-        codes[quad_at(block, i / 4) + j * 4 + i % 4] = code;
-        sum += code;
-      }
-      const int32_t z = (zeros_of_b == nullptr ? 0 : zeros_of_b[zeros == 1 ? 0 : first + j]) - (is_signed ? 0 : 128);
-      zero[first + j] = z;
-      column[first + j] = static_cast<int32_t>(sum - k * z);
-    }
-    for (int64_t q = 0; q < quads; q += 2) widen(bounds[block].of, codes.get() + quad_at(block, q));
-  });
-  for (const int32_t z : zero) has_zero |= z != 0;
-  for (const Bounds& found : bounds)
-    for (int i = 0; i < kGemmRows; ++i) bound[i] = std::max(bound[i], found.of[i]);
-}
-
-int64_t PackedMatrix::quad_at(int64_t block, int64_t q) const {
-  const int64_t first = q / piece * piece, length = std::min(piece, quads - first);
-  return (first * blocks + block * length + q - first) * kGemmCols * 4;
-}
-
-void PackedMatrix::unpack(uint8_t* to) const {
-  for (int64_t j = 0; j < n; ++j)
-    for (int64_t i = 0; i < k; ++i)
-      to[j * k + i] = static_cast<uint8_t>(codes[quad_at(j / kGemmCols, i / 4) + j % kGemmCols * 4 + i % 4] ^ flip_);
-}
-
-int64_t PackedMatrix::nbytes() const { return packed_matrix_bytes(k, n); }
 
 void gemm(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* out, int64_t stride) {
   if (a.rows == 0 || b.n == 0) return;
@@ -577,9 +437,4 @@ int64_t gemm_call_bytes(int64_t m, int64_t n, int64_t k) {
   const int64_t rows = round_up(m, 2), widest = rows * roomy(round_up((k + 3) / 4, kGemmQuads) * 4 * 2);
   return 4 * lines(round_up(n, kGemmCols) * 4) + std::min(widest, kPackedAtOnce) + lines(rows * 4);
 }
-int64_t packed_matrix_bytes(int64_t k, int64_t n) {
-  const int64_t depth = round_up((k + 3) / 4, kGemmQuads) * 4;
-  return round_up(n, kGemmCols) * (depth + 2 * static_cast<int64_t>(sizeof(int32_t)));
-}
-
 }  // namespace lowbit

@@ -4,42 +4,12 @@
 //
 // Sums run in int32 up to kExactK, where nothing can overflow; beyond, pieces of that depth are added in int64.
 #pragma once
-#include <vector>
-
-#include "base/memory.h"
+#include "drivers/packed_matrix.h"
 #include "kernels/finish/finish.h"
-#include "kernels/gemm/gemm.h"
 
 namespace lowbit {
 
 constexpr int64_t kExactK = 33025;  // 255 * 255 * kExactK < 2^31
-
-// b, packed once.
-struct PackedMatrix {
-  int64_t k = 0, n = 0, quads = 0, blocks = 0;
-  int64_t piece = 0;            // quads of a piece; the last may be shorter
-  Aligned<int8_t> codes;        // as kernels/gemm/gemm.h says
-  std::vector<int32_t> zero;    // [n, padded] zero points of what is packed
-  std::vector<int32_t> column;  // [n, padded] sum over k of (packed code - zero)
-  bool has_zero = false;        // whether any zero point is not 0
-  // No codes that one instruction adds in 16 bits sum to more, positive or negative parts alone, in the kernel of
-  // gemm_rows of this index: none, two, or four of them.
-  int32_t bound[kGemmRows] = {};
-
-  // The fastest of gemm_rows that serves it with codes of a, as u8, of at most `most`.
-  int kernel(int32_t most) const { return most * bound[2] <= 32767 ? 2 : most * bound[1] <= 32767 ? 1 : 0; }
-
-  // b is [k][n] with these strides in elements; zero null: none, else `zeros` (1 or n) of them.
-  PackedMatrix(const uint8_t* b, bool is_signed, int64_t k, int64_t n, int64_t stride_k, int64_t stride_n,
-               const int32_t* zero, int64_t zeros);
-  int64_t nbytes() const;
-  void unpack(uint8_t* to) const;  // [n][k], as it was given
-
- private:
-  // Where quad q of a block is.
-  int64_t quad_at(int64_t block, int64_t q) const;
-  uint8_t flip_;
-};
 
 // Rows of a that overlap: pixels of an image, of which each row takes a window. They are read from a few lines of the
 // image, copied, instead of from as many copies as windows overlap.
@@ -92,7 +62,5 @@ void gemm(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* 
 // Bytes one thread works in; and what a call allocates beside them. wide: as the finish says.
 int64_t gemm_thread_bytes(int64_t k, bool wide);
 int64_t gemm_call_bytes(int64_t m, int64_t n, int64_t k);
-// Bytes of a packed b of this size.
-int64_t packed_matrix_bytes(int64_t k, int64_t n);
 
 }  // namespace lowbit

@@ -10,6 +10,7 @@
 
 #include "base/arch.h"
 #include "base/fp_environment.h"
+#include "base/threads.h"
 #include "drivers/conv.h"
 #include "drivers/float_groups.h"
 #include "drivers/gemm.h"
@@ -182,15 +183,14 @@ void test_where_sixteen_bits_end(Isa isa) {
   report(good, std::string("gemm ") + isa_name(isa) + " where 16 bits end");
 }
 
-void test_finish(Isa isa) {
-  const int64_t m = 5, n = 37, k = 50;
+void test_finish(Isa isa, int64_t m, int64_t n, int64_t k) {
   const auto a = codes(m * k, 0, 255), b = codes(k * n, -128, 127);
-  const int32_t za = 7;
-  const PackedMatrix packed(b.data(), true, k, n, n, 1, nullptr, 0);
+  const int32_t za = 7, zb = -3;
+  const PackedMatrix packed(b.data(), true, k, n, n, 1, &zb, 1);
   CodeRows rows{};
   rows.rows = m, rows.zero = &za, rows.codes = a.data(), rows.stride = k;
-  std::vector<float> scale(n), bias(n), row_scale(m);
-  std::vector<int32_t> add(n);
+  std::vector<float> scale(static_cast<size_t>(n)), bias(scale.size()), row_scale(static_cast<size_t>(m));
+  std::vector<int32_t> add(scale.size());
   for (auto& s : scale) s = 0.001f * static_cast<float>(between(1, 999));
   for (auto& s : row_scale) s = 0.001f * static_cast<float>(between(1, 999));
   for (auto& v : bias) v = 0.1f * static_cast<float>(between(-99, 99));
@@ -212,7 +212,7 @@ void test_finish(Isa isa) {
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
         int64_t sum = add[j];
-        for (int64_t d = 0; d < k; ++d) sum += (a[i * k + d] - za) * value(b[d * n + j], true);
+        for (int64_t d = 0; d < k; ++d) sum += (a[i * k + d] - za) * (value(b[d * n + j], true) - zb);
         const float by = row_scale[per_row ? i : 0] * scale[j], t = static_cast<float>(sum);
         const float scaled = t * by, expected = std::clamp(scaled + bias[j], f.floor, f.ceiling);
         const float multiplier = by / f.out_scale, product = t * multiplier;
@@ -220,7 +220,8 @@ void test_finish(Isa isa) {
         good &= y[i * n + j] == expected && q[i * n + j] == static_cast<int32_t>(steps) + 11;
       }
     }
-    report(good, std::string("finish ") + isa_name(isa) + (per_row ? " a scale a row" : " one scale"));
+    report(good, std::string("finish ") + isa_name(isa) + " " + std::to_string(m) + " rows, " +
+                     (per_row ? "a scale each" : "one scale"));
   }
 }
 
@@ -375,7 +376,11 @@ void test_products(Isa isa) {
   test_sums(isa);
   test_where_sixteen_bits_end(isa);
   test_ways_through_columns(isa);
-  test_finish(isa);
+  test_finish(isa, 5, 37, 50);
+  const int threads = num_threads();
+  set_num_threads(1);
+  test_finish(isa, 18, 2048, 1200);  // few rows, as many columns as a task takes, pieces
+  set_num_threads(threads);
   test_groups(isa);
   test_float_groups(isa);
   test_convolutions(isa);
