@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import lowbit as lb
+from benchmarks.machine import reads
 from benchmarks.peers import Peers
 from benchmarks.peers_compute import INT4PACK, NBITS, ComputePeers
 from benchmarks.problems import Groups
@@ -21,21 +22,23 @@ def cases(peers: Peers) -> Iterator[Case]:
     for block, at_least in _AT_LEAST.items():
         for shape in _SHAPES:
             p = Groups(*shape, block)
-            yield _case(ComputePeers(peers.threads), p, at_least[p.m])
+            yield _case(ComputePeers(peers.threads), p, at_least[p.m], peers.threads)
 
 
-def _case(makers: ComputePeers, p: Groups, at_least: float) -> Case:
+def _case(makers: ComputePeers, p: Groups, at_least: float, threads: int) -> Case:
+    weights = p.w.size // 2 + 4 * p.w_scale.size
     contenders = [
         _lowbit(p, "lowbit", "int8"),
         _lowbit(p, "lowbit, float activations", "float"),
         *makers.four_bit_layers(p),
         *makers.float_layers(p.x, p.w, lambda y: y),
         makers.bfloat_layer(p),
+        *(reads(weights, 1, threads) if p.m == 1 else []),  # what one row cannot do without
     ]
     return Case(
         f"{p.name}, groups of {p.block}",
         p.m * p.n,
-        4 * p.x.size + p.w.size // 2 + 4 * p.w_scale.size + 4 * p.y.size,
+        4 * p.x.size + weights + 4 * p.y.size,
         contenders,
         [Target("lowbit", (*NBITS, INT4PACK), at_least, "best int4 peer")],
         expected=p.y,
