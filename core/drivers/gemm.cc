@@ -16,29 +16,35 @@ namespace {
 constexpr int64_t kPieceBytes = kTaskRows * kGemmDepth * 2;  // of packed rows
 constexpr int64_t kStripBytes = 1 << 18;                     // lines of an image that are copied at once, at most
 constexpr int64_t kMostSegments = 64;
-constexpr int64_t kSums = kTaskRows * (kMaxBlocks + 1) * kGemmCols;  // of a task, whose rows may be a line apart
+constexpr int64_t kSums = kTaskRows * (kMaxBlocks + 1) * kGemmCols;    // of a task, whose rows may be a line apart
+constexpr int64_t kMostColumns = kTaskRows * kTaskBlocks * kGemmCols;  // of a task of one row, at once
 constexpr int64_t kFetchedCodes = kTaskRows * kGemmDepth;
 constexpr int64_t kPackedAtOnce = 4 << 20;  // bytes of all rows together, if they are packed before any task
+
+// Quads of sums that are written as they are made, a few rows at a time where all would crowd L1: if they are so short,
+// that takes longer than reading the columns again. Threads wait longer for their lines.
+constexpr int64_t kQuicklyMade = 32, kQuicklyMadeByThreads = 96;
 
 int64_t operand_bytes(GemmOperand a) { return a == GemmOperand::s16 ? 2 : 1; }
 
 struct Workspace {
-  char* a;  // packed rows, or a strip of lines
-  int32_t* c;
-  int64_t* total;  // of sums beyond int32
+  char* a;           // packed rows, or a strip of lines
+  int32_t *add, *c;  // what sums begin with, a column each; sums
+  int64_t* total;    // of sums beyond int32
   int32_t *row_sum, *row_zero;
   uint8_t* codes;
 };
 
 int64_t workspace_bytes(bool wide) {
-  return lines(std::max(kPieceBytes, kStripBytes)) + lines(kSums * 4) + (wide ? lines(kSums * 8) : 0) +
-         2 * lines(kTaskRows * 4) + lines(kFetchedCodes);
+  return lines(std::max(kPieceBytes, kStripBytes)) + lines(kMostColumns * 4) + lines(kSums * 4) +
+         (wide ? lines(kSums * 8) : 0) + 2 * lines(kTaskRows * 4) + lines(kFetchedCodes);
 }
 
 Workspace workspace(bool wide) {
   Cutter cut(thread_block(workspace_bytes(wide)));
   Workspace w;
   w.a = cut.take<char>(std::max(kPieceBytes, kStripBytes));
+  w.add = cut.take<int32_t>(kMostColumns);
   w.c = cut.take<int32_t>(kSums);
   w.total = wide ? cut.take<int64_t>(kSums) : nullptr;
   w.row_sum = cut.take<int32_t>(kTaskRows);
@@ -49,7 +55,6 @@ Workspace workspace(bool wide) {
 
 // Everything that is the same for all tasks, padded as kernels read it.
 struct Columns {
-  Aligned<int32_t> add;
   Aligned<float> scale, bias;
 };
 
@@ -129,16 +134,6 @@ class Product {
     if (kernel_.a == GemmOperand::u8 && a.is_signed) shift_ = 128;
     if (kernel_.a == GemmOperand::s8 && !a.is_signed) shift_ = -128;
     const int64_t size = b.blocks * kGemmCols;
-    if (!wide_) {
-      columns_.add = aligned<int32_t>(size);
-      int32_t* add = columns_.add.get();
-      const int32_t* column = b.column.data();
-      const uint32_t zero = a.zero_per_row ? 0u : static_cast<uint32_t>(a.zero[0] + shift_);
-      for (int64_t i = 0; i < size; ++i) add[i] = static_cast<int32_t>(0u - zero * static_cast<uint32_t>(column[i]));
-      if (finish.add != nullptr)
-        for (int64_t i = 0; i < b.n; ++i)
-          add[i] = static_cast<int32_t>(static_cast<uint32_t>(add[i]) + static_cast<uint32_t>(finish.add[i]));
-    }
     if (finish.result != Result::s32) {
       columns_.scale = padded(finish.scale, b.n, size, !finish.scale_per_column);
       if (!finish.scale_per_row) {
@@ -171,8 +166,9 @@ class Product {
     std::fill_n(w.row_sum, rows, 0);
     if (wide_) return beyond_int32(w, row, rows, block, blocks);
     const int64_t at_once = b_.quads > b_.piece ? blocks : blocks_at_once(rows, blocks);
-    const bool is_place =
-        finish_.result == Result::s32 && rows % kernel_.at_once == 0 && (!by_rows || !is_crowded(stride_ * 4, rows));
+    const bool crowds = is_crowded(stride_ * 4, rows);
+    const bool is_place = finish_.result == Result::s32 && rows % kernel_.at_once == 0 && (!by_rows || !crowds);
+    const int64_t quick = is_alone_ ? kQuicklyMade : kQuicklyMadeByThreads;
     int64_t quad = 0;
     do {
       const int64_t quads = std::min(b_.piece, b_.quads - quad);
@@ -189,10 +185,11 @@ class Product {
         const bool in_place = is_place && (first + count) * kGemmCols <= b_.n;
         x.c = in_place ? reinterpret_cast<int32_t*>(out_) + row * stride_ + first * kGemmCols : w.c;
         x.c_stride = in_place ? stride_ : roomy(count * kGemmCols * 4) / 4;
-        x.from = quad > 0 ? x.c : columns_.add.get() + first * kGemmCols;
+        if (quad == 0) begin_sums(w, first, count);
+        x.from = quad > 0 ? x.c : w.add;
         x.from_stride = quad > 0 ? x.c_stride : 0;
         if (quads > 0) {
-          multiply(x, quad, quads, first, count);
+          multiply(x, quad, quads, first, count, in_place && crowds && quads <= quick ? kFewRows : rows);
         } else {
           for (int64_t r = 0; r < rows; ++r) std::copy_n(x.from, count * kGemmCols, x.c + r * x.c_stride);
         }
@@ -233,6 +230,7 @@ class Product {
     const int64_t bytes = operand_bytes(kernel_.a), columns = blocks * kGemmCols, image = l.width * l.height;
     GemmArgs x{};
     x.a_stride = l.step * bytes, x.c_stride = columns, x.paired = is_paired_;
+    begin_sums(w, block, blocks);
     int64_t most = 1;  // lines of results whose strip fits
     while (most < kTaskRows && strip_bytes(most + 1) <= kStripBytes) ++most;
     for (int64_t first = row; first < row + rows;) {
@@ -254,8 +252,8 @@ class Product {
           x.rows = std::min(end, (r / l.width + 1) * l.width) - r;
           x.a = w.a + ((r / l.width - line) * l.line_step * l.pitch + r % l.width * l.step) * bytes;
           x.c = w.c + (r - first) * columns;
-          x.from = quad > 0 ? x.c : columns_.add.get() + block * kGemmCols, x.from_stride = quad > 0 ? columns : 0;
-          multiply(x, quad, quads, block, blocks);
+          x.from = quad > 0 ? x.c : w.add, x.from_stride = quad > 0 ? columns : 0;
+          multiply(x, quad, quads, block, blocks, x.rows);
           if (quad + quads == b_.quads) finish_rows_of(w, x, r, x.rows, r - row, block, blocks);
         }
       }
@@ -273,12 +271,30 @@ class Product {
     return round_up((blocks + parts - 1) / parts, 2);
   }
 
-  // One piece of k, of so many blocks, for the rows that x has.
-  void multiply(GemmArgs& x, int64_t quad, int64_t quads, int64_t block, int64_t blocks) const {
+  // What sums of these blocks begin with: the zero point of a, and an integer bias. By each thread for itself, since
+  // what another has written comes slowly from its caches.
+  void begin_sums(const Workspace& w, int64_t block, int64_t blocks) const {
+    const int64_t first = block * kGemmCols, size = blocks * kGemmCols;
+    const int32_t* column = b_.column.data() + first;
+    const uint32_t zero = a_.zero_per_row ? 0u : static_cast<uint32_t>(a_.zero[0] + shift_);
+    for (int64_t i = 0; i < size; ++i) w.add[i] = static_cast<int32_t>(0u - zero * static_cast<uint32_t>(column[i]));
+    if (finish_.add == nullptr) return;
+    for (int64_t i = 0; i < std::min(size, b_.n - first); ++i)
+      w.add[i] = static_cast<int32_t>(static_cast<uint32_t>(w.add[i]) + static_cast<uint32_t>(finish_.add[first + i]));
+  }
+
+  // One piece of k, of so many blocks, for the rows that x has, so many at a time.
+  void multiply(GemmArgs& x, int64_t quad, int64_t quads, int64_t block, int64_t blocks, int64_t at_a_time) const {
     x.columns = std::min(blocks * kGemmCols, b_.n - block * kGemmCols);
     x.b_stride = quads * 4 * kGemmCols, x.quads = quads;
     x.b = b_.codes.get() + quad * 4 * kGemmCols * b_.blocks + block * x.b_stride;
-    kernel_.run(x);
+    for (int64_t r = 0; r < x.rows; r += at_a_time) {
+      GemmArgs some = x;
+      some.rows = std::min(at_a_time, x.rows - r);
+      some.a = static_cast<const char*>(x.a) + r * x.a_stride, some.c = x.c + r * x.c_stride;
+      if (x.from != nullptr) some.from = x.from + r * x.from_stride;
+      kernel_.run(some);
+    }
   }
 
   // Sums of pieces, added in int64.
@@ -291,7 +307,7 @@ class Product {
       GemmArgs x{};
       pack(w, row, rows, quad, quads, x);
       x.c = w.c, x.c_stride = blocks * kGemmCols;
-      multiply(x, quad, quads, block, blocks);
+      multiply(x, quad, quads, block, blocks, rows);
       for (int64_t j = 0; j < outputs; ++j) w.total[j] += w.c[j];
       for (int64_t r = 0; r < rows; ++r) deep_sum[r] += std::exchange(w.row_sum[r], 0);
     }
@@ -435,6 +451,6 @@ int64_t gemm_thread_bytes(int64_t k, bool wide) {
 }
 int64_t gemm_call_bytes(int64_t m, int64_t n, int64_t k) {
   const int64_t rows = round_up(m, 2), widest = rows * roomy(round_up((k + 3) / 4, kGemmQuads) * 4 * 2);
-  return 4 * lines(round_up(n, kGemmCols) * 4) + std::min(widest, kPackedAtOnce) + lines(rows * 4);
+  return 3 * lines(round_up(n, kGemmCols) * 4) + std::min(widest, kPackedAtOnce) + lines(rows * 4);
 }
 }  // namespace lowbit

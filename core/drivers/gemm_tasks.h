@@ -13,7 +13,7 @@ namespace lowbit {
 constexpr int64_t kTaskRows = 96, kTaskBlocks = 16, kMaxBlocks = kTaskBlocks * 3 / 2;
 constexpr int64_t kFewRows = 18;
 constexpr int64_t kReadAsRows = 8;          // as long as these are multiplied
-constexpr int64_t kWorthAThread = 2 << 20;  // products: what takes as long as it takes another thread to wake up
+constexpr int64_t kWorthAThread = 1 << 20;  // products: what takes as long as it takes another thread to wake up
 
 // Whether rows so many bytes apart are all in the same few places of L1.
 inline bool is_crowded(int64_t stride) { return stride % 4096 == 0; }
