@@ -15,6 +15,7 @@
 #include "bindings/buffer.h"
 #include "bindings/compute.h"
 #include "bindings/finish.h"
+#include "bindings/float_layer.h"
 #include "drivers/conv.h"
 #include "drivers/float_groups.h"
 #include "drivers/groups.h"
@@ -147,17 +148,8 @@ GroupSizes sizes_of(int64_t k, int64_t n, int bits, int64_t block) {
 
 void run_on_floats(const PackedGroups& b, nb::handle input, int element, int64_t m, nb::handle bias_array, float floor,
                    float ceiling, int result, nb::handle output) {
-  if (element != 0 && element != 2 && element != 3) throw nb::value_error("element: expected f32, f16 or bf16");
-  if (result < 1 || result > 3) throw nb::value_error("result: expected f32, f16 or bf16");
-  if (m < 0) throw nb::value_error("m: must not be negative");
-  const Buffer x(input, "x"), bias = optional(bias_array, "bias"), out(output, "out", true);
-  const FloatInput from{x.as(), static_cast<Element>(element), m};
-  const FloatFinish to{static_cast<Result>(result), bias.as<float>(), floor, ceiling};
-  x.require(m * b.k * element_bytes(from.in), "x");
-  if (bias) bias.require(4 * b.n, "bias");
-  out.require(m * b.n * result_bytes(to.result), "out");
-  const nb::gil_scoped_release release;
-  float_group_matmul(from, b, to, out.as());
+  run_float_layer(b.n, b.k, input, element, m, bias_array, floor, ceiling, result, output,
+                  [&](const FloatInput& x, const FloatFinish& y, void* out) { float_group_matmul(x, b, y, out); });
 }
 
 // (NaN seen, rows whose range is too wide)

@@ -8,6 +8,7 @@
 
 #include "bindings/buffer.h"
 #include "bindings/compute.h"
+#include "bindings/float_layer.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -58,17 +59,8 @@ struct WeightOnlySpec {
 
   void run(nb::handle input, int element, int64_t m, nb::handle bias_array, float floor, float ceiling, int result,
            nb::handle output) const {
-    if (element != 0 && element != 2 && element != 3) throw nb::value_error("element: expected f32, f16 or bf16");
-    if (result < 1 || result > 3) throw nb::value_error("result: expected f32, f16 or bf16");
-    if (m < 0) throw nb::value_error("m: must not be negative");
-    const Buffer x(input, "x"), bias = optional(bias_array, "bias"), out(output, "out", true);
-    const FloatInput from{x.as(), static_cast<Element>(element), m};
-    const FloatFinish to{static_cast<Result>(result), bias.as<float>(), floor, ceiling};
-    x.require(m * weights.k() * element_bytes(from.in), "x");
-    if (bias) bias.require(4 * weights.n(), "bias");
-    out.require(m * weights.n() * result_bytes(to.result), "out");
-    const nb::gil_scoped_release release;
-    weights.run(from, to, out.as());
+    run_float_layer(weights.n(), weights.k(), input, element, m, bias_array, floor, ceiling, result, output,
+                    [&](const FloatInput& x, const FloatFinish& y, void* out) { weights.run(x, y, out); });
   }
 };
 
