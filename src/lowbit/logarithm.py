@@ -66,9 +66,5 @@ def _nearest(fraction: Fraction, dtype: np.dtype[Any]) -> Any:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _least_not_below(fraction: Fraction, dtype: np.dtype[Any]) -> Any:
-    exact = _power(fraction)
     near = _nearest(fraction, dtype)
-    if decimal.Decimal(float(near)) < exact:
-        return np.nextafter(near, dtype.type(2))
-    below = np.nextafter(near, dtype.type(0))
-    return below if decimal.Decimal(float(below)) >= exact else near
+    return np.nextafter(near, dtype.type(2)) if decimal.Decimal(float(near)) < _power(fraction) else near
