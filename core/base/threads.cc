@@ -7,10 +7,14 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <new>
 #include <system_error>
 #include <thread>
+#include <utility>
+
+#include "base/memory.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -70,7 +74,7 @@ class Pool {
 
   void run(int64_t count, void (*body)(void*, int64_t), void* context) {
     const int64_t useful = count < threads() ? count : threads();
-    if (useful <= 1 || !busy_.try_lock()) {
+    if (useful <= 1 || busy_.exchange(true, std::memory_order_acquire)) {
       for (int64_t i = 0; i < count; ++i) body(context, i);
       return;
     }
@@ -84,7 +88,11 @@ class Pool {
     work(0);
     active_.fetch_and(~kOpen, std::memory_order_acq_rel);
     while (active_.load(std::memory_order_acquire) != 0) relax();
-    busy_.unlock();
+    // Nobody is inside the job any more: the error can be taken out of the pool, and the pool given back.
+    const std::exception_ptr error = std::exchange(error_, nullptr);
+    failed_.store(false, std::memory_order_relaxed);
+    busy_.store(false, std::memory_order_release);
+    if (error) std::rethrow_exception(error);
   }
 
  private:
@@ -95,13 +103,20 @@ class Pool {
   // meets that of another thread in one place. When they are done it takes what is left of the others'.
   int64_t first_of(int lane) const { return count_ * lane / (helpers_ + 1); }
 
-  void work(int own) {
-    const int lanes = helpers_ + 1;
-    for (int k = 0; k < lanes; ++k) {
-      const int lane = (own + k) % lanes;
-      const int64_t end = first_of(lane + 1);
-      std::atomic<int64_t>& next = lanes_[lane].next;
-      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < end;) body_(context_, i);
+  // An exception must leave neither a worker's thread, which would end the process, nor the caller's while workers
+  // still use what lies on its stack.
+  void work(int own) noexcept {
+    try {
+      const int lanes = helpers_ + 1;
+      for (int k = 0; k < lanes; ++k) {
+        const int lane = (own + k) % lanes;
+        const int64_t end = first_of(lane + 1);
+        std::atomic<int64_t>& next = lanes_[lane].next;
+        for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < end;) body_(context_, i);
+      }
+    } catch (...) {
+      if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+      for (int t = 0; t <= helpers_; ++t) lanes_[t].next.store(count_, std::memory_order_relaxed);  // skip the rest
     }
   }
 
@@ -120,11 +135,16 @@ class Pool {
         std::thread([this, seen, index] { worker(seen, index); }).detach();
       } catch (const std::system_error&) {
         return;  // no more threads to be had: the caller's own loop still does all the work
+      } catch (const std::bad_alloc&) {
+        return;  // likewise
       }
     }
   }
 
   void worker(uint32_t seen, int index) {
+    // The C library allocates a thread's variables where they are first used, and ends the process where it cannot:
+    // now, right after the stack was found, rather than in a task that has used up the memory.
+    (void)thread_block(0);
     for (;;) {
       int spins = 0;
       while (generation_.load(std::memory_order_acquire) == seen) {
@@ -145,12 +165,14 @@ class Pool {
   }
 
   std::atomic<int> wanted_{1};
-  std::mutex busy_;
+  std::atomic<bool> busy_{false};
   int started_ = 0;
   void (*body_)(void*, int64_t) = nullptr;
   void* context_ = nullptr;
   int64_t count_ = 0;
   int helpers_ = 0;
+  std::atomic<bool> failed_{false};  // a task threw
+  std::exception_ptr error_;         // what it threw, the first one
   struct alignas(64) Lane {
     std::atomic<int64_t> next{0};  // task
   };

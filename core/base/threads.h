@@ -13,6 +13,9 @@ int usable_cpus();
 // Calls body(context, i) once for each i in [0, count), in any order and on any thread; returns when all are
 // done. Work must be split by i alone, so results cannot depend on the number of threads. If another
 // thread is already inside a parallel_for, the caller does its own work alone.
+//
+// If a body throws, on whichever thread, tasks that have not begun are skipped, those that have are waited for, and the
+// first exception is thrown again here. The pool serves the next call as before.
 void parallel_for(int64_t count, void (*body)(void*, int64_t), void* context);
 
 template <class F>

@@ -9,6 +9,9 @@ namespace lowbit {
 // Counts an outcome, and says what failed.
 void report(bool good, const std::string& what);
 
+// The thread pool.
+void test_threads();
+
 // Fake quantization on one ISA; f16 only where its stores round as they should.
 void test_fake_quant(Isa isa, bool half_stores);
 

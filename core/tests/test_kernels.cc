@@ -482,19 +482,6 @@ void test_conversions() {
   report(bfloat, "conversions: every bfloat");
 }
 
-void test_threads() {
-  bool good = true;
-  for (const int n : {1, 2, 3, 7}) {
-    set_num_threads(n);
-    for (int repeat = 0; repeat < 200; ++repeat) {
-      std::vector<int> hits(repeat % 37, 0);
-      parallel_for(static_cast<int64_t>(hits.size()), [&](int64_t i) { hits[i] += 1; });
-      for (const int h : hits) good &= h == 1;
-    }
-  }
-  report(good, "threads: every index once");
-}
-
 // The drivers over whole layouts, on every ISA: the same bits as the scalar one for any number of threads.
 void test_layouts() {
   const Layout layouts[] = {
