@@ -9,6 +9,8 @@
 #include <optional>
 
 #include "bindings/buffer.h"
+#include "bindings/gil.h"
+#include "bindings/sizes.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,12 +22,12 @@ void bind_binary(nb::module_& m);
 namespace {
 
 // Letting go of the GIL costs more than a small call does.
-constexpr int64_t kReleaseAt = 1 << 18;  // products of bits
+constexpr int64_t kReleaseAtProducts = 1 << 18;  // products of bits
 
 struct WithoutGil {
-  std::optional<nb::gil_scoped_release> released;
+  std::optional<GilReleased> released;
   explicit WithoutGil(double work) {
-    if (work >= static_cast<double>(kReleaseAt)) released.emplace();
+    if (work >= static_cast<double>(kReleaseAtProducts)) released.emplace();
   }
 };
 
@@ -49,7 +51,7 @@ struct BinaryMatrix {
   static BinaryMatrix make(nb::handle rows_array, int64_t n, int64_t k) {
     require_bits(k, "k"), require_count(n, "n");
     const Buffer rows(rows_array, "bits");
-    rows.require(n * bytes_of(k), "bits");
+    rows.require(product_of({n, bytes_of(k)}, "bits"), "bits");
     const WithoutGil release(size(n, k, 8));
     return {n, k, PackedBits(rows.as<uint8_t>(), n, bytes_of(k), last_mask(k))};
   }
@@ -75,7 +77,7 @@ void matmul(nb::handle a_array, int64_t m, const BinaryMatrix& b, nb::handle out
             nb::handle b_scale, nb::handle bias) {
   require_count(m, "m");
   const Buffer a(a_array, "a"), out(out_array, "out", true);
-  a.require(m * bytes_of(b.k), "a"), out.require(4 * m * b.n, "out");
+  a.require(product_of({m, bytes_of(b.k)}, "a"), "a"), out.require(4 * product_of({m, b.n}, "out"), "out");
   const Scaling scaling(a_scale, b_scale, bias, m, b.n);
   const WithoutGil release(size(m, b.n, b.k));
   binary_matmul(a.as<uint8_t>(), m, b.bits, b.k, scaling.get(), out.as());
@@ -83,9 +85,11 @@ void matmul(nb::handle a_array, int64_t m, const BinaryMatrix& b, nb::handle out
 
 PackedBitsConv make_conv(nb::handle w_array, int64_t groups, int64_t channels, int64_t outputs,
                          std::array<int64_t, 2> kernel) {
-  if (groups < 1 || channels < 0 || outputs < 0 || kernel[0] < 1 || kernel[1] < 1)
+  if (groups < 1 || channels < 0 || channels > kMostElements || outputs < 0 || kernel[0] < 1 || kernel[1] < 1 ||
+      kernel[0] > kMostElements || kernel[1] > kMostElements)
     throw nb::value_error("sizes: expected at least one group and one tap, and no negative number of channels");
   const BinaryConvShape shape{groups, channels, outputs, {kernel[0], kernel[1]}};
+  product_of({kernel[0] + 1, kernel[1] + 1, groups, outputs, 8 * bytes_of(channels)}, "sizes");
   require_bits(shape.taps() * 8 * shape.bytes(), "w: bits of an output");
   const Buffer w(w_array, "w");
   w.require(groups * outputs * shape.taps() * shape.bytes(), "w");
@@ -96,10 +100,11 @@ void conv2d(nb::handle x_array, const PackedBitsConv& w, nb::handle out_array, s
             std::array<int64_t, 2> stride, std::array<int64_t, 4> padding, std::array<int64_t, 2> dilation,
             bool channels_first, nb::handle x_scale, nb::handle w_scale, nb::handle bias) {
   const BinaryConvShape& s = w.shape();
-  for (const int64_t n : image) require_count(n, "image");
-  for (const int64_t n : padding) require_count(n, "padding");
+  product_of(image, "image");
+  for (const int64_t n : padding) product_of({n}, "padding");
   if (stride[0] < 1 || stride[1] < 1 || dilation[0] < 1 || dilation[1] < 1)
     throw nb::value_error("stride, dilation: must be positive");
+  for (const int axis : {0, 1}) product_of({dilation[axis], s.kernel[axis]}, "dilation");
   const BinaryConvArgs a{image[0],
                          image[1],
                          image[2],
@@ -111,9 +116,9 @@ void conv2d(nb::handle x_array, const PackedBitsConv& w, nb::handle out_array, s
     if (image[axis + 1] + padding[axis] + padding[axis + 2] <= dilation[axis] * (s.kernel[axis] - 1))
       throw nb::value_error("image: smaller than the kernel");
   const Buffer x(x_array, "x"), out(out_array, "out", true);
-  const int64_t pixels = a.images * a.out(s, 0) * a.out(s, 1), outputs = s.groups * s.outputs;
-  x.require(a.images * a.height * a.width * s.groups * s.bytes(), "x");
-  out.require(4 * pixels * outputs, "out");
+  const int64_t outputs = s.groups * s.outputs, pixels = product_of({a.images, a.out(s, 0), a.out(s, 1)}, "out");
+  x.require(product_of({a.images, a.height, a.width, s.groups, s.bytes()}, "x"), "x");
+  out.require(4 * product_of({pixels, outputs}, "out"), "out");
   const Scaling scaling(x_scale, w_scale, bias, a.images, outputs);
   const WithoutGil release(size(pixels, outputs, s.taps() * s.channels));
   binary_conv2d(a, x.as<uint8_t>(), w, scaling.get(), out.as());
@@ -122,18 +127,18 @@ void conv2d(nb::handle x_array, const PackedBitsConv& w, nb::handle out_array, s
 void align_rows(nb::handle stream_array, int64_t rows, int64_t k, nb::handle out_array) {
   require_bits(k, "k"), require_count(rows, "rows");
   const Buffer stream(stream_array, "stream"), out(out_array, "out", true);
-  stream.require(bytes_of(rows * k), "stream"), out.require(rows * bytes_of(k), "out");
+  stream.require(bytes_of(product_of({rows, k}, "rows")), "stream"), out.require(rows * bytes_of(k), "out");
   const WithoutGil release(size(rows, k, 8));
   binary_align_rows(stream.as<uint8_t>(), rows, k, out.as<uint8_t>());
 }
 
 void channels_last(nb::handle stream_array, int64_t images, int64_t channels, int64_t pixels, int64_t groups,
                    nb::handle out_array) {
-  require_count(images, "images"), require_count(channels, "channels"), require_count(pixels, "pixels");
+  const int64_t bits = product_of({images, channels, pixels}, "sizes");
   if (groups < 1 || channels % groups != 0) throw nb::value_error("groups: must divide channels");
   const Buffer stream(stream_array, "stream"), out(out_array, "out", true);
-  stream.require(bytes_of(images * channels * pixels), "stream");
-  out.require(images * pixels * groups * bytes_of(channels / groups), "out");
+  stream.require(bytes_of(bits), "stream");
+  out.require(product_of({images, pixels, groups, bytes_of(channels / groups)}, "out"), "out");
   const WithoutGil release(size(images, channels, 8 * pixels));
   binary_channels_last(stream.as<uint8_t>(), images, channels, pixels, groups, out.as<uint8_t>());
 }
@@ -169,8 +174,13 @@ void bind_binary(nb::module_& m) {
   m.def("binary_matmul", &matmul, "a"_a, "m"_a, "b"_a, "out"_a, "a_scale"_a.none() = nb::none(),
         "b_scale"_a.none() = nb::none(), "bias"_a.none() = nb::none(),
         "Writes k - 2 * popcount(a xor b) as int32, or scaled as float32.");
-  m.def("binary_matmul_workspace", &binary_matmul_workspace, "m"_a, "n"_a, "k"_a,
-        "Bytes binary_matmul works in at most, b's own as packed included.");
+  m.def(
+      "binary_matmul_workspace",
+      [](int64_t rows, int64_t n, int64_t k) {
+        check_product(rows, n, k);
+        return binary_matmul_workspace(rows, n, k);
+      },
+      "m"_a, "n"_a, "k"_a, "Bytes binary_matmul works in at most, b's own as packed included.");
   m.def("binary_conv2d", &conv2d, "x"_a, "w"_a, "out"_a, "image"_a, "stride"_a, "padding"_a, "dilation"_a,
         "channels_first"_a, "x_scale"_a.none() = nb::none(), "w_scale"_a.none() = nb::none(),
         "bias"_a.none() = nb::none(), "As binary_matmul, of bits [image, height, width, group, bytes].");

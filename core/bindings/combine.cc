@@ -6,6 +6,7 @@
 
 #include "bindings/buffer.h"
 #include "bindings/gil.h"
+#include "bindings/sizes.h"
 #include "drivers/combine.h"
 #include "drivers/pool.h"
 
@@ -23,15 +24,6 @@ Code byte_code(int id) {
   return static_cast<Code>(id);
 }
 
-int64_t elements(const Shape& shape) {
-  int64_t n = 1;
-  for (const int64_t size : shape) {
-    if (size < 0) throw nb::value_error("shape: must not be negative");
-    n *= size;
-  }
-  return n;
-}
-
 void check_codes(Code code, int32_t lo, int32_t hi) {
   const int32_t least = code == Code::s8 ? -128 : 0;
   if (lo < least || lo > hi || hi > least + 255) throw nb::value_error("codes: beyond the type, or none");
@@ -47,7 +39,7 @@ struct Side {
 
   Side(nb::handle array, int code_id, double s, int32_t z, Shape of, const Shape& result, const char* name)
       : code(byte_code(code_id)), scale(static_cast<float>(s)), zero(z), shape(std::move(of)), codes(array, name) {
-    codes.require(elements(shape), name);
+    codes.require(product_of(shape, "shape"), name);
     bool fits = shape.size() == result.size();
     for (size_t i = 0; fits && i < shape.size(); ++i) fits = shape[i] == 1 || shape[i] == result[i];
     if (!fits) throw nb::value_error("shape: does not spread over the result's");
@@ -59,7 +51,7 @@ void combine_of(int op, nb::handle a_array, int a_code, double a_scale, int32_t 
                 nb::handle b_array, int b_code, double b_scale, int32_t b_zero, Shape b_shape, nb::handle out_array,
                 int out_code, double scale, int32_t zero, int32_t qmin, int32_t qmax, const Shape& shape) {
   if (op != 0 && op != 1) throw nb::value_error("op: expected 0 or 1");
-  const int64_t n = elements(shape);
+  const int64_t n = product_of(shape, "shape");
   const Side a(a_array, a_code, a_scale, a_zero, std::move(a_shape), shape, "a");
   const Side b(b_array, b_code, b_scale, b_zero, std::move(b_shape), shape, "b");
   const Buffer out(out_array, "out", true);
@@ -96,15 +88,18 @@ PoolShape pool_shape(const Shape& v) {
   if (v.size() != 12) throw nb::value_error("shape: expected 12 numbers");
   const PoolShape p{v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]};
   const auto fits = [](int64_t size, int64_t kernel, int64_t stride, int64_t before, int64_t after) {
-    return size >= 1 && kernel >= 1 && stride >= 1 && before >= 0 && after >= 0 && before < kernel && after < kernel &&
-           size + before + after >= kernel;
+    return size >= 1 && kernel >= 1 && kernel <= 1 << 23 && stride >= 1 && before >= 0 && after >= 0 &&
+           before < kernel && after < kernel && size + before + after >= kernel;
   };
-  if (p.count < 0 || p.depth < 0 || !fits(p.height, p.kernel_h, p.stride_h, p.top, p.bottom) ||
+  product_of({p.count, p.height, p.width, p.depth}, "shape");
+  if (!fits(p.height, p.kernel_h, p.stride_h, p.top, p.bottom) ||
       !fits(p.width, p.kernel_w, p.stride_w, p.left, p.right) || p.kernel_h * p.kernel_w > 1 << 23)
     throw nb::value_error("shape: no such pooling");
   return p;
 }
-int64_t out_elements(const PoolShape& p) { return p.count * p.out_height() * p.out_width() * p.depth; }
+int64_t out_elements(const PoolShape& p) {
+  return product_of({p.count, p.out_height(), p.out_width(), p.depth}, "shape");
+}
 
 void max_pool_of(int code_id, nb::handle x_array, nb::handle out_array, const Shape& shape) {
   const PoolShape p = pool_shape(shape);

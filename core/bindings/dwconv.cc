@@ -9,6 +9,8 @@
 #include "bindings/buffer.h"
 #include "bindings/compute.h"
 #include "bindings/finish.h"
+#include "bindings/gil.h"
+#include "bindings/sizes.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -23,13 +25,16 @@ DwconvShape shape_of(int64_t batch, int64_t height, int64_t width, int64_t chann
                      int64_t dilation_h, int64_t dilation_w) {
   const DwconvShape s{batch,    height, width, channels, kh,    kw,         stride_h,
                       stride_w, top,    left,  bottom,   right, dilation_h, dilation_w};
-  if (batch < 0 || height < 0 || width < 0 || channels < 1) throw nb::value_error("sizes: must not be negative");
+  product_of({batch, height, width, channels}, "sizes");
+  if (channels < 1) throw nb::value_error("channels: must be positive");
   if (kh < 1 || kw < 1 || kh > kDwconvMaxTaps / kw) throw nb::value_error("kernel: no taps, or too many");
   if (stride_h < 1 || stride_w < 1 || dilation_h < 1 || dilation_w < 1)
     throw nb::value_error("stride, dilation: must be positive");
-  if (top < 0 || left < 0 || bottom < 0 || right < 0) throw nb::value_error("padding: must not be negative");
+  for (const int64_t n : {top, left, bottom, right}) product_of({n}, "padding");
+  product_of({dilation_h, kh}, "dilation"), product_of({dilation_w, kw}, "dilation");
   if (height + top + bottom <= dilation_h * (kh - 1) || width + left + right <= dilation_w * (kw - 1))
     throw nb::value_error("kernel: larger than the padded image");
+  product_of({batch, s.out_height(), s.out_width(), channels}, "sizes");
   return s;
 }
 
@@ -50,7 +55,7 @@ void run(const DwconvWeights& weights, const DwconvShape& shape, nb::handle x_ar
   out.require(shape.outputs() * result_bytes(spec.result), "out");
   Finish finish = spec.finish(1, shape.channels);
   finish.scale_per_row = false;  // one for all pixels
-  const nb::gil_scoped_release release;
+  const GilReleased released;
   dwconv(shape, weights, x.as(), x_zero, finish, out.as());
 }
 

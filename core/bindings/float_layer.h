@@ -3,6 +3,8 @@
 #include <nanobind/nanobind.h>
 
 #include "bindings/buffer.h"
+#include "bindings/gil.h"
+#include "bindings/sizes.h"
 #include "drivers/weight_only.h"
 
 namespace lowbit {
@@ -14,15 +16,14 @@ void run_float_layer(int64_t n, int64_t k, nanobind::handle input, int element, 
   namespace nb = nanobind;
   if (element != 0 && element != 2 && element != 3) throw nb::value_error("element: expected f32, f16 or bf16");
   if (result < 1 || result > 3) throw nb::value_error("result: expected f32, f16 or bf16");
-  if (m < 0) throw nb::value_error("m: must not be negative");
   const Buffer x(input, "x"), out(output, "out", true);
   const Buffer bias = bias_array.is_none() ? Buffer() : Buffer(bias_array, "bias");
   const FloatInput from{x.as(), static_cast<Element>(element), m};
   const FloatFinish to{static_cast<Result>(result), bias.as<float>(), floor, ceiling};
-  x.require(m * k * element_bytes(from.in), "x");
+  x.require(product_of({m, k}, "m") * element_bytes(from.in), "x");
   if (bias) bias.require(4 * n, "bias");
-  out.require(m * n * result_bytes(to.result), "out");
-  const nb::gil_scoped_release release;
+  out.require(product_of({m, n}, "m") * result_bytes(to.result), "out");
+  const GilReleased released;
   run(from, to, out.as());
 }
 

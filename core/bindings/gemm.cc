@@ -16,6 +16,8 @@
 #include "bindings/compute.h"
 #include "bindings/finish.h"
 #include "bindings/float_layer.h"
+#include "bindings/gil.h"
+#include "bindings/sizes.h"
 #include "drivers/conv.h"
 #include "drivers/float_groups.h"
 #include "drivers/groups.h"
@@ -31,10 +33,9 @@ namespace {
 std::unique_ptr<PackedMatrix> pack_matrix(nb::handle codes, bool is_signed, int64_t k, int64_t n, bool transposed,
                                           nb::handle zero_points) {
   const Buffer b(codes, "codes"), zero = optional(zero_points, "zero_point");
-  if (k < 0 || n < 0) throw nb::value_error("k, n: must not be negative");
-  b.require(k * n, "codes");
+  b.require(product_of({k, n}, "k, n"), "codes");
   const int64_t zeros = zero ? (is_many(zero, 4, n, "zero_point") ? n : 1) : 0;
-  const nb::gil_scoped_release release;
+  const GilReleased released;
   return std::make_unique<PackedMatrix>(b.as<uint8_t>(), is_signed, k, n, transposed ? 1 : n, transposed ? k : 1,
                                         zero.as<int32_t>(), zeros);
 }
@@ -43,23 +44,23 @@ template <class Packed>
 void unpack_of(const Packed& packed, nb::handle output) {
   const Buffer out(output, "out", true);
   out.require(packed.k * packed.n, "out");
-  const nb::gil_scoped_release release;
+  const GilReleased released;
   packed.unpack(out.as<uint8_t>());
 }
 
 void multiply(nb::handle codes, bool is_signed, int64_t m, nb::handle zero_points, const PackedMatrix& b,
               const FinishSpec& spec, nb::handle output, bool wide) {
   const Buffer a(codes, "a"), zero(zero_points, "a_zero_point"), out(output, "out", true);
-  a.require(m * b.k, "a");
+  a.require(product_of({m, b.k}, "m"), "a");
   const bool deep = wide || b.k > kExactK;
-  out.require(m * b.n * (spec.result == Result::s32 && deep ? 8 : result_bytes(spec.result)), "out");
+  out.require(product_of({m, b.n}, "m") * (spec.result == Result::s32 && deep ? 8 : result_bytes(spec.result)), "out");
   CodeRows rows{};
   rows.rows = m, rows.is_signed = is_signed, rows.zero = zero.as<int32_t>();
   rows.zero_per_row = is_many(zero, 4, m, "a_zero_point");
   rows.codes = a.as<uint8_t>(), rows.stride = b.k;
   Finish f = spec.finish(m, b.n);
   f.wide = wide;
-  const nb::gil_scoped_release release;
+  const GilReleased released;
   gemm(rows, b, f, out.as(), b.n);
 }
 
@@ -83,28 +84,30 @@ void convolve_of(nb::handle image, bool is_signed, int32_t zero, const std::vect
                     v[14],
                     v[15],
                     v[4] > 0 ? w.k / v[4] : 0};
-  for (const int64_t size : v)
-    if (size < 0) throw nb::value_error("geometry: must not be negative");
+  for (const int64_t size : v) product_of({size}, "geometry");
+  product_of({s.kernel_h, s.dilation_h}, "geometry"), product_of({s.kernel_w, s.dilation_w}, "geometry");
+  product_of({s.out_h, s.stride_h}, "geometry"), product_of({s.out_w, s.stride_w}, "geometry");
+  product_of({s.kernel_w, s.group_channels}, "geometry");
   if (s.depth() != w.k || s.line < s.run()) throw nb::value_error("w: its depth is not the patch's");
   if (s.first_channel + s.group_channels > s.channels) throw nb::value_error("geometry: group out of bounds");
-  if (first_out < 0 || first_out + w.n > stride) throw nb::value_error("out: columns out of bounds");
+  if (first_out < 0 || first_out > stride - w.n) throw nb::value_error("out: columns out of bounds");
   const Buffer x(image, "x"), out(output, "out", true);
-  x.require(s.batch * s.height * s.width * s.channels, "x");
+  x.require(product_of({s.batch, s.height, s.width, s.channels}, "geometry"), "x");
   const bool deep = spec.result == Result::s32 && w.k > kExactK;
   const int64_t item = deep ? 8 : result_bytes(spec.result);
-  out.require(s.rows() * stride * item, "out");
+  out.require(product_of({s.batch, s.out_h, s.out_w, stride}, "geometry") * item, "out");
   Finish f = spec.finish(1, w.n);
   f.scale_per_row = false;  // one for all pixels
-  const nb::gil_scoped_release release;
+  const GilReleased released;
   convolve(s, x.as<uint8_t>(), is_signed, zero, w, f, out.as<char>() + first_out * item, stride);
 }
 
 void transpose_of(nb::handle input, nb::handle output, int64_t batch, int64_t rows, int64_t columns, int64_t item) {
   const Buffer from(input, "from"), to(output, "to", true);
   if (item != 1 && item != 2 && item != 4 && item != 8) throw nb::value_error("item: expected 1, 2, 4 or 8");
-  from.require(batch * rows * columns * item, "from");
-  to.require(batch * rows * columns * item, "to");
-  const nb::gil_scoped_release release;
+  const int64_t bytes = product_of({batch, rows, columns}, "sizes") * item;
+  from.require(bytes, "from"), to.require(bytes, "to");
+  const GilReleased released;
   transpose(from.as(), to.as(), batch, rows, columns, item);
 }
 
@@ -112,12 +115,12 @@ std::unique_ptr<PackedGroups> pack_groups(nb::handle code_array, int64_t k, int6
                                           nb::handle scales, nb::handle zeros, int32_t zero_all) {
   const Buffer codes(code_array, "codes"), scale(scales, "scale"), zero = optional(zeros, "zero_point");
   if (bits != 4 && bits != 2) throw nb::value_error("bits: expected 4 or 2");
-  if (k < 0 || n < 0 || block < 1) throw nb::value_error("k, n, block: must not be negative, and block positive");
-  codes.require(k * n, "codes");
+  codes.require(product_of({k, n}, "k, n"), "codes");
+  block = block_of(block);
   const int64_t groups = (k + block - 1) / block;
   scale.require(4 * n * groups, "scale");
   if (zero) zero.require(n * groups, "zero_point");
-  const nb::gil_scoped_release release;
+  const GilReleased released;
   return std::make_unique<PackedGroups>(codes.as<uint8_t>(), k, n, bits, block, scale.as<float>(), zero.as<uint8_t>(),
                                         zero_all);
 }
@@ -131,19 +134,19 @@ FloatFinish float_finish(const FinishSpec& spec, int64_t n) {
 void multiply_groups(nb::handle codes, int64_t m, nb::handle scales, const PackedGroups& b, const FinishSpec& spec,
                      nb::handle output) {
   const Buffer a(codes, "a"), scale(scales, "a_scale"), out(output, "out", true);
-  a.require(m * b.k, "a");
+  a.require(product_of({m, b.k}, "m"), "a");
   const bool per_group = scale.bytes() != 4 * m;
   if (per_group) scale.require(4 * m * b.groups, "a_scale");
-  out.require(m * b.n * result_bytes(spec.result), "out");
+  out.require(product_of({m, b.n}, "m") * result_bytes(spec.result), "out");
   const FloatFinish f = float_finish(spec, b.n);
-  const nb::gil_scoped_release release;
+  const GilReleased released;
   group_matmul(a.as<int8_t>(), m, scale.as<float>(), per_group, b, f, out.as());
 }
 
-GroupSizes sizes_of(int64_t k, int64_t n, int bits, int64_t block) {
+GroupSizes sizes_of(int64_t m, int64_t n, int64_t k, int bits, int64_t block) {
   if (bits != 4 && bits != 2) throw nb::value_error("bits: expected 4 or 2");
-  if (block < 1) throw nb::value_error("block: must be positive");
-  return GroupSizes(k, n, bits, block);
+  check_product(m, n, k);
+  return GroupSizes(k, n, bits, block_of(block));
 }
 
 void run_on_floats(const PackedGroups& b, nb::handle input, int element, int64_t m, nb::handle bias_array, float floor,
@@ -169,19 +172,19 @@ std::pair<int64_t, int64_t> linear_of(nb::handle input, int element, int64_t m, 
                       zero,
                       qmin,
                       qmax};
-  x.require(m * b.k * element_bytes(a.in), "x");
-  out.require(m * b.n * result_bytes(spec.result), "out");
+  x.require(product_of({m, b.k}, "m") * element_bytes(a.in), "x");
+  out.require(product_of({m, b.n}, "m") * result_bytes(spec.result), "out");
   DynamicResult result;
   if constexpr (std::is_same_v<Packed, PackedGroups>) {
     if (how == 1 || code == 1 || zero != 0)
       throw nb::value_error("activation: groups take signed codes without a zero point");
     const FloatFinish f = float_finish(spec, b.n);
-    const nb::gil_scoped_release release;
+    const GilReleased released;
     result = linear(a, b, f, out.as());
   } else {
     if (b.k > kExactK && spec.result == Result::s32) throw nb::value_error("result: s32 cannot hold so deep a sum");
     const Finish f = spec.finish(m, b.n);
-    const nb::gil_scoped_release release;
+    const GilReleased released;
     result = linear(a, b, f, out.as());
   }
   return {result.nan, result.bad_scale};
@@ -234,24 +237,30 @@ void bind_gemm(nb::module_& m) {
       "range is too wide).");
   m.def("linear_groups", &linear_of<PackedGroups>, "x"_a, "element"_a, "m"_a, "how"_a, "code"_a, "scale"_a, "zero"_a,
         "qmin"_a, "qmax"_a, "b"_a, "finish"_a, "out"_a, "The same for weights in groups.");
-  m.def("linear_workspace", &linear_workspace, "m"_a, "k"_a, "Bytes of codes that linear keeps.");
+  m.def(
+      "linear_workspace",
+      [](int64_t rows, int64_t k) {
+        product_of({rows, k}, "m, k");
+        return linear_workspace(rows, k);
+      },
+      "m"_a, "k"_a, "Bytes of codes that linear keeps.");
   m.def(
       "groups_workspace",
       [](int64_t rows, int64_t n, int64_t k, int bits, int64_t block) {
-        const GroupSizes sizes = sizes_of(k, n, bits, block);
+        const GroupSizes sizes = sizes_of(rows, n, k, bits, block);
         return std::pair(group_matmul_workspace(sizes, rows), sizes.packed_bytes(true));
       },
       "m"_a, "n"_a, "k"_a, "bits"_a, "block"_a, "Bytes multiply_groups works in, and of b, packed, at most.");
   m.def(
       "float_groups_workspace",
       [](int64_t rows, int64_t n, int64_t k, int bits, int64_t block) {
-        return float_group_workspace(sizes_of(k, n, bits, block), rows);
+        return float_group_workspace(sizes_of(rows, n, k, bits, block), rows);
       },
       "m"_a, "n"_a, "k"_a, "bits"_a, "block"_a, "Bytes PackedGroups.run works in.");
   m.def(
       "dot_limit",
       [] {
-        const nb::gil_scoped_release release;
+        const GilReleased released;
         return dot_limit();
       },
       "Operations a second that dot products of 8 bits reach on one thread of this CPU, measured: arithmetic alone. "
@@ -259,7 +268,7 @@ void bind_gemm(nb::module_& m) {
   m.def(
       "fma_limit",
       [] {
-        const nb::gil_scoped_release release;
+        const GilReleased released;
         return fma_limit();
       },
       "Operations a second that multiplying and adding f32 reaches on one thread, measured: arithmetic alone.");
@@ -267,7 +276,7 @@ void bind_gemm(nb::module_& m) {
       "read_limit",
       [](int64_t bytes, double seconds) {
         if (bytes < 4096 || !(seconds > 0)) throw nb::value_error("bytes: expected at least 4096");
-        const nb::gil_scoped_release release;
+        const GilReleased released;
         return read_limit(bytes, seconds);
       },
       "bytes"_a, "seconds"_a,
@@ -276,10 +285,17 @@ void bind_gemm(nb::module_& m) {
   m.def(
       "multiply_workspace",
       [](int64_t m, int64_t n, int64_t k, bool wide) {
+        check_product(m, n, k);
         return gemm_call_bytes(m, n, k) + num_threads() * gemm_thread_bytes(k, wide);
       },
       "m"_a, "n"_a, "k"_a, "wide"_a = false, "Bytes multiply works in beside its arguments.");
-  m.def("packed_matrix_bytes", &packed_matrix_bytes, "k"_a, "n"_a, "Bytes of what pack_matrix makes of [k, n].");
+  m.def(
+      "packed_matrix_bytes",
+      [](int64_t k, int64_t n) {
+        product_of({k, n}, "k, n");
+        return packed_matrix_bytes(k, n);
+      },
+      "k"_a, "n"_a, "Bytes of what pack_matrix makes of [k, n].");
 }
 
 }  // namespace lowbit

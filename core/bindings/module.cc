@@ -19,6 +19,7 @@
 #include "bindings/combine.h"
 #include "bindings/compute.h"
 #include "bindings/gil.h"
+#include "bindings/sizes.h"
 #include "drivers/elementwise.h"
 #include "drivers/gradients.h"
 #include "kernels/binary/binary.h"
@@ -53,6 +54,12 @@ Element element_of(int id) {
 Code code_of(int id) {
   if (id < 0 || id > 8) throw nb::value_error("code: unknown id");
   return static_cast<Code>(id);
+}
+Code logarithmic_code_of(int id) {
+  const Code code = code_of(id);
+  if (code != Code::s8 && code != Code::s16 && code != Code::s4 && code != Code::s2)
+    throw nb::value_error("code: logarithmic codes are signed");
+  return code;
 }
 int64_t compute_bytes(Element e) { return e == Element::f64 ? 8 : 4; }
 
@@ -117,7 +124,7 @@ struct LogarithmicSpec {
     return LogTable<T>(std::vector<T>(t.as<T>(), t.as<T>() + n), std::vector<T>(m.as<T>(), m.as<T>() + n));
   }
   LogarithmicSpec(int code_id, nb::handle scale_array, bool is_f64, nb::handle thresholds, nb::handle magnitudes)
-      : code(code_of(code_id)),
+      : code(logarithmic_code_of(code_id)),
         scale(scale_array, "scale"),
         table(is_f64 ? decltype(table)(make<double>(thresholds, magnitudes))
                      : decltype(table)(make<float>(thresholds, magnitudes))) {}
@@ -169,6 +176,7 @@ struct MixedSpec {
         zero(zero_array, "zero_point"),
         qmin(qmin_array, "qmin"),
         qmax(qmax_array, "qmax") {
+    product_of({static_cast<int64_t>(codes.size()), length}, "length");
     for (const int id : codes) {
       code.push_back(code_of(id));
       offset.push_back(bytes);
@@ -228,7 +236,7 @@ void mean_abs_of(nb::handle x_array, int element, int64_t length, nb::handle out
   const Buffer x(x_array, "x"), out(out_array, "out", true);
   const int64_t count = out.bytes() / 8;
   if (length < 1) throw nb::value_error("length: must be positive");
-  x.require(length * count * element_bytes(in), "x");
+  x.require(product_of({length, count}, "length") * element_bytes(in), "x");
   without_gil(length * count, [&] { mean_abs(x.as(), in, length, count, out.as<double>()); });
 }
 
@@ -344,10 +352,14 @@ std::pair<int64_t, int64_t> quantize_from_data_of(nb::handle x_array, int elemen
   return {found.nan, found.bad_scale};
 }
 
+FakeOp fake_op_of(int id) {
+  if (id < 0 || id >= kFakeOps) throw nb::value_error("op: unknown id");
+  return static_cast<FakeOp>(id);
+}
+
 int64_t fake_quant_of(int op_id, nb::handle x_array, nb::handle dy_array, nb::handle out_array, int element,
                       nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax, const Layout& layout) {
-  if (op_id < 0 || op_id >= kFakeOps) throw nb::value_error("op: unknown id");
-  const FakeOp op = static_cast<FakeOp>(op_id);
+  const FakeOp op = fake_op_of(op_id);
   const Element e = element_of(element);
   const int64_t n = layout.elements(), bytes = n * element_bytes(e), scales = layout.scales();
   Buffer x, dy;
@@ -396,11 +408,23 @@ struct Problem {
 
   static constexpr int64_t kLookAgain = std::numeric_limits<int64_t>::min();
 
+  Problem(const Layout& of, int element_id, std::vector<int64_t> dims, std::vector<int64_t> scale_dims, int32_t lo,
+          int32_t hi)
+      : layout(of),
+        element(element_of(element_id)),
+        shape(std::move(dims)),
+        scale_shape(std::move(scale_dims)),
+        qmin(lo),
+        qmax(hi) {
+    if (product_of(shape, "shape") != layout.elements() || product_of(scale_shape, "scale_shape") != layout.scales())
+      throw nb::value_error("shape: not the layout's number of elements or scales");
+  }
+
   // As the function fake_quant; kLookAgain: an argument needs a closer look, and nothing was done. bfloat16 comes as
   // its bits, or as arrays of a type without a format, which the caller has looked at (`of_known_type`).
   int64_t fake_quant_now(int op_id, nb::handle x_array, nb::handle dy_array, nb::handle out_array,
                          nb::handle scale_value, nb::handle zero_value, bool of_known_type) const {
-    const FakeOp op = static_cast<FakeOp>(op_id);
+    const FakeOp op = fake_op_of(op_id);
     const char format = of_known_type ? '\0' : "fdeH"[static_cast<int>(element)];
     const Buffer out = Buffer::exactly(out_array, format, shape, true);
     if (!out) return kLookAgain;
@@ -534,9 +558,8 @@ NB_MODULE(_core, m) {
           "__init__",
           [](Layout* self, int kind, int64_t outer, int64_t axis, int64_t inner, int64_t block) {
             if (kind < 0 || kind > 2) throw nb::value_error("kind: expected 0, 1 or 2");
-            if (outer < 0 || axis < 0 || inner < 0) throw nb::value_error("sizes: must not be negative");
-            if (block < 1) throw nb::value_error("block: must be positive");
-            new (self) Layout{static_cast<Granularity>(kind), outer, axis, inner, block};
+            product_of({outer, axis, inner}, "sizes");
+            new (self) Layout{static_cast<Granularity>(kind), outer, axis, inner, block_of(block)};
           },
           "kind"_a, "outer"_a, "axis"_a, "inner"_a, "block"_a)
       .def_prop_ro("elements", &Layout::elements)
@@ -573,13 +596,8 @@ NB_MODULE(_core, m) {
       "fused_groups_fit", [](const Layout& layout, int code) { return fused_groups_fit(layout, code_of(code)); },
       "layout"_a, "code"_a, "Whether quantize_dynamic serves this layout.");
   nb::class_<Problem>(m, "Problem", "A plan's facts: runs with plain arrays in one call.")
-      .def(
-          "__init__",
-          [](Problem* p, const Layout& layout, int element, std::vector<int64_t> shape,
-             std::vector<int64_t> scale_shape, int32_t qmin, int32_t qmax) {
-            new (p) Problem{layout, element_of(element), std::move(shape), std::move(scale_shape), qmin, qmax};
-          },
-          "layout"_a, "element"_a, "shape"_a, "scale_shape"_a, "qmin"_a, "qmax"_a)
+      .def(nb::init<const Layout&, int, std::vector<int64_t>, std::vector<int64_t>, int32_t, int32_t>(), "layout"_a,
+           "element"_a, "shape"_a, "scale_shape"_a, "qmin"_a, "qmax"_a)
       .def_prop_ro("element", [](const Problem& p) { return static_cast<int>(p.element); })
       .def("fake_quant", &Problem::fake_quant_now, "op"_a, "x"_a.none(), "dy"_a.none(), "out"_a, "scale"_a,
            "zero_point"_a.none(), "of_known_type"_a = false,

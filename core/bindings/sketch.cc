@@ -8,6 +8,8 @@
 
 #include "bindings/buffer.h"
 #include "bindings/compute.h"
+#include "bindings/gil.h"
+#include "bindings/sizes.h"
 #include "drivers/scores.h"
 
 namespace nb = nanobind;
@@ -17,6 +19,7 @@ namespace lowbit {
 namespace {
 
 constexpr int64_t kCounters = 15;
+constexpr int64_t kMostBins = 1 << 24;
 constexpr int64_t kLimbs = ExactSum::kLimbs;
 
 int64_t add(Sketches& self, nb::handle x_array, int element, const Layout& layout, bool skip) {
@@ -25,7 +28,7 @@ int64_t add(Sketches& self, nb::handle x_array, int element, const Layout& layou
   const Element in = static_cast<Element>(element);
   x.require(layout.elements() * element_bytes(in), "x");
   if (layout.scales() != self.scales()) throw nb::value_error("layout: another number of scales");
-  const nb::gil_scoped_release release;
+  const GilReleased released;
   return self.add(layout, x.as(), in, skip).bad;
 }
 
@@ -33,7 +36,7 @@ void merge(Sketches& self, const Sketches& other) {
   if (&self == &other) throw nb::value_error("other: the sketch itself");
   if (self.scales() != other.scales() || self.bins() != other.bins() || self.reservoir() != other.reservoir())
     throw nb::value_error("other: another size");
-  const nb::gil_scoped_release release;
+  const GilReleased released;
   self.add(other);
 }
 
@@ -159,7 +162,7 @@ struct Scored {
     for (int64_t i = 0; i < n; ++i) {
       mappings.push_back({scale.as<double>()[i], least.as<int64_t>()[i], most.as<int64_t>()[i]});
       if (!(mappings[i].scale > 0) || mappings[i].most < mappings[i].least ||
-          mappings[i].most - mappings[i].least > 65535)
+          static_cast<uint64_t>(mappings[i].most) - static_cast<uint64_t>(mappings[i].least) > 65535)
         throw nb::value_error("scale, least, most: not those of a mapping");
     }
   }
@@ -169,7 +172,15 @@ struct Scored {
 
 void bind_sketch(nb::module_& m) {
   nb::class_<Sketches>(m, "Sketches", "What streams of numbers look like, in fixed memory; one for each scale.")
-      .def(nb::init<int64_t, int64_t, int64_t>(), "scales"_a, "bins"_a, "reservoir"_a)
+      .def(
+          "__init__",
+          [](Sketches* self, int64_t scales, int64_t bins, int64_t reservoir) {
+            product_of({scales, bins}, "scales, bins"), product_of({scales, reservoir}, "scales, reservoir");
+            if ((bins != 0 && bins < 8) || bins > kMostBins || reservoir > kMostBins)
+              throw nb::value_error("bins, reservoir: expected no bins, or 8 to 2^24, and at most 2^24 kept");
+            new (self) Sketches(scales, bins, reservoir);
+          },
+          "scales"_a, "bins"_a, "reservoir"_a)
       .def_prop_ro("scales", &Sketches::scales)
       .def_prop_ro("bins", &Sketches::bins)
       .def_prop_ro("reservoir", &Sketches::reservoir)
@@ -193,7 +204,7 @@ void bind_sketch(nb::module_& m) {
       "squared_error",
       [](nb::handle a, nb::handle b, nb::handle c, nb::handle s, nb::handle l, nb::handle h, nb::handle o) {
         const Scored args(a, b, c, s, l, h, o);
-        const nb::gil_scoped_release release;
+        const GilReleased released;
         squared_error(args.histogram, args.mappings.data(), static_cast<int64_t>(args.mappings.size()),
                       args.out.as<double>());
       },
@@ -204,7 +215,7 @@ void bind_sketch(nb::module_& m) {
       [](nb::handle a, nb::handle b, nb::handle c, nb::handle s, nb::handle l, nb::handle h, double floor,
          nb::handle o) {
         const Scored args(a, b, c, s, l, h, o);
-        const nb::gil_scoped_release release;
+        const GilReleased released;
         divergence(args.histogram, args.mappings.data(), static_cast<int64_t>(args.mappings.size()), floor,
                    args.out.as<double>());
       },

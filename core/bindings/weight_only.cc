@@ -9,6 +9,7 @@
 #include "bindings/buffer.h"
 #include "bindings/compute.h"
 #include "bindings/float_layer.h"
+#include "bindings/sizes.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -31,7 +32,7 @@ std::unique_ptr<const LogTable<float>> table_of(nb::handle thresholds, nb::handl
 Code checked(int code, int kind, int64_t n, int64_t k, int64_t block, bool logarithmic) {
   if (code < 0 || code > 8) throw nb::value_error("code: unknown id");
   if (kind < 0 || kind > 2) throw nb::value_error("kind: expected 0, 1 or 2");
-  if (n < 0 || k < 0 || block < 1) throw nb::value_error("n, k, block: must not be negative, and block positive");
+  product_of({n, k}, "n, k"), block_of(block);
   const Code c = static_cast<Code>(code);
   if (logarithmic && c != Code::s8 && c != Code::s16 && c != Code::s4 && c != Code::s2)
     throw nb::value_error("code: logarithmic codes are signed");
@@ -49,7 +50,7 @@ struct WeightOnlySpec {
         scale(scale_array, "scale"),
         zero(optional(zero_array, "zero_point")),
         weights(checked(code, kind, n, k, block, !thresholds.is_none()), codes.as(), n, k,
-                static_cast<Granularity>(kind), block, scale.as<float>(), zero.as<int32_t>(),
+                static_cast<Granularity>(kind), block_of(block), scale.as<float>(), zero.as<int32_t>(),
                 table_of(thresholds, magnitudes)) {
     codes.require(n * weights.row_bytes(), "codes");
     scale.require(weights.scales() * 4, "scale");
@@ -78,11 +79,19 @@ void bind_weight_only(nb::module_& m) {
       .def("run", &WeightOnlySpec::run, "x"_a, "element"_a, "m"_a, "bias"_a.none(), "floor"_a, "ceiling"_a, "result"_a,
            "out"_a, "x [m, k] by the weights to out [m, n]. result: 1 f32, 2 f16, 3 bf16.")
       .def(
-          "workspace", [](const WeightOnlySpec& s, int64_t rows) { return s.weights.workspace(rows); }, "m"_a,
-          "Bytes run works in beside its arguments.");
+          "workspace",
+          [](const WeightOnlySpec& s, int64_t rows) {
+            product_of({rows, s.weights.k()}, "m");
+            return s.weights.workspace(rows);
+          },
+          "m"_a, "Bytes run works in beside its arguments.");
   m.def(
-      "weight_only_workspace", [](int64_t rows, int64_t k) { return WeightOnly::workspace(rows, k); }, "m"_a, "k"_a,
-      "The same from sizes alone.");
+      "weight_only_workspace",
+      [](int64_t rows, int64_t k) {
+        product_of({rows, k}, "m, k");
+        return WeightOnly::workspace(rows, k);
+      },
+      "m"_a, "k"_a, "The same from sizes alone.");
 }
 
 }  // namespace lowbit

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "base/threads.h"
@@ -180,6 +181,7 @@ struct Lines {
   }
   // Whether runs of codes are whole steps of the kernels. What fills a line is read from what comes after, times 0.
   static bool fit(const ConvShape& s) {
+    if (s.depth() == 0) return false;  // no step at all
     if (s.dilation_w == 1) return s.line % (kGemmQuads * 4) == 0;
     return s.line == s.run() && s.group_channels % (kGemmQuads * 4) == 0;
   }
@@ -190,7 +192,7 @@ struct Lines {
 void convolve(const ConvShape& shape, const uint8_t* x, bool is_signed, int32_t zero, const PackedMatrix& w,
               const Finish& finish, void* out, int64_t stride) {
   const Patches patches{shape, x + shape.first_channel, static_cast<uint8_t>(zero)};
-  const Lines lines(patches);
+  std::optional<Lines> lines;
   CodeRows rows{};
   rows.rows = shape.rows(), rows.is_signed = is_signed, rows.zero = &zero;
   if (shape.is_pointwise()) {
@@ -199,7 +201,7 @@ void convolve(const ConvShape& shape, const uint8_t* x, bool is_signed, int32_t 
     rows.context = &patches;
     rows.source = x, rows.source_bytes = shape.batch * shape.height * shape.width * shape.channels;
     rows.also = patches.fill;
-    if (Lines::fit(shape)) rows.lines = &lines.rows;
+    if (Lines::fit(shape)) rows.lines = &lines.emplace(patches).rows;
     rows.fetch = [](const void* context, int64_t row, int64_t first, int64_t n, uint8_t* to) {
       static_cast<const Patches*>(context)->fetch(row, first, n, to);
     };

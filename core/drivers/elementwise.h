@@ -38,14 +38,15 @@ template <class T>
 void log_dequantize_part(const Layout& layout, const LogTable<T>& table, Code code, const T* scale, const void* q,
                          int64_t begin, int64_t end, void* y, Element out);
 
-// Per scale: least and greatest value (compute type). Returns the number of NaN.
+// Per scale: least and greatest value (compute type), +Inf and -Inf where there is none. Returns the number of NaN.
 int64_t range(const Layout& layout, const void* x, Element in, void* lo, void* hi);
 
-// Mean of |x| per run of `length` consecutive elements, summed as range.h says.
+// Mean of |x| per run of `length` consecutive elements, summed as range.h says; 0 for runs of none.
 void mean_abs(const void* x, Element in, int64_t length, int64_t count, double* out);
 
 // Range, parameters, codes and packing of each group in one read of the data. The layout must not be
-// varying, and groups must start on whole bytes (fused_groups_fit). divisor > 0: symmetric.
+// varying, and groups must start on whole bytes (fused_groups_fit). divisor > 0: symmetric. A scale without elements
+// is 1, as that of zeros alone is.
 struct DynamicArgs {
   Code code;
   int32_t qmin, qmax;

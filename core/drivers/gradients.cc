@@ -1,6 +1,7 @@
 #include "drivers/gradients.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/arch.h"
 #include "base/fp_environment.h"
@@ -62,7 +63,10 @@ struct Sums {
     return std::max<int64_t>(1, (most + kBand - 1) / kBand);
   }
 
-  int64_t pairs() const { return columns ? tables() * bands_a_table() * width() : lines() * runs() * blocks_a_run(); }
+  int64_t pairs() const {
+    if (l.elements() == 0) return 0;
+    return columns ? tables() * bands_a_table() * width() : lines() * runs() * blocks_a_run();
+  }
 };
 
 template <class T>
@@ -153,6 +157,10 @@ void fake_quant_learned(const Layout& layout, const Affine& f, const void* x, co
   const Sums sums{layout};
   const int64_t eb = element_bytes(e), sb = scale_bytes(e), pairs = sums.pairs(), scales = layout.scales();
   double *part_s = partial, *part_z = partial + pairs, *total_s = part_z + pairs, *total_z = total_s + scales;
+  if (layout.elements() == 0) {  // sums of nothing
+    std::memset(ds, 0, static_cast<size_t>(scales * sb)), std::memset(dz, 0, static_cast<size_t>(scales * sb));
+    return;
+  }
   std::fill(part_s, part_s + 2 * pairs + 2 * scales, 0.0);
   const auto place = [&](LearnedArgs& a, int64_t start, int64_t scale) {
     a.step.x = at(x, start * eb), a.step.dy = at(dy, start * eb), a.step.y = at(dx, start * eb);

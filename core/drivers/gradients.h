@@ -18,7 +18,7 @@ void keep_where(const void* dy, const uint8_t* bits, void* y, int64_t n, Element
 
 // dx, and the gradients of each scale and zero point in the compute type. partial: learned_workspace(layout) doubles.
 // Runs are cut into blocks of kSumBlock elements, columns into bands of kBand rows; blocks and bands are added in
-// order, then runs. No thread changes that.
+// order, then runs. No thread changes that. Without elements, the gradients of scales and zero points are 0.
 int64_t learned_workspace(const Layout& layout);
 void fake_quant_learned(const Layout& layout, const Affine& affine, const void* x, const void* dy, void* dx,
                         Element element, double* partial, void* ds, void* dz);

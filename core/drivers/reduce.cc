@@ -62,6 +62,8 @@ template <class T>
 int64_t range_as(const Layout& layout, const void* x, Element in, T* lo, T* hi) {
   const RangeRow& row = range_row(active_isa(), in);
   const int64_t n = layout.elements(), scales = layout.scales(), xb = element_bytes(in);
+  clear(lo, hi, scales);
+  if (n == 0) return 0;
   const bool owned = layout.kind == Granularity::group;
   const Units units{layout};
   int64_t tasks = std::min(units.count(), (n + kTask - 1) / kTask);
@@ -71,7 +73,6 @@ int64_t range_as(const Layout& layout, const void* x, Element in, T* lo, T* hi) 
     private_lo.resize(tasks * scales);
     private_hi.resize(tasks * scales);
   }
-  clear(lo, hi, scales);
   std::atomic<int64_t> nan{0};
   parallel_for(tasks, [&](int64_t t) {
     const FpEnvironment environment;
@@ -113,6 +114,8 @@ int64_t range(const Layout& layout, const void* x, Element in, void* lo, void* h
 }
 
 void mean_abs(const void* x, Element in, int64_t length, int64_t count, double* out) {
+  if (length == 0) std::fill(out, out + count, 0.0);
+  if (length == 0 || count == 0) return;
   const RangeRow& row = range_row(active_isa(), in);
   const int64_t xb = element_bytes(in), blocks = (length + kSumBlock - 1) / kSumBlock;
   std::vector<double> part(blocks * count);
@@ -142,7 +145,23 @@ bool fused_groups_fit(const Layout& layout, Code code) {
   return code != Code::b1 && length <= kLongestGroup && length * bits % 8 == 0 && line * bits % 8 == 0;
 }
 
+namespace {
+
+// Parameters of no numbers are those of zeros alone.
+template <class T>
+void fill_unit_scales(int64_t n, const DynamicArgs& d) {
+  std::fill_n(static_cast<T*>(d.scale), n, T{1});
+  if (d.zero) std::fill_n(d.zero, n, std::min(std::max(0, d.qmin), d.qmax));
+}
+DynamicResult unit_scales(const Layout& layout, const DynamicArgs& d, Element in) {
+  in == Element::f64 ? fill_unit_scales<double>(layout.scales(), d) : fill_unit_scales<float>(layout.scales(), d);
+  return {};
+}
+
+}  // namespace
+
 DynamicResult quantize_dynamic(const Layout& layout, const DynamicArgs& d, const void* x, Element in, void* q) {
+  if (layout.elements() == 0) return unit_scales(layout, d, in);
   const Isa isa = active_isa();
   const int bits = code_bits(d.code);
   const Code wide = bits >= 8 ? d.code : (d.code == Code::s4 || d.code == Code::s2 ? Code::s8 : Code::u8);
@@ -218,6 +237,7 @@ int64_t dynamic_workspace(const Layout& layout, Element in) {
 
 DynamicResult quantize_from_data(const Layout& layout, const DynamicArgs& d, const void* x, Element in, void* q,
                                  void* workspace) {
+  if (layout.elements() == 0) return unit_scales(layout, d, in);
   if (fused_groups_fit(layout, d.code) && d.qmin <= 0 && d.qmax > 0) return quantize_dynamic(layout, d, x, in, q);
   const int64_t n = layout.scales(), width = in == Element::f64 ? 8 : 4;
   char *lo = static_cast<char*>(workspace), *hi = lo + n * width;

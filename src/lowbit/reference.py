@@ -87,7 +87,7 @@ def spread(values: Array, g: Granularity, shape: tuple[int, ...]) -> Array:
         return np.broadcast_to(values.reshape(()), shape)
     if g.kind == 1:
         return np.broadcast_to(values.reshape(1, g.axis, 1), (g.outer, g.axis, g.inner)).reshape(shape)
-    blocks = values.reshape(g.outer, -1, g.inner)
+    blocks = values.reshape(g.outer, -(-g.axis // g.block), g.inner)
     return np.repeat(blocks, g.block, axis=1)[:, : g.axis].reshape(shape)
 
 
@@ -242,6 +242,8 @@ def sum_columns(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def sum_by_scale(terms: npt.NDArray[np.float64], g: Granularity) -> npt.NDArray[np.float64]:
     """Sums of the terms that share a scale. What lies side by side is one row, and rows are added in order; where
     neighbours have different scales, columns are added."""
+    if terms.size == 0:
+        return np.zeros(g.scale_shape)
     table = terms.reshape(g.outer, g.axis, g.inner)
     if g.kind == 0:
         sums = sum_rows(terms.reshape(-1))
@@ -255,7 +257,7 @@ def sum_by_scale(terms: npt.NDArray[np.float64], g: Granularity) -> npt.NDArray[
         starts = range(0, g.axis, g.block)
         parts = [table[:, first : first + g.block] for first in starts]
         found = [sum_columns(part) if g.varies else sum_rows(part[:, :, 0])[:, None] for part in parts]
-        sums = np.stack(found, axis=1) if found else np.zeros((g.outer, 0, g.inner))
+        sums = np.stack(found, axis=1)
     return np.asarray(sums).reshape(g.scale_shape)
 
 

@@ -93,7 +93,7 @@ def conv2d_integer(
             top, left = i * dilation[0], j * dilation[1]
             tap = split[..., top : top + (oh - 1) * stride[0] + 1 : stride[0], :]
             tap = tap[..., left : left + (ow - 1) * stride[1] + 1 : stride[1]]
-            y += np.einsum("ngchw,goc->ngohw", tap, weights[:, :, i, j].reshape(groups, -1, per_group))
+            y += np.einsum("ngchw,goc->ngohw", tap, weights[:, :, i, j].reshape(groups, out // groups, per_group))
     return y.reshape(n, out, oh, ow)
 
 
