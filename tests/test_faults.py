@@ -403,3 +403,130 @@ def test_python_threads_run_during_a_big_call():
     assert progress["quantize"] >= 3, progress
     assert progress["dequantize"] >= 3, progress
     assert progress["control"] <= 1, progress
+
+
+# ---- the end of the interpreter --------------------------------------------------------------------------
+
+DAEMONS = """
+import threading, numpy as np, lowbit as lb
+lb.set_num_threads(2)
+x, a = np.ones(1 << 16, np.float32), np.ones((128, 256), np.float32)
+q, w, bits = lb.quantize(a), lb.prepack(lb.quantize(a.T.copy())), lb.quantize(a, "binary")
+layer, calibrator = lb.QuantizedLinear(a, block_size=32, dtype="int4"), lb.Calibrator()
+calls = [
+    lambda: lb.quantize(x), lambda: lb.qmatmul(q, w), lambda: lb.binary_matmul(bits, bits), lambda: layer(a),
+    lambda: calibrator.add(x),
+    lambda: lb.conv2d_integer(np.ones((1, 4, 64, 64), np.int8), np.ones((4, 4, 3, 3), np.int8)),
+]
+begun = threading.Barrier(len(calls) + 1)
+def forever(call):
+    call()
+    begun.wait()
+    while True:
+        call()
+for call in calls:
+    threading.Thread(target=forever, args=(call,), daemon=True).start()
+begun.wait()
+"""
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_daemon_threads_inside_native_calls_do_not_spoil_the_exit(attempt: int) -> None:
+    done = subprocess.run([sys.executable, "-c", DAEMONS], capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---- out of memory ---------------------------------------------------------------------------------------
+
+# Each call allocates within its tasks. It runs with more and more room, then with all there is: on two threads, and in
+# a forked child.
+OUT_OF_MEMORY = """
+import os, resource, sys, numpy as np, lowbit as lb
+from lowbit import _core
+
+lb.set_num_threads(2)
+
+def pooling():
+    x = np.ones((4, 1, 1 << 22, 1), np.uint8)
+    out = np.zeros_like(x)
+    shape = [4, 1, 1 << 22, 1, 1, 3, 1, 1, 0, 1, 0, 1]
+    def call():
+        out[...] = 0
+        _core.average_pool(1, x, 1.0, 0, 1, out, 1.0, 0, 0, 255, False, shape)
+        return out.all()
+    return call
+
+def ranges():
+    x = np.ones((4, 1 << 20), np.float32)
+    layout, lo, hi = _core.Layout(1, 4, 1 << 20, 1, 1), np.zeros(1 << 20, np.float32), np.zeros(1 << 20, np.float32)
+    return lambda: _core.range(x, 0, layout, lo, hi) == 0 and lo.all() and hi.all()
+
+def sketches():
+    x = np.ones((1 << 16, 16), np.float32)
+    layout = _core.Layout(1, 1 << 16, 16, 1, 1)
+    def call():
+        kept = _core.Sketches(16, 1 << 18, 0)
+        return kept.add(x, 0, layout, False) == 0
+    return call
+
+def mapped():
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[0]) * resource.getpagesize()
+
+call = globals()[sys.argv[1]]()
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+warm = np.ones(1 << 20, np.float32)
+lb.quantize(warm)  # starts the worker
+failed = 0
+for room in (0, 1 << 16, 1 << 18, 1 << 19, 1 << 20, 1 << 21, 1 << 22, 1 << 23, 1 << 24, 1 << 25, 1 << 26):
+    resource.setrlimit(resource.RLIMIT_AS, (mapped() + room, hard))
+    try:
+        assert call(), "wrong"
+    except MemoryError:
+        failed += 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+assert failed, "there was always enough"
+threads = len(os.listdir("/proc/self/task"))
+lb.set_num_threads(1)
+expected = call(), lb.quantize(warm).data.copy()
+lb.set_num_threads(2)
+assert call() and (lb.quantize(warm).data == expected[1]).all() and len(os.listdir("/proc/self/task")) == threads
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if call() and (lb.quantize(warm).data == expected[1]).all() else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "the child"
+"""
+
+
+@pytest.mark.skipif("LOWBIT_SANITIZED" in os.environ, reason="sanitizers map terabytes")
+@pytest.mark.parametrize("which", ["pooling", "ranges", "sketches"])
+def test_out_of_memory_is_an_error_like_any_other(which: str) -> None:
+    command = [sys.executable, "-c", OUT_OF_MEMORY, which]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+NO_THREADS = """
+import os, resource, numpy as np, lowbit as lb
+lb.set_num_threads(1)
+x = np.random.default_rng(0).standard_normal(1 << 20, np.float32)
+q = lb.quantize(x)
+expected = q.data.copy()
+lb.set_num_threads(8)
+before = len(os.listdir("/proc/self/task"))  # other libraries have threads, too
+with open("/proc/self/statm") as f:
+    mapped = int(f.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (1 << 22), resource.RLIM_INFINITY))  # less than a thread's stack
+assert (lb.quantize(x, params=q.params, out=q).data == expected).all()
+assert len(os.listdir("/proc/self/task")) == before
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+assert (lb.quantize(x, params=q.params, out=q).data == expected).all()
+assert len(os.listdir("/proc/self/task")) == before + 7
+"""
+
+
+@pytest.mark.skipif("LOWBIT_SANITIZED" in os.environ, reason="sanitizers map terabytes")
+def test_threads_that_cannot_be_started_are_done_without() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_THREADS], capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")

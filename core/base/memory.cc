@@ -1,5 +1,6 @@
 #include "base/memory.h"
 
+#include <exception>
 #include <new>
 
 #if defined(__linux__)
@@ -20,6 +21,11 @@ void* allocate(int64_t bytes) {
   if (is_large) (void)madvise(p, static_cast<size_t>(bytes / kHugePage * kHugePage), MADV_HUGEPAGE);
 #endif
   return p;
+}
+
+void prepare_thread() {
+  (void)std::uncaught_exceptions();
+  (void)thread_block(0);
 }
 
 void* thread_block(int64_t bytes) {

@@ -42,6 +42,11 @@ class Cutter {
   char* at_;
 };
 
+// Has the C library allocate this thread's variables, this library's and those of the C++ runtime's exceptions, while
+// there is memory: where it does so later and cannot, as in a thread's first `throw std::bad_alloc`, it ends the
+// process.
+void prepare_thread();
+
 // This thread's own block of at least so many bytes; what was in it is gone. Kept for the next call.
 void* thread_block(int64_t bytes);
 

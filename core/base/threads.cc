@@ -73,6 +73,7 @@ class Pool {
   void set_threads(int n) { wanted_ = n < 1 ? 1 : (n > kMaxThreads ? kMaxThreads : n); }
 
   void run(int64_t count, void (*body)(void*, int64_t), void* context) {
+    prepare_thread();
     const int64_t useful = count < threads() ? count : threads();
     if (useful <= 1 || busy_.exchange(true, std::memory_order_acquire)) {
       for (int64_t i = 0; i < count; ++i) body(context, i);
@@ -128,23 +129,24 @@ class Pool {
   }
 
   void start_workers(int n) {
+    if (started_ >= n) return;
     for (; started_ < n; ++started_) {
       const uint32_t seen = generation_.load(std::memory_order_acquire);
       const int index = started_;
       try {
         std::thread([this, seen, index] { worker(seen, index); }).detach();
       } catch (const std::system_error&) {
-        return;  // no more threads to be had: the caller's own loop still does all the work
+        break;  // no more threads to be had: the caller's own loop still does all the work
       } catch (const std::bad_alloc&) {
-        return;  // likewise
+        break;  // likewise
       }
     }
+    while (prepared_.load(std::memory_order_acquire) < started_) std::this_thread::yield();
   }
 
   void worker(uint32_t seen, int index) {
-    // The C library allocates a thread's variables where they are first used, and ends the process where it cannot:
-    // now, right after the stack was found, rather than in a task that has used up the memory.
-    (void)thread_block(0);
+    prepare_thread();
+    prepared_.fetch_add(1, std::memory_order_release);
     for (;;) {
       int spins = 0;
       while (generation_.load(std::memory_order_acquire) == seen) {
@@ -166,7 +168,8 @@ class Pool {
 
   std::atomic<int> wanted_{1};
   std::atomic<bool> busy_{false};
-  int started_ = 0;
+  int started_ = 0;               // workers
+  std::atomic<int> prepared_{0};  // of them, those that can run tasks even where memory is short
   void (*body_)(void*, int64_t) = nullptr;
   void* context_ = nullptr;
   int64_t count_ = 0;
