@@ -228,3 +228,40 @@ def test_blocks_whose_codes_must_be_clamped(isa: str, dtype: str, options: dict[
         warnings.simplefilter("ignore")
         q = lb.quantize(x, dtype, block_size=block, **options)
     np.testing.assert_array_equal(q.unpack(), reference.quantize(x, q.params))
+
+
+# ---- bounds and orders that few inputs tell apart -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("element", [0, 1], ids=["float32", "float64"])
+@pytest.mark.parametrize("at", [0, 1, 255, 256, 700])
+def test_scales_out_of_bounds_are_found_wherever_they_are(element: int, at: int) -> None:
+    dtype: Any = (np.float32, np.float64)[element]
+    least, most = dtype(2.0**-125), dtype(MAX_SCALE)
+    layout, x, zero = _core.Layout(1, 1, 701, 1, 1), np.ones(701, dtype), np.zeros(701, np.int32)
+
+    def first_bad(value: Any) -> int:
+        scale = np.ones(701, dtype)
+        scale[at:] = value  # the first one counts
+        return _core.fake_quant(0, x, None, np.empty_like(x), element, scale, zero, -128, 127, layout)
+
+    for good in (least, most, dtype(1)):
+        assert first_bad(good) == -1
+    for bad in (np.nextafter(most, dtype(np.inf)), np.nextafter(least, dtype(0)), np.inf, np.nan, 0, -1, -np.inf):
+        assert first_bad(bad) == at
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("dtype", [d for d in FLOATS if d != np.float16], ids=str)  # sums of float16 are exact
+def test_block_sums_of_mean_abs_are_added_in_order(isa: str, dtype: Any, threads: int) -> None:
+    lb.set_num_threads(threads)
+    rows = np.zeros((6, 5 * 4096 + 7), dtype)
+    # Blocks of one great number, and of small ones whose sums are lost or not, as they come after it or before.
+    for row, order in zip(rows, ("gssss", "ssssg", "sgsss", "ssgss", "sggss", "sssgs"), strict=True):
+        row[: 5 * 4096 : 4096] = [2.0**53 if block == "g" else 1 for block in order]
+    out = np.empty(len(rows))
+    _core.mean_abs(rows, FLOATS.index(dtype), rows.shape[1], out)
+    assert same(out, reference.mean_abs(rows))
+    blocks = rows[:, : 5 * 4096 : 4096].astype(np.float64)
+    for other in (np.cumsum(blocks[:, ::-1], 1)[:, -1], blocks[:, 1::2].sum(1) + blocks[:, ::2].sum(1)):
+        assert (other / rows.shape[1] != out).any()

@@ -183,11 +183,6 @@ Affine channel_affine(const MixedArgs& m, int64_t c, Element e) {
   return {m.code[c], at(m.scale, c * scale_bytes(e)), zero_at(m.zero, c), m.qmin[c], m.qmax[c]};
 }
 
-// Channels begin at any byte, and two-byte codes must not be touched at an odd one.
-bool is_misaligned(Code code, const void* q) {
-  return code_bits(code) == 16 && reinterpret_cast<uintptr_t>(q) % 2 != 0;
-}
-
 }  // namespace
 
 void quantize_mixed(const MixedArgs& m, const void* x, Element in, void* q) {

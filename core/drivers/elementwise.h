@@ -77,6 +77,10 @@ struct MixedArgs {
   const int32_t* qmin;
   const int32_t* qmax;
 };
+// Channels begin at any byte, and two-byte codes must not be touched at an odd one: those are copied.
+inline bool is_misaligned(Code code, const void* q) {
+  return code_bits(code) == 16 && reinterpret_cast<uintptr_t>(q) % 2 != 0;
+}
 void quantize_mixed(const MixedArgs& args, const void* x, Element in, void* q);
 void dequantize_mixed(const MixedArgs& args, const void* q, void* y, Element out);
 
