@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lowbit as lb
 from lowbit import _core
 
 Array = np.ndarray[Any, Any]
@@ -152,6 +153,8 @@ def test_a_block_longer_than_any_axis_is_one_group() -> None:
     assert layout.scales == 2
     lo, hi = np.zeros(2, F32), np.zeros(2, F32)
     assert _core.range(np.arange(16, dtype=F32), 0, layout, lo, hi) == 0
+    x = np.ones((2, 8), F32)
+    assert (lb.fake_quantize(x, np.full((2, 1), 0.5, F32), axis=1, block_size=2**70) == x).all()
     assert lo.tolist() == [0, 8]
     assert hi.tolist() == [7, 15]
 

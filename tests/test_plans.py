@@ -105,7 +105,7 @@ def filled(scope: str, shape: tuple[int, ...], options: dict[str, Any], preferen
     back.run(DequantizeBackwardArgs(p.dy, p.scale, dq))
     learned = plan("fake_quantize_per_{}_backward", input_element=kind, learned=True)
     room = np.zeros(learned.workspace_size, np.uint8)
-    out = [np.zeros(shape, p.dtype), np.zeros_like(p.scale), np.zeros_like(p.scale)]
+    out = [np.zeros(shape, p.dtype), np.full_like(p.scale, 99), np.full_like(p.scale, 99)]
     learned.run(BackwardArgs(p.x, p.scale, p.zero, p.dy, *out, workspace=room))
     written |= dict(zip(("dx", "ds", "dz"), out, strict=True))
     if p.x.size:
@@ -116,6 +116,32 @@ def filled(scope: str, shape: tuple[int, ...], options: dict[str, Any], preferen
             made.run(DynamicArgs(p.finite, *got, room))
             written |= {f"{mode} {k}": v for k, v in zip("qsz", got, strict=True)}
     return written
+
+
+EMPTY = [
+    ("tensor", (0,), {}), ("tensor", (3, 0), {}), ("channel", (0, 4), {"axis": 0}), ("channel", (4, 0), {"axis": 0}),
+    ("channel", (0, 4, 5), {"axis": 1}), ("token", (0, 5), {}), ("token", (5, 0), {}),
+    ("group", (0, 128), {"group_size": 32}), ("group", (4, 0), {"group_size": 32}),
+    ("group", (128, 13, 0), {"group_size": 64, "axis": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scope", "shape", "options"), EMPTY, ids=str)
+@pytest.mark.parametrize("kind", FLOATS)
+def test_plans_of_nothing_write_nothing_but_gradients_of_zero(scope: str, shape: Any, options: Any, kind: str) -> None:
+    for code in CODES:
+        got = filled(scope, shape, options, "fastest", kind, code)
+        for name, want in filled(scope, shape, options, "reference", kind, code).items():
+            same(got[name], want)
+        assert not got["ds"].any()
+        assert not got["dz"].any()
+    made = plan_of(
+        f"dynamic_range_quantize_symmetric_per_{scope}", shape, options, input_element=kind, output_element="s8"
+    )
+    compute = np.float64 if kind == "f64" else np.float32
+    room, scale = np.zeros(made.workspace_size, np.uint8), np.zeros(made.descriptor.granularity.scale_shape, compute)
+    with pytest.raises(lb.InvalidProblem, match="empty"):
+        made.run(DynamicArgs(np.zeros(shape, FLOATS[kind]), np.zeros(shape, np.int8), scale, None, room))
 
 
 @pytest.mark.parametrize(("scope", "shape", "options"), ALL, ids=str)

@@ -5,8 +5,11 @@ Nothing may be read that nobody wrote: calls run twice, with memory from `np.emp
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 
 import compute_reference
 import lowbit as lb
-from lowbit import reference
+from lowbit import plans, reference
 from lowbit.granularity import granularity_of
 
 Array = np.ndarray[Any, Any]
@@ -219,13 +222,41 @@ def test_layers_with_a_size_of_nothing(mnk: Any, dtype: str, block: int | None, 
 
 
 @few
+@given(sizes(3), st.sampled_from([F32, np.float16]))
+def test_plans_of_products_with_a_size_of_nothing(mnk: Any, element: Any) -> None:
+    m, n, k = mnk
+    p = lb.QuantizationParams("int8", "symmetric", 0.5)
+    a, b, bias = lb.QuantizedTensor(codes((m, k)), p), lb.QuantizedTensor(codes((k, n)), p), numbers((n,))
+    weight = lb.quantize(numbers((n, k)), params=lb.QuantizationParams("int8", "symmetric", np.ones(n), axis=0))
+    layer = lb.QuantizedLinear(weight, bias)
+
+    def product() -> Array:
+        plan = plans.MatMulPlan.select(plans.MatMulDescriptor(m, n, k, p, p, out_dtype=element))
+        out = np.empty((m, n), element)
+        plan.run(plans.MatMulArgs(a, b, out, bias))
+        return out
+
+    def linear() -> Array:
+        kind = "f32" if element is F32 else "f16"
+        plan = plans.LinearPlan.select(plans.LinearDescriptor(m, k, n, layer.params, "int8", None, None, kind))
+        out = np.empty((m, n), element)
+        plan.run(plans.LinearArgs(numbers((m, k), element), layer, out))
+        return out
+
+    expected = (np.zeros((m, n), F32) + bias).astype(element)
+    check(product, expected)
+    check(linear, expected)
+
+
+@few
 @given(sizes(3), st.booleans())
 def test_products_of_bits_with_a_size_of_nothing(mnk: Any, bias: bool) -> None:
     m, n, k = mnk
     p = lb.QuantizationParams("binary", "symmetric", 0.5)
     a, b = (lb.quantize(numbers(shape), params=p) for shape in ((m, k), (n, k)))
     c = numbers((n,)) if bias else None
-    check(lambda: lb.binary_matmul(a, b, c), np.zeros((m, n), F32) + (0 if c is None else c))
+    for right in (b, lb.prepack_binary(b)):
+        check(lambda b=right: lb.binary_matmul(a, b, c), np.zeros((m, n), F32) + (0 if c is None else c))
 
 
 CONVOLUTIONS = st.tuples(
@@ -292,6 +323,8 @@ def test_convolutions_of_bits_with_a_size_of_nothing(problem: Any, bias: bool) -
     expected = np.zeros((batch, *out, outputs), F32) + (0 if c is None else c)
     expected = expected if layout == "NHWC" else np.moveaxis(expected, -1, 1)
     assert same(found, [expected])
+    packed = lb.prepack_binary_conv2d(w, layout=layout)
+    assert same(outcome(lambda: lb.binary_conv2d(x, packed, c, **options)), [expected])
 
 
 # ---- data that choose parameters ---------------------------------------------------------------------------
@@ -314,3 +347,28 @@ def test_parameters_are_not_chosen_from_nothing(problem: Any) -> None:
 def test_small_conversions_of_nothing() -> None:
     check(lambda: lb.quantize_to_int8(np.zeros((3, 0), F32), 0.5), np.zeros((3, 0), np.int8))
     check(lambda: lb.dequantize_from_int8(np.zeros((3, 0), np.int8), 0.5), np.zeros((3, 0), F32))
+
+
+@few
+@given(shapes(), st.sampled_from(DTYPES[:9]))
+def test_tensors_of_nothing_keep_their_shape(problem: Any, dtype: str) -> None:
+    shape, axis, block = problem
+    scale, _ = scales_of(*problem)
+    q = lb.quantize(
+        numbers(shape), params=lb.QuantizationParams(dtype, "symmetric", scale, axis=axis, block_size=block)
+    )
+    assert q.copy().shape == q.unpack().shape == q.dequantize().shape == shape
+    assert lb.QuantizedTensor.from_codes(q.unpack(), q.params).shape == shape
+    assert q.nbytes == q.params.nbytes
+    if axis is None:
+        assert q.reshape(0).shape == (0,)
+
+
+def test_every_public_function_of_arrays_is_tested_here() -> None:
+    without_arrays = {
+        "create_optimal_params", "create_quantization_system", "estimate_accuracy_impact", "estimate_memory_savings",
+        "get_num_threads", "hardware", "set_num_threads",
+    }  # fmt: skip
+    source = Path(__file__).read_text()
+    functions = {name for name in lb.__all__ if inspect.isfunction(getattr(lb, name))} - without_arrays
+    assert {name for name in functions if not re.search(rf"\blb\.{name}\b", source)} == set()

@@ -147,7 +147,7 @@ def code_id(params: QuantizationParams) -> int:
 
 
 def layout_of(g: Granularity) -> _core.Layout:
-    return _core.Layout(g.kind, g.outer, g.axis, g.inner, g.block)
+    return _core.Layout(g.kind, g.outer, g.axis, g.inner, min(g.block, 1 << 62))  # any integer is a block size
 
 
 def _scales(params: QuantizationParams, g: Granularity) -> tuple[Array, Array | None]:
