@@ -130,7 +130,7 @@ Dispatch& dispatch() {
 const char* isa_name(Isa isa) { return kIsaNames[static_cast<int>(isa)]; }
 
 const Features& cpu_features() {
-  static const Features features = detect();
+  static const Features& features = *new Features(detect());  // kept: daemon threads outlive static destructors
   return features;
 }
 
