@@ -261,18 +261,21 @@ def test_products_of_bits_with_a_size_of_nothing(mnk: Any, bias: bool) -> None:
 
 CONVOLUTIONS = st.tuples(
     st.sampled_from([0, 1, 2]), st.sampled_from([0, 1, 3]), st.sampled_from([0, 2, 3]),  # batch, channels, outputs
-    st.sampled_from([(5, 11), (3, 7), (4, 4)]), st.sampled_from([(2, 7), (1, 1), (3, 3)]),  # image, kernel
+    st.sampled_from([(5, 11), (3, 7), (0, 11)]), st.sampled_from([(2, 7), (1, 1), (3, 3)]),  # image, kernel
     st.integers(1, 2), st.integers(0, 3), st.integers(1, 2), st.sampled_from(["NCHW", "NHWC"]),
-).filter(lambda c: 0 in c[:3])  # fmt: skip
+).filter(lambda c: 0 in (*c[:3], *c[3]))  # fmt: skip
 
 
 @settings(max_examples=150)
-@given(CONVOLUTIONS, st.sampled_from(["int8", "uint8"]), st.booleans())
-def test_convolutions_with_a_size_of_nothing(problem: Any, dtype: str, bias: bool) -> None:
+@given(CONVOLUTIONS, st.sampled_from(["int8", "uint8"]), st.booleans(), st.integers(1, 2))
+def test_convolutions_with_a_size_of_nothing(problem: Any, dtype: str, bias: bool, groups: int) -> None:
     batch, channels, outputs, image, kernel, stride, padding, dilation, layout = problem
-    x, w = codes((batch, channels, *image), dtype), codes((outputs, channels, *kernel))
+    outputs *= groups
+    x, w = codes((batch, channels * groups, *image), dtype), codes((outputs, channels, *kernel))
     x = x if layout == "NCHW" else np.ascontiguousarray(np.moveaxis(x, 1, -1))
-    options: Any = {"stride": stride, "padding": padding, "dilation": dilation, "layout": layout}
+    options: Any = {
+        "stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "layout": layout
+    }  # fmt: skip
     if any(i + 2 * padding < dilation * (k - 1) + 1 for i, k in zip(image, kernel, strict=True)):
         assert outcome(lambda: lb.conv2d_integer(x, w, 3, 1, **options)) is lb.InvalidProblem
         return
@@ -284,7 +287,8 @@ def test_convolutions_with_a_size_of_nothing(problem: Any, dtype: str, bias: boo
     for more in ({}, {"out_params": y}):
         expected = compute_reference.qconv2d(qx, qw, b, **options, **more)
         check(lambda m=more: lb.qconv2d(qx, qw, b, **options, **m), expected)
-        check(lambda m=more: lb.qconv2d(qx, lb.prepack_conv2d(qw), b, **options, **m), expected)
+        packed = lb.prepack_conv2d(qw, groups)
+        check(lambda m=more, w=packed: lb.qconv2d(qx, w, b, **options, **m), expected)
         layer = lb.QuantizedConv2d(qw, b, input_params=qx.params, **options, **more)
         floats = reference.dequantize(qx.data, qx.params)
         check(lambda f=layer, v=floats: f(v), expected)
