@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lowbit as lb
-from lowbit import InvalidProblem, QuantizationParams
+from lowbit import InvalidProblem, QuantizationParams, accuracy
 
 
 def test_memory_savings_of_codes_alone() -> None:
@@ -95,3 +95,46 @@ def test_optimal_params_are_templates() -> None:
     made = lb.create_optimal_params("uint8", False).from_statistics(-1.0, 1.0)
     assert isinstance(made, QuantizationParams)
     assert made.zero_point == 128
+
+
+def _with_quiet_columns(rows: int) -> np.ndarray:
+    """Every fourth of 16 columns is 50 times smaller, so that elements a multiple of 4 apart are not like the rest."""
+    x = np.random.default_rng(5).standard_normal((rows, 16)).astype(np.float32)
+    x[:, ::4] *= 0.02
+    return x
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int4"])
+def test_auto_quantize_is_not_misled_by_columns_that_repeat(dtype: str) -> None:
+    x = _with_quiet_columns(2**16)
+    scheme = "asymmetric" if dtype == "uint8" else "symmetric"
+    plain = lb.quantize(x, dtype, scheme=scheme).error(x).sqnr_db
+    found = lb.auto_quantize_tensor(x, dtype)
+    assert found.error(x).sqnr_db >= plain
+    assert found == lb.auto_quantize_tensor(x, dtype)  # the sample is the same every time
+
+
+def test_auto_quantize_judges_its_winner_on_all_elements() -> None:
+    # One outlier that is not in the sample: clipping it seems to cost nothing.
+    for outlier in (12345, 777_777, 1_000_000):
+        x = np.random.default_rng(6).standard_normal(2**20).astype(np.float32)
+        x[outlier] = 50.0
+        plain = lb.quantize(x, "int16").error(x).sqnr_db
+        assert lb.auto_quantize_tensor(x, "int16").error(x).sqnr_db >= plain
+
+
+@pytest.mark.parametrize(("axis", "block_size"), [(None, None), (0, None), (1, None), (-1, 64), (0, 1000)])
+def test_auto_quantize_judges_large_arrays_on_a_sample(
+    axis: int | None, block_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[int] = []
+    noise = accuracy._noise
+    monkeypatch.setattr(accuracy, "_noise", lambda x, q: judged.append(x.array.size) or noise(x, q))
+    x = np.random.default_rng(7).laplace(size=(3001, 192)).astype(np.float32) * np.geomspace(0.1, 9, 192, dtype="f4")
+    assert x.size > 2**19
+    found = lb.auto_quantize_tensor(x, "int4", axis=axis, block_size=block_size)
+    assert judged.count(x.size) <= 2  # the winner and the start, at the end
+    assert set(judged) <= {2**18, x.size}
+    plain = lb.quantize(x, "int4", axis=axis, block_size=block_size)
+    assert found.params.scale.shape == plain.params.scale.shape
+    assert found.error(x).sqnr_db > plain.error(x).sqnr_db + 0.5  # each element was judged by its own scale
