@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from lowbit import InvalidProblem, QuantizedDType, UnsupportedDType
+import lowbit as lb
+from lowbit import InvalidProblem, QuantizationParams, QuantizedDType, UnsupportedDType
 
 FACTS = {
     # name: bits, signed, qmin, qmax, values, sub-byte, per byte, storage
@@ -73,3 +74,27 @@ def test_compatibility() -> None:
     assert not QuantizedDType.mixed([8, 4]).is_compatible(QuantizedDType.mixed([4, 8]))
     assert QuantizedDType.of("int8").can_hold("int4")
     assert not QuantizedDType.of("uint8").can_hold("int4")
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8", "int16", "uint16"])
+def test_types_of_numpy_and_torch_are_taken(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    want = QuantizedDType.of(name)
+    x = np.linspace(0, 1, 9, dtype=np.float32)
+    for given in (getattr(torch, name), getattr(np, name), np.dtype(name)):
+        assert QuantizedDType.of(given) is want
+        assert QuantizationParams(given).dtype is want
+        for _ in range(2):
+            assert lb.quantize(x, given, scheme="linear") == lb.quantize(x, name, scheme="linear")
+        p = QuantizationParams(name)
+        assert lb.quantize(x, given, params=p).dtype is want
+    assert QuantizedDType.of(torch.bool).is_binary
+    for other in (torch.float32, torch.int32, torch.complex64):
+        with pytest.raises(UnsupportedDType, match=f"dtype: {other} is not a quantized type"):
+            QuantizedDType.of(other)
+
+
+@pytest.mark.parametrize("widths", [[4.7, 8], [True, 8.0], ["8"], [8, 3], [8, None], [np.float64(8)]])
+def test_widths_are_whole_numbers_of_bits(widths: list[object]) -> None:
+    with pytest.raises(InvalidProblem, match=r"widths\[\d\]: .* bits; expected one of"):
+        QuantizedDType.mixed(widths)  # type: ignore[arg-type]

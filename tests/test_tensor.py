@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import lowbit as lb
+from lowbit.granularity import granularity_of
 from lowbit.packing import pack, pack_bits, unpack, unpack_bits
 
 P = lb.QuantizationParams
@@ -672,3 +673,141 @@ def test_error_is_the_same_over_the_pieces_it_is_summed_in():
 def test_error_refuses_another_shape():
     with pytest.raises(lb.InvalidProblem, match=r"^x: shape \(3,\); expected \(2,\)"):
         T.from_codes([1, 2], INT8).error([1.0, 2.0, 3.0])
+
+
+# ---- fields belong together -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["data", "params", "shape", "codes"])
+def test_no_field_can_be_assigned_or_deleted(name):
+    x = np.float32([1, 2, 3])
+    p = lb.QuantizationParams("int8", scale=np.float32(0.5))
+    for q in (lb.quantize(x), lb.quantize(x, params=p), lb.QuantizedTensor(np.int8([1, 2, 3]), p), lb.quantize(x)[1:]):
+        before = q.copy()
+        with pytest.raises(AttributeError, match=f"{name}: a tensor's fields belong together"):
+            setattr(q, name, None)
+        with pytest.raises(AttributeError, match=f"{name}: a tensor's fields belong together"):
+            delattr(q, name)
+        assert q == before
+        q.data[0] = 7  # codes may be written
+        assert q.unpack()[0] == 7
+
+
+def test_out_takes_the_params_of_every_call_it_is_used_in():
+    x = np.float32([1, 2, 3])
+    first, second = (lb.QuantizationParams("int8", scale=np.float32(s)) for s in (0.5, 0.25))
+    out = lb.QuantizedTensor.empty((3,), first)
+    for _ in range(3):  # from the second round on by the quick way
+        for p, codes in ((first, [2, 4, 6]), (second, [4, 8, 12])):
+            assert lb.quantize(x, params=p, out=out) is out
+            assert out.params is p
+            assert out.unpack().tolist() == codes
+            np.testing.assert_array_equal(out.dequantize(), x)
+    assert lb.quantize(x, params=second, out=out[:]).params is second
+    with pytest.raises(lb.InvalidProblem, match=r"out: int8 of shape \(3,\); expected uint8 of shape \(3,\)"):
+        lb.quantize(x, params=lb.QuantizationParams("uint8"), out=out)
+    with pytest.raises(lb.InvalidProblem, match=r"out: int8 of shape \(3,\); expected int8 of shape \(1, 3\)"):
+        lb.quantize(x[None], params=first, out=out)
+
+
+def test_scales_and_zero_points_are_those_of_the_params():
+    q = lb.quantize(np.float32([[1, -2], [3, 5]]), "uint8", scheme="asymmetric", axis=0)
+    assert q.scale is q.params.scale
+    assert q.zero_point is q.params.zero_point
+
+
+# ---- new tensors --------------------------------------------------------------------------------------
+
+NEW = {
+    "int8": lb.QuantizationParams("int8", scale=0.5),
+    "uint8": lb.QuantizationParams("uint8", scale=0.5, zero_point=7),
+    "int4": lb.QuantizationParams("int4", scale=0.5),
+    "uint4": lb.QuantizationParams("uint4", scale=0.5, zero_point=7),
+    "uint16": lb.QuantizationParams("uint16", scale=np.float64(0.5), zero_point=40000),
+    "positive": lb.QuantizationParams("uint8", scale=0.5, qmin=3, qmax=9),
+    "channels": lb.QuantizationParams("int8", scale=np.ones(5), zero_point=[1, 2, 3, 4, 5], axis=1),
+    "one scale for channels": lb.QuantizationParams("int8", scale=1.0, zero_point=3, axis=1),
+    "blocks": lb.QuantizationParams("int2", scale=np.ones((3, 3)), zero_point=[[0, 1, -1]] * 3, block_size=2),
+    "logarithmic": lb.QuantizationParams.logarithmic(),
+    "mixed": lb.QuantizationParams.mixed([16, 8, 4], [1.0] * 3),
+}
+
+
+@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("shape", [(3, 5), (3, 0)])
+def test_zeros_stand_for_0_and_empty_ones_are_to_be_written_into(name, shape):
+    p = NEW[name]
+    if 0 in shape and p.scale.ndim and name != "mixed":
+        p = p.replace(scale=np.ones(granularity_of(shape, p.axis, p.block_size).scale_shape), zero_point=1)
+    q = lb.QuantizedTensor.zeros(shape, p)
+    assert q.shape == shape
+    assert q.params == (p.for_compute(np.float32) if p.weak else p)
+    if name != "positive":  # 0 has no code there; the zero point is the nearest
+        np.testing.assert_array_equal(q.dequantize(), np.zeros(shape))
+    np.testing.assert_array_equal(q.data, lb.QuantizedTensor.from_codes(q.unpack(), p).data)
+    x = np.random.default_rng(0).uniform(-3, 3, shape).astype(q.params.scale.dtype)
+    out = lb.QuantizedTensor.empty(shape, p)
+    assert (out.shape, out.params) == (q.shape, q.params)
+    assert lb.quantize(x, params=p, out=out) is out
+    assert out == lb.quantize(x, params=p)
+
+
+def test_zeros_of_binary_codes_are_refused():
+    for p in (lb.QuantizationParams.binary(), lb.QuantizationParams.mixed([8, 1])):
+        with pytest.raises(lb.InvalidProblem, match="a binary code is -s or \\+s, and neither is 0"):
+            lb.QuantizedTensor.zeros((2, 3), p)
+        assert lb.QuantizedTensor.empty((2, 3), p).shape == (2, 3)
+    for make in (lb.QuantizedTensor.zeros, lb.QuantizedTensor.empty):
+        with pytest.raises(lb.InvalidProblem, match="shape"):
+            make((2, -3), NEW["int8"])
+        with pytest.raises(lb.InvalidProblem, match="scale: shape"):
+            make((2, 3), NEW["channels"])
+
+
+def test_from_data_shares_stored_codes():
+    data = np.uint8([0x21, 0x03])
+    q = lb.QuantizedTensor.from_data(data, NEW["int4"], (3,))
+    assert q.unpack().tolist() == [1, 2, 3]
+    assert np.shares_memory(q.data, data)
+    assert lb.QuantizedTensor.from_data(np.int8([1, 2]), NEW["int8"]).shape == (2,)
+    with pytest.raises(lb.InvalidProblem, match="say the logical shape"):
+        lb.QuantizedTensor.from_data(data, NEW["int4"])
+
+
+# ---- transposition --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int4", "uint2", "binary"])
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((3, 5), {}), ((3, 5), {"axis": 0}), ((3, 5), {"axis": -1}), ((3, 5), {"block_size": 2}),
+        ((4, 3, 5), {"axis": 1}), ((4, 3, 5), {"axis": 0, "block_size": 3}), ((7,), {"axis": 0}),
+        ((7,), {"block_size": 4}), ((), {}),
+    ],
+)  # fmt: skip
+def test_the_transposed_tensor_stands_for_the_transposed_numbers(dtype, shape, options):
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    q = lb.quantize(x, dtype, scheme="linear", **options)
+    t = q.T
+    assert t.shape == shape[::-1]
+    np.testing.assert_array_equal(t.dequantize(), q.dequantize().T)
+    np.testing.assert_array_equal(t.unpack(), q.unpack().T)
+    assert np.shares_memory(t.data, q.data) == (dtype in ("int8", "uint8", "int16"))
+    np.testing.assert_array_equal(t.T.dequantize(), q.dequantize())
+
+
+def test_the_transposed_mixed_tensor_keeps_its_channels():
+    x = np.random.default_rng(2).standard_normal((2, 3, 4)).astype(np.float32)
+    for axis, widths in ((0, [8, 4]), (1, [8, 4, 1]), (2, [16, 1, 2, 8])):
+        q = lb.quantize(x, lb.QuantizedDType.mixed(widths), axis=axis)
+        assert q.T.params.axis == 2 - axis
+        np.testing.assert_array_equal(q.T.dequantize(), q.dequantize().T)
+
+
+def test_products_take_transposed_tensors():
+    rng = np.random.default_rng(3)
+    a = lb.quantize(rng.standard_normal((4, 6)).astype(np.float32))
+    w = lb.quantize(rng.standard_normal((5, 6)).astype(np.float32), axis=0)
+    np.testing.assert_array_equal(lb.qmatmul(a, w.T), lb.qmatmul(a, w, transpose_b=True))
+    np.testing.assert_array_equal(lb.qmatmul(a.T, w.T, transpose_a=True), lb.qmatmul(a, w.T))

@@ -8,13 +8,12 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.errors import InvalidProblem, UnsupportedDType
 
 __all__ = ["MIXED_WIDTHS", "DTypeLike", "QuantizedDType", "is_integer"]
 
-# Anything QuantizedDType.of accepts: a name, a NumPy or ml_dtypes dtype, or a QuantizedDType.
+# Anything QuantizedDType.of accepts: a name, a NumPy, ml_dtypes or torch dtype, or a QuantizedDType.
 DTypeLike: TypeAlias = Any
 
 MIXED_WIDTHS = (1, 2, 4, 8, 16)
@@ -44,10 +43,10 @@ class QuantizedDType:
 
     @staticmethod
     def of(value: DTypeLike) -> QuantizedDType:
-        """The dtype meant by a name ("int8", "u4"), a NumPy or ml_dtypes dtype, or a QuantizedDType."""
+        """The dtype meant by a name ("int8", "u4"), a NumPy, ml_dtypes or torch dtype, or a QuantizedDType."""
         if isinstance(value, QuantizedDType):
             return value
-        name = value if isinstance(value, str) else _numpy_name(value)
+        name = value if isinstance(value, str) else _name_of(value)
         key = name.strip().lower()
         key = _ALIASES.get(key, key)
         if key == "mixed":
@@ -66,12 +65,13 @@ class QuantizedDType:
         >>> QuantizedDType.mixed([8, 4, 4, 1]).bits
         8
         """
-        chosen = tuple(int(w) for w in widths)
-        if not chosen:
+        given = tuple(widths)
+        if not given:
             raise InvalidProblem("widths: expected one bit width per channel, got none")
-        for i, w in enumerate(chosen):
-            if w not in MIXED_WIDTHS:
-                raise InvalidProblem(f"widths[{i}]: {w} bits; expected one of {MIXED_WIDTHS}")
+        for i, w in enumerate(given):
+            if not isinstance(w, int | np.integer) or w not in MIXED_WIDTHS:
+                raise InvalidProblem(f"widths[{i}]: {w!r} bits; expected one of {MIXED_WIDTHS}")
+        chosen = tuple(int(w) for w in given)
         return QuantizedDType("mixed", max(chosen), True, chosen)
 
     @property
@@ -188,11 +188,13 @@ def is_integer(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "iu" or dtype.name in ("int4", "uint4", "int2", "uint2")
 
 
-def _numpy_name(value: npt.DTypeLike) -> str:
+def _name_of(value: Any) -> str:
+    if type(value).__module__ == "torch":  # torch.int8
+        return str(value).removeprefix("torch.")
     try:
         return str(np.dtype(value).name)
     except TypeError:
-        raise UnsupportedDType(f"dtype: {value!r} is neither a name nor a NumPy dtype") from None
+        raise UnsupportedDType(f"dtype: {value!r} is neither a name nor a NumPy or torch dtype") from None
 
 
 def _runs(widths: tuple[int, ...]) -> str:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from lowbit.errors import InvalidProblem
 
-__all__ = ["Granularity", "granularity_of", "per_token"]
+__all__ = ["Granularity", "granularity_of", "per_token", "spread"]
+
+Array = npt.NDArray[Any]
 
 
 class Granularity(NamedTuple):
@@ -49,3 +54,13 @@ def per_token(shape: tuple[int, ...]) -> Granularity:
     if not shape:
         raise InvalidProblem("shape: (); expected at least one dimension, the last being a token's features")
     return Granularity(1, 1, math.prod(shape[:-1]), shape[-1], 1, shape[:-1])
+
+
+def spread(values: Array, g: Granularity, shape: tuple[int, ...]) -> Array:
+    """One value per scale, as an array of this shape."""
+    if g.kind == 0 or values.ndim == 0:
+        return np.broadcast_to(values.reshape(()), shape)
+    if g.kind == 1:
+        return np.broadcast_to(values.reshape(1, g.axis, 1), (g.outer, g.axis, g.inner)).reshape(shape)
+    blocks = values.reshape(g.outer, -(-g.axis // g.block), g.inner)
+    return np.repeat(blocks, g.block, axis=1)[:, : g.axis].reshape(shape)

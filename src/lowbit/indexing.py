@@ -11,7 +11,7 @@ from lowbit.dtypes import QuantizedDType
 from lowbit.errors import InvalidProblem
 from lowbit.params import QuantizationParams
 
-__all__ = ["Cut", "reshaped_granularity", "sliced"]
+__all__ = ["Cut", "reshaped_granularity", "sliced", "transposed_granularity"]
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,16 @@ def reshaped_granularity(
         f"shape: {old} -> {new} would mix elements of different scales: axis {axis} ({size}) has one per {kind} "
         "and must stay whole"
     )
+
+
+def transposed_granularity(params: QuantizationParams, ndim: int) -> QuantizationParams:
+    """Params that lie over an array of reversed axes as they lay over the array."""
+    if params.axis is None:
+        return params
+    changes: dict[str, Any] = {"axis": ndim - 1 - params.axis % ndim}
+    if params.block_size is not None and params.scale.ndim:
+        changes["scale"], changes["zero_point"] = params.scale.T, params.zero_point.T
+    return params.replace(**changes)
 
 
 def _complete(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:

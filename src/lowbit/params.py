@@ -45,21 +45,8 @@ class _ClassOrTemplate:
         return bound
 
 
-class QuantizationParams:
-    """Scales, zero points and code range, for a tensor, each channel of an axis, or each block along one.
-
-    Invariants, enforced here: every scale is finite and in [2^-125, FLT_MAX / 65536]; every zero point
-    lies in [qmin, qmax], and that range within the dtype's. `scale` and `zero_point` have the same shape:
-    () per tensor, (channels,) with `axis`, the array's shape with its axis cut into blocks with
-    `block_size`. They are read-only; zero points not given are 0, or the code nearest to it. Python numbers keep
-    their full precision and take the type of the data they meet; NumPy arrays keep theirs.
-
-    >>> p = QuantizationParams(dtype="int8", scale=0.5, zero_point=3)
-    >>> p
-    QuantizationParams(int8, linear, scale=0.5, zero_point=3)
-    >>> QuantizationParams.from_json(p.to_json()) == p
-    True
-    """
+class _Fields:
+    """The fields of params while they are made."""
 
     __slots__ = (
         "_cache",
@@ -87,6 +74,28 @@ class QuantizationParams:
     weak: bool  # the scale came as Python numbers: it takes the type of the data
     _cache: dict[Any, Any]  # what kernels prepare from these params; never compared, never stored
 
+
+class QuantizationParams(_Fields):
+    """Scales, zero points and code range, for a tensor, each channel of an axis, or each block along one.
+
+    Invariants, enforced here: every scale is finite and in [2^-125, FLT_MAX / 65536]; every zero point
+    lies in [qmin, qmax], and that range within the dtype's. `scale` and `zero_point` have the same shape:
+    () per tensor, (channels,) with `axis`, the array's shape with its axis cut into blocks with
+    `block_size`. Zero points not given are 0, or the code nearest to it. Python numbers keep their full precision and
+    take the type of the data they meet; NumPy arrays keep theirs. Nothing in params changes once they are made, as
+    kernels and layers keep what they prepared from them: `replace` gives changed ones.
+
+    >>> p = QuantizationParams(dtype="int8", scale=0.5, zero_point=3)
+    >>> p
+    QuantizationParams(int8, linear, scale=0.5, zero_point=3)
+    >>> p.replace(zero_point=0)
+    QuantizationParams(int8, linear, scale=0.5)
+    >>> QuantizationParams.from_json(p.to_json()) == p
+    True
+    """
+
+    __slots__ = ()
+
     def __init__(
         self,
         dtype: DTypeLike = "int8",
@@ -99,22 +108,31 @@ class QuantizationParams:
         qmax: int | None = None,
         steps_per_octave: float | None = None,
     ) -> None:
-        self._cache = {}
-        self.dtype = QuantizedDType.of(dtype)
-        self.scheme = QuantizationScheme.of(scheme)
-        self.axis, self.block_size = granularity_options(self.scheme, self.dtype, axis, block_size)
-        self.scale, self.weak = as_scale(scale)
-        if self.axis is None and self.scale.shape == (1,):
-            self.scale = self.scale.reshape(())
-        self.steps_per_octave = checked_steps(self.scheme, self.dtype, steps_per_octave)
-        lo, hi = self.dtype.value_range
-        if self.scheme is QuantizationScheme.LOGARITHMIC:
-            lo = -hi
-        self.qmin = code_bound("qmin", qmin, lo)
-        self.qmax = code_bound("qmax", qmax, hi)
-        nearest_zero = min(max(0, self.qmin), self.qmax)
-        self.zero_point = as_zero_point(nearest_zero if zero_point is None else zero_point, self.scale.shape)
+        kind, mapping = QuantizedDType.of(dtype), QuantizationScheme.of(scheme)
+        axis, block_size = granularity_options(mapping, kind, axis, block_size)
+        scales, weak = as_scale(scale)
+        if axis is None and scales.shape == (1,):
+            scales = scales.reshape(())
+        lo, hi = default_codes(kind, mapping)
+        least, most = code_bound("qmin", qmin, lo), code_bound("qmax", qmax, hi)
+        nearest_zero = min(max(0, least), most)
+        self._set(
+            _cache={}, dtype=kind, scheme=mapping, axis=axis, block_size=block_size, scale=scales, weak=weak,
+            steps_per_octave=checked_steps(mapping, kind, steps_per_octave), qmin=least, qmax=most,
+            zero_point=as_zero_point(nearest_zero if zero_point is None else zero_point, scales.shape),
+        )  # fmt: skip
         self.validate()
+
+    def _set(self, **fields: Any) -> None:
+        """The way around immutability of those who make params."""
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{name}: params do not change, as results are kept for them; use replace({name}=...)")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{name}: params do not change, as results are kept for them; use replace()")
 
     # ---- checks -----------------------------------------------------------------------------------
 
@@ -196,6 +214,38 @@ class QuantizationParams:
         return (-hi if lo and self.qmin == -self.qmax else lo), hi
 
     @property
+    def min_val(self) -> Array:
+        """The least number a code stands for, one for each scale, in the scales' type.
+
+        >>> QuantizationParams("uint8", scale=0.5, zero_point=4).min_val
+        array(-2.)
+        >>> QuantizationParams.mixed([8, 4, 1], [0.5, 0.5, 0.5]).min_val
+        array([-64. ,  -4. ,  -0.5])
+        """
+        return self._ends()[0]
+
+    @property
+    def max_val(self) -> Array:
+        """The greatest number a code stands for, one for each scale, in the scales' type.
+
+        >>> QuantizationParams("int8", scale=0.5).max_val
+        array(63.5)
+        >>> QuantizationParams.logarithmic(scale=2.0).max_val
+        array(2.)
+        """
+        return self._ends()[1]
+
+    def _ends(self) -> tuple[Array, Array]:
+        if self.is_logarithmic or self.dtype.is_binary:
+            return np.asarray(-self.scale), self.scale
+        codes: Any = (self.qmin, self.qmax)
+        if self.dtype.is_mixed:  # a channel of one bit is -s or +s
+            ranges = [(-1, 1) if w == 1 else self.channel_range(i) for i, w in enumerate(self.dtype.widths)]
+            codes = np.array(ranges, np.int32).T
+        low, high = (np.asarray((c - self.zero_point).astype(self.scale.dtype) * self.scale) for c in codes)
+        return low, high
+
+    @property
     def magnitude_levels(self) -> int:
         """M: the greatest magnitude code of a logarithmic dtype."""
         return self.dtype.qmax
@@ -253,19 +303,20 @@ class QuantizationParams:
 
     def _with_arrays(self, scale: Array, zero_point: Array, qmin: int) -> QuantizationParams:
         """These params with arrays a kernel made and checked; they are kept, not copied."""
-        made = QuantizationParams.__new__(QuantizationParams)
-        for name in ("dtype", "scheme", "axis", "block_size", "qmax", "steps_per_octave"):
-            setattr(made, name, getattr(self, name))
+        made: Any = _Fields()
+        made.dtype, made.scheme, made.axis, made.block_size = self.dtype, self.scheme, self.axis, self.block_size
+        made.qmin, made.qmax, made.steps_per_octave = qmin, self.qmax, self.steps_per_octave
         scale.flags.writeable = zero_point.flags.writeable = False
-        made.scale, made.zero_point, made.qmin, made.weak, made._cache = scale, zero_point, qmin, False, {}
-        return made
+        made.scale, made.zero_point, made.weak, made._cache = scale, zero_point, False, {}
+        made.__class__ = QuantizationParams  # sealed; `_set` would take longer than some calls of `quantize`
+        return made  # type: ignore[no-any-return]
 
     def replace(self, **changes: Any) -> QuantizationParams:
         """A copy with some fields changed."""
         fields = {name: getattr(self, name) for name in _FIELDS}
         weak = self.weak and "scale" not in changes
         made = QuantizationParams(**{**fields, **changes})
-        made.weak = made.weak or weak
+        made._set(weak=made.weak or weak)
         return made
 
     @_ClassOrTemplate
@@ -392,7 +443,7 @@ class QuantizationParams:
         scale_dtype = fields.pop("scale_dtype", None)
         scale = np.asarray(fields.pop("scale"), scale_dtype or np.float64)
         made = cls(dtype=dtype, scale=scale, **fields)
-        made.weak = scale_dtype is None
+        made._set(weak=scale_dtype is None)
         return made
 
     def to_json(self) -> str:
@@ -455,7 +506,7 @@ def _derive(
         qmin = -qmax if narrow else qmin
         scale, zero = affine_from_range(lo, hi, qmin, qmax, symmetric=p.is_symmetric, full_range=full_range)
     made = QuantizationParams(p.dtype, p.scheme, scale, zero, p.axis, p.block_size, qmin, qmax, p.steps_per_octave)
-    made.weak = weak
+    made._set(weak=weak)
     return made
 
 

@@ -9,13 +9,14 @@ import numpy.typing as npt
 
 from lowbit.errors import InvalidProblem
 
-__all__ = ["MAX_SCALE", "MIN_SCALE", "affine_from_range", "log_scale_from_range"]
+__all__ = ["MAX_SCALE", "MIN_SCALE", "SCALES", "affine_from_range", "log_scale_from_range"]
 
 Array = npt.NDArray[Any]
 
 # Below the one, flush-to-zero in a host library could change codes; above the other, code * scale overflows.
 MIN_SCALE = 2.0**-125
 MAX_SCALE = float(np.finfo(np.float32).max) / 65536.0
+SCALES = "finite, positive and in [2^-125, FLT_MAX / 65536]"  # as error messages put it
 
 
 def affine_from_range(

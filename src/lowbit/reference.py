@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.granularity import Granularity
+from lowbit.granularity import Granularity, spread
 from lowbit.logarithm import log_tables
 from lowbit.packing import mixed_channels
 from lowbit.params import QuantizationParams
@@ -79,16 +79,6 @@ def dequantize_log(q: Array, s: Array, levels: int, steps_per_octave: float) -> 
     table = np.concatenate([-magnitudes[::-1], np.zeros(1, s.dtype), magnitudes])
     y: Array = table[np.maximum(q.astype(np.int32), -levels) + levels] * s
     return y
-
-
-def spread(values: Array, g: Granularity, shape: tuple[int, ...]) -> Array:
-    """One value per scale, as an array of this shape."""
-    if g.kind == 0 or values.ndim == 0:
-        return np.broadcast_to(values.reshape(()), shape)
-    if g.kind == 1:
-        return np.broadcast_to(values.reshape(1, g.axis, 1), (g.outer, g.axis, g.inner)).reshape(shape)
-    blocks = values.reshape(g.outer, -(-g.axis // g.block), g.inner)
-    return np.repeat(blocks, g.block, axis=1)[:, : g.axis].reshape(shape)
 
 
 def expand(values: Array, params: QuantizationParams, shape: tuple[int, ...]) -> Array:

@@ -6,6 +6,7 @@ import json
 import math
 import operator
 import os
+from collections.abc import Callable
 from typing import Any, Protocol, overload
 
 import numpy as np
@@ -14,7 +15,9 @@ import numpy.typing as npt
 from lowbit.container import read_arrays, write_arrays
 from lowbit.dtypes import QuantizedDType, is_integer
 from lowbit.errors import FormatError, InvalidProblem, Unsupported
-from lowbit.indexing import reshaped_granularity, sliced
+from lowbit.fields import refuse_masked
+from lowbit.granularity import spread
+from lowbit.indexing import reshaped_granularity, sliced, transposed_granularity
 from lowbit.metrics import ErrorReport, error_report
 from lowbit.packing import pack, pack_bits, padding_is_zero, unpack, unpack_bits
 from lowbit.params import QuantizationParams
@@ -44,7 +47,17 @@ def set_backend(backend: _Backend) -> None:
 _FIELDS = {"dtype", "scheme", "axis", "block_size", "qmin", "qmax", "steps_per_octave", "shape"}
 
 
-class QuantizedTensor:
+class _Fields:
+    """The fields of a tensor while it is made."""
+
+    __slots__ = ("__weakref__", "data", "params", "shape")
+
+    data: Array
+    params: QuantizationParams
+    shape: tuple[int, ...]
+
+
+class QuantizedTensor(_Fields):
     """Quantized codes with their logical shape and parameters.
 
     Invariants, enforced by the constructor:
@@ -56,6 +69,8 @@ class QuantizedTensor:
     - `params` fit `shape`; their scales are float32, or float64 where the tensor was made from float64.
     - It lives in CPU memory (`device` is "cpu").
 
+    So that they stay true, its fields are not assigned; the codes in `data` may be written.
+
     >>> import lowbit as lb
     >>> q = lb.quantize(np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "int4")
     >>> q.unpack()
@@ -65,17 +80,14 @@ class QuantizedTensor:
     (3, 7)
     """
 
-    __slots__ = ("__weakref__", "data", "params", "shape")
-
-    data: Array
-    params: QuantizationParams
-    shape: tuple[int, ...]
+    __slots__ = ()
 
     def __init__(
         self, data: Any, params: QuantizationParams, shape: tuple[int, ...] | None = None, device: str = "cpu"
     ) -> None:
         if str(device) != "cpu":
             raise Unsupported(f"device: {device!r}; a QuantizedTensor is in CPU memory: make it there, then call to()")
+        refuse_masked("data", data)
         if not isinstance(data, np.ndarray) and not hasattr(data, "__dlpack__"):
             raise InvalidProblem(f"data: {type(data).__name__}; expected an array of stored codes")
         codes = data if isinstance(data, np.ndarray) else np.from_dlpack(data)
@@ -99,20 +111,34 @@ class QuantizedTensor:
             raise InvalidProblem(f"data: shape {codes.shape}; {dtype} of shape {shape} is stored as {expected}")
         if dtype.is_packed and not padding_is_zero(codes, dtype, math.prod(shape)):
             raise InvalidProblem("data: padding bits after the last code are not 0")
-        self.data = codes
-        self.params = params.for_compute(np.float32) if params.weak else params
-        self.shape = shape
+        self._set(data=codes, params=params.for_compute(np.float32) if params.weak else params, shape=shape)
+
+    def _set(self, **fields: Any) -> None:
+        """The way around immutability of those who make tensors, or write new codes into them."""
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"{name}: a tensor's fields belong together; make another, QuantizedTensor(data, params, shape), or write "
+            "into data"
+        )
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{name}: a tensor's fields belong together and are not deleted")
 
     @classmethod
     def _trusted(cls, data: Array, params: QuantizationParams, shape: tuple[int, ...]) -> QuantizedTensor:
         """A tensor from parts known to satisfy the invariants."""
-        self = cls.__new__(cls)
+        self: Any = _Fields()
         self.data, self.params, self.shape = data, params, shape
-        return self
+        self.__class__ = QuantizedTensor  # sealed; `_set` would take longer than some calls of `quantize`
+        return self  # type: ignore[no-any-return]
 
     @classmethod
     def from_codes(cls, codes: npt.ArrayLike, params: QuantizationParams, device: str = "cpu") -> QuantizedTensor:
         """A tensor from codes given one an element; they are packed where the dtype packs."""
+        refuse_masked("codes", codes)
         array = np.asarray(codes)
         if not is_integer(array.dtype) and array.dtype != bool:
             raise InvalidProblem(f"codes: expected integers, got {array.dtype}")
@@ -121,6 +147,47 @@ class QuantizedTensor:
             raise InvalidProblem(f"codes: [{array.min()}, {array.max()}] reaches beyond [{lo}, {hi}]")
         params.validate(array.shape)
         return cls(pack(array, params.dtype, params.axis), params, array.shape, device)
+
+    @classmethod
+    def from_data(
+        cls, data: Any, params: QuantizationParams, shape: tuple[int, ...] | None = None, device: str = "cpu"
+    ) -> QuantizedTensor:
+        """A tensor over codes as they are stored, without a copy; packed ones need their logical shape.
+
+        >>> p = QuantizationParams("int4", scale=0.5)
+        >>> QuantizedTensor.from_data(np.uint8([0x21, 0x03]), p, (3,)).unpack()
+        array([1, 2, 3], dtype=int8)
+        """
+        return cls(data, params, shape, device)
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...], params: QuantizationParams) -> QuantizedTensor:
+        """A tensor of this shape whose numbers are all 0: its codes are the zero points.
+
+        >>> QuantizedTensor.zeros((2, 2), QuantizationParams("uint8", scale=0.5, zero_point=3)).unpack()
+        array([[3, 3],
+               [3, 3]], dtype=uint8)
+        """
+        shape = _checked_shape(shape)
+        if params.dtype.is_binary or 1 in params.dtype.widths:
+            raise InvalidProblem(f"params: {params.dtype}; a binary code is -s or +s, and neither is 0")
+        if not params.zero_point.any():
+            return cls(*_new_codes(np.zeros, shape, params))
+        zero = spread(params.zero_point, params.granularity(shape), shape)
+        return cls.from_codes(zero.astype(params.dtype.code_dtype), params)
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], params: QuantizationParams) -> QuantizedTensor:
+        """A tensor of this shape to write into, as `out=`; its codes are arbitrary until then.
+
+        >>> import lowbit as lb
+        >>> q = QuantizedTensor.empty((3,), QuantizationParams("int8", scale=0.5))
+        >>> lb.quantize(np.float32([1, 2, 3]), params=q.params, out=q).unpack()
+        array([2, 4, 6], dtype=int8)
+        """
+        shape = _checked_shape(shape)
+        # Padding bits are 0, whatever the codes are.
+        return cls(*_new_codes(np.zeros if params.dtype.is_packed else np.empty, shape, params))
 
     # ---- facts --------------------------------------------------------------------------------------
 
@@ -131,6 +198,16 @@ class QuantizedTensor:
     @property
     def device(self) -> str:
         return "cpu"
+
+    @property
+    def scale(self) -> Array:
+        """The scales: those of `params`."""
+        return self.params.scale
+
+    @property
+    def zero_point(self) -> Array:
+        """The zero points: those of `params`."""
+        return self.params.zero_point
 
     @property
     def ndim(self) -> int:
@@ -186,6 +263,7 @@ class QuantizedTensor:
 
     def error(self, x: npt.ArrayLike) -> ErrorReport:
         """How far this tensor is from the numbers it was made from."""
+        refuse_masked("x", x)
         return error_report(np.asarray(x), self.dequantize(), self.shape)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
@@ -234,6 +312,21 @@ class QuantizedTensor:
             return QuantizedTensor._trusted(self.data[span], cut.params, cut.shape)
         codes = np.ascontiguousarray(self.unpack()[cut.index])
         return QuantizedTensor(pack(codes, cut.params.dtype, cut.params.axis), cut.params, cut.shape)
+
+    @property
+    def T(self) -> QuantizedTensor:
+        """The tensor with its axes reversed, each scale with its elements. A view where codes take a byte or more;
+        packed codes are copied.
+
+        >>> import lowbit as lb
+        >>> q = lb.quantize(np.float32([[1, 2, 4], [1, 0, 1]]), axis=0)
+        >>> q.T.shape, q.T.params.axis
+        ((3, 2), 1)
+        """
+        params = transposed_granularity(self.params, self.ndim)
+        if not self.dtype.is_packed:
+            return QuantizedTensor._trusted(self.data.T, params, self.shape[::-1])
+        return QuantizedTensor.from_codes(np.array(self.unpack().T, order="C"), params)
 
     def copy(self) -> QuantizedTensor:
         """A tensor with codes of its own."""
@@ -312,6 +405,14 @@ class QuantizedTensor:
         head = f"QuantizedTensor(shape={self.shape}, {self.params!r},"
         body = np.array2string(self.unpack(), prefix="  ", threshold=24, edgeitems=2)
         return f"{head}\n  {body},\n  {self.nbytes} bytes, {self.bits_per_element:.4g} bits an element)"
+
+
+def _new_codes(
+    make: Callable[..., Array], shape: tuple[int, ...], params: QuantizationParams
+) -> tuple[Array, QuantizationParams, tuple[int, ...]]:
+    params.validate(shape)
+    stored = (params.codes_nbytes(shape),) if params.dtype.is_packed else shape
+    return make(stored, params.dtype.storage_dtype), params, shape
 
 
 def _checked_shape(shape: Any) -> tuple[int, ...]:

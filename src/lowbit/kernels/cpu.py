@@ -13,9 +13,11 @@ import numpy.typing as npt
 
 from lowbit import _core
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.fields import refuse_masked
 from lowbit.granularity import Granularity, granularity_of
 from lowbit.logarithm import log_tables
 from lowbit.params import QuantizationParams
+from lowbit.ranges import SCALES
 
 __all__ = [
     "BFLOAT16", "HIGHEST_CODE", "LOWEST_CODE", "Affine", "FloatArray", "as_float_array", "code_id", "dequantize",
@@ -78,6 +80,7 @@ class Affine(NamedTuple):
 def as_float_array(x: Any, name: str = "x") -> FloatArray:
     """x without a copy where it is contiguous: NumPy, torch, or anything that speaks DLPack or the buffer
     protocol. Raises UnsupportedDType, naming the type, for whatever is not a native float array."""
+    refuse_masked(name, x)
     if not isinstance(x, np.ndarray):
         x = _imported(x, name)
         if isinstance(x, FloatArray):
@@ -189,7 +192,10 @@ def quantize(x: FloatArray, params: QuantizationParams, out: Array) -> None:
     g = params.granularity(x.shape)
     spec = native_spec(params, g)
     if params.dtype.is_mixed:
-        rows = x.array if g.outer == 1 else np.ascontiguousarray(np.moveaxis(x.array, _axis(params, x.shape), 0))
+        rows = x.array
+        if g.outer != 1:
+            require_apart("out", out, False, x=x.array)
+            rows = np.ascontiguousarray(np.moveaxis(x.array, _axis(params, x.shape), 0))
         spec.quantize(rows, x.element, out)
     else:
         spec.quantize(x.array, x.element, out, layout_of(g))
@@ -205,6 +211,7 @@ def dequantize(data: Array, params: QuantizationParams, out: FloatArray) -> None
     elif g.outer == 1:
         spec.dequantize(data, out.array, out.element)
     else:
+        require_apart("out", out.array, False, q=data)
         axis = _axis(params, out.shape)
         rows = np.empty((out.shape[axis], *out.shape[:axis], *out.shape[axis + 1 :]), out.array.dtype)
         spec.dequantize(data, rows, out.element)
@@ -319,8 +326,7 @@ def problem(
     """What is known of a fake-quantize call before its data; None where the options are not plain enough."""
     element = BFLOAT16 if dtype.name == "bfloat16" else _ELEMENTS.get(dtype)
     plain = element is not None and LOWEST_CODE <= qmin <= qmax <= HIGHEST_CODE
-    plain = plain and all(v is None or type(v) is int for v in (axis, block_size)) and (block_size or 1) > 0
-    if element is None or not plain:
+    if element is None or not plain or (block_size or 1) < 1:
         return None
     g = granularity_of(shape, -1 if axis is None and block_size is not None else axis, block_size)
     return _core.Problem(layout_of(g), element, list(shape), list(g.scale_shape), qmin, qmax)
@@ -394,5 +400,5 @@ def bad_parameter(status: int, scale: Array, zero: Array, qmin: int, qmax: int) 
     where = f" (at {tuple(int(i) for i in np.unravel_index(index, scale.shape))})" if scale.ndim else ""
     if status >= 0:
         bad = scale.reshape(-1)[index]
-        return InvalidProblem(f"scale: {bad!r}{where}; expected finite and in [2^-125, FLT_MAX / 65536]")
+        return InvalidProblem(f"scale: {bad!r}{where}; expected {SCALES}")
     return InvalidProblem(f"zero_point: {int(zero.reshape(-1)[index])}{where}; expected in [{qmin}, {qmax}]")

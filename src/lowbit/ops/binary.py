@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lowbit import _core
 from lowbit.errors import InvalidProblem, Unsupported
-from lowbit.fields import whole
+from lowbit.fields import refuse_masked, whole
 from lowbit.kernels import binary, cpu
 from lowbit.ops.quantize import quantize
 from lowbit.tensor import QuantizedTensor
@@ -105,6 +105,7 @@ def binary_matmul(
     bias = _bias(bias, n)
     target = _output(out, (*rows, n))
     bits, scale = _operand(a, "a", transpose_a)
+    cpu.require_apart("out", target, False, a=bits)
     binary.matmul_scaled(bits, packed.native, k, scale, packed.scale, bias, out=target.reshape(math.prod(rows), n))
     return target
 
@@ -179,6 +180,7 @@ def binary_conv2d(
     else:
         q = x if isinstance(x, QuantizedTensor) else quantize(x, "binary", axis=0, name="x")
         bits, scale = _pixels(q, groups, first), _scales(q, (1, 2, 3), "x", "an image")
+        cpu.require_apart("out", target, False, x=bits)
         binary.conv2d_scaled(
             bits, native, scale, packed.scale, bias,
             stride=by, padding=pad, dilation=dilate, channels_first=first, out=target,
@@ -259,6 +261,7 @@ def _checked_k(k: int, name: str) -> int:
 def _bias(bias: npt.ArrayLike | None, n: int) -> Float32 | None:
     if bias is None:
         return None
+    refuse_masked("bias", bias)
     values = np.asarray(bias)
     if values.dtype.kind != "f" or values.shape != (n,):
         raise InvalidProblem(f"bias: {values.dtype} of shape {values.shape}; expected floats of shape ({n},)")

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from lowbit import _core
 from lowbit.dtypes import is_integer
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.fields import refuse_masked
 from lowbit.kernels.dwconv import MAX_TAPS, PackedDepthwise, prepack_depthwise
 from lowbit.ops.operands import SUMS, multiplies_as_bytes, remember, require_tensor, sum_dtype, zero_points
 from lowbit.ops.outcome import Outcome
@@ -444,6 +445,7 @@ def _raised(t: QuantizedTensor, axis: int) -> QuantizedTensor:
 
 
 def _codes(name: str, value: Any, ndim: int) -> Array:
+    refuse_masked(name, value)
     array = np.asarray(value)
     if array.dtype not in (np.int8, np.uint8):
         raise UnsupportedDType(f"{name}: {array.dtype}; expected int8 or uint8")

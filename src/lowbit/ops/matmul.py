@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from lowbit import _core
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.fields import refuse_masked
 from lowbit.kernels import binary
 from lowbit.ops.operands import BYTES, SUMS, multiplies_as_bytes, remember, require_tensor, sum_dtype, zero_points
 from lowbit.ops.outcome import Outcome, row_pieces
@@ -441,6 +442,7 @@ def _multiply_rows(a: Array, zero: Array, b: _core.PackedMatrix) -> Array:
 
 
 def _codes(name: str, value: Any) -> Array:
+    refuse_masked(name, value)
     array = np.asarray(value)
     if array.dtype not in BYTES:
         raise UnsupportedDType(f"{name}: {array.dtype}; expected int8 or uint8")

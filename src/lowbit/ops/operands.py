@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from lowbit import _core
 from lowbit.errors import InvalidProblem
+from lowbit.fields import as_integers, refuse_masked
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
@@ -52,12 +53,9 @@ def _one_zero(value: int) -> Array:
 def zero_points(name: str, value: Any, codes: Array, count: int) -> Array:
     if type(value) is int and value in _RANGES.get(codes.dtype, ()):
         return _one_zero(value)
+    refuse_masked(name, value)
     zero = np.asarray(value)
-    if zero.dtype.kind not in "iu":
-        raise InvalidProblem(f"{name}: {zero.dtype}; expected integers")
     if zero.shape not in ((), (1,), (count,)):
         raise InvalidProblem(f"{name}: shape {zero.shape}; expected one, or ({count},)")
     info = np.iinfo(codes.dtype)
-    if zero.size and (zero.min() < info.min or zero.max() > info.max):
-        raise InvalidProblem(f"{name}: [{zero.min()}, {zero.max()}]; expected codes of {codes.dtype}")
-    return np.ascontiguousarray(zero.reshape(-1), np.int32)
+    return np.ascontiguousarray(as_integers(name, zero, info.min, info.max).reshape(-1), np.int32)

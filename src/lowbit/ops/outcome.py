@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from lowbit import _core, reference, reference_compute
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.fields import refuse_masked
 from lowbit.kernels import cpu
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
@@ -181,6 +182,7 @@ class Outcome:
 
 
 def _checked_bias(bias: Any, n: int) -> Array:
+    refuse_masked("bias", bias)
     array = np.asarray(bias)
     if array.shape != (n,):
         raise InvalidProblem(f"bias: shape {array.shape}; expected ({n},), one an output")

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import InvalidProblem
+from lowbit.fields import refuse_masked
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
@@ -22,6 +23,7 @@ def codes_for(params: QuantizationParams, shape: tuple[int, ...], out: Quantized
     expected = (params.codes_nbytes(shape),) if dtype.is_packed else shape
     if out is None:
         return np.empty(expected, dtype.storage_dtype)
+    refuse_masked("out", out)
     data = out.data if isinstance(out, QuantizedTensor) else out
     if isinstance(out, QuantizedTensor) and (out.shape != shape or out.dtype != dtype):
         raise InvalidProblem(f"out: {out.dtype} of shape {out.shape}; expected {dtype} of shape {shape}")
@@ -38,6 +40,6 @@ def finished(
 ) -> QuantizedTensor:
     """The tensor of codes written: the caller's own, now with these params, or a new one."""
     if isinstance(out, QuantizedTensor):
-        out.params = params
+        out._set(params=params)
         return out
     return QuantizedTensor._trusted(data, params, shape)

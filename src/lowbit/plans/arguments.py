@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import InvalidProblem, Unsupported
+from lowbit.fields import as_zero_point, refuse_masked
 from lowbit.kernels import cpu
 from lowbit.plans.kinds import CODES, STORED, ElementKind
 
@@ -91,6 +92,7 @@ def _lent(name: str, value: Any, kind: ElementKind) -> Array:
         given = str(value.dtype).removeprefix("torch.")
         value = value.view(torch.int16).numpy().view(np.uint16) if value.dtype == torch.bfloat16 else value.numpy()
     elif isinstance(value, np.ndarray):
+        refuse_masked(name, value)
         given = value.dtype.name
         value = value.view(np.uint16) if given == "bfloat16" and value.flags.c_contiguous else value
     else:
@@ -107,14 +109,13 @@ def seen(array: Array, kind: ElementKind) -> Array:
 
 def parameters(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     if isinstance(value, (int, float, np.generic)) and not isinstance(value, bool) and not shape:
-        if dtype == INT32 and value != int(value):
-            raise InvalidProblem(f"{name}: {value!r}; expected an integer")
-        return np.array(value, dtype)
+        return as_zero_point(value, shape) if dtype == INT32 else np.array(value, dtype)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().numpy()
     if not isinstance(value, np.ndarray):
         raise InvalidProblem(f"{name}: {type(value).__name__}; expected an array of shape {shape}")
+    refuse_masked(name, value)
     if value.dtype != dtype:
         raise Unsupported(f"{name}: {value.dtype}; expected {dtype}")
     if value.shape != shape and not (not shape and value.shape == (1,)):

@@ -125,15 +125,16 @@ class QuantizationPlan(Plan[A]):
 
     def _scale(self, scale: Any) -> Array:
         ready = type(scale) is np.ndarray and scale.dtype is self._compute and scale.shape == self._scales
-        if ready and scale.flags.c_contiguous:
+        if ready and scale.flags.c_contiguous and scale.flags.aligned:
             return scale  # type: ignore[no-any-return]
         return parameters("scale", scale, self._compute, self._scales)
 
     def _zero(self, zero: Any) -> Array:
         if zero is None or (type(zero) is int and zero == 0):
             return self._no_zero
-        if type(zero) is np.ndarray and zero.dtype is INT32 and zero.shape == self._scales and zero.flags.c_contiguous:
-            return zero
+        ready = type(zero) is np.ndarray and zero.dtype is INT32 and zero.shape == self._scales
+        if ready and zero.flags.c_contiguous and zero.flags.aligned:
+            return zero  # type: ignore[no-any-return]
         return parameters("zero_point", zero, INT32, self._scales)
 
     def _finish(self, status: int, scale: Array, zero: Array) -> None:
