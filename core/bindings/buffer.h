@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,10 +33,12 @@ class Buffer {
     if (held_) PyBuffer_Release(&view_);
   }
 
-  // The array's memory if it is just what is asked for, else nothing and no error: C-contiguous, aligned, of this
-  // struct-module format and shape. Format 0 is not asked for: some types of 16 bits have none.
+  // The array's memory if it is just what is asked for, else nothing and no error: NumPy's own array type (a masked
+  // array lends its memory too, and would lose its mask), C-contiguous, aligned, of this struct-module format and
+  // shape. Format 0 is not asked for: some types of 16 bits have none.
   static Buffer exactly(nanobind::handle object, char format, const std::vector<int64_t>& shape, bool writable) {
     Buffer b;
+    if (std::strcmp(Py_TYPE(object.ptr())->tp_name, "numpy.ndarray") != 0) return b;
     const int flags = (format == 0 ? 0 : PyBUF_FORMAT) | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(object.ptr(), &b.view_, flags) != 0) {
       PyErr_Clear();
@@ -57,11 +60,23 @@ class Buffer {
     return static_cast<T*>(held_ ? view_.buf : nullptr);
   }
 
-  // Whether both have memory in common but begin at different places of it.
-  bool overlaps(const Buffer& other) const {
+  // Whether both have memory in common.
+  bool shares(const Buffer& other) const {
     const auto begin = reinterpret_cast<uintptr_t>(as()), others = reinterpret_cast<uintptr_t>(other.as());
-    return begin != others && begin < others + static_cast<uintptr_t>(other.bytes()) &&
+    return bytes() > 0 && other.bytes() > 0 && begin < others + static_cast<uintptr_t>(other.bytes()) &&
            others < begin + static_cast<uintptr_t>(bytes());
+  }
+  // Whether both have memory in common but begin at different places of it.
+  bool overlaps(const Buffer& other) const { return as() != other.as() && shares(other); }
+
+  // Refuses memory in common with an operand, which would be overwritten before it is read.
+  const Buffer& require_apart(const char* name, const Buffer& other, const char* operand) const {
+    if (shares(other)) {
+      const nanobind::object type = nanobind::module_::import_("lowbit.errors").attr("InvalidProblem");
+      PyErr_Format(type.ptr(), "%s: shares memory with %s; expected memory of its own", name, operand);
+      throw nanobind::python_error();
+    }
+    return *this;
   }
 
   // Refuses anything but exactly `expected` bytes: the last line of defence behind the Python checks.

@@ -95,7 +95,7 @@ struct AffineSpec {
     check(layout, in);
     const int64_t n = layout.elements();
     x.require(n * element_bytes(in), "x");
-    out.require(packed_bytes(code, n), "out");
+    out.require(packed_bytes(code, n), "out").require_apart("out", x, "x");
     without_gil(n, [&] { lowbit::quantize(layout, affine(), x.as(), in, out.as()); });
   }
   void dequantize(nb::handle q_array, nb::handle out_array, int element, const Layout* given) const {
@@ -105,7 +105,7 @@ struct AffineSpec {
     check(layout, e);
     const int64_t n = layout.elements();
     q.require(packed_bytes(code, n), "q");
-    out.require(n * element_bytes(e), "out");
+    out.require(n * element_bytes(e), "out").require_apart("out", q, "q");
     without_gil(n, [&] { lowbit::dequantize(layout, affine(), q.as(), out.as(), e); });
   }
 };
@@ -139,7 +139,7 @@ struct LogarithmicSpec {
     const Buffer x(x_array, "x"), out(out_array, "out", true);
     const int64_t n = layout.elements();
     x.require(n * element_bytes(in), "x");
-    out.require(packed_bytes(code, n), "out");
+    out.require(packed_bytes(code, n), "out").require_apart("out", x, "x");
     std::visit(
         [&]<class T>(const LogTable<T>& t) {
           check<T>(layout, in, scale);
@@ -152,7 +152,7 @@ struct LogarithmicSpec {
     const Buffer q(q_array, "q"), out(out_array, "out", true);
     const int64_t n = layout.elements();
     q.require(packed_bytes(code, n), "q");
-    out.require(n * element_bytes(e), "out");
+    out.require(n * element_bytes(e), "out").require_apart("out", q, "q");
     std::visit(
         [&]<class T>(const LogTable<T>& t) {
           check<T>(layout, e, scale);
@@ -207,7 +207,7 @@ struct MixedSpec {
     const Buffer x(x_array, "x"), out(out_array, "out", true);
     check(in);
     x.require(elements() * element_bytes(in), "x");
-    out.require(bytes, "out");
+    out.require(bytes, "out").require_apart("out", x, "x");
     without_gil(elements(), [&] { quantize_mixed(args(), x.as(), in, out.as()); });
   }
   void dequantize(nb::handle q_array, nb::handle out_array, int element) const {
@@ -215,7 +215,7 @@ struct MixedSpec {
     const Buffer q(q_array, "q"), out(out_array, "out", true);
     check(e);
     q.require(bytes, "q");
-    out.require(elements() * element_bytes(e), "out");
+    out.require(elements() * element_bytes(e), "out").require_apart("out", q, "q");
     without_gil(elements(), [&] { dequantize_mixed(args(), q.as(), out.as(), e); });
   }
 };
@@ -253,7 +253,7 @@ std::tuple<int64_t, int64_t> quantize_dynamic_of(nb::handle x_array, int element
     zero.require(layout.scales() * 4, "zero_point");
   }
   x.require(layout.elements() * element_bytes(in), "x");
-  out.require(packed_bytes(code, layout.elements()), "out");
+  out.require(packed_bytes(code, layout.elements()), "out").require_apart("out", x, "x");
   scale.require(layout.scales() * compute_bytes(in), "scale");
   const DynamicArgs args{code, qmin, qmax, divisor, scale.as(), zero.as<int32_t>()};
   DynamicResult result;
@@ -305,6 +305,20 @@ int64_t bad_parameter(const Affine& f, Element e, int64_t scales) {
   return zero >= 0 ? -2 - zero : -1;
 }
 
+struct Named {
+  const Buffer& memory;
+  const char* name;
+};
+
+// Refuses results that share memory with each other or with what is read.
+void require_all_apart(std::initializer_list<Named> results, std::initializer_list<Named> operands) {
+  for (const Named* result = results.begin(); result != results.end(); ++result) {
+    for (const Named& o : operands) result->memory.require_apart(result->name, o.memory, o.name);
+    for (const Named* r = results.begin(); r != result; ++r)
+      result->memory.require_apart(result->name, r->memory, r->name);
+  }
+}
+
 // Codes of x, or numbers of codes, under parameters given for this one call. As for fake_quant: -1, or which is bad.
 int64_t convert_of(bool to_codes, int code_id, nb::handle from_array, nb::handle to_array, int element,
                    nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax, const Layout& layout) {
@@ -316,6 +330,7 @@ int64_t convert_of(bool to_codes, int code_id, nb::handle from_array, nb::handle
       zero(zero_array, "zero_point");
   from.require(to_codes ? floats : codes, "input"), to.require(to_codes ? codes : floats, "output");
   scale.require(scales * compute_bytes(e), "scale"), zero.require(scales * 4, "zero_point");
+  require_all_apart({{to, "output"}}, {{from, "input"}, {scale, "scale"}, {zero, "zero_point"}});
   const Affine f{code, scale.as(), zero.as<int32_t>(), qmin, qmax};
   const int64_t bad = bad_parameter(f, e, scales);
   if (bad == -1 && n > 0)
@@ -340,6 +355,8 @@ std::pair<int64_t, int64_t> quantize_from_data_of(nb::handle x_array, int elemen
   x.require(n * element_bytes(e), "input"), out.require(packed_bytes(code, n), "output");
   scale.require(scales * compute_bytes(e), "scale");
   if (workspace.bytes() < dynamic_workspace(layout, e)) throw nb::value_error("workspace: too small");
+  require_all_apart({{out, "output"}, {scale, "scale"}, {zero, "zero_point"}, {workspace, "workspace"}},
+                    {{x, "input"}});
   DynamicResult found;
   // A symmetric fused kernel writes no zero points.
   const bool symmetric = divisor > 0;
@@ -369,6 +386,7 @@ int64_t fake_quant_of(int op_id, nb::handle x_array, nb::handle dy_array, nb::ha
   out.require(bytes, "out");
   scale.require(scales * compute_bytes(e), "scale");
   zero.require(scales * 4, "zero_point");
+  require_all_apart({{out, op == FakeOp::fake ? "output" : "d_input"}}, {{scale, "scale"}, {zero, "zero_point"}});
   const Affine f{Code::s16, scale.as(), zero.as<int32_t>(), qmin, qmax};
   const int64_t bad = bad_parameter(f, e, scales);
   if (bad == -1 && n > 0) without_gil(n, [&] { fake_quant(op, layout, f, x.as(), dy.as(), out.as(), e); });
@@ -457,6 +475,7 @@ struct Problem {
       if (!zero) return kLookAgain;
       f.zero = zero.as<int32_t>();
     }
+    if (out.shares(scale) || out.shares(zero)) return kLookAgain;
     const int64_t bad = bad_parameter(f, element, layout.scales()), n = layout.elements();
     if (bad == -1 && n > 0) without_gil(n, [&] { fake_quant(op, layout, f, x.as(), dy.as(), out.as(), element); });
     return bad;
@@ -476,6 +495,9 @@ int64_t fake_quant_learned_of(nb::handle x_array, nb::handle dy_array, nb::handl
   scale.require(scales * compute_bytes(e), "scale"), zero.require(scales * 4, "zero_point");
   ds.require(scales * compute_bytes(e), "d_scale"), dz.require(scales * compute_bytes(e), "d_zero_point");
   if (workspace.bytes() < learned_workspace(layout) * 8) throw nb::value_error("workspace: too small");
+  require_all_apart({{out, "d_input"}}, {{scale, "scale"}, {zero, "zero_point"}});
+  require_all_apart({{ds, "d_scale"}, {dz, "d_zero_point"}, {workspace, "workspace"}},
+                    {{x, "input"}, {dy, "d_output"}, {out, "d_input"}, {scale, "scale"}, {zero, "zero_point"}});
   const Affine f{Code::s16, scale.as(), zero.as<int32_t>(), qmin, qmax};
   const int64_t bad = bad_parameter(f, e, scales);
   if (bad == -1)

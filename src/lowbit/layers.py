@@ -135,7 +135,8 @@ class QuantizedLinear:
 
     def __call__(self, x: Any) -> Any:
         """x [..., in] to [..., out], in x's type, or QuantizedTensor of out_params."""
-        if 0 in self._settled and type(x) is np.ndarray and x.dtype is _FLOAT32 and x.flags.c_contiguous:
+        plain = type(x) is np.ndarray and x.dtype is _FLOAT32 and x.flags.c_contiguous and x.flags.aligned
+        if plain and 0 in self._settled:
             # The call that repeats: what could be settled was, the first time.
             shape, (call, how, packed, finish) = x.shape, self._settled[0]
             if shape and shape[-1] == self.in_features and finish is not None and self.out_params is None:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import InvalidProblem
+from lowbit.fields import refuse_masked
 from lowbit.kernels import cpu
 from lowbit.kernels.gpu.presence import find_device
 from lowbit.params import QuantizationParams
@@ -23,7 +24,7 @@ def dequantize(q: QuantizedTensor, out: Array | None = None, dtype: npt.DTypeLik
     """The numbers a quantized tensor stands for.
 
     dtype: float32, float64, float16 or "bfloat16"; by default float32, or float64 for a tensor made from
-    float64 data. out: an array of the tensor's shape to write into; its dtype is the result's.
+    float64 data. out: an array of the tensor's shape to write into, in memory of its own; its dtype is the result's.
 
     >>> import lowbit as lb
     >>> lb.dequantize(lb.quantize(np.float32([1.0, -2.0, 4.0]), "int4")).round(2)
@@ -32,8 +33,8 @@ def dequantize(q: QuantizedTensor, out: Array | None = None, dtype: npt.DTypeLik
     if not isinstance(q, QuantizedTensor):
         raise InvalidProblem(f"q: {type(q).__name__}; expected a QuantizedTensor")
     ready = q.params._cache.get(_FLOAT32)
-    if ready is not None and dtype is None and q.data.flags.c_contiguous:
-        # The call that repeats, as in quantize: one scale, float32 out.
+    if ready is not None and ready[1] is q.params and dtype is None and (f := q.data.flags).c_contiguous and f.aligned:
+        # The call that repeats, as in quantize: one scale, float32, and float32 out.
         spec = ready[0]
         if out is None:
             fresh = np.empty(q.shape, np.float32)
@@ -61,6 +62,7 @@ def dequantize_from_int8(q: Any, scale: float, zero_point: int = 0) -> npt.NDArr
     >>> dequantize_from_int8(np.int8([-2, 1]), 0.5)
     array([-1. ,  0.5], dtype=float32)
     """
+    refuse_masked("q", q)
     codes = np.asarray(q)
     return dequantize(QuantizedTensor(codes, QuantizationParams("int8", scale=scale, zero_point=zero_point)))
 

@@ -151,7 +151,10 @@ def _at_once(
     block_size: int | None, out: Any,
 ) -> tuple[Array] | None:  # fmt: skip
     """The call that repeats, with arrays of just the right kind: one native call. None: it needs a closer look."""
-    if type(qmin) is not int or type(qmax) is not int:
+    # Problems are kept by value, and 1.0 == 1 == True.
+    if type(qmin) is not int or type(qmax) is not int or (type(axis) is not int and axis is not None):
+        return None
+    if type(block_size) is not int and block_size is not None:
         return None
     problem = cpu.problem(x.shape, x.dtype, axis, block_size, qmin, qmax)
     if problem is None:
@@ -179,9 +182,11 @@ class _Arguments:
     ) -> None:
         self.x = cpu.as_float_array(x, name)
         if block_size is not None:
-            if whole("block_size", block_size) < 1:
+            block_size = whole("block_size", block_size)
+            if block_size < 1:
                 raise InvalidProblem(f"block_size: {block_size}; expected at least 1")
             axis = -1 if axis is None else axis
+        axis = None if axis is None else whole("axis", axis)
         self.g = granularity_of(self.x.shape, axis, block_size)
         self.affine = affine_of(self.x.compute, scale, zero_point, qmin, qmax, self.g)
 

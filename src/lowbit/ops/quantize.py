@@ -49,7 +49,8 @@ def quantize(
     `on_nonfinite="ignore"` leaves them out of the range.
 
     x: NumPy, torch (CPU), or any DLPack array of float32, float64, float16 or bfloat16. Contiguous input is
-    not copied. out: a QuantizedTensor or an array of stored codes to write into; undefined after an error.
+    not copied. out: a QuantizedTensor or an array of stored codes to write into, in memory of its own; undefined after
+    an error.
 
     >>> import lowbit as lb
     >>> q = lb.quantize(np.array([-1.0, 0.0, 0.5, 1.0], np.float32))
@@ -62,6 +63,7 @@ def quantize(
         # The call that repeats: everything but the kernel was settled the first time.
         plain = axis is None and block_size is None and qmin is None and qmax is None and not full_range
         plain = plain and steps_per_octave is None and dtype == "int8" and scheme == "symmetric"
+        plain = plain and on_nonfinite == "raise"
         ready = params._cache.get(x.dtype) if plain and type(x) is np.ndarray else None
         if ready is not None and x.flags.c_contiguous and x.flags.aligned:
             spec, resolved, storage, element = ready
@@ -79,9 +81,9 @@ def quantize(
                 spec.quantize(source, element, out)
                 return QuantizedTensor._trusted(out, resolved, shape)
         _only_params(dtype, scheme, axis, block_size, qmin, qmax, full_range, steps_per_octave, params)
+        _check_on_nonfinite(on_nonfinite)
         return _with_params(cpu.as_float_array(x, name), params, out)
-    if on_nonfinite not in ("raise", "ignore"):
-        raise InvalidProblem(f"on_nonfinite: {on_nonfinite!r}; expected 'raise' or 'ignore'")
+    _check_on_nonfinite(on_nonfinite)
     kind = QuantizationScheme.of(scheme)
     if kind is QuantizationScheme.BLOCK_WISE and block_size is None:
         block_size = _DEFAULT_BLOCK
@@ -122,7 +124,9 @@ def _with_params(x: cpu.FloatArray, params: QuantizationParams, out: QuantizedTe
     resolved = params.for_compute(x.compute)
     data = codes_for(resolved, x.shape, out)
     cpu.quantize(x, resolved, data)
-    if resolved.axis is None and not resolved.dtype.is_packed and not resolved.is_logarithmic:
+    # bfloat16 lent by torch comes as uint16, under which it must not be found again.
+    by_dtype = x.element != cpu.BFLOAT16 or x.dtype.name == "bfloat16"
+    if by_dtype and resolved.axis is None and not resolved.dtype.is_packed and not resolved.is_logarithmic:
         spec = cpu.native_spec(resolved, resolved.granularity(x.shape))
         params._cache[x.dtype] = resolved._cache[x.dtype] = (spec, resolved, resolved.dtype.storage_dtype, x.element)
     return finished(data, resolved, x.shape, out)
@@ -147,6 +151,8 @@ def _from_data(
         if shape_of.is_symmetric:
             divisor = max(1, -lo_code if full_range and lo_code < 0 else shape_of.qmax)
         data = codes_for(shape_of, x.shape, out)
+        if out is not None:
+            cpu.require_apart("out", data, False, x=x.array)
         fused = cpu.quantize_dynamic(x, shape_of, g, lo_code, shape_of.qmax, divisor, data)
         if fused is not None:
             scale, zero, nan, bad = fused
@@ -216,6 +222,11 @@ def _warn_unsigned(x: cpu.FloatArray, name: str) -> None:
             f"{name}: has negative values, which a symmetric unsigned dtype clips to 0; scheme='asymmetric' keeps them",
             stacklevel=4,
         )
+
+
+def _check_on_nonfinite(value: str) -> None:
+    if value not in ("raise", "ignore"):
+        raise InvalidProblem(f"on_nonfinite: {value!r}; expected 'raise' or 'ignore'")
 
 
 def _only_params(

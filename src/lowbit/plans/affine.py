@@ -47,6 +47,10 @@ class _Forward(QuantizationPlan[ForwardArgs]):
         cpu.require_apart("output", out, self._in_place, input=x)
         return x, out, self._scale(args.scale), self._zero(args.zero_point)
 
+    def can_implement(self, args: ForwardArgs) -> None:
+        _, out, scale, zero = self._buffers(args)
+        cpu.require_apart("output", out, False, scale=scale, zero_point=zero)
+
 
 class _Quantize(_Forward):
     _takes = (True, False)
@@ -108,6 +112,10 @@ class _Backward(QuantizationPlan[BackwardArgs]):
         cpu.require_apart("d_input", dx, True, input=x, d_output=dy)
         return x, dy, dx, self._scale(args.scale), self._zero(args.zero_point)
 
+    def can_implement(self, args: BackwardArgs) -> None:
+        _, _, dx, scale, zero = self._buffers(args)
+        cpu.require_apart("d_input", dx, False, scale=scale, zero_point=zero)
+
     def run(self, args: BackwardArgs) -> None:
         given = (args.input, args.d_output, args.d_input, args.scale, args.zero_point)
         if self.preference == "fastest" and self._problem.fake_quant(self._native, *given) == -1:
@@ -145,9 +153,14 @@ class _FakeQuantizeBackward(_Backward):
         )
 
     def can_implement(self, args: BackwardArgs) -> None:
-        self._buffers(args)
+        super().can_implement(args)
         if self.descriptor.learned:
-            self._learned_buffers(args)
+            x, dy, dx, scale, zero = self._buffers(args)
+            ds, dz, room = self._learned_buffers(args)
+            others = {"input": x, "d_output": dy, "d_input": dx, "scale": scale, "zero_point": zero}
+            for name, result in (("d_scale", ds), ("d_zero_point", dz), ("workspace", room)):
+                cpu.require_apart(name, result, False, **others)
+                others[name] = result
 
     def run(self, args: BackwardArgs) -> None:
         if not self.descriptor.learned:
@@ -181,6 +194,10 @@ class _DequantizeBackward(QuantizationPlan[DequantizeBackwardArgs]):
         dq = array("d_input", args.d_input, kind, d.shape, writable=True)
         cpu.require_apart("d_input", dq, True, d_output=dy)
         return dy, dq, self._scale(args.scale)
+
+    def can_implement(self, args: DequantizeBackwardArgs) -> None:
+        _, dq, scale = self._buffers(args)
+        cpu.require_apart("d_input", dq, False, scale=scale)
 
     def run(self, args: DequantizeBackwardArgs) -> None:
         if (

@@ -53,6 +53,14 @@ class _Dynamic(QuantizationPlan[DynamicArgs]):
             workspace(args.workspace, self.workspace_size),
         )
 
+    def can_implement(self, args: DynamicArgs) -> None:
+        x, out, scale, zero, room = self._buffers(args)
+        others: dict[str, Array | None] = {"input": x}
+        for name, result in (("output", out), ("scale", scale), ("zero_point", zero), ("workspace", room)):
+            if result is not None:
+                cpu.require_apart(name, result, False, **others)
+                others[name] = result
+
     def run(self, args: DynamicArgs) -> None:
         x, out, scale, zero, room = self._buffers(args)
         d = self.descriptor
