@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ from lowbit.params import QuantizationParams
 __all__ = ["CalibrationCache"]
 
 _LOG = logging.getLogger("lowbit")
-_VERSION = 1
+_VERSION = 2
 
 
 class CalibrationCache:
     """Params by what they were found from: a fingerprint of the data, the method, the dtype and the mapping.
 
     Kept in memory, and with a path in a JSON file too: a CacheFile, which is replaced whole, may have several
-    writers, and is begun anew, with a warning, where it cannot be read.
+    writers, and is begun anew, with a warning, where it cannot be read. Each entry carries a digest of its key and
+    params, so that one that was edited or damaged is found anew, with a warning.
 
     >>> import numpy as np
     >>> import lowbit as lb
@@ -39,7 +41,7 @@ class CalibrationCache:
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.hits = 0
         self._file = None if path is None else CacheFile(Path(path))
-        self._entries: dict[str, Any] = {}
+        self._entries: dict[str, QuantizationParams] = {}
 
     @staticmethod
     def of(cache: CalibrationCache | str | os.PathLike[str] | None) -> CalibrationCache | None:
@@ -60,23 +62,36 @@ class CalibrationCache:
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
     def get(self, key: str) -> QuantizationParams | None:
-        text = self._entries.get(key) or (None if self._file is None else self._file.get(key))
-        if text is None:
+        found = self._entries.get(key) or self._stored(key)
+        if found is None:
             return None
-        try:
-            found = QuantizationParams.from_json(text)
-        except (ValueError, TypeError, KeyError):
-            return None  # damaged: as if it were not there
         self.hits += 1
         _LOG.info("calibration: params of the same data, method and dtype were found in the cache")
         return found
 
+    def _stored(self, key: str) -> QuantizationParams | None:
+        """What the file has, if it is what `put` wrote."""
+        if self._file is None or (entry := self._file.get(key)) is None:
+            return None
+        try:
+            if entry["digest"] == _digest(key, entry["params"]):
+                return QuantizationParams.from_json(entry["params"])
+        except (ValueError, TypeError, KeyError, NotImplementedError, OverflowError, RecursionError):
+            pass
+        warnings.warn(f"{self._file.path}: an entry was edited or damaged; it is found anew", stacklevel=4)
+        return None
+
     def put(self, key: str, params: QuantizationParams) -> None:
-        self._entries[key] = params.to_json()
+        self._entries[key] = params
         if self._file is not None:
-            self._file.put(key, self._entries[key])
+            text = params.to_json()
+            self._file.put(key, {"params": text, "digest": _digest(key, text)})
 
     def clear(self) -> None:
         self._entries = {}
         if self._file is not None:
             self._file.remove()
+
+
+def _digest(key: str, text: str) -> str:
+    return hashlib.sha256(f"{key} {text}".encode()).hexdigest()

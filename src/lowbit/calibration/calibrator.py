@@ -289,7 +289,7 @@ def calibrate(
     if fingerprint is not None:
         if store is None or not fingerprint:
             raise InvalidProblem(f"fingerprint: {fingerprint!r}; it names data in a cache, and there is none")
-        asked = {**scope, "name": f"given: {fingerprint}", "options": repr(sorted(options.items()))}
+        asked = {**scope, "options": repr(sorted({**options, "on_nonfinite": on_nonfinite}.items()))}
         key = store.key(fingerprint, chosen, Target(template), asked)
         found = store.get(key) if key is not None else None
         if found is not None:
