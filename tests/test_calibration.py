@@ -434,7 +434,8 @@ def test_a_damaged_entry_is_left_out(tmp_path):
     kept = json.loads(path.read_text())
     kept["entries"] = dict.fromkeys(kept["entries"], '{"scale": -1}')
     path.write_text(json.dumps(kept))
-    assert lb.calibrate(DISTRIBUTIONS["normal"][:500], "int8", "mse", cache=path) == p
+    with pytest.warns(UserWarning, match="edited or damaged"):
+        assert lb.calibrate(DISTRIBUTIONS["normal"][:500], "int8", "mse", cache=path) == p
 
 
 # ---- errors ---------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import pickle
 import threading
 import tracemalloc
@@ -17,6 +18,7 @@ import lowbit as lb
 from conftest import THREADS
 from lowbit import plans, reference
 from lowbit.errors import InvalidProblem, Unsupported
+from lowbit.granularity import granularity_of
 from lowbit.plans import PLANS, BackwardArgs, DequantizeBackwardArgs, DynamicArgs, ForwardArgs
 
 Array = Any
@@ -261,6 +263,105 @@ def test_sums_do_not_depend_on_threads(isa: str) -> None:
         _, ds, dz = lb.fake_quantize_learned_backward(dy, x, 0.02)
         found.add((ds.tobytes(), dz.tobytes()))
     assert len(found) == 1
+
+
+def run_sum(values: Array) -> float:
+    """The sum of one run as docs/contract.md words it, element by element."""
+    total = 0.0
+    for first in range(0, len(values), 4096):
+        lanes = [0.0] * 8
+        for i, v in enumerate(values[first : first + 4096]):
+            lanes[i % 8] += float(v)
+        a, b, c, d, e, f, g, h = lanes
+        total += ((a + e) + (c + g)) + ((b + f) + (d + h))
+    return total
+
+
+def column_sum(values: Array) -> float:
+    total = 0.0
+    for first in range(0, len(values), 64):
+        band = 0.0
+        for v in values[first : first + 64]:
+            band += float(v)
+        total += band
+    return total
+
+
+def runs_of(table: Array, axis: int, block: int | None) -> list[float]:
+    """Sums of [outer, axis, inner], one for each scale, by runs and columns."""
+    outer, size, inner = table.shape
+    found = []
+    if block is not None:
+        for o, first, i in itertools.product(range(outer), range(0, size, block), range(inner)):
+            found.append((run_sum if inner == 1 else column_sum)(table[o, first : first + block, i]))
+        return found
+    for c in range(size):
+        if inner == 1 and size > 1:
+            found.append(column_sum(table[:, c, 0]))
+        else:
+            found.append(0.0)
+            for o in range(outer):
+                found[-1] += run_sum(table[o, c])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "block"),
+    [
+        ((3, 1, 5000), 1, None), ((7, 1, 9), 1, None), ((1, 9000), 0, None), ((300, 1), 1, None),
+        ((2, 1, 40, 30), 1, None), ((3, 2, 5000), 1, None), ((300, 3), 1, None), ((3, 1, 50), 1, 4), ((90, 1), 1, 4), ((1, 9000), 1, 9000),
+        ((2, 150, 3), 1, 100), ((9000,), 0, None),
+    ],
+)  # fmt: skip
+def test_runs_end_with_their_outer_index_also_where_they_touch(
+    isa: str, shape: tuple[int, ...], axis: int, block: int | None
+) -> None:
+    rng = np.random.default_rng(3)
+    x = np.full(shape, 1e9, np.float32)  # above the range: the terms are dy * qmax and dy * -s
+    dy = (rng.standard_normal(shape) * 10.0 ** rng.integers(-7, 7, shape)).astype(np.float32)
+    table = dy.astype(np.float64).reshape(math.prod(shape[:axis]), shape[axis], -1)
+    want = np.asarray(runs_of(table * 127.0, axis, block)), np.asarray(runs_of(table * -0.5, axis, block))
+    g = granularity_of(shape, axis, block)
+    scale, zero = np.full(g.scale_shape, 0.5, np.float32), np.zeros(g.scale_shape, np.int32)
+    found = lb.fake_quantize_learned_backward(dy, x, scale, zero, axis=axis, block_size=block)
+    by_reference = reference.fake_quantize_learned_backward(dy, x, scale, zero, -128, 127, g)
+    for got in (found, by_reference):
+        for sums, expected in zip(got[1:], want, strict=True):
+            np.testing.assert_array_equal(sums.reshape(-1), expected.astype(np.float32))
+
+
+def test_what_runs_are_shows_in_the_sum() -> None:
+    # One channel, two runs that touch: their sums are rounded apart, as 1 + 2^-53 + 2^-53 is.
+    dy = np.zeros((2, 1, 8))
+    dy[0, 0, :2], dy[1, 0, 1] = (1, 2.0**-53), 2.0**-53
+    x = np.full(dy.shape, 1e9)
+    _, ds, _ = lb.fake_quantize_learned_backward(dy, x, np.ones(1), np.zeros(1, np.int32), qmin=-1, qmax=1, axis=1)
+    assert ds == 1.0
+    _, ds, _ = lb.fake_quantize_learned_backward(dy, x, 1.0, 0, qmin=-1, qmax=1)
+    assert ds == 1.0 + 2.0**-52
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((3, 2, 5000), {"axis": 1}), ((3, 1, 5000), {"axis": 1}), ((2, 9001), {}),
+        ((3, 9000, 2), {"axis": 1, "block_size": 5000}),
+    ],
+)  # fmt: skip
+def test_the_mean_behind_binary_scales_is_one_run_in_c_order(shape: tuple[int, ...], options: dict[str, int]) -> None:
+    rng = np.random.default_rng(4)
+    x = (rng.standard_normal(shape) * 10.0 ** rng.integers(-7, 7, shape)).astype(np.float32)
+    g = granularity_of(shape, options.get("axis"), options.get("block_size"))
+    table = np.abs(x.astype(np.float64)).reshape(g.outer, g.axis, g.inner)
+    if g.kind == 0:
+        runs = [table.reshape(-1)]
+    elif g.kind == 1:
+        runs = [table[:, c].reshape(-1) for c in range(g.axis)]
+    else:
+        at = itertools.product(range(g.outer), range(0, g.axis, g.block), range(g.inner))
+        runs = [table[o, first : first + g.block, i] for o, first, i in at]
+    want = np.array([np.float32(run_sum(r) / len(r)) for r in runs])
+    np.testing.assert_array_equal(lb.quantize(x, "binary", **options).params.scale.reshape(-1), want)
 
 
 # ---- what is refused ------------------------------------------------------------------------------------

@@ -230,7 +230,8 @@ def sum_columns(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def sum_by_scale(terms: npt.NDArray[np.float64], g: Granularity) -> npt.NDArray[np.float64]:
-    """Sums of the terms that share a scale. What lies side by side is one row, and rows are added in order; where
+    """Sums of the terms that share a scale. With one for all they are one run. Else a run is what lies side by side
+    under one index of `outer`, and runs are added in order, also where the axis has one index and runs touch. Where
     neighbours have different scales, columns are added."""
     if terms.size == 0:
         return np.zeros(g.scale_shape)
