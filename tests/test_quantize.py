@@ -248,3 +248,33 @@ def test_threads_must_be_positive() -> None:
     for n in (0, -1, 1.5):
         with pytest.raises(InvalidProblem, match="n:"):
             lb.set_num_threads(n)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"axis": 1}, {"block_size": 32}, {"dtype": "binary"}], ids=str)
+@pytest.mark.parametrize("at", [2**20 - 1, 2**20, 2**20 + 1, 2**20 + 12_345, 2**21 + 5])
+def test_what_is_not_finite_is_named_with_its_index_in_large_arrays_too(at: int, options: dict[str, Any]) -> None:
+    x = np.zeros((2**21 + 64) // 64 * 64, np.float16).reshape(-1, 64)
+    x.reshape(-1)[at] = np.inf
+    x.reshape(-1)[at + 7] = np.nan  # not the first
+    with pytest.raises(InvalidProblem, match=rf"big: inf at index \({at // 64}, {at % 64}\); a range needs finite"):
+        lb.quantize(x, name="big", **options)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("codes", "steps"), [("int4", 0.5), ("int4", 0.25), ("int8", 1.5), ("int2", 0.5)])
+def test_ties_of_logarithmic_codes_go_to_the_even_magnitude(codes: str, steps: float, dtype: Any) -> None:
+    # Magnitudes m and m - 1 meet at s * 2^-((M - m + 1/2) / r), a number of its own where that is a power of two.
+    params = QuantizationParams.logarithmic(codes, dtype(2.0), steps)
+    levels, ties = params.magnitude_levels, 0
+    for m in range(1, levels + 1):
+        exponent = (levels - m + 0.5) / steps
+        if exponent != int(exponent):
+            continue
+        ties += 1
+        tie = dtype(2.0) * dtype(2.0) ** dtype(-exponent)
+        x = np.array([np.nextafter(tie, dtype(0)), tie, np.nextafter(tie, dtype(4))], dtype)
+        want = np.array([m - 1, m - m % 2, m])
+        for sign in (1, -1):
+            np.testing.assert_array_equal(lb.quantize(sign * x, params=params).unpack(), sign * want)
+            np.testing.assert_array_equal(reference.quantize(sign * x, params), sign * want)
+    assert ties > (0 if codes == "int2" else 3)
