@@ -110,7 +110,7 @@ def test_auto_quantize_is_not_misled_by_columns_that_repeat(dtype: str) -> None:
     scheme = "asymmetric" if dtype == "uint8" else "symmetric"
     plain = lb.quantize(x, dtype, scheme=scheme).error(x).sqnr_db
     found = lb.auto_quantize_tensor(x, dtype)
-    assert found.error(x).sqnr_db >= plain
+    assert found.error(x).sqnr_db >= plain + (3 if dtype == "int4" else 0)
     assert found == lb.auto_quantize_tensor(x, dtype)  # the sample is the same every time
 
 

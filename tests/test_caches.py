@@ -265,6 +265,7 @@ def test_params_that_come_and_go_are_not_mistaken_for_each_other() -> None:
             assert told(lb.qmatmul(a, packed, out_params=out)) == told(want)
             want = lb.qconv2d(x, kernel.to_tensor(), out_params=out)
             assert told(lb.qconv2d(x, kernel, out_params=out)) == told(want)
+        del a, x, out, want  # so that the next may be made where they were
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -275,7 +276,8 @@ def test_a_packed_convolution_answers_as_if_it_had_met_nothing_else(groups: int)
         base, lb.quantize(images * 3), lb.quantize(images, "uint8", scheme="asymmetric"), lb.quantize(images[:1]),
         lb.quantize(images[..., :5]), lb.quantize(images, "int4"), lb.quantize(images.transpose(0, 2, 3, 1)),
         QuantizedTensor(base.data[::-1], base.params), QuantizedTensor(base.data.transpose(0, 1, 3, 2), base.params),
-        lb.quantize(images.astype(np.float64)),
+        lb.quantize(images.astype(np.float64)), QuantizedTensor(base.data[:1], base.params),
+        QuantizedTensor(base.data[..., :5], base.params),
     ]  # fmt: skip
     out = [None, QuantizationParams("int8", scale=0.05), QuantizationParams("uint8", scale=0.05, zero_point=100)]
     calls: list[Callable[[Any], Any]] = [lambda w, a=a, p=p: lb.qconv2d(a, w, out_params=p) for a in x for p in out]

@@ -317,18 +317,18 @@ def runs_of(table: Array, axis: int, block: int | None) -> list[float]:
 def test_runs_end_with_their_outer_index_also_where_they_touch(
     isa: str, shape: tuple[int, ...], axis: int, block: int | None
 ) -> None:
-    rng = np.random.default_rng(3)
-    x = np.full(shape, 1e9, np.float32)  # above the range: the terms are dy * qmax and dy * -s
-    dy = (rng.standard_normal(shape) * 10.0 ** rng.integers(-7, 7, shape)).astype(np.float32)
-    table = dy.astype(np.float64).reshape(math.prod(shape[:axis]), shape[axis], -1)
+    rng = np.random.default_rng(3)  # float64, whose sums are not narrowed: every order of adding shows
+    x = np.full(shape, 1e9, np.float64)  # above the range: the terms are dy * qmax and dy * -s
+    dy = rng.standard_normal(shape) * 10.0 ** rng.integers(-7, 7, shape)
+    table = dy.reshape(math.prod(shape[:axis]), shape[axis], -1)
     want = np.asarray(runs_of(table * 127.0, axis, block)), np.asarray(runs_of(table * -0.5, axis, block))
     g = granularity_of(shape, axis, block)
-    scale, zero = np.full(g.scale_shape, 0.5, np.float32), np.zeros(g.scale_shape, np.int32)
+    scale, zero = np.full(g.scale_shape, 0.5, np.float64), np.zeros(g.scale_shape, np.int32)
     found = lb.fake_quantize_learned_backward(dy, x, scale, zero, axis=axis, block_size=block)
     by_reference = reference.fake_quantize_learned_backward(dy, x, scale, zero, -128, 127, g)
     for got in (found, by_reference):
         for sums, expected in zip(got[1:], want, strict=True):
-            np.testing.assert_array_equal(sums.reshape(-1), expected.astype(np.float32))
+            np.testing.assert_array_equal(sums.reshape(-1), expected)
 
 
 def test_what_runs_are_shows_in_the_sum() -> None:
@@ -351,9 +351,9 @@ def test_what_runs_are_shows_in_the_sum() -> None:
 )  # fmt: skip
 def test_the_mean_behind_binary_scales_is_one_run_in_c_order(shape: tuple[int, ...], options: dict[str, int]) -> None:
     rng = np.random.default_rng(4)
-    x = (rng.standard_normal(shape) * 10.0 ** rng.integers(-7, 7, shape)).astype(np.float32)
+    x = rng.standard_normal(shape) * 10.0 ** rng.integers(-7, 7, shape)
     g = granularity_of(shape, options.get("axis"), options.get("block_size"))
-    table = np.abs(x.astype(np.float64)).reshape(g.outer, g.axis, g.inner)
+    table = np.abs(x).reshape(g.outer, g.axis, g.inner)
     if g.kind == 0:
         runs = [table.reshape(-1)]
     elif g.kind == 1:
@@ -361,7 +361,7 @@ def test_the_mean_behind_binary_scales_is_one_run_in_c_order(shape: tuple[int, .
     else:
         at = itertools.product(range(g.outer), range(0, g.axis, g.block), range(g.inner))
         runs = [table[o, first : first + g.block, i] for o, first, i in at]
-    want = np.array([np.float32(run_sum(r) / len(r)) for r in runs])
+    want = np.array([run_sum(r) / len(r) for r in runs])
     np.testing.assert_array_equal(lb.quantize(x, "binary", **options).params.scale.reshape(-1), want)
 
 

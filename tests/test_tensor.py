@@ -707,7 +707,7 @@ def test_out_takes_the_params_of_every_call_it_is_used_in():
     with pytest.raises(lb.InvalidProblem, match=r"out: int8 of shape \(3,\); expected uint8 of shape \(3,\)"):
         lb.quantize(x, params=lb.QuantizationParams("uint8"), out=out)
     with pytest.raises(lb.InvalidProblem, match=r"out: int8 of shape \(3,\); expected int8 of shape \(1, 3\)"):
-        lb.quantize(x[None], params=first, out=out)
+        lb.quantize(x[None], params=out.params, out=out)
 
 
 def test_scales_and_zero_points_are_those_of_the_params():
