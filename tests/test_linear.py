@@ -499,3 +499,85 @@ def test_an_image_that_is_not_finite_is_named(native: ModuleType) -> None:
     x[0, 2, 3, 4] = np.nan
     with pytest.raises(InvalidProblem, match=r"^x\b.*\(0, 2, 3, 4\)"):
         native.QuantizedConv2d(tensor(rng, (8, 3, 3, 2), "int8", axis=0), **OPTIONS)(x)
+
+
+# ---- layouts of images --------------------------------------------------------------------------------------
+
+
+def moved(x: Any, layout: str, other: str) -> Any:
+    """From one layout to another."""
+    if layout == other:
+        return x
+    return np.ascontiguousarray(np.moveaxis(x, 1, -1) if other == "NHWC" else np.moveaxis(x, -1, 1))
+
+
+LAYOUTS = ("NCHW", "NHWC")
+FILTERS = {
+    "dense": ((8, 6, 3, 2), 1, {}),
+    "one by one": ((5, 6, 1, 1), 1, {}),
+    "groups": ((8, 3, 3, 2), 2, {}),
+    "depthwise": ((6, 1, 3, 3), 6, {}),
+    "16 bits": ((8, 3, 2, 2), 2, {"dtype": "int16"}),
+    "logarithmic": ((4, 6, 2, 2), 1, {"scheme": "logarithmic"}),
+}
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("made", LAYOUTS)
+@pytest.mark.parametrize("called", [None, *LAYOUTS])
+@pytest.mark.parametrize("wanted", [None, *LAYOUTS])
+def test_every_layout_of_layer_image_and_result(
+    native: ModuleType, filters: str, made: str, called: str | None, wanted: str | None
+) -> None:
+    """The layer's layout, the call's and the result's are independent; the numbers are the same."""
+    rng = np.random.default_rng(19)
+    shape, groups, kind = FILTERS[filters]
+    weight, bias = rng.standard_normal(shape).astype(F32), rng.standard_normal(shape[0]).astype(F32)
+    options: dict[str, Any] = {"stride": (1, 2), "padding": (1, 0, 2, 1), "groups": groups, **kind}
+    # Per channel of the result, wherever that has them.
+    results = wanted or called or made
+    by_channel = QuantizationParams("int8", "linear", scales(rng, shape[0]), axis=1 if results == "NCHW" else -1)
+    for dtype in FLOATS.values():
+        x = rng.standard_normal((2, 6, 7, 9)).astype(dtype)  # no two sizes are alike
+        given_x = moved(x, "NCHW", called or made)
+        for out in (None, output_params("uint8", 0.05, 90), output_params("int4", 0.5, 1), by_channel):
+            one = by_channel.replace(axis=1) if out is by_channel else out
+            expected = native.QuantizedConv2d(weight, bias, **options, out_params=one)(x)
+            found = native.QuantizedConv2d(weight, bias, **options, layout=made, out_params=out)(
+                given_x, layout=called, out_layout=wanted
+            )
+            if out is None:
+                assert same(found, moved(expected, "NCHW", results))
+            else:
+                assert found.params == out.for_compute(F32)
+                assert found.shape == moved(expected.unpack(), "NCHW", results).shape
+                assert (found.unpack() == moved(expected.unpack(), "NCHW", results)).all()
+
+
+def test_layouts_that_are_none_are_named(native: ModuleType) -> None:
+    layer, x = native.QuantizedConv2d(np.ones((4, 6, 1, 1), F32)), np.ones((1, 6, 3, 3), F32)
+    for name in ("layout", "out_layout"):
+        for wrong in ("nchw", "CHW", "", 3):
+            with pytest.raises(InvalidProblem, match=rf"^{name}: {wrong!r}; expected 'NCHW' or 'NHWC'"):
+                layer(x, **{name: wrong})
+    with pytest.raises(InvalidProblem, match=r"^x: 3 channels; w has 6"):
+        layer(x, layout="NHWC", out_layout="NCHW")
+
+
+# ---- paths ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint16"])
+@pytest.mark.parametrize("activation", ["int8", "float"])
+def test_16_bit_weights_in_blocks_take_floats(native: ModuleType, dtype: str, activation: str) -> None:
+    """The kernels for blocks multiply bytes: 16-bit codes are expanded, and x stays as it is."""
+    rng = np.random.default_rng(20)
+    x, weight = tokens(rng, (5, 70)), rng.standard_normal((9, 70)).astype(F32)
+    w = lb.quantize(weight, dtype, scheme="asymmetric", axis=-1, block_size=32)
+    layer = native.QuantizedLinear(w, activation=activation)
+    assert layer.path == "float"
+    exact = x.astype(np.float64) @ w.dequantize(dtype=np.float64).T
+    terms = np.abs(x.astype(np.float64)) @ np.abs(w.dequantize(dtype=np.float64)).T
+    assert (np.abs(layer(x) - exact) <= 4 * EPS * terms).all()
+    # Far closer than codes of 8 bits could be, which x would have become on any other path.
+    assert np.linalg.norm(layer(x) - x @ weight.T) < 1e-3 * np.linalg.norm(x @ weight.T)

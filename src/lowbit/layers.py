@@ -13,14 +13,24 @@ from lowbit import _core
 from lowbit.dtypes import DTypeLike, QuantizedDType
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.kernels import cpu, weight_only
-from lowbit.ops.conv import ConvGeometry, check_image, convolution, prepack_conv2d, to_nhwc
+from lowbit.ops.conv import (
+    ConvGeometry,
+    PackedConv,
+    check_kernel_shape,
+    check_shapes,
+    conv_path_of,
+    convolution,
+    from_nhwc,
+    general_convolution,
+    to_nhwc,
+)
 from lowbit.ops.fitting import Products
 from lowbit.ops.fitting import fit_products as fitted
-from lowbit.ops.matmul import PackedMatrix, multiply_groups, multiply_into, pack_groups
+from lowbit.ops.matmul import PackedMatrix, float_bias, multiply_groups, multiply_into, pack_groups
 from lowbit.ops.operands import multiplies_as_bytes
 from lowbit.ops.outcome import Outcome, row_pieces
 from lowbit.ops.quantize import quantize, refuse_nonfinite
-from lowbit.ops.workspace import conv_workspace, linear_workspace
+from lowbit.ops.workspace import codes_workspace, conv_workspace, linear_workspace
 from lowbit.params import QuantizationParams
 from lowbit.ranges import MAX_SCALE
 from lowbit.schemes import QuantizationScheme
@@ -40,7 +50,9 @@ _DTYPES = {0: "float32", 2: "float16", 3: "bfloat16"}
 class QuantizedLinear:
     """x @ weight.T + bias over quantized weights [out, in], for x [..., in] of float32, float16 or bfloat16.
 
-    The result has x's type, or codes of `out_params`. activation says what x becomes:
+    The result has x's type, or codes of `out_params`, of any dtype, scheme and granularity: as in `qmatmul`, integer
+    sums are requantized to linear codes with one scale, and the float32 result is quantized to others. activation says
+    what x becomes:
 
     - "int8": codes of ±127 with a scale for each row, found in it. Exact integer sums.
     - "uint8": codes of 0 to 255 with a scale and zero point for each row. Weights must not be in blocks.
@@ -85,7 +97,7 @@ class QuantizedLinear:
         self.out_features, self.in_features = weight.shape
         self.activation, self.input_params, self.out_params = activation, input_params, out_params
         self.params = p
-        self._outcome = Outcome.of(self.out_features, bias, out_params)
+        self._outcome = Outcome.of(self.out_features, bias, out_params, any_codes=True)
         self._settled: dict[int, tuple[Any, ...]] = {}  # by the element type of x
         self._typed: dict[int, Outcome] = {}
         if input_params is not None:
@@ -131,7 +143,8 @@ class QuantizedLinear:
 
     def workspace_size(self, rows: int) -> int:
         """Bytes a call on so many rows works in at most, beside its argument and its result."""
-        return linear_workspace(self.path, rows, self.out_features, self.in_features, self.params)
+        work = linear_workspace(self.path, rows, self.out_features, self.in_features, self.params)
+        return work + codes_workspace(rows * self.out_features, self.out_params)
 
     def __call__(self, x: Any) -> Any:
         """x [..., in] to [..., out], in x's type, or QuantizedTensor of out_params."""
@@ -148,8 +161,9 @@ class QuantizedLinear:
             raise InvalidProblem(f"x: shape {rows.shape}; expected (..., {self.in_features})")
         if rows.element not in _DTYPES:
             raise UnsupportedDType(f"x: {rows.compute}; expected float32, float16 or bfloat16")
-        outcome = self._outcome_for(rows)
-        y, _ = outcome.empty((*rows.shape[:-1], self.out_features))
+        outcome, shape = self._outcome_for(rows), (*rows.shape[:-1], self.out_features)
+        outcome.require_shape(shape)
+        y, _ = outcome.empty(shape)
         self.write(rows, y)
         return outcome.wrap(y)
 
@@ -212,7 +226,7 @@ class QuantizedLinear:
             return lambda rows, y: multiply_groups(self._codes(rows), packed, outcome, outcome.bias, y)
         if self.path == "general":
             wide = self.weight.dequantize(dtype=np.float64).T
-            return lambda rows, y: outcome.from_floats(
+            return lambda rows, y: outcome.narrow(
                 (rows.astype(np.float64) @ wide).astype(F32), outcome.bias, y
             )  # fmt: skip
         p = self.params
@@ -222,7 +236,7 @@ class QuantizedLinear:
         def by_blocks(rows: Array, y: Array) -> None:
             sums = np.empty(y.shape, F32)
             multiply_into("blocks", self._codes(rows), weight, plain, sums)
-            outcome.from_floats(sums, outcome.bias, y)
+            outcome.narrow(sums, outcome.bias, y)
 
         return by_blocks
 
@@ -244,7 +258,7 @@ class QuantizedLinear:
         for part in row_pieces(target.shape):
             sums = np.empty(target[part].shape, F32)
             weight_only.linear(cpu.FloatArray(rows[part], x.element), self._packed, None, cpu.FloatArray(sums, 0))
-            outcome.from_floats(sums, outcome.bias, target[part])
+            outcome.narrow(sums, outcome.bias, target[part])
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"activation": self.activation, "input_params": self.input_params, "out_params": self.out_params}
@@ -263,7 +277,8 @@ class QuantizedConv2d:
 
     The result has x's type, or codes of `out_params`. x becomes codes with one scale, found in it: int8 (±127), or with
     activation="uint8" codes of 0 to 255 with a zero point; or codes of `input_params`. Options as in `qconv2d`;
-    fit_products as in `QuantizedLinear`.
+    fit_products as in `QuantizedLinear`. Weights have any dtype, scheme and granularity; `path` says how they are
+    convolved: "integer", "depthwise", "integer16" or "general", as `qconv2d` has them.
 
     >>> import lowbit as lb
     >>> layer = lb.QuantizedConv2d(np.ones((1, 1, 2, 2), np.float32), padding=(0, 0, 1, 1))
@@ -294,18 +309,24 @@ class QuantizedConv2d:
         self.activation = activation
         self._geometry = ConvGeometry.of(stride, padding, dilation, groups, layout)
         weight = _quantized(weight, 4, dtype, scheme, None, fit_products)
-        self._packed = prepack_conv2d(weight, groups)
-        self._outcomes: dict[str, Outcome] = {}  # by the type of x
-        self._outcomes["float32"] = Outcome.of(weight.shape[0], bias, out_params)
+        check_kernel_shape(weight.shape, groups)
         if input_params is not None:
             check_input(input_params)
+        given = QuantizationParams(activation) if input_params is None else input_params
+        self.path = conv_path_of(given, weight.params, weight.shape, self._geometry.groups)
+        native = self.path in ("integer", "depthwise")
+        self._packed = PackedConv(weight, self._geometry.groups) if native else weight
+        self._outcomes: dict[str, Outcome] = {}  # by the type of x
+        self._outcomes["float32"] = Outcome.of(weight.shape[0], bias, out_params, any_codes=True)
+        if self.path == "general":
+            float_bias(self._outcomes["float32"], self.path)
         self.bias = None if bias is None else np.asarray(bias)
         self.input_params, self.out_params = input_params, out_params
 
     @property
     def weight(self) -> QuantizedTensor:
         """The quantized weights, [out, in / groups, kh, kw]."""
-        return self._packed.to_tensor()
+        return self._packed.to_tensor() if isinstance(self._packed, PackedConv) else self._packed
 
     @property
     def nbytes(self) -> int:
@@ -323,8 +344,11 @@ class QuantizedConv2d:
         floats = cpu.as_float_array(x, "x")
         if floats.element not in _DTYPES:
             raise UnsupportedDType(f"x: {floats.compute}; expected float32, float16 or bfloat16")
-        if len(floats.shape) != 4:
-            raise InvalidProblem(f"x: shape {floats.shape}; expected four dimensions, {self._geometry.layout}")
+        g = self._geometry if layout is None else _in_layout("layout", self._geometry, layout)
+        wanted = g if out_layout is None else _in_layout("out_layout", g, out_layout)
+        check_shapes(floats.shape, self._packed.shape, g)
+        outcome, shape = self._outcome_for(floats), g.output_shape(floats.shape, self._packed.shape)
+        outcome.require_shape(shape if wanted.layout == g.layout else _turned(shape, g.layout))
         p = self.input_params
         if p is None and math.prod(floats.shape) == 0:
             p = QuantizationParams("int8")
@@ -332,20 +356,21 @@ class QuantizedConv2d:
             q = quantize(x, self.activation, scheme=_DYNAMIC[self.activation], name="x")
         else:
             q = quantize(x, params=p)
-        g = self._geometry
-        layout = layout or g.layout
-        if layout == "NCHW" and out_layout == "NHWC":
-            codes, layout = to_nhwc(q.unpack(), g), "NHWC"
+        if wanted.layout == "NHWC" and g.layout == "NCHW":
+            codes, g = to_nhwc(q.unpack(), g), wanted
             q = QuantizedTensor._trusted(codes, q.params, codes.shape)
-        elif out_layout not in (None, layout):
-            raise InvalidProblem(f"out_layout: {out_layout!r} from {layout!r}; expected 'NHWC' or x's")
-        g = g if layout == g.layout else ConvGeometry.of(g.stride, g.padding, g.dilation, g.groups, layout)
-        check_image(q.shape, q.params, self._packed.shape, g)
-        outcome = self._outcomes.get(_DTYPES[floats.element])
-        if outcome is None:
-            outcome = Outcome.of(self._packed.shape[0], self.bias, self.out_params, _DTYPES[floats.element])
-            self._outcomes[_DTYPES[floats.element]] = outcome
-        return outcome.wrap(convolution(q, self._packed, g, outcome))
+        if isinstance(self._packed, PackedConv):
+            y = convolution(q, self._packed, g, outcome)
+        else:
+            y = general_convolution(self.path, q, self._packed, g, outcome)
+        return outcome.wrap(y if g.layout == wanted.layout else from_nhwc(y, wanted))
+
+    def _outcome_for(self, x: cpu.FloatArray) -> Outcome:
+        dtype = _DTYPES[x.element]
+        if dtype not in self._outcomes:
+            n = self._packed.shape[0]
+            self._outcomes[dtype] = Outcome.of(n, self.bias, self.out_params, dtype, any_codes=True)
+        return self._outcomes[dtype]
 
     def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the result for x of this shape.
@@ -363,9 +388,10 @@ class QuantizedConv2d:
         True
         """
         p = QuantizationParams("int8") if self.input_params is None else self.input_params
-        item = 4 if self.out_params is None else 1
+        item = self._outcomes["float32"].dtype.itemsize
         found = conv_workspace(shape, self._packed.shape, p, self._packed.params, self._geometry, item, prepacked=True)
-        return found + math.prod(shape)  # the codes of x
+        # And the codes of x.
+        return found + codes_workspace(math.prod(self.output_shape(shape)), self.out_params) + math.prod(shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {**self._geometry._asdict(), "activation": self.activation}
@@ -462,6 +488,18 @@ def _typed(outcome: Outcome, x: cpu.FloatArray) -> Outcome:
     return outcome if dtype == outcome.dtype else Outcome(
         outcome.n, np.dtype(dtype), None, outcome.bias, outcome.floor, outcome.ceiling, 0, 0
     )  # fmt: skip
+
+
+def _in_layout(name: str, g: ConvGeometry, layout: str) -> ConvGeometry:
+    if layout not in ("NCHW", "NHWC"):
+        raise InvalidProblem(f"{name}: {layout!r}; expected 'NCHW' or 'NHWC'")
+    return g._replace(layout=layout)
+
+
+def _turned(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """A shape of this layout in the other one."""
+    n, *rest = shape
+    return (n, *rest[1:], rest[0]) if layout == "NCHW" else (n, rest[-1], *rest[:-1])
 
 
 def _refuse(x: cpu.FloatArray) -> None:

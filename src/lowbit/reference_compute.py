@@ -14,8 +14,8 @@ import numpy.typing as npt
 from lowbit.reference import quantize_affine
 
 __all__ = [
-    "average_pool", "binary_matmul", "conv2d_integer", "matmul_groups", "matmul_integer", "max_pool", "qadd", "qmul",
-    "requantize", "scaled",
+    "average_pool", "bias_steps", "binary_matmul", "conv2d_general", "conv2d_integer", "matmul_groups",
+    "matmul_integer", "max_pool", "qadd", "qmul", "requantize", "requantize_biased", "scaled",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -46,6 +46,37 @@ def requantize(acc: Array, sa: Any, sb: Any, sy: Any, zy: Any, qmin: int, qmax: 
     steps = np.rint(acc.astype(F32) * by)
     codes: Array = np.clip(steps, (qmin - zy).astype(F32), (qmax - zy).astype(F32)).astype(np.int64) + zy
     return codes
+
+
+_MOST_STEPS = 2.0**62  # of a bias that is added to integer sums
+
+
+def bias_steps(bias: Array, sa: Any, sb: Any) -> tuple[Array, Array]:
+    """A float bias [n] in steps of the sums, rne(bias / (sa * sb)) in int64, and where that is what it counts for.
+
+    It is not where steps reach 2^62, for a bias that is infinite, or a product of scales that f32 takes for 0.
+    """
+    sa = np.asarray(sa, F32)
+    with np.errstate(all="ignore"):
+        steps = np.rint(bias.astype(F32) / ((sa[:, None] if sa.ndim else sa) * np.asarray(sb, F32)))
+        counted = np.abs(steps) < _MOST_STEPS
+    return np.where(counted, steps, 0).astype(np.int64), counted
+
+
+def requantize_biased(
+    acc: Array, sa: Any, sb: Any, bias: Array | None, sy: Any, zy: int, qmin: int, qmax: int
+) -> Array:  # fmt: skip
+    """requantize(acc + rne(bias / (sa * sb))); where the bias has no such steps, it is far above the sums, and
+    quantize(f32(acc) * (sa * sb) + bias)."""
+    if bias is None:
+        return requantize(acc, sa, sb, sy, zy, qmin, qmax)
+    steps, counted = bias_steps(bias, sa, sb)
+    codes = requantize(acc.astype(np.int64) + steps, sa, sb, sy, zy, qmin, qmax)
+    if counted.all():
+        return codes
+    with np.errstate(all="ignore"):
+        y = scaled(acc, sa, sb, bias)
+    return np.where(counted, codes, quantize_affine(y, np.asarray(sy, F32), np.asarray(zy, np.int32), qmin, qmax))
 
 
 def matmul_groups(a: Array, b: Array, sa: Array, sb: Array, zb: Array, block: int, bias: Any = 0) -> Array:
@@ -79,14 +110,41 @@ def conv2d_integer(
 ) -> Array:
     """x [n, c, h, w] by w [out, c / groups, kh, kw] in int64. padding: top, left, bottom, right, of x's zero point;
     zw one or one an output channel."""
+    steps, weights = x.astype(np.int64) - zx, w.astype(np.int64) - np.asarray(zw, np.int64).reshape(-1, 1, 1, 1)
+    return _conv2d(steps, weights, stride, padding, dilation, groups)
+
+
+def conv2d_general(
+    x: Array,
+    w: Array,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    groups: int = 1,
+) -> Array:
+    """The numbers x [n, c, h, w] by w [out, c / groups, kh, kw] in float64; padding is 0.
+
+    >>> conv2d_general(np.full((1, 1, 2, 2), 0.5), np.ones((1, 1, 2, 2)), padding=(0, 0, 0, 1))[0, 0]
+    array([[2., 1.]])
+    """
+    return _conv2d(x.astype(np.float64), w.astype(np.float64), stride, padding, dilation, groups)
+
+
+def _conv2d(
+    steps: Array,
+    weights: Array,
+    stride: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    dilation: tuple[int, int],
+    groups: int,
+) -> Array:
     top, left, bottom, right = padding
-    steps = np.pad(x.astype(np.int64) - zx, ((0, 0), (0, 0), (top, bottom), (left, right)))
-    weights = w.astype(np.int64) - np.asarray(zw, np.int64).reshape(-1, 1, 1, 1)
+    steps = np.pad(steps, ((0, 0), (0, 0), (top, bottom), (left, right)))
     n, _, height, width = steps.shape
     out, per_group, kh, kw = weights.shape
     oh = (height - dilation[0] * (kh - 1) - 1) // stride[0] + 1
     ow = (width - dilation[1] * (kw - 1) - 1) // stride[1] + 1
-    y = np.zeros((n, groups, out // groups, oh, ow), np.int64)
+    y = np.zeros((n, groups, out // groups, oh, ow), steps.dtype)
     split = steps.reshape(n, groups, per_group, height, width)
     for i in range(kh):
         for j in range(kw):

@@ -14,6 +14,7 @@ from lowbit import _core
 from lowbit.errors import InvalidProblem, Unsupported
 from lowbit.fields import refuse_masked, whole
 from lowbit.kernels import binary, cpu
+from lowbit.ops.outcome import refuse_nan
 from lowbit.ops.quantize import quantize
 from lowbit.tensor import QuantizedTensor
 
@@ -22,6 +23,7 @@ __all__ = [
     "PackedBinaryConv2d",
     "binary_conv2d",
     "binary_matmul",
+    "conv2d_sums",
     "prepack_binary",
     "prepack_binary_conv2d",
 ]
@@ -188,6 +190,23 @@ def binary_conv2d(
     return target
 
 
+def conv2d_sums(
+    x: QuantizedTensor,
+    w: QuantizedTensor,
+    groups: int,
+    stride: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    dilation: tuple[int, int],
+    channels_first: bool,
+    out: Array,
+) -> None:
+    """Writes the sums of +1 and -1 of images x, [n, c, h, w] or [n, h, w, c], by w [out, c / groups, kh, kw] to `out`,
+    int32 [n, oh, ow, out]. Nothing is empty, and shapes fit."""
+    packed = prepack_binary_conv2d(w, groups=groups)
+    bits = _pixels(x, groups, channels_first)
+    binary.conv2d(bits, packed.native, stride=stride, padding=padding, dilation=dilation, out=out)
+
+
 # ---- operands ---------------------------------------------------------------------------------------
 
 
@@ -265,6 +284,7 @@ def _bias(bias: npt.ArrayLike | None, n: int) -> Float32 | None:
     values = np.asarray(bias)
     if values.dtype.kind != "f" or values.shape != (n,):
         raise InvalidProblem(f"bias: {values.dtype} of shape {values.shape}; expected floats of shape ({n},)")
+    refuse_nan("bias", values)
     return values.astype(np.float32)
 
 

@@ -1,7 +1,18 @@
 """Convolutions of quantized images: integer sums, exact, then floats or codes of another scale.
 
-Patches are gathered a few rows at a time as the product's kernels read them; there is no image of patches in memory.
-Images [n, c, h, w] are turned to [n, h, w, c] first, and results back.
+Which path an image and a kernel take, and `conv_path_of` says so:
+
+- "integer": 8 bits and below on both sides, one scale for x, one or one an output for w. Below 8 bits codes are
+  unpacked to bytes first. Patches are gathered a few rows at a time as the GEMM's kernels read them; there is no image
+  of patches in memory.
+- "depthwise": the same, where each channel has a filter of its own.
+- "binary": bits on both sides, scales as above. XNOR and popcount; places outside of x add nothing.
+- "integer16": 16 bits on a side, scales as above. Each is split in bytes, whose convolutions are added in int64.
+- "general": every other dtype, scheme and granularity: the numbers that codes stand for, accumulated in float64, some
+  rows of the result at a time.
+
+Images [n, c, h, w] are turned to [n, h, w, c] first, and results back. What becomes of the sums, whatever the path, is
+the epilogue of `lowbit.ops.outcome`.
 """
 
 from __future__ import annotations
@@ -17,14 +28,27 @@ from lowbit.dtypes import is_integer
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.fields import refuse_masked
 from lowbit.kernels.dwconv import MAX_TAPS, PackedDepthwise, prepack_depthwise
-from lowbit.ops.operands import SUMS, multiplies_as_bytes, remember, require_tensor, sum_dtype, zero_points
-from lowbit.ops.outcome import Outcome
+from lowbit.ops.binary import conv2d_sums
+from lowbit.ops.matmul import float_bias
+from lowbit.ops.operands import (
+    SUMS,
+    float_operand,
+    in_bytes,
+    multiplies_as_bytes,
+    remember,
+    require_tensor,
+    sum_dtype,
+    zero_points,
+)
+from lowbit.ops.outcome import Outcome, row_pieces
+from lowbit.ops.quantize import quantize
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
 __all__ = [
-    "ConvGeometry", "PackedConv", "check_image", "check_kernel", "conv2d_integer", "convolution", "is_depthwise",
-    "line_of", "prepack_conv2d", "qconv1d", "qconv2d", "to_nhwc",
+    "ConvGeometry", "PackedConv", "check_image", "check_kernel", "check_kernel_shape", "check_shapes",
+    "conv2d_integer", "conv_path_of", "convolution", "from_nhwc", "general_convolution", "is_depthwise", "line_of",
+    "prepack_conv2d", "qconv1d", "qconv2d", "to_nhwc",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -153,20 +177,43 @@ def prepack_conv2d(w: QuantizedTensor, groups: int = 1) -> PackedConv:
     return PackedConv(w, int(groups))
 
 
+def conv_path_of(x: QuantizationParams, w: QuantizationParams, w_shape: tuple[int, ...], groups: int = 1) -> str:
+    """The path qconv2d takes for x and w of these params; the module's docstring describes them.
+
+    >>> from lowbit import QuantizationParams
+    >>> conv_path_of(QuantizationParams("uint8"), QuantizationParams("int4"), (8, 4, 3, 3))
+    'integer'
+    """
+    by_output = w.block_size is None and w.axis in (None, 0, -4)
+    if x.axis is not None or not by_output or any(p.is_logarithmic or p.dtype.is_mixed for p in (x, w)):
+        return "general"
+    bits = x.dtype.is_binary + w.dtype.is_binary
+    if bits:
+        return "binary" if bits == 2 else "general"
+    if max(x.dtype.bits, w.dtype.bits) > 8:
+        return "integer16"
+    return "depthwise" if is_depthwise(w_shape, groups) else "integer"
+
+
 def check_kernel(shape: tuple[int, ...], p: QuantizationParams, groups: Any) -> None:
-    """Raises for a w that no convolution takes."""
-    if len(shape) != 4:
-        raise InvalidProblem(f"w: shape {shape}; expected (out, in / groups, height, width)")
+    """Raises for a w that no convolution of bytes takes."""
+    check_kernel_shape(shape, groups)
     if not multiplies_as_bytes(p):
         raise Unsupported(f"w: {p.dtype}, {p.scheme}; expected linear codes of at most 8 bits")
     if p.block_size is not None or p.axis not in (None, 0, -4):
         raise Unsupported(f"w: scales along axis {p.axis}; expected one scale, or one an output (axis 0)")
+
+
+def check_kernel_shape(shape: tuple[int, ...], groups: Any) -> None:
+    """Raises for a shape that no w has."""
+    if len(shape) != 4:
+        raise InvalidProblem(f"w: shape {shape}; expected (out, in / groups, height, width)")
     if not _is_count(groups) or groups < 1 or shape[0] % groups:
         raise InvalidProblem(f"groups: {groups!r}; expected a divisor of w's {shape[0]} outputs")
 
 
 def check_image(shape: tuple[int, ...], p: QuantizationParams, w: tuple[int, ...], g: ConvGeometry) -> None:
-    """Raises for an x that no convolution, or not this w, takes."""
+    """Raises for an x that no convolution of bytes, or not this w, takes."""
     if len(shape) != 4:
         raise InvalidProblem(f"x: shape {shape}; expected four dimensions, {g.layout}")
     if not multiplies_as_bytes(p):
@@ -175,6 +222,14 @@ def check_image(shape: tuple[int, ...], p: QuantizationParams, w: tuple[int, ...
         raise Unsupported(f"x: scales along axis {p.axis}; expected one scale")
     if len(w) == 4:
         _fit(shape, w, g)
+
+
+def check_shapes(x: tuple[int, ...], w: tuple[int, ...], g: ConvGeometry) -> None:
+    """Raises for shapes of x and w that do not fit each other."""
+    if len(x) != 4:
+        raise InvalidProblem(f"x: shape {x}; expected four dimensions, {g.layout}")
+    check_kernel_shape(w, g.groups)
+    _fit(x, w, g)
 
 
 def conv2d_integer(
@@ -203,20 +258,16 @@ def conv2d_integer(
     zx = zero_points("x_zero_point", x_zero_point, image, 1)
     zw = zero_points("w_zero_point", w_zero_point, kernel, kernel.shape[0])
     _fit(image.shape, kernel.shape, g)
-    params = QuantizationParams(
-        kernel.dtype.name, "asymmetric", np.ones(zw.shape if zw.size != 1 else (), F32),
-        zw if zw.size != 1 else int(zw[0]), axis=0 if zw.size != 1 else None,
-    )  # fmt: skip
-    packed = PackedConv(QuantizedTensor(kernel, params), g.groups)
+    packed = _packed_codes(kernel, zw, g.groups)
     out_h, out_w = g.output(_height_width(image.shape, g), (kernel.shape[2], kernel.shape[3]))
     dtype = sum_dtype(math.prod(kernel.shape[1:]))
     y = np.empty((image.shape[0], out_h, out_w, kernel.shape[0]), dtype)
     _convolve(image, int(zx[0]), packed, g, [SUMS] * g.groups, y)
-    return _from_nhwc(y, g)
+    return from_nhwc(y, g)
 
 
 def qconv2d(
-    x: QuantizedTensor,
+    x: QuantizedTensor | npt.ArrayLike,
     w: QuantizedTensor | PackedConv,
     bias: Any = None,
     *,
@@ -232,10 +283,11 @@ def qconv2d(
 ) -> Array | QuantizedTensor:
     """The convolution of x by w: floats, or codes of `out_params`, rounded once from exact sums.
 
-    x [n, c, h, w], or [n, h, w, c] with layout="NHWC", with one scale; w [out, c / groups, kh, kw] with one scale or
-    one an output, or a PackedConv (whose groups then hold). Padding is x's zero point: one number,
-    (vertical, horizontal), or (top, left, bottom, right). bias, out_params, out_dtype, activation and clamp as in
-    `qmatmul`.
+    x [n, c, h, w], or [n, h, w, c] with layout="NHWC"; w [out, c / groups, kh, kw], or a PackedConv (whose groups then
+    hold). Kernels take linear codes of at most 8 bits, one scale for x, and one or one an output for w; every other
+    dtype, scheme and granularity works too: which path it takes, `conv_path_of` says. x may be floats, which are
+    quantized to int8, symmetric, with one scale. Padding is 0, x's zero point: one number, (vertical, horizontal), or
+    (top, left, bottom, right). bias, out_params, out_dtype, activation and clamp as in `qmatmul`.
 
     >>> import lowbit as lb
     >>> x, w = (lb.quantize(np.ones(s, np.float32)) for s in ((1, 1, 3, 3), (1, 1, 2, 2)))
@@ -246,26 +298,41 @@ def qconv2d(
     key: Any = None
     if type(w) is PackedConv and bias is None and type(x) is QuantizedTensor:
         # The call that repeats: everything but the kernel was settled the first time.
-        key = x.shape, id(x.params), id(out_params), out_dtype, activation, clamp, stride, padding, dilation, layout
+        key = (
+            x.shape, id(x.params), id(out_params), out_dtype, activation, clamp, stride, padding, dilation, layout,
+            groups,
+        )  # fmt: skip
         try:
             ready = w._settled.get(key)
         except TypeError:
             key = ready = None
         if ready is not None:
             return ready.outcome.wrap(_convolved(x, w, ready))
-    require_tensor("x", x)
     if isinstance(w, PackedConv):
+        if groups not in (1, w.groups):
+            raise InvalidProblem(f"groups: {groups!r}; w is packed for {w.groups}")
         groups = w.groups
     else:
-        require_tensor("w", w)
+        require_tensor("w", w, "or a PackedConv; quantize floats first, lb.quantize(w, axis=0)")
     g = ConvGeometry.of(stride, padding, dilation, groups, layout)
-    check_image(x.shape, x.params, w.shape, g)
-    packed = w if isinstance(w, PackedConv) else prepack_conv2d(w, g.groups)
-    outcome = Outcome.of(packed.shape[0], bias, out_params, out_dtype, activation, clamp)
-    made = _Settled.of(x, packed, g, outcome, out_params)
+    image = x if isinstance(x, QuantizedTensor) else float_operand("x", x, "which are quantized with one scale")
+    check_shapes(image.shape, w.shape, g)
+    outcome = Outcome.of(w.shape[0], bias, out_params, out_dtype, activation, clamp, any_codes=True)
+    outcome.require_shape(g.output_shape(image.shape, w.shape))
+    q = x if isinstance(x, QuantizedTensor) else _quantized(x, image.shape)
+    path = conv_path_of(q.params, w.params, w.shape, g.groups)
+    if path not in ("integer", "depthwise"):
+        return outcome.wrap(general_convolution(path, q, w, g, outcome))
+    packed = w if isinstance(w, PackedConv) else PackedConv(w, g.groups)
+    made = _Settled.of(q, packed, g, outcome, out_params)
     if key is not None:
         remember(packed._settled, key, made)
-    return outcome.wrap(_convolved(x, packed, made))
+    return outcome.wrap(_convolved(q, packed, made))
+
+
+def _quantized(x: Any, shape: tuple[int, ...]) -> QuantizedTensor:
+    """An image of floats as int8 codes with one scale."""
+    return quantize(x, name="x", params=None if math.prod(shape) else QuantizationParams("int8"))
 
 
 def convolution(
@@ -303,18 +370,83 @@ def _convolved(x: QuantizedTensor, w: PackedConv, s: _Settled, out: Array | None
     image, g = x.unpack(), s.geometry
     y, memory = s.outcome.empty(s.shape, out if g.layout == "NHWC" else None)
     if s.parts is None:
-        kernels = s.shape[3]
         sums = np.empty((1, *s.shape[1:]), sum_dtype(math.prod(w.shape[1:])))
         for i in range(image.shape[0]):
             _convolve(image[i : i + 1], s.zero, w, g, [SUMS] * g.groups, sums)
-            s.outcome.general(sums.reshape(-1, kernels), *s.scales, y[i].reshape(-1, kernels))
+            s.outcome.scale_sums(_by_output(sums), *s.scales, _by_output(y[i]))
     else:
         _convolve(image, s.zero, w, g, s.parts, memory)
-    return _from_nhwc(y, g, out)
+    return from_nhwc(y, g, out)
+
+
+def general_convolution(
+    path: str, x: QuantizedTensor, w: QuantizedTensor | PackedConv, g: ConvGeometry, outcome: Outcome
+) -> Array:
+    """What qconv2d computes on the paths "binary", "integer16" and "general", in g's layout, before `Outcome.wrap`. For
+    callers who have made its checks."""
+    kernel = w.to_tensor() if isinstance(w, PackedConv) else w
+    out_h, out_w = g.output(_height_width(x.shape, g), (w.shape[2], w.shape[3]))
+    y, _ = outcome.empty((x.shape[0], out_h, out_w, w.shape[0]))
+    _GENERAL[path](x, kernel, g, outcome, y)
+    return from_nhwc(y, g)
+
+
+def _binary(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, outcome: Outcome, y: Array) -> None:
+    sums = np.zeros(y.shape, np.int32)
+    if x.size and w.size:
+        conv2d_sums(x, w, g.groups, g.stride, g.padding, g.dilation, g.layout == "NCHW", sums)
+    sx, sw = (t.params.scale.astype(F32) for t in (x, w))
+    outcome.scale_sums(_by_output(sums), sx, sw, _by_output(y))
+
+
+def _integer16(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, outcome: Outcome, y: Array) -> None:
+    images = in_bytes(x.unpack(), x.params.zero_point)
+    kernels = [(_packed_codes(*part[:2], g.groups), part[2]) for part in in_bytes(w.unpack(), w.params.zero_point)]
+    sums = np.zeros((1, *y.shape[1:]), sum_dtype(math.prod(w.shape[1:])))
+    sx, sw = (t.params.scale.astype(F32) for t in (x, w))
+    for i in range(x.shape[0]):
+        acc = np.zeros(sums.shape, np.int64)
+        for codes, zero, by_x in images:
+            for packed, by_w in kernels:
+                _convolve(codes[i : i + 1], int(zero), packed, g, [SUMS] * g.groups, sums)
+                acc += sums.astype(np.int64) * (by_x * by_w)
+        outcome.scale_sums(_by_output(acc), sx, sw, _by_output(y[i]))
+
+
+def _general(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, outcome: Outcome, y: Array) -> None:
+    bias = float_bias(outcome, "general")
+    out, per_group, kh, kw = w.shape
+    (_, out_h, out_w, _), (top, left, _, _) = y.shape, g.padding
+    numbers = x.dequantize(dtype=np.float64)
+    kernel = w.dequantize(dtype=np.float64).reshape(g.groups, out // g.groups, per_group, kh, kw)
+    taps = np.ascontiguousarray(kernel.transpose(3, 4, 0, 2, 1))  # [kh, kw, groups, in, out]
+    height, width = _height_width(x.shape, g)
+    padded = np.zeros((height + top + g.padding[2], width + left + g.padding[3], g.groups, per_group))
+    for image, result in zip(numbers, y, strict=True):
+        last = image if g.layout == "NHWC" else np.moveaxis(image, 0, -1)
+        padded[top : top + height, left : left + width] = last.reshape(height, width, g.groups, per_group)
+        for part in row_pieces((out_h, out_w * max(out, g.groups * per_group))):
+            count = part.stop - part.start
+            sums = np.zeros((g.groups, count * out_w, out // g.groups))
+            for i, j in np.ndindex(kh, kw):
+                first = part.start * g.stride[0] + i * g.dilation[0]
+                rows = padded[first :: g.stride[0], j * g.dilation[1] :: g.stride[1]][:count, :out_w]
+                sums += np.moveaxis(rows, 2, 0).reshape(g.groups, count * out_w, per_group) @ taps[i, j]
+            with np.errstate(over="ignore"):
+                floats = np.moveaxis(sums, 0, 1).reshape(count * out_w, out).astype(F32)
+            outcome.narrow(floats, bias, _by_output(result[part]))
+
+
+def _by_output(array: Array) -> Array:
+    """[..., out] as [pixels, out], of the same memory."""
+    return array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
+
+
+_GENERAL = {"binary": _binary, "integer16": _integer16, "general": _general}
 
 
 def qconv1d(
-    x: QuantizedTensor,
+    x: QuantizedTensor | npt.ArrayLike,
     w: QuantizedTensor,
     bias: Any = None,
     *,
@@ -333,23 +465,29 @@ def qconv1d(
     >>> lb.qconv1d(x, w).round(2)
     array([[[3., 3.]]], dtype=float32)
     """
-    require_tensor("x", x)
-    require_tensor("w", w)
-    for name, t in (("x", x), ("w", w)):
-        if t.ndim != 3:
+    require_tensor("w", w, "; quantize floats first, lb.quantize(w, axis=0)")
+    image = x if isinstance(x, QuantizedTensor) else float_operand("x", x, "which are quantized with one scale")
+    for name, t in (("x", image), ("w", w)):
+        if len(t.shape) != 3:
             raise InvalidProblem(f"{name}: shape {t.shape}; expected three dimensions")
     if layout not in ("NCW", "NWC"):
         raise InvalidProblem(f"layout: {layout!r}; expected 'NCW' or 'NWC'")
     left, right = _numbers("padding", padding, 0, (2,))
     (step, _), (apart, _) = _numbers("stride", stride, 1, (2,)), _numbers("dilation", dilation, 1, (2,))
     axis = 1 if layout == "NWC" else 2
+    out = options.get("out_params")
+    if isinstance(out, QuantizationParams):
+        options["out_params"] = _raised_params("out_params", out, axis)
+    q = x if isinstance(x, QuantizedTensor) else _quantized(x, image.shape)
     y = qconv2d(
-        _raised(x, axis), _raised(w, 2), bias, stride=(1, step), padding=(0, left, 0, right), dilation=(1, apart),
-        groups=groups, layout="NHWC" if layout == "NWC" else "NCHW", **options,
+        _raised("x", q, axis), _raised("w", w, 2), bias, stride=(1, step), padding=(0, left, 0, right),
+        dilation=(1, apart), groups=groups, layout="NHWC" if layout == "NWC" else "NCHW", **options,
     )  # fmt: skip
     if isinstance(y, QuantizedTensor):
-        data = np.squeeze(y.data, axis)
-        return QuantizedTensor._trusted(data, y.params, data.shape)
+        assert out is not None
+        shape = (*y.shape[:axis], *y.shape[axis + 1 :])
+        data = y.data if y.dtype.is_packed else y.data.reshape(shape)
+        return QuantizedTensor._trusted(data, out.for_compute(F32), shape)
     return np.squeeze(y, axis)
 
 
@@ -397,6 +535,16 @@ def line_of(kh: int, run: int, zero: Array) -> int:
     return whole if few and not zero.any() else run
 
 
+def _packed_codes(codes: Array, zero: Array, groups: int) -> PackedConv:
+    """Bytes with one zero point, or one an output, whose scales do not matter."""
+    one = zero.size == 1
+    params = QuantizationParams(
+        codes.dtype.name, "asymmetric", np.ones(() if one else zero.shape, F32), int(zero.item()) if one else zero,
+        axis=None if one else 0,
+    )  # fmt: skip
+    return PackedConv(QuantizedTensor(codes, params), groups)
+
+
 def _pack_rows(rows: Array, zero: Array) -> _core.PackedMatrix:
     n, k = rows.shape
     packed = _core.pack_matrix(
@@ -427,7 +575,8 @@ def to_nhwc(x: Array, g: ConvGeometry) -> Array:
     return turned
 
 
-def _from_nhwc(y: Array, g: ConvGeometry, out: Array | None = None) -> Array:
+def from_nhwc(y: Array, g: ConvGeometry, out: Array | None = None) -> Array:
+    """Images of the kernels' order in g's layout, in `out` where that is another one and it is given."""
     if g.layout == "NHWC":
         return y
     n, h, w, c = y.shape
@@ -437,11 +586,21 @@ def _from_nhwc(y: Array, g: ConvGeometry, out: Array | None = None) -> Array:
     return turned
 
 
-def _raised(t: QuantizedTensor, axis: int) -> QuantizedTensor:
-    p = t.params
-    if p.axis is not None and p.axis % 3 >= axis:
-        p = p.replace(axis=p.axis % 3 + 1)
-    return QuantizedTensor.from_codes(np.expand_dims(t.unpack(), axis), p)
+def _raised(name: str, t: QuantizedTensor, axis: int) -> QuantizedTensor:
+    """Rows as images: one more dimension, of size 1."""
+    return QuantizedTensor.from_codes(np.expand_dims(t.unpack(), axis), _raised_params(name, t.params, axis))
+
+
+def _raised_params(name: str, p: QuantizationParams, axis: int) -> QuantizationParams:
+    """The params of rows for images, which have one more dimension at `axis`."""
+    if p.axis is None:
+        return p
+    if not -3 <= p.axis < 3:
+        raise InvalidProblem(f"{name}: axis {p.axis}; expected one of three dimensions")
+    at = p.axis % 3
+    blocks = p.block_size is not None and p.scale.ndim == 3
+    more = {f: np.expand_dims(getattr(p, f), axis) for f in ("scale", "zero_point")} if blocks else {}
+    return p.replace(axis=at + (at >= axis), **more)
 
 
 def _codes(name: str, value: Any, ndim: int) -> Array:

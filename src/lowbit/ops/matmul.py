@@ -7,13 +7,17 @@ Which path a pair of dtypes takes, and `path_of` says so:
 - "binary": bits on both sides. XNOR and popcount.
 - "integer16": 16 bits on a side. Each is split in bytes, whose products are added in int64.
 - "blocks": any other linear codes in blocks along k: an integer product a block, blocks added in order in float32.
-- "general": logarithmic and mixed codes, and scales along k: products of the numbers they stand for, in float64.
+- "general": logarithmic and mixed codes, scales along k, and blocks along leading dimensions: products of the numbers
+  they stand for, in float64.
+
+What becomes of the sums, whatever the path, is the epilogue of `lowbit.ops.outcome`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +25,21 @@ import numpy.typing as npt
 from lowbit import _core
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.fields import refuse_masked
+from lowbit.indexing import sliced
 from lowbit.kernels import binary
-from lowbit.ops.operands import BYTES, SUMS, multiplies_as_bytes, remember, require_tensor, sum_dtype, zero_points
+from lowbit.ops.operands import (
+    BYTES,
+    SUMS,
+    float_operand,
+    in_bytes,
+    multiplies_as_bytes,
+    remember,
+    require_tensor,
+    sum_dtype,
+    zero_points,
+)
 from lowbit.ops.outcome import Outcome, row_pieces
+from lowbit.ops.quantize import quantize
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
@@ -134,7 +150,7 @@ def matmul_integer(
 
 
 def qmatmul(
-    a: QuantizedTensor,
+    a: QuantizedTensor | npt.ArrayLike,
     b: QuantizedTensor | PackedMatrix,
     *,
     bias: Any = None,
@@ -145,12 +161,17 @@ def qmatmul(
     activation: str | None = None,
     clamp: tuple[float, float] | None = None,
 ) -> Array | QuantizedTensor:
-    """a @ b: floats, or codes of `out_params` (int8 or uint8 with one scale), rounded once from exact sums.
+    """a @ b: floats, or codes of `out_params`, rounded once from exact sums.
 
     a [..., m, k], one scale, or one a row where it has two dimensions; b [..., k, n], one scale or one a column, or a
-    PackedMatrix. transpose_a and transpose_b swap the last two dimensions first. bias [n]: integers are added to the
-    sums; floats to the result, or before requantizing in steps of the sums. activation "relu", and clamp (least,
-    greatest), speak of real numbers. Every dtype works; which path it takes, `path_of` says.
+    PackedMatrix. transpose_a and transpose_b swap the last two dimensions first. a may be floats: each row is then
+    quantized to int8, symmetric, with a scale of its own. Every dtype works; which path it takes, `path_of` says.
+
+    bias [n]: integers are added to the sums; floats to the result, or before requantizing in steps of the sums, where
+    infinite ones saturate. activation "relu", and clamp (least, greatest), speak of real numbers.
+
+    out_params: of any dtype, scheme and granularity of the result. Integer sums are requantized to linear codes with
+    one scale; otherwise it is exactly `quantize(y, params=out_params)` of the float32 result y.
 
     >>> import lowbit as lb
     >>> a = lb.quantize(np.float32([[1, 2], [3, 4]]))
@@ -160,43 +181,50 @@ def qmatmul(
     >>> lb.qmatmul(a, a, out_params=lb.QuantizationParams("uint8", scale=0.5)).unpack()
     array([[14, 20],
            [30, 44]], dtype=uint8)
+    >>> lb.qmatmul(lb.qmatmul(a, a), a).round()
+    array([[ 37.,  54.],
+           [ 81., 118.]], dtype=float32)
     """
     if type(b) is PackedMatrix and bias is None and type(a) is QuantizedTensor:
         # The call that repeats: everything but the kernel was settled the first time.
-        ready = b._settled.get((id(a.params), id(out_params), out_dtype, activation, clamp, transpose_a or transpose_b))
+        key = id(a.params), id(out_params), out_dtype, activation, clamp, transpose_a or transpose_b
+        try:
+            ready = b._settled.get(key)
+        except TypeError:  # a list cannot be a key
+            ready = None
         if ready is not None and a.shape[-1] == b.shape[0] and a.data.flags.c_contiguous and a.data.ndim == 2:
             _, _, outcome, finish, signed, za = ready
             y, memory = outcome.empty((a.shape[0], b.shape[1]))
             _core.multiply(a.data, signed, a.shape[0], za, b.native, finish, memory, False)
             return cast("Array | QuantizedTensor", outcome.wrap(y))
-    require_tensor("a", a)
     if not isinstance(b, PackedMatrix):
-        require_tensor("b", b)
-    _require_matrix("a", a)
+        require_tensor("b", b, "or a PackedMatrix; quantize floats first, lb.quantize(b, axis=1)")
+    left = _Left.of(a, transpose_a)
     if isinstance(b, PackedMatrix):
         if transpose_b:
             raise InvalidProblem("transpose_b: True; a PackedMatrix was transposed when it was packed")
     else:
-        _require_matrix("b", b)
+        _require_matrix("b", b.shape)
         b = _transposed(b) if transpose_b else b
-    a = _transposed(a) if transpose_a else a
-    k, n = a.shape[-1], b.shape[-1]
+    k, n = left.shape[-1], b.shape[-1]
     if b.shape[-2] != k:
         raise InvalidProblem(f"a: {k} columns; b has {b.shape[-2]} rows")
-    outcome = Outcome.of(n, bias, out_params, out_dtype, activation, clamp)
-    path = path_of(a.params, b.params, a.ndim, len(b.shape))
-    if isinstance(b, PackedMatrix):
-        if path == "integer":
-            if bias is None and not transpose_a and a.params.axis is None and not a.dtype.is_packed and a.ndim == 2:
-                _settle(b, a.params, out_params, outcome, (out_dtype, activation, clamp))
-            return _integer(a, b, outcome)
-        b = b.to_tensor()
-    assert isinstance(b, QuantizedTensor)
-    if b.ndim > 2:
-        return _by_batch(a, b, outcome)
-    if a.ndim == 2 or path == "integer":
-        return _PATHS[path](a, b, outcome)
-    return _unfolded(_PATHS[path](_folded(a), b, outcome), (*a.shape[:-1], n))
+    outcome = Outcome.of(n, bias, out_params, out_dtype, activation, clamp, any_codes=True)
+    batch = _batch(left, b)
+    outcome.require_shape((*batch, left.shape[-2], n))
+    tensor = left.folded() if len(b.shape) == 2 else None
+    if tensor is None:
+        right = b.to_tensor() if isinstance(b, PackedMatrix) else b
+        return outcome.wrap(_by_batch(left, right, outcome, batch))
+    path = path_of(tensor.params, b.params)
+    if isinstance(b, PackedMatrix) and path == "integer":
+        plain = bias is None and not transpose_a and tensor is a and outcome.then is None
+        if plain and tensor.params.axis is None and not tensor.dtype.is_packed:
+            _settle(b, tensor.params, out_params, outcome, (out_dtype, activation, clamp))
+        y = _integer(tensor, b, outcome)
+    else:
+        y = _PATHS[path](tensor, b.to_tensor() if isinstance(b, PackedMatrix) else b, outcome)
+    return outcome.wrap(y.reshape(*left.shape[:-1], n))
 
 
 def path_of(a: QuantizationParams, b: QuantizationParams, a_ndim: int = 2, b_ndim: int = 2) -> str:
@@ -238,24 +266,22 @@ def multiply_into(
 # ---- paths: into `out` where it is given ----------------------------------------------------------------------------
 
 
-def _integer(
-    a: QuantizedTensor, b: PackedMatrix, outcome: Outcome, out: Array | None = None
-) -> Array | QuantizedTensor:
+def _integer(a: QuantizedTensor, b: PackedMatrix, outcome: Outcome, out: Array | None = None) -> Array:
     codes = np.ascontiguousarray(a.unpack())
     rows, k = math.prod(a.shape[:-1]), a.shape[-1]
     finish, signed, za = settled(a.params, b.params, k, outcome)
     y, memory = outcome.empty((*a.shape[:-1], b.shape[1]), out)
     if finish is not None:
         _core.multiply(codes, signed, rows, za, b.native, finish, memory, False)
-        return outcome.wrap(y)
+        return y
     sa, sb = a.params.scale.astype(F32), b.params.scale.astype(F32)
     codes, target = codes.reshape(rows, k), y.reshape(rows, b.shape[1])
     for part in row_pieces(target.shape):
         acc = np.empty((part.stop - part.start, b.shape[1]), np.int64)
         own = za if za.size == 1 else za[part]
         _core.multiply(codes[part], signed, len(acc), own, b.native, SUMS, acc, True)
-        outcome.general(acc, sa[part] if sa.ndim else sa, sb, target[part])
-    return outcome.wrap(y)
+        outcome.scale_sums(acc, sa[part] if sa.ndim else sa, sb, target[part])
+    return y
 
 
 def settled(
@@ -281,22 +307,18 @@ def _settle(
     remember(b._settled, (id(a), id(out), *options, False), (a, out, outcome, *ready))
 
 
-def _bytes(
-    a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None
-) -> Array | QuantizedTensor:
+def _bytes(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None) -> Array:
     return _integer(a, PackedMatrix(b), outcome, out)
 
 
-def _groups(
-    a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None
-) -> Array | QuantizedTensor:
+def _groups(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None) -> Array:
     bias = float_bias(outcome, "groups")
     return multiply_groups(a, pack_groups(_transposed(b)), outcome, bias, out)
 
 
 def multiply_groups(
     a: QuantizedTensor, b: _core.PackedGroups, outcome: Outcome, bias: Array | None, out: Array | None = None
-) -> Array | QuantizedTensor:
+) -> Array:
     """a [m, k] of signed codes without zero points by packed groups. bias: the outcome's, or what it is as floats."""
     m, codes = a.shape[0], np.ascontiguousarray(a.unpack())
     sa = np.ascontiguousarray(np.broadcast_to(a.params.scale.astype(F32).reshape(-1), m))
@@ -304,18 +326,16 @@ def multiply_groups(
     y, memory = outcome.empty((m, b.n), out)
     if finish is not None:
         _core.multiply_groups(codes, m, sa, b, finish, memory)
-        return outcome.wrap(y)
+        return y
     plain = cast(Any, Outcome.of(b.n).groups_finish())
     for part in row_pieces(y.shape):
         sums = np.empty((part.stop - part.start, b.n), F32)
         _core.multiply_groups(codes[part], len(sums), sa[part], b, plain, sums)
-        outcome.from_floats(sums, bias, y[part])
-    return outcome.wrap(y)
+        outcome.narrow(sums, bias, y[part])
+    return y
 
 
-def _blocks(
-    a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None
-) -> Array | QuantizedTensor:
+def _blocks(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None) -> Array:
     bias = float_bias(outcome, "blocks")
     left, right, p = a.unpack(), b.unpack(), b.params
     assert p.block_size is not None
@@ -326,40 +346,30 @@ def _blocks(
         sums = matmul_integer(np.ascontiguousarray(left[:, part]), right[part], za, p.zero_point[g])
         y += sums.astype(F32) * p.scale[g].astype(F32)
     y *= sa[:, None] if sa.ndim else sa
-    return outcome.from_floats(y, bias, out)
+    return outcome.narrow(y, bias, out)
 
 
-def _integer16(
-    a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None
-) -> Array | QuantizedTensor:
+def _integer16(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None) -> Array:
     acc = np.zeros((a.shape[0], b.shape[1]), np.int64)
-    for left, by_left in _in_bytes(a.unpack()):
-        for right, by_right in _in_bytes(b.unpack()):
-            acc += matmul_integer(left, right).astype(np.int64) * (by_left * by_right)
-    za, zb = a.params.zero_point.astype(np.int64), b.params.zero_point.astype(np.int64)
-    k = a.shape[1]
-    columns, rows = b.unpack().astype(np.int64).sum(0), a.unpack().astype(np.int64).sum(1)
-    za = za[:, None] if za.ndim else za
-    acc += k * za * zb - za * columns - rows[:, None] * zb
-    return outcome.general(acc, a.params.scale.astype(F32), b.params.scale.astype(F32), out)
+    for left, za, by_left in in_bytes(a.unpack(), a.params.zero_point):
+        for right, zb, by_right in in_bytes(b.unpack(), b.params.zero_point):
+            acc += matmul_integer(left, right, za, zb).astype(np.int64) * (by_left * by_right)
+    return outcome.scale_sums(acc, a.params.scale.astype(F32), b.params.scale.astype(F32), out)
 
 
-def _general(
-    a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None
-) -> Array | QuantizedTensor:
+def _general(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None) -> Array:
     bias = float_bias(outcome, "general")
     y = a.dequantize(dtype=np.float64) @ b.dequantize(dtype=np.float64)
-    return outcome.from_floats(y.astype(F32), bias, out)
+    with np.errstate(over="ignore"):
+        return outcome.narrow(y.astype(F32), bias, out)
 
 
-def _binary(
-    a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None
-) -> Array | QuantizedTensor:
+def _binary(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None) -> Array:
     k = a.shape[1]
     left = np.packbits(a.unpack(), axis=1, bitorder="little")
     right = np.packbits(np.ascontiguousarray(b.unpack().T), axis=1, bitorder="little")
     acc = binary.matmul(left, binary.prepack(right, k), k)
-    return outcome.general(acc, a.params.scale.astype(F32), b.params.scale.astype(F32), out)
+    return outcome.scale_sums(acc, a.params.scale.astype(F32), b.params.scale.astype(F32), out)
 
 
 _PATHS = {
@@ -383,30 +393,96 @@ def pack_groups(weight: QuantizedTensor) -> _core.PackedGroups:
 # ---- pieces ---------------------------------------------------------------------------------------------------------
 
 
-def _by_batch(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome) -> Array | QuantizedTensor:
-    """b has leading dimensions: a product for each."""
-    pa, pb = (_of_matrix(name, t) for name, t in (("a", a), ("b", b)))
-    batch = _batch(a, b)
-    left, right = a.unpack(), b.unpack()
-    lefts, rights = np.broadcast_to(left, batch + left.shape[-2:]), np.broadcast_to(right, batch + right.shape[-2:])
-    out = np.empty((*batch, left.shape[-2], right.shape[-1]), outcome.dtype)
-    run = _PATHS[path_of(pa, pb)]
+class _Left(NamedTuple):
+    """The left side, [..., m, k]: a tensor, or floats quantized row by row, with codes [..., m, k], scales [..., m]."""
+
+    tensor: QuantizedTensor | None
+    codes: Array
+    scale: Array
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, a: Any, transpose: bool) -> _Left:
+        if isinstance(a, QuantizedTensor):
+            _require_matrix("a", a.shape)
+            tensor = _transposed(a) if transpose else a
+            return cls(tensor, _NONE, _NONE, tensor.shape)
+        floats = float_operand("a", a, "which are quantized by row")
+        _require_matrix("a", floats.shape)
+        x = floats.widened()
+        x = np.ascontiguousarray(np.swapaxes(x, -1, -2)) if transpose else x
+        if not x.size:
+            return cls(None, np.zeros(x.shape, np.int8), np.ones(x.shape[:-1], F32), x.shape)
+        q = quantize(x, axis=-1, block_size=x.shape[-1], name="a")
+        return cls(None, q.data, q.params.scale.astype(F32).reshape(x.shape[:-1]), x.shape)
+
+    def folded(self) -> QuantizedTensor | None:
+        """One matrix of all rows, for one matrix b; None where they do not share their scales."""
+        if self.tensor is None:
+            return _of_rows(self.codes.reshape(self.scale.size, self.shape[-1]), self.scale.reshape(-1))
+        t = self.tensor
+        if t.ndim == 2:
+            return t
+        try:
+            return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
+        except InvalidProblem:
+            return None
+
+    def numbers(self) -> Array:
+        """What the codes stand for, in float64."""
+        if self.tensor is not None:
+            return self.tensor.dequantize(dtype=np.float64)
+        return self.codes.astype(np.float64) * self.scale[..., None]
+
+    def matrices(self, batch: tuple[int, ...]) -> Callable[[tuple[int, ...]], QuantizedTensor]:
+        """What gives the matrix at each index of the batch."""
+        if self.tensor is not None:
+            return _matrices(self.tensor, batch)
+        codes = np.broadcast_to(self.codes, batch + self.shape[-2:])
+        scale = np.broadcast_to(self.scale, (*batch, self.shape[-2]))
+        return lambda index: _of_rows(np.ascontiguousarray(codes[index]), scale[index])
+
+
+_NONE = np.empty(0, np.int8)
+
+
+def _of_rows(codes: Array, scale: Array) -> QuantizedTensor:
+    """int8 codes [m, k] with a scale for each row."""
+    return QuantizedTensor._trusted(codes, QuantizationParams("int8", "symmetric", scale, axis=0), codes.shape)
+
+
+def _by_batch(left: _Left, b: QuantizedTensor, outcome: Outcome, batch: tuple[int, ...]) -> Array:
+    """b has leading dimensions, or a has scales of its own for some of its: a product for each."""
+    out, _ = outcome.empty((*batch, left.shape[-2], b.shape[-1]))
+    if any(t is not None and _across_matrices(t) for t in (left.tensor, b)):
+        bias, rows = float_bias(outcome, "general"), (math.prod(out.shape[:-1]), b.shape[-1])
+        with np.errstate(over="ignore"):
+            floats = np.matmul(left.numbers(), b.dequantize(dtype=np.float64)).astype(F32)
+        outcome.narrow(floats.reshape(rows), bias, out.reshape(rows))
+        return out
+    lefts, rights = left.matrices(batch), _matrices(b, batch)
     for index in np.ndindex(batch):
-        x, y = (QuantizedTensor.from_codes(m[index], p) for m, p in ((lefts, pa), (rights, pb)))
-        one = run(x, y, outcome)
-        out[index] = one.data if isinstance(one, QuantizedTensor) else one
-    return outcome.wrap(out)
+        x, y = lefts(index), rights(index)
+        out[index] = _PATHS[path_of(x.params, y.params)](x, y, outcome)
+    return out
 
 
-def _of_matrix(name: str, t: QuantizedTensor) -> QuantizationParams:
-    """The params that each matrix of a batch has by itself."""
+def _across_matrices(t: QuantizedTensor) -> bool:
+    """Whether a matrix of the batch is no tensor by itself: blocks or mixed channels lie along a leading dimension."""
     p = t.params
-    if p.axis is None:
-        return p
-    axis = p.axis % t.ndim - (t.ndim - 2)
-    if axis < 0 or (p.block_size is not None and t.ndim > 2):
-        raise Unsupported(f"{name}: scales along axis {p.axis} of {t.ndim} dimensions; expected the last two alike")
-    return p.replace(axis=axis)
+    leading = p.axis is not None and p.axis % t.ndim < t.ndim - 2
+    return leading and (p.block_size is not None or p.dtype.is_mixed)
+
+
+def _matrices(t: QuantizedTensor, batch: tuple[int, ...]) -> Callable[[tuple[int, ...]], QuantizedTensor]:
+    """What gives the matrix at each index of the batch, with the scales it has there."""
+    codes, lead = t.unpack(), t.shape[:-2]
+
+    def at(index: tuple[int, ...]) -> QuantizedTensor:
+        own = tuple(i if size > 1 else 0 for i, size in zip(index[len(batch) - len(lead) :], lead, strict=True))
+        return QuantizedTensor.from_codes(codes[own], sliced(t.params, t.shape, own).params)
+
+    return at
 
 
 def float_bias(outcome: Outcome, path: str) -> Array | None:
@@ -414,14 +490,6 @@ def float_bias(outcome: Outcome, path: str) -> Array | None:
     if outcome.bias is not None and outcome.bias.dtype.kind == "i":
         raise Unsupported(f"bias: integers; on the {path} path there is no integer sum to add them to")
     return outcome.bias
-
-
-def _in_bytes(codes: Array) -> list[tuple[Array, int]]:
-    """16-bit codes as bytes and what each counts; 8-bit ones as they are."""
-    if codes.dtype.itemsize == 1:
-        return [(codes, 1)]
-    high = (codes >> 8).astype(np.int8 if codes.dtype == np.int16 else np.uint8)
-    return [(high, 256), ((codes & 255).astype(np.uint8), 1)]
 
 
 def _packed(b: Array, zero: Array) -> _core.PackedMatrix:
@@ -460,9 +528,9 @@ def _batch(a: Any, b: Any) -> tuple[int, ...]:
         ) from None
 
 
-def _require_matrix(name: str, value: QuantizedTensor) -> None:
-    if value.ndim < 2:
-        raise InvalidProblem(f"{name}: shape {value.shape}; expected at least two dimensions")
+def _require_matrix(name: str, shape: tuple[int, ...]) -> None:
+    if len(shape) < 2:
+        raise InvalidProblem(f"{name}: shape {shape}; expected at least two dimensions")
 
 
 def _transposed(t: QuantizedTensor) -> QuantizedTensor:
@@ -474,15 +542,3 @@ def _transposed(t: QuantizedTensor) -> QuantizedTensor:
         if p.block_size is not None:
             p = p.replace(scale=np.swapaxes(p.scale, -1, -2), zero_point=np.swapaxes(p.zero_point, -1, -2))
     return QuantizedTensor.from_codes(np.ascontiguousarray(np.swapaxes(t.unpack(), -1, -2)), p)
-
-
-def _folded(a: QuantizedTensor) -> QuantizedTensor:
-    if a.params.axis is not None:
-        raise Unsupported(f"a: scales along axis {a.params.axis} of {a.ndim} dimensions; expected one scale")
-    return QuantizedTensor.from_codes(a.unpack().reshape(-1, a.shape[-1]), a.params)
-
-
-def _unfolded(y: Array | QuantizedTensor, shape: tuple[int, ...]) -> Array | QuantizedTensor:
-    if isinstance(y, QuantizedTensor):
-        return QuantizedTensor._trusted(y.data.reshape(shape), y.params, shape)
-    return y.reshape(shape)

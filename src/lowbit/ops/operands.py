@@ -9,12 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import _core
-from lowbit.errors import InvalidProblem
+from lowbit.errors import InvalidProblem, UnsupportedDType
 from lowbit.fields import as_integers, refuse_masked
+from lowbit.kernels import cpu
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["BYTES", "SUMS", "multiplies_as_bytes", "remember", "require_tensor", "sum_dtype", "zero_points"]
+__all__ = [
+    "BYTES", "SUMS", "float_operand", "in_bytes", "multiplies_as_bytes", "remember", "require_tensor", "sum_dtype",
+    "zero_points",
+]  # fmt: skip
 
 Array = npt.NDArray[Any]
 BYTES = {np.dtype(np.int8): True, np.dtype(np.uint8): False}  # whether signed
@@ -30,13 +34,33 @@ def remember(known: dict[Any, Any], key: Any, made: Any) -> None:
     known[key] = made
 
 
-def require_tensor(name: str, value: Any) -> None:
+def require_tensor(name: str, value: Any, otherwise: str = "") -> None:
+    """otherwise: what else there is, or what to do."""
     if not isinstance(value, QuantizedTensor):
-        raise InvalidProblem(f"{name}: {type(value).__name__}; expected a QuantizedTensor")
+        expected = f"a QuantizedTensor {otherwise}".rstrip()
+        raise InvalidProblem(f"{name}: {type(value).__name__}; expected {expected}")
+
+
+def float_operand(name: str, value: Any, how: str) -> cpu.FloatArray:
+    """The floats given where a QuantizedTensor might be; `how` says what becomes of them."""
+    try:
+        return cpu.as_float_array(value, name)
+    except UnsupportedDType:
+        found = str(value.dtype) if isinstance(value, np.ndarray) else type(value).__name__
+        raise InvalidProblem(f"{name}: {found}; expected a QuantizedTensor, or floats, {how}") from None
 
 
 def multiplies_as_bytes(p: QuantizationParams) -> bool:
     return p.dtype.bits <= 8 and not (p.is_logarithmic or p.dtype.is_mixed or p.dtype.is_binary)
+
+
+def in_bytes(codes: Array, zero: Array) -> list[tuple[Array, Array, int]]:
+    """16-bit codes less their zero points as bytes, their own zero points, and what each counts; 8-bit ones as they
+    are: codes - zero is the sum of count * (bytes - byte zero)."""
+    if codes.dtype.itemsize == 1:
+        return [(codes, zero, 1)]
+    high = (codes >> 8).astype(np.int8 if codes.dtype == np.int16 else np.uint8)
+    return [(high, zero >> 8, 256), ((codes & 255).astype(np.uint8), zero & 255, 1)]
 
 
 def sum_dtype(k: int) -> type[np.signedinteger[Any]]:

@@ -11,12 +11,16 @@ import math
 import numpy as np
 
 from lowbit import _core
+from lowbit.errors import Unsupported
 from lowbit.kernels.dwconv import prepack_depthwise
-from lowbit.ops.conv import ConvGeometry, is_depthwise
+from lowbit.ops.conv import ConvGeometry, conv_path_of, is_depthwise
 from lowbit.ops.outcome import PIECE
 from lowbit.params import QuantizationParams
 
-__all__ = ["conv_workspace", "linear_workspace", "matmul_workspace", "reference_conv_workspace", "reference_workspace"]
+__all__ = [
+    "codes_workspace", "conv_workspace", "linear_workspace", "matmul_workspace", "reference_conv_workspace",
+    "reference_workspace",
+]  # fmt: skip
 
 _FINISH = 48  # bytes an element: sums, floats, steps and codes of a piece that NumPy finishes
 _LOOKED_AT = 1 << 20  # elements that are checked at once for NaN and Inf
@@ -83,10 +87,19 @@ def conv_workspace(
     prepacked: bool = False,
 ) -> int:
     """Of `qconv2d` with results of `item` bytes an element; prepacked: w comes as a PackedConv."""
+    path = conv_path_of(x, w, w_shape, g.groups)
+    if path == "general":
+        return _general_conv(x_shape, w_shape, x, w, g, item)
+    if path == "binary":
+        raise Unsupported("workspace_size: it is not known for convolutions of binary codes")
     y = g.output_shape(x_shape, w_shape)
     out, per_group, kh, kw = w_shape
     image, outputs, depth = math.prod(x_shape), math.prod(y), per_group * kh * kw
     pixels = outputs // max(1, out * y[0])
+    if path == "integer16":  # bytes of codes, and int64 sums of one image
+        bytes_of = QuantizationParams("int8"), QuantizationParams("int8", scale=w.scale, axis=w.axis)
+        parts = conv_workspace(x_shape, w_shape, *bytes_of, g, item)
+        return 2 * parts + 8 * image + 8 * math.prod(w_shape) + 32 * pixels * out
     rest = image * x.dtype.is_packed + _parameters(0, out, w) + g.groups * 1024
     rest += image + outputs * item if g.layout == "NCHW" else 0  # turned
     rest += 8 * pixels * out + _finishing(pixels, out)  # of one image, where NumPy finishes
@@ -97,6 +110,16 @@ def conv_workspace(
         filled = 2 * depth + 8  # kernel rows, at most
         rest += 5 * math.prod(w_shape) + g.groups * int(_core.packed_matrix_bytes(filled, out // g.groups))
     return rest + int(_core.multiply_workspace(pixels * y[0], out // g.groups, depth))
+
+
+def codes_workspace(elements: int, out: QuantizationParams | None) -> int:
+    """Of so many codes of out_params, where kernels do not write them: the float32 result that is quantized, or codes
+    that are to be packed."""
+    if out is None:
+        return 0
+    if out.axis is not None or out.is_logarithmic or out.dtype.is_binary or out.dtype.is_mixed:
+        return (8 if out.dtype.is_mixed else 4) * elements + 24 * out.scale.size + _OBJECTS  # mixed: put in order
+    return elements if out.dtype.is_packed else 0
 
 
 def reference_workspace(m: int, n: int, k: int) -> int:
@@ -134,6 +157,26 @@ def _integer(m: int, n: int, k: int, numpy_may_finish: bool = True) -> int:
     if not numpy_may_finish:
         return native
     return max(native, int(_core.multiply_workspace(m, n, k, True)) + 8 * _rows_at_once(m, n) * n + _finishing(m, n))
+
+
+def _general_conv(
+    x_shape: tuple[int, ...],
+    w_shape: tuple[int, ...],
+    x: QuantizationParams,
+    w: QuantizationParams,
+    g: ConvGeometry,
+    item: int,
+) -> int:
+    """Numbers in float64: of x, of w in two orders, of one image with its padding, and of a piece of the result."""
+    _, c, height, width = x_shape if g.layout == "NCHW" else (x_shape[0], x_shape[3], *x_shape[1:3])
+    top, left, bottom, right = g.padding
+    y, out = g.output_shape(x_shape, w_shape), w_shape[0]
+    out_h, out_w = y[2:] if g.layout == "NCHW" else y[1:3]
+    numbers = math.prod(x_shape) * (2 if x.dtype.is_mixed else 1) + math.prod(w_shape) * (3 if w.dtype.is_mixed else 2)
+    padded = c * (height + top + bottom) * (width + left + right)
+    piece = _rows_at_once(out_h, out_w * max(out, c)) * out_w * max(out, c)
+    rest = _parameters(0, out, x, w) + (math.prod(y) * item if g.layout == "NCHW" else 0)
+    return rest + 8 * (numbers + padded) + (40 + _FINISH) * piece
 
 
 def _depthwise(x_shape: tuple[int, ...], w_shape: tuple[int, ...], x: QuantizationParams, g: ConvGeometry) -> int:
