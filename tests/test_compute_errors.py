@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import lowbit as lb
-from lowbit import InvalidProblem, QuantizationParams, Unsupported, UnsupportedDType
+from lowbit import InvalidProblem, QuantizationParams, QuantizedTensor, Unsupported, UnsupportedDType
+from lowbit.ops.binary import _checked_k, _rows
 from problems import F32, codes, output_params, tensor
 
 RNG = np.random.default_rng(13)
@@ -91,6 +92,21 @@ def test_errors_of_qmatmul_name_the_argument(
 def test_errors_of_prepack_name_the_argument(native: ModuleType, b: Any) -> None:
     with pytest.raises((InvalidProblem, Unsupported, TypeError), match=starts_with("b")):
         native.prepack(b)
+
+
+def bits(shape: tuple[int, ...]) -> Any:
+    """Zeros that take no memory, however many they are."""
+    count = -(-int(np.prod(shape)) // 8)
+    return QuantizedTensor._trusted(np.broadcast_to(np.uint8(0), (count,)), QuantizationParams("binary"), shape)
+
+
+def test_binary_sums_past_int32_are_refused(native: ModuleType) -> None:
+    """2^31 places that agree are one more than int32 counts; nothing is read or allocated to find that out."""
+    with pytest.raises(Unsupported, match=r"^b: sums over 2147483648 bits; expected fewer than 2\^31"):
+        native.prepack_binary(bits((1, 2**31)))
+    with pytest.raises(Unsupported, match=r"^a: sums over 2147483648 bits"):
+        _rows(bits((1, 2**31)), "a", False)
+    assert _checked_k(2**31 - 1, "b") == 2**31 - 1
 
 
 # ---- convolutions -------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import lowbit as lb
 from conftest import ISAS, THREADS
 from lowbit import QuantizationParams, QuantizedTensor, _core
+from lowbit.ops.conv import line_of
 from lowbit.reference_compute import conv2d_integer, requantize, scaled
 from problems import BYTES, F32, codes, constant, output_params, same, same_codes, spread_over, tensor
 from problems import zero_points as zeros_of
@@ -373,3 +374,97 @@ def test_any_small_convolution(
     out = output_params(kinds[2], spread_over(summed(x, w, p), x.params.scale, w.params.scale), 7)
     found = subject.qconv2d(given_x, w, **p.options, layout=layout, out_params=out)
     assert same_codes(found, first(recoded(x, w, p, out), layout), out)
+
+
+# ---- calls that repeat --------------------------------------------------------------------------------------
+
+AGAIN = np.random.default_rng(9)
+IMAGE = tensor(AGAIN, (2, 4, 4, 4), "uint8")  # as good an image in one layout as in the other
+OUT = output_params("int8", 3.0, 5)
+# What a packed kernel keeps calls by; every entry differs from the first in one thing alone.
+CALLS: dict[str, tuple[QuantizedTensor, dict[str, Any]]] = {
+    "first": (IMAGE, {"padding": 1}),
+    "shape": (QuantizedTensor(IMAGE.data[:, :, :3].copy(), IMAGE.params), {"padding": 1}),
+    "batch": (QuantizedTensor(IMAGE.data[:1], IMAGE.params), {"padding": 1}),
+    "scale of x": (QuantizedTensor(IMAGE.data, IMAGE.params.replace(scale=F32(0.7))), {"padding": 1}),
+    "zero point of x": (QuantizedTensor(IMAGE.data, IMAGE.params.replace(zero_point=9)), {"padding": 1}),
+    "type of x": (
+        QuantizedTensor(IMAGE.data.view(np.int8), output_params("int8", IMAGE.params.scale, 0)),
+        {"padding": 1},
+    ),
+    "out_params": (IMAGE, {"padding": 1, "out_params": OUT}),
+    "other out_params": (IMAGE, {"padding": 1, "out_params": output_params("int8", 2.0, 5)}),
+    "out_dtype": (IMAGE, {"padding": 1, "out_dtype": "float16"}),
+    "activation": (IMAGE, {"padding": 1, "activation": "relu"}),
+    "clamp": (IMAGE, {"padding": 1, "clamp": (-2.0, 3.0)}),
+    "other clamp": (IMAGE, {"padding": 1, "clamp": (-2.0, 4.0)}),
+    "stride": (IMAGE, {"padding": 1, "stride": 2}),
+    "no padding": (IMAGE, {}),
+    "padding of a side": (IMAGE, {"padding": (1, 1, 0, 2)}),
+    "dilation": (IMAGE, {"padding": 1, "dilation": 2}),
+    "layout": (IMAGE, {"padding": 1, "layout": "NHWC"}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("groups", [1, 2, 4], ids=["dense", "groups", "depthwise"])
+def test_a_call_that_was_settled_serves_no_other(native: ModuleType, name: str, groups: int) -> None:
+    w = tensor(AGAIN, (4, 4 // groups, 2, 3), "int8", 0)
+    for order in (("first", name), (name, "first")):
+        packed = native.prepack_conv2d(w, groups)
+        for again in (*order, *order):
+            x, options = CALLS[again]
+            found, expected = native.qconv2d(x, packed, **options), native.qconv2d(x, w, groups=groups, **options)
+            if isinstance(expected, QuantizedTensor):
+                assert found == expected
+            else:
+                assert same(found, expected)
+
+
+def test_settled_calls_keep_the_params_they_were_settled_for(native: ModuleType) -> None:
+    """Params that are no more leave their address to others, which must not be taken for them."""
+    w = tensor(AGAIN, (4, 4, 2, 2), "int8", 0)
+    packed = native.prepack_conv2d(w)
+    for i in range(50):
+        x = QuantizedTensor(IMAGE.data, QuantizationParams("uint8", scale=F32(0.01 * (i + 1))))
+        assert same(native.qconv2d(x, packed), native.qconv2d(x, w))
+        out = output_params("int8", 1.0 + i, i)
+        assert native.qconv2d(IMAGE, packed, out_params=out) == native.qconv2d(IMAGE, w, out_params=out)
+        del x, out
+
+
+@pytest.mark.parametrize("name", ["three by three", "groups", "depthwise"])
+def test_one_packed_kernel_serves_each_isa_in_turn(native: ModuleType, name: str) -> None:
+    p = PROBLEMS[name]
+    x, w = tensor(AGAIN, p.x, "uint8"), tensor(AGAIN, p.w, "int8", 0)
+    packed, y = native.prepack_conv2d(w, groups=p.groups), first(floats(x, w, p), "NCHW")
+    for isa in (*ISAS, *ISAS):
+        _core.set_max_isa(isa)
+        assert same(native.qconv2d(x, packed, **p.options), y), isa
+
+
+# ---- depths -------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_kernel_are_filled_up_to_a_depth(native: ModuleType) -> None:
+    """Zeros that are read beside a kernel's row count towards the depth that int32 sums are exact for."""
+    none, some = np.int32([0]), np.int32([3])
+    assert line_of(1, 4095, none) == line_of(1, 4096, none) == 4096
+    assert line_of(1, 4097, none) == 4097
+    assert line_of(2, 2047, none) == 2048
+    assert line_of(2, 2049, none) == 2049
+    assert line_of(1, 4095, some) == 4095
+
+
+@pytest.mark.parametrize("channels", [4097, 33017, 33023, 33024, 33025, 33026])
+@pytest.mark.parametrize("height", [1, 2])
+def test_sums_at_the_exact_depth(native: ModuleType, channels: int, height: int) -> None:
+    """33025 products of 255 by 255 are the most that int32 holds, and none of them may be a zero that was filled in."""
+    x, w = np.full((1, channels, height, 3), 255, np.uint8), np.full((2, channels, height, 1), 255, np.uint8)
+    depth = channels * height
+    found = native.conv2d_integer(x, w)
+    assert found.dtype == (np.int32 if depth <= 33025 else np.int64)
+    assert (found == 65025 * depth).all()
+    out = output_params("uint8", F32(65025 * depth / 200), 3)
+    ones = QuantizationParams("uint8", scale=F32(1))
+    assert (native.qconv2d(QuantizedTensor(x, ones), QuantizedTensor(w, ones), out_params=out).data == 203).all()

@@ -468,3 +468,18 @@ def test_joins_that_cannot_be_are_refused() -> None:
     blocks = lb.quantize(np.ones((3, 8), F32), "int4", block_size=4)
     with pytest.raises(InvalidProblem, match=r"out_params: none, and tensors\[0\]'s"):
         lb.qconcat([blocks, blocks])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize(("qmin", "qmax"), [(30, 90), (0, 90), (30, 127), (0, 127)], ids=str)
+def test_a_concatenation_stays_within_a_narrower_range(dtype: str, qmin: int, qmax: int) -> None:
+    """Codes are copied only where all of theirs are codes of the result; otherwise they saturate."""
+    full = QuantizationParams(dtype, scale=F32(0.5), zero_point=40, qmin=0, qmax=127)
+    narrow = full.replace(qmin=qmin, qmax=qmax)
+    codes = np.arange(128).astype(dtype)
+    a = QuantizedTensor(codes, full)
+    expected = np.clip(codes, qmin, qmax)
+    assert lb.qconcat([a, a], out_params=narrow) == QuantizedTensor(np.tile(expected, 2), narrow)
+    inside = QuantizedTensor(expected, narrow)
+    assert lb.qconcat([inside, a]).data.tolist() == [*expected, *expected]
+    assert lb.qconcat([a, inside]).data.tolist() == [*codes, *expected]

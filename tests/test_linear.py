@@ -581,3 +581,18 @@ def test_16_bit_weights_in_blocks_take_floats(native: ModuleType, dtype: str, ac
     assert (np.abs(layer(x) - exact) <= 4 * EPS * terms).all()
     # Far closer than codes of 8 bits could be, which x would have become on any other path.
     assert np.linalg.norm(layer(x) - x @ weight.T) < 1e-3 * np.linalg.norm(x @ weight.T)
+
+
+def test_one_layer_serves_each_type_in_turn(native: ModuleType) -> None:
+    """What is kept from one call to the next is kept for the type of x."""
+    rng = np.random.default_rng(22)
+    w, k = rng.standard_normal((9, 32)).astype(F32), rng.standard_normal((4, 3, 2, 2)).astype(F32)
+    for options in ({}, {"dtype": "int4", "block_size": 16}, {"activation": "float"}):
+        layer = native.QuantizedLinear(w, **options)
+        for dtype in (*FLOATS.values(), *FLOATS.values()):
+            x = tokens(rng, (5, 32), dtype)
+            assert same(layer(x), native.QuantizedLinear(w, **options)(x))
+    layer = native.QuantizedConv2d(k)
+    for dtype in (*FLOATS.values(), *FLOATS.values()):
+        x = rng.standard_normal((1, 3, 5, 5)).astype(dtype)
+        assert same(layer(x), native.QuantizedConv2d(k)(x))

@@ -489,3 +489,65 @@ def test_general_paths_are_near_the_product_of_the_numbers(native: ModuleType, b
     exact = left.dequantize(dtype=np.float64) @ right.dequantize(dtype=np.float64)
     terms = np.abs(left.dequantize(dtype=np.float64)) @ np.abs(right.dequantize(dtype=np.float64))
     assert (np.abs(native.qmatmul(left, right) - exact) <= 4 * 2.0**-23 * terms).all()
+
+
+# ---- calls that repeat --------------------------------------------------------------------------------------
+
+AGAIN = np.random.default_rng(40)
+ROWS = tensor(AGAIN, (6, 6), "uint8")
+# What a packed matrix keeps calls by; every entry differs from the first in one thing alone.
+CALLS: dict[str, tuple[QuantizedTensor, dict[str, Any]]] = {
+    "first": (ROWS, {}),
+    "rows": (QuantizedTensor(ROWS.data[:4], ROWS.params), {}),
+    "order": (QuantizedTensor(ROWS.data.T, ROWS.params), {}),
+    "three dimensions": (QuantizedTensor(ROWS.data.reshape(2, 3, 6), ROWS.params), {}),
+    "scale of a": (QuantizedTensor(ROWS.data, ROWS.params.replace(scale=F32(0.7))), {}),
+    "zero point of a": (QuantizedTensor(ROWS.data, ROWS.params.replace(zero_point=9)), {}),
+    "type of a": (QuantizedTensor(ROWS.data.view(np.int8), output_params("int8", ROWS.params.scale, 0)), {}),
+    "out_params": (ROWS, {"out_params": output_params("int8", 3.0, 5)}),
+    "other out_params": (ROWS, {"out_params": output_params("int8", 2.0, 5)}),
+    "packed codes": (ROWS, {"out_params": output_params("int4", 20.0, 1)}),
+    "out_dtype": (ROWS, {"out_dtype": "float16"}),
+    "activation": (ROWS, {"activation": "relu"}),
+    "clamp": (ROWS, {"clamp": (-2.0, 3.0)}),
+    "other clamp": (ROWS, {"clamp": (-2.0, 4.0)}),
+    "transpose_a": (ROWS, {"transpose_a": True}),
+    "bias": (ROWS, {"bias": np.arange(5, dtype=F32)}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_was_settled_serves_no_other(native: ModuleType, name: str) -> None:
+    b = tensor(AGAIN, (6, 5), "int8", 1)
+    for order in (("first", name), (name, "first")):
+        packed = native.prepack(b)
+        for again in (*order, *order):
+            a, options = CALLS[again]
+            found, expected = native.qmatmul(a, packed, **options), native.qmatmul(a, b, **options)
+            if isinstance(expected, QuantizedTensor):
+                assert found == expected
+            else:
+                assert same(found, expected)
+
+
+def test_a_settled_call_is_still_checked(native: ModuleType) -> None:
+    packed = native.prepack(tensor(AGAIN, (6, 5), "int8", 1))
+    native.qmatmul(ROWS, packed)
+    with pytest.raises(lb.InvalidProblem, match=r"^a: 5 columns; b has 6 rows"):
+        native.qmatmul(QuantizedTensor(ROWS.data[:, :5].copy(), ROWS.params), packed)
+    with pytest.raises(lb.InvalidProblem, match=r"^transpose_b: True"):
+        native.qmatmul(ROWS, packed, transpose_b=True)
+    with pytest.raises(lb.InvalidProblem, match=r"^activation: "):
+        native.qmatmul(ROWS, packed, activation="gelu")
+
+
+def test_settled_calls_keep_the_params_they_were_settled_for(native: ModuleType) -> None:
+    """Params that are no more leave their address to others, which must not be taken for them."""
+    b = tensor(AGAIN, (6, 5), "int8", 1)
+    packed = native.prepack(b)
+    for i in range(50):
+        a = QuantizedTensor(ROWS.data, QuantizationParams("uint8", scale=F32(0.01 * (i + 1))))
+        assert same(native.qmatmul(a, packed), native.qmatmul(a, b))
+        out = output_params("int8", 1.0 + i, i)
+        assert native.qmatmul(ROWS, packed, out_params=out) == native.qmatmul(ROWS, b, out_params=out)
+        del a, out

@@ -285,3 +285,29 @@ def test_what_cannot_be_is_refused() -> None:
     huge = QuantizedTensor(np.broadcast_to(np.zeros((1, 1, 1, 1), np.int8), (1, 1, 4096, 4096)), p)
     with pytest.raises(Unsupported, match="kernel: "):
         lb.qavg_pool2d(huge, 4096)
+
+
+@pytest.mark.parametrize("side", range(4), ids=["top", "left", "bottom", "right"])
+@pytest.mark.parametrize("pool", [lb.qmax_pool2d, lb.qavg_pool2d], ids=["max", "average"])
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_padding_is_less_than_the_kernel_on_each_side(pool: Any, side: int, dtype: str) -> None:
+    """A window that lies in the padding altogether has no greatest element, and no mean."""
+    kernel = (3, 4)
+    x = lb.quantize(np.random.default_rng(5).standard_normal((1, 2, 6, 7)).astype(F32), dtype)
+    padding = [0, 0, 0, 0]
+    padding[side] = kernel[side % 2] - 1
+    most = pool(x, kernel, stride=1, padding=tuple(padding))
+    assert most.shape == (1, 2, 4 + padding[0] + padding[2], 4 + padding[1] + padding[3])
+    for more in (0, 1, 5):
+        padding[side] = kernel[side % 2] + more
+        with pytest.raises(InvalidProblem, match=r"^padding: .*; expected less than the kernel, \(3, 4\)"):
+            pool(x, kernel, stride=1, padding=tuple(padding))
+
+
+def test_windows_of_as_many_places_as_a_sum_holds() -> None:
+    """2^23 codes of 255 are the most that int32 holds."""
+    p = QuantizationParams("uint8", scale=F32(1))
+    x = QuantizedTensor(np.broadcast_to(np.uint8(255), (1, 1, 4096, 2049)), p)
+    assert lb.qavg_pool2d(x, (4096, 2048)).data.tolist() == [[[[255]]]]
+    with pytest.raises(Unsupported, match=r"^kernel: \(4096, 2049\); windows have up to 8388608 places"):
+        lb.qavg_pool2d(x, (4096, 2049))
