@@ -361,7 +361,7 @@ def test_the_workspace_of_a_product_bounds_what_it_allocates(pair: Any, sizes: A
         plan = matmul_plan(a, b, preference, **options)
         y = np.zeros((m, n), plan._outcome.dtype)
         native = native_bytes(plan.path, m, n, k, b.params) if preference == "fastest" else 0
-        for given in (None, bias, integers):
+        for given in (None, bias, integers, np.full(n, np.inf, F32)):
             args = MatMulArgs(a, b, y, given)
             bounded(lambda p=plan, v=args: p.run(v), plan.workspace_size, native)
 
@@ -428,6 +428,60 @@ def test_the_workspace_of_a_layer_on_images(layout: str) -> None:
     x = normal((2, 8, 40, 40) if layout == "NCHW" else (2, 40, 40, 8))
     result = layer(x).nbytes
     assert peak_of(lambda: layer(x)) - result <= layer.workspace_size(x.shape)
+
+
+CODES: dict[str, QuantizationParams | None] = {
+    "floats": None,
+    "int8": output_params("int8", 0.05, 3),
+    "int16": output_params("int16", 0.001, 5),
+    "int4": output_params("int4", 0.5, 1),
+    "by channel": QuantizationParams("int8", scale=np.full(16, 0.1, F32), axis=-1),
+    "logarithmic": QuantizationParams.logarithmic("int8", F32(9)),
+    "binary": QuantizationParams("binary"),
+    "mixed": QuantizationParams.mixed([1, 2, 4, 8, 16, 8, 8, 8] * 2, axis=-1),
+}
+
+
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize(
+    ("kind", "groups"),
+    [
+        ({"dtype": "int8", "axis": 0}, 1),
+        ({"dtype": "int8", "axis": 0}, 16),
+        ({"dtype": "int16", "axis": 0}, 1),
+        ({"dtype": "uint16", "scheme": "asymmetric"}, 16),
+        ({"dtype": "binary"}, 2),
+        ({"dtype": lb.QuantizedDType.mixed([1, 2, 4, 8] * 4), "axis": 0}, 1),
+        ({"dtype": "int4", "axis": 2, "block_size": 2}, 4),
+    ],
+    ids=["integer", "depthwise", "integer16", "16 bits by channel", "binary", "mixed", "blocks"],
+)
+def test_the_workspace_of_a_layer_over_any_weights(kind: dict[str, Any], groups: int, layout: str, codes: str) -> None:
+    w = lb.quantize(normal((16, 16 // groups, 3, 3)), **kind)
+    out, shape = CODES[codes], (2, 16, 33, 16) if layout == "NCHW" else (2, 33, 16, 16)
+    x = normal(shape)
+    for bias in (None, normal(16), np.full(16, np.inf, F32)):
+        layer = lb.QuantizedConv2d(w, bias, padding=1, groups=groups, layout=layout, out_params=out)
+        y = layer(x)
+        bounded(lambda f=layer: f(x), layer.workspace_size(shape) + y.nbytes)
+
+
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_workspace_of_a_layer_to_any_codes(name: str, codes: str) -> None:
+    options, *_ = LAYERS[name]
+    out = CODES[codes]
+    if codes == "by channel":
+        out = QuantizationParams("int8", scale=np.full(19, 0.1, F32), axis=-1)
+    elif codes == "mixed":
+        out = QuantizationParams.mixed([1, 2, 4, 8, 16] * 3 + [8] * 4, axis=-1)
+    for rows, inputs in ((2, 48), (400, 640), (3000, 16)):
+        x = normal((rows, inputs), 1)
+        for bias in (None, np.full(19, np.inf, F32)):
+            layer = lb.QuantizedLinear(normal((19, inputs)), bias, out_params=out, **options)
+            y = layer(x)
+            bounded(lambda f=layer, x=x: f(x), layer.workspace_size(rows) + y.nbytes)
 
 
 def test_native_blocks_are_counted() -> None:
