@@ -380,3 +380,27 @@ def test_short_floats_do_not_change_the_codes() -> None:
         wide = layer(x.astype(F32))
         assert layer(x) == wide
         assert layer(x.reshape(2, 3, 9)[:, :, None].reshape(6, 9)) == wide
+
+
+@pytest.mark.filterwarnings("error")
+@every
+def test_numbers_beyond_float32_are_infinite(op: Op) -> None:
+    """Without a warning of NumPy's from inside."""
+    huge = np.array([1e300, -1e39, 0, 1e300])
+    like = np.float32([INF, -INF, 0, INF])
+    assert same(op(huge), op(like))
+    for p in (output_params("int8", 0.5, 3), output_params("int16", 0.5, 3), QuantizationParams("binary")):
+        assert op(huge, out_params=p) == op(like, out_params=p)
+    if op.__qualname__.startswith(("matmul", "conv")):
+        for p in (None, output_params("int8", 0.5, 3), output_params("int16", 0.5, 3), QuantizationParams("binary")):
+            found, expected = (op(clamp=c, out_params=p) for c in ((0, 1e300), (0, INF)))
+            assert same(found, expected) if p is None else found == expected
+
+
+def test_strided_images_on_general_paths() -> None:
+    rng = np.random.default_rng(26)
+    for kind in ({"dtype": "int16"}, {"scheme": "logarithmic"}, {"axis": 1}):
+        x = lb.quantize(rng.standard_normal((2, 6, 5, 8)).astype(F32), **kind)
+        view = QuantizedTensor(x.data[:, :, :, ::2], x.params)
+        assert not view.data.flags.c_contiguous
+        assert same(lb.qconv2d(view, W, **GROUPS), lb.qconv2d(view.copy(), W, **GROUPS))

@@ -35,16 +35,19 @@ def matmul_integer(a: Array, b: Array, za: Any = 0, zb: Any = 0) -> Array:
 def scaled(acc: Array, sa: Any, sb: Any, bias: Any = 0) -> Array:
     """y = f32(acc) * (sa * sb) + bias. sa: one or [m]; sb: one or [n]; bias: one or [n]."""
     sa = np.asarray(sa, F32)
-    y = acc.astype(F32) * ((sa[:, None] if sa.ndim else sa) * np.asarray(sb, F32)) + np.asarray(bias, F32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        y = acc.astype(F32) * ((sa[:, None] if sa.ndim else sa) * np.asarray(sb, F32)) + np.asarray(bias, F32)
     return np.asarray(y)
 
 
 def requantize(acc: Array, sa: Any, sb: Any, sy: Any, zy: Any, qmin: int, qmax: int) -> Array:
     """q = clamp(rne(f32(acc) * ((sa * sb) / sy)) + zy, qmin, qmax). A bias is in acc, in steps of sa * sb."""
     sa, zy = np.asarray(sa, F32), np.asarray(zy, np.int64)
-    by = ((sa[:, None] if sa.ndim else sa) * np.asarray(sb, F32)) / np.asarray(sy, F32)
-    steps = np.rint(acc.astype(F32) * by)
-    codes: Array = np.clip(steps, (qmin - zy).astype(F32), (qmax - zy).astype(F32)).astype(np.int64) + zy
+    low, high = (qmin - zy).astype(F32), (qmax - zy).astype(F32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        by = ((sa[:, None] if sa.ndim else sa) * np.asarray(sb, F32)) / np.asarray(sy, F32)
+        steps = np.rint(acc.astype(F32) * by)
+    codes: Array = np.minimum(np.fmax(steps, low), high).astype(np.int64) + zy  # NaN gives qmin, as in quantize
     return codes
 
 
@@ -74,8 +77,7 @@ def requantize_biased(
     codes = requantize(acc.astype(np.int64) + steps, sa, sb, sy, zy, qmin, qmax)
     if counted.all():
         return codes
-    with np.errstate(all="ignore"):
-        y = scaled(acc, sa, sb, bias)
+    y = scaled(acc, sa, sb, bias)
     return np.where(counted, codes, quantize_affine(y, np.asarray(sy, F32), np.asarray(zy, np.int32), qmin, qmax))
 
 

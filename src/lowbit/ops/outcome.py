@@ -116,7 +116,8 @@ class Outcome:
         if activation:
             lo = max(lo, zero)
         if clamp is not None:
-            least, most = reference.quantize(np.asarray(clamp, F32), p).astype(np.int64)
+            with np.errstate(over="ignore"):
+                least, most = reference.quantize(np.asarray(clamp, F32), p).astype(np.int64)
             lo, hi = min(max(lo, int(least)), int(most)), int(most)
         return cls(n, p.dtype.code_dtype, p, bias, floor, ceiling, lo, hi)
 
