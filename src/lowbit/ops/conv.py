@@ -2,7 +2,7 @@
 
 Which path an image and a kernel take, and `conv_path_of` says so:
 
-- "integer": 8 bits and below on both sides, one scale for x, one or one an output for w. Below 8 bits codes are
+- "integer": 8 bits and below on both sides, one scale for x, one or one per output for w. Below 8 bits codes are
   unpacked to bytes first. Patches are gathered a few rows at a time as the GEMM's kernels read them; there is no image
   of patches in memory.
 - "depthwise": the same, where each channel has a filter of its own.
@@ -24,11 +24,21 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import _core
-from lowbit.dtypes import is_integer
 from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.fields import refuse_masked
-from lowbit.kernels.dwconv import MAX_TAPS, PackedDepthwise, prepack_depthwise
+from lowbit.kernels.dwconv import PackedDepthwise, prepack_depthwise
 from lowbit.ops.binary import conv2d_sums
+from lowbit.ops.conv_geometry import (
+    ConvGeometry,
+    check_fit,
+    check_kernel_shape,
+    check_shapes,
+    counts,
+    from_nhwc,
+    height_width,
+    is_depthwise,
+    to_nhwc,
+)
 from lowbit.ops.matmul import float_bias
 from lowbit.ops.operands import (
     SUMS,
@@ -53,56 +63,6 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 F32 = np.float32
-
-
-class ConvGeometry(NamedTuple):
-    """How a kernel passes over an image."""
-
-    stride: tuple[int, int]
-    padding: tuple[int, int, int, int]  # top, left, bottom, right
-    dilation: tuple[int, int]
-    groups: int
-    layout: str
-
-    @classmethod
-    def of(cls, stride: Any, padding: Any, dilation: Any, groups: Any, layout: str) -> ConvGeometry:
-        """Raises for whatever cannot be, naming the argument."""
-        if layout not in ("NCHW", "NHWC"):
-            raise InvalidProblem(f"layout: {layout!r}; expected 'NCHW' or 'NHWC'")
-        sides = _numbers("padding", padding, 0, (2, 4))
-        if not _is_count(groups) or groups < 1:
-            raise InvalidProblem(f"groups: {groups!r}; expected at least 1")
-        return cls(
-            _numbers("stride", stride, 1, (2,)), sides if len(sides) == 4 else sides * 2,
-            _numbers("dilation", dilation, 1, (2,)), int(groups), layout,
-        )  # fmt: skip
-
-    def output(self, image: tuple[int, ...], kernel: tuple[int, int]) -> tuple[int, int]:
-        """Height and width of the result, for an image of this height and width."""
-        top, left, bottom, right = self.padding
-        found = []
-        for size, pads, k, s, d in zip(
-            image, (top + bottom, left + right), kernel, self.stride, self.dilation, strict=True
-        ):
-            reach = d * (k - 1) + 1
-            if k < 1 or size + pads < reach:
-                raise InvalidProblem(
-                    f"x: {image[0]} by {image[1]} with padding {self.padding} is smaller than the kernel, "
-                    f"{kernel[0]} by {kernel[1]} with dilation {self.dilation}"
-                )
-            found.append((size + pads - reach) // s + 1)
-        return found[0], found[1]
-
-    def output_shape(self, x: tuple[int, ...], w: tuple[int, ...]) -> tuple[int, int, int, int]:
-        """The shape of the result, for x and w of these shapes."""
-        height, width = self.output(_height_width(x, self), (w[2], w[3]))
-        return (x[0], w[0], height, width) if self.layout == "NCHW" else (x[0], height, width, w[0])
-
-
-def is_depthwise(w: tuple[int, ...], groups: int) -> bool:
-    """Whether each channel has one filter of its own, and few enough taps for the kernels that serve just that."""
-    out, per_group, kh, kw = w
-    return per_group == 1 and out == groups and out > 0 and 0 < kh * kw <= MAX_TAPS
 
 
 class PackedConv:
@@ -204,14 +164,6 @@ def check_kernel(shape: tuple[int, ...], p: QuantizationParams, groups: Any) -> 
         raise Unsupported(f"w: scales along axis {p.axis}; expected one scale, or one an output (axis 0)")
 
 
-def check_kernel_shape(shape: tuple[int, ...], groups: Any) -> None:
-    """Raises for a shape that no w has."""
-    if len(shape) != 4:
-        raise InvalidProblem(f"w: shape {shape}; expected (out, in / groups, height, width)")
-    if not _is_count(groups) or groups < 1 or shape[0] % groups:
-        raise InvalidProblem(f"groups: {groups!r}; expected a divisor of w's {shape[0]} outputs")
-
-
 def check_image(shape: tuple[int, ...], p: QuantizationParams, w: tuple[int, ...], g: ConvGeometry) -> None:
     """Raises for an x that no convolution of bytes, or not this w, takes."""
     if len(shape) != 4:
@@ -221,15 +173,7 @@ def check_image(shape: tuple[int, ...], p: QuantizationParams, w: tuple[int, ...
     if p.axis is not None:
         raise Unsupported(f"x: scales along axis {p.axis}; expected one scale")
     if len(w) == 4:
-        _fit(shape, w, g)
-
-
-def check_shapes(x: tuple[int, ...], w: tuple[int, ...], g: ConvGeometry) -> None:
-    """Raises for shapes of x and w that do not fit each other."""
-    if len(x) != 4:
-        raise InvalidProblem(f"x: shape {x}; expected four dimensions, {g.layout}")
-    check_kernel_shape(w, g.groups)
-    _fit(x, w, g)
+        check_fit(shape, w, g)
 
 
 def conv2d_integer(
@@ -257,9 +201,9 @@ def conv2d_integer(
     image, kernel = _codes("x", x, 4), _codes("w", w, 4)
     zx = zero_points("x_zero_point", x_zero_point, image, 1)
     zw = zero_points("w_zero_point", w_zero_point, kernel, kernel.shape[0])
-    _fit(image.shape, kernel.shape, g)
+    check_fit(image.shape, kernel.shape, g)
     packed = _packed_codes(kernel, zw, g.groups)
-    out_h, out_w = g.output(_height_width(image.shape, g), (kernel.shape[2], kernel.shape[3]))
+    out_h, out_w = g.output(height_width(image.shape, g), (kernel.shape[2], kernel.shape[3]))
     dtype = sum_dtype(math.prod(kernel.shape[1:]))
     y = np.empty((image.shape[0], out_h, out_w, kernel.shape[0]), dtype)
     _convolve(image, int(zx[0]), packed, g, [SUMS] * g.groups, y)
@@ -284,7 +228,7 @@ def qconv2d(
     """The convolution of x by w: floats, or codes of `out_params`, rounded once from exact sums.
 
     x [n, c, h, w], or [n, h, w, c] with layout="NHWC"; w [out, c / groups, kh, kw], or a PackedConv (whose groups then
-    hold). Kernels take linear codes of at most 8 bits, one scale for x, and one or one an output for w; every other
+    hold). Kernels take linear codes of at most 8 bits, one scale for x, and one or one per output for w; every other
     dtype, scheme and granularity works too: which path it takes, `conv_path_of` says. x may be floats, which are
     quantized to int8, symmetric, with one scale. Padding is 0, x's zero point: one number, (vertical, horizontal), or
     (top, left, bottom, right). bias, out_params, out_dtype, activation and clamp as in `qmatmul`.
@@ -356,7 +300,7 @@ class _Settled(NamedTuple):
 
     @classmethod
     def of(cls, x: QuantizedTensor, w: PackedConv, g: ConvGeometry, outcome: Outcome, *kept: Any) -> _Settled:
-        out_h, out_w = g.output(_height_width(x.shape, g), (w.shape[2], w.shape[3]))
+        out_h, out_w = g.output(height_width(x.shape, g), (w.shape[2], w.shape[3]))
         sa, sb = x.params.scale.astype(F32), w.params.scale.astype(F32)
         whole = outcome.finish(sa, sb, math.prod(w.shape[1:]))
         parts = None if whole is None else [whole]
@@ -385,7 +329,7 @@ def general_convolution(
     """What qconv2d computes on the paths "binary", "integer16" and "general", in g's layout, before `Outcome.wrap`. For
     callers who have made its checks."""
     kernel = w.to_tensor() if isinstance(w, PackedConv) else w
-    out_h, out_w = g.output(_height_width(x.shape, g), (w.shape[2], w.shape[3]))
+    out_h, out_w = g.output(height_width(x.shape, g), (w.shape[2], w.shape[3]))
     y, _ = outcome.empty((x.shape[0], out_h, out_w, w.shape[0]))
     _GENERAL[path](x, kernel, g, outcome, y)
     return from_nhwc(y, g)
@@ -420,7 +364,7 @@ def _general(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, outcome: O
     numbers = x.dequantize(dtype=np.float64)
     kernel = w.dequantize(dtype=np.float64).reshape(g.groups, out // g.groups, per_group, kh, kw)
     taps = np.ascontiguousarray(kernel.transpose(3, 4, 0, 2, 1))  # [kh, kw, groups, in, out]
-    height, width = _height_width(x.shape, g)
+    height, width = height_width(x.shape, g)
     padded = np.zeros((height + top + g.padding[2], width + left + g.padding[3], g.groups, per_group))
     for image, result in zip(numbers, y, strict=True):
         last = image if g.layout == "NHWC" else np.moveaxis(image, 0, -1)
@@ -472,8 +416,8 @@ def qconv1d(
             raise InvalidProblem(f"{name}: shape {t.shape}; expected three dimensions")
     if layout not in ("NCW", "NWC"):
         raise InvalidProblem(f"layout: {layout!r}; expected 'NCW' or 'NWC'")
-    left, right = _numbers("padding", padding, 0, (2,))
-    (step, _), (apart, _) = _numbers("stride", stride, 1, (2,)), _numbers("dilation", dilation, 1, (2,))
+    left, right = counts("padding", padding, 0, (2,))
+    (step, _), (apart, _) = counts("stride", stride, 1, (2,)), counts("dilation", dilation, 1, (2,))
     axis = 1 if layout == "NWC" else 2
     out = options.get("out_params")
     if isinstance(out, QuantizationParams):
@@ -536,7 +480,7 @@ def line_of(kh: int, run: int, zero: Array) -> int:
 
 
 def _packed_codes(codes: Array, zero: Array, groups: int) -> PackedConv:
-    """Bytes with one zero point, or one an output, whose scales do not matter."""
+    """Bytes with one zero point, or one per output, whose scales do not matter."""
     one = zero.size == 1
     params = QuantizationParams(
         codes.dtype.name, "asymmetric", np.ones(() if one else zero.shape, F32), int(zero.item()) if one else zero,
@@ -551,39 +495,6 @@ def _pack_rows(rows: Array, zero: Array) -> _core.PackedMatrix:
         rows, rows.dtype == np.int8, k, n, True, np.ascontiguousarray(zero) if zero.any() else None
     )
     return packed
-
-
-def _fit(x: tuple[int, ...], w: tuple[int, ...], g: ConvGeometry) -> None:
-    channels = x[1] if g.layout == "NCHW" else x[3]
-    if w[0] % g.groups:
-        raise InvalidProblem(f"groups: {g.groups}; expected a divisor of w's {w[0]} outputs")
-    if channels != w[1] * g.groups:
-        raise InvalidProblem(f"x: {channels} channels; w has {w[1]} in each of {g.groups} groups")
-
-
-def _height_width(shape: tuple[int, ...], g: ConvGeometry) -> tuple[int, int]:
-    return (shape[2], shape[3]) if g.layout == "NCHW" else (shape[1], shape[2])
-
-
-def to_nhwc(x: Array, g: ConvGeometry) -> Array:
-    """Images as the kernels read them, contiguous."""
-    if g.layout == "NHWC":
-        return np.ascontiguousarray(x)
-    n, c, h, w = x.shape
-    turned = np.empty((n, h, w, c), x.dtype)
-    _core.transpose(np.ascontiguousarray(x), turned, n, c, h * w, x.itemsize)
-    return turned
-
-
-def from_nhwc(y: Array, g: ConvGeometry, out: Array | None = None) -> Array:
-    """Images of the kernels' order in g's layout, in `out` where that is another one and it is given."""
-    if g.layout == "NHWC":
-        return y
-    n, h, w, c = y.shape
-    turned = np.empty((n, c, h, w), y.dtype) if out is None else out
-    bits = np.dtype(f"u{y.itemsize}")  # bfloat16 lends no buffer
-    _core.transpose(y.view(bits), turned.view(bits), n, h * w, c, y.itemsize)
-    return turned
 
 
 def _raised(name: str, t: QuantizedTensor, axis: int) -> QuantizedTensor:
@@ -611,18 +522,3 @@ def _codes(name: str, value: Any, ndim: int) -> Array:
     if array.ndim != ndim:
         raise InvalidProblem(f"{name}: shape {array.shape}; expected {ndim} dimensions")
     return array
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) or (isinstance(value, np.generic) and is_integer(value.dtype))
-
-
-def _numbers(name: str, value: Any, least: int, lengths: tuple[int, ...]) -> tuple[Any, ...]:
-    """One number twice, or a tuple of one of these lengths; none below `least`."""
-    given = (value, value) if _is_count(value) else value
-    if not isinstance(given, tuple | list) or len(given) not in lengths or not all(map(_is_count, given)):
-        expected = " or ".join(map(str, lengths))
-        raise InvalidProblem(f"{name}: {value!r}; expected an integer, or {expected} of them")
-    if min(given) < least:
-        raise InvalidProblem(f"{name}: {value!r}; expected at least {least}")
-    return tuple(int(v) for v in given)

@@ -228,9 +228,10 @@ def qmatmul(
 
 
 def path_of(a: QuantizationParams, b: QuantizationParams, a_ndim: int = 2, b_ndim: int = 2) -> str:
-    """The path qmatmul takes for these params; the module's docstring describes them. For batches (a_ndim, b_ndim) it is
-    the path of all of them as one; where that would be "general", matrices that have params of their own are multiplied
-    one by one, each on the path of its params.
+    """The path qmatmul takes for these params; the module's docstring describes them.
+
+    For batches it is the path of all of them as one; where that would be "general", matrices that have params of their
+    own are multiplied one by one, each on the path of its params.
 
     >>> from lowbit import QuantizationParams
     >>> path_of(QuantizationParams("uint8"), QuantizationParams("int4"))

@@ -1,0 +1,136 @@
+"""How a kernel passes over images: strides, padding, sizes and layouts, checked before any work."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import _core
+from lowbit.dtypes import is_integer
+from lowbit.errors import InvalidProblem
+from lowbit.kernels.dwconv import MAX_TAPS
+
+__all__ = [
+    "ConvGeometry", "check_fit", "check_kernel_shape", "check_shapes", "counts", "from_nhwc", "height_width",
+    "is_depthwise", "to_nhwc",
+]  # fmt: skip
+
+Array = npt.NDArray[Any]
+
+
+class ConvGeometry(NamedTuple):
+    """How a kernel passes over an image."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]  # top, left, bottom, right
+    dilation: tuple[int, int]
+    groups: int
+    layout: str
+
+    @classmethod
+    def of(cls, stride: Any, padding: Any, dilation: Any, groups: Any, layout: str) -> ConvGeometry:
+        """Raises for whatever cannot be, naming the argument."""
+        if layout not in ("NCHW", "NHWC"):
+            raise InvalidProblem(f"layout: {layout!r}; expected 'NCHW' or 'NHWC'")
+        sides = counts("padding", padding, 0, (2, 4))
+        if not _is_count(groups) or groups < 1:
+            raise InvalidProblem(f"groups: {groups!r}; expected at least 1")
+        return cls(
+            counts("stride", stride, 1, (2,)), sides if len(sides) == 4 else sides * 2,
+            counts("dilation", dilation, 1, (2,)), int(groups), layout,
+        )  # fmt: skip
+
+    def output(self, image: tuple[int, ...], kernel: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the result, for an image of this height and width."""
+        top, left, bottom, right = self.padding
+        found = []
+        for size, pads, k, s, d in zip(
+            image, (top + bottom, left + right), kernel, self.stride, self.dilation, strict=True
+        ):
+            reach = d * (k - 1) + 1
+            if k < 1 or size + pads < reach:
+                raise InvalidProblem(
+                    f"x: {image[0]} by {image[1]} with padding {self.padding} is smaller than the kernel, "
+                    f"{kernel[0]} by {kernel[1]} with dilation {self.dilation}"
+                )
+            found.append((size + pads - reach) // s + 1)
+        return found[0], found[1]
+
+    def output_shape(self, x: tuple[int, ...], w: tuple[int, ...]) -> tuple[int, int, int, int]:
+        """The shape of the result, for x and w of these shapes."""
+        height, width = self.output(height_width(x, self), (w[2], w[3]))
+        return (x[0], w[0], height, width) if self.layout == "NCHW" else (x[0], height, width, w[0])
+
+
+def is_depthwise(w: tuple[int, ...], groups: int) -> bool:
+    """Whether each channel has one filter of its own, and few enough taps for the kernels that serve just that."""
+    out, per_group, kh, kw = w
+    return per_group == 1 and out == groups and out > 0 and 0 < kh * kw <= MAX_TAPS
+
+
+def check_kernel_shape(shape: tuple[int, ...], groups: Any) -> None:
+    """Raises for a shape that no w has."""
+    if len(shape) != 4:
+        raise InvalidProblem(f"w: shape {shape}; expected (out, in / groups, height, width)")
+    if not _is_count(groups) or groups < 1 or shape[0] % groups:
+        raise InvalidProblem(f"groups: {groups!r}; expected a divisor of w's {shape[0]} outputs")
+
+
+def check_shapes(x: tuple[int, ...], w: tuple[int, ...], g: ConvGeometry) -> None:
+    """Raises for shapes of x and w that do not fit each other."""
+    if len(x) != 4:
+        raise InvalidProblem(f"x: shape {x}; expected four dimensions, {g.layout}")
+    check_kernel_shape(w, g.groups)
+    check_fit(x, w, g)
+
+
+def check_fit(x: tuple[int, ...], w: tuple[int, ...], g: ConvGeometry) -> None:
+    """Raises unless x has the channels that w sees, in g's groups."""
+    channels = x[1] if g.layout == "NCHW" else x[3]
+    if w[0] % g.groups:
+        raise InvalidProblem(f"groups: {g.groups}; expected a divisor of w's {w[0]} outputs")
+    if channels != w[1] * g.groups:
+        raise InvalidProblem(f"x: {channels} channels; w has {w[1]} in each of {g.groups} groups")
+
+
+def height_width(shape: tuple[int, ...], g: ConvGeometry) -> tuple[int, int]:
+    """Of an image of this shape, in g's layout."""
+    return (shape[2], shape[3]) if g.layout == "NCHW" else (shape[1], shape[2])
+
+
+def to_nhwc(x: Array, g: ConvGeometry) -> Array:
+    """Images as the kernels read them, contiguous."""
+    if g.layout == "NHWC":
+        return np.ascontiguousarray(x)
+    n, c, h, w = x.shape
+    turned = np.empty((n, h, w, c), x.dtype)
+    _core.transpose(np.ascontiguousarray(x), turned, n, c, h * w, x.itemsize)
+    return turned
+
+
+def from_nhwc(y: Array, g: ConvGeometry, out: Array | None = None) -> Array:
+    """Images of the kernels' order in g's layout, in `out` where that is another one and it is given."""
+    if g.layout == "NHWC":
+        return y
+    n, h, w, c = y.shape
+    turned = np.empty((n, c, h, w), y.dtype) if out is None else out
+    bits = np.dtype(f"u{y.itemsize}")  # bfloat16 lends no buffer
+    _core.transpose(y.view(bits), turned.view(bits), n, h * w, c, y.itemsize)
+    return turned
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, np.generic) and is_integer(value.dtype))
+
+
+def counts(name: str, value: Any, least: int, lengths: tuple[int, ...]) -> tuple[Any, ...]:
+    """One number twice, or a tuple of one of these lengths; none below `least`."""
+    given = (value, value) if _is_count(value) else value
+    if not isinstance(given, tuple | list) or len(given) not in lengths or not all(map(_is_count, given)):
+        expected = " or ".join(map(str, lengths))
+        raise InvalidProblem(f"{name}: {value!r}; expected an integer, or {expected} of them")
+    if min(given) < least:
+        raise InvalidProblem(f"{name}: {value!r}; expected at least {least}")
+    return tuple(int(v) for v in given)
