@@ -3,6 +3,7 @@ Integer paths are compared to the bit, the general one within the rounding of it
 
 from __future__ import annotations
 
+import pickle
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -290,6 +291,7 @@ def test_a_layer_over_weights_of_any_kind(kind: Kind, groups: int, path: str, la
         x = rng.standard_normal((2, 4, 6, 5) if layout == "NCHW" else (2, 6, 5, 4)).astype(dtype)
         expected = lb.qconv2d(lb.quantize(x), w, bias, out_dtype=dtype, **options)
         assert same(layer(x), expected)
+        assert same(pickle.loads(pickle.dumps(layer))(x), expected)
 
 
 # ---- floats as operands ------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from lowbit.ops.quantize import quantize
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["PIECE", "Outcome", "refuse_nan", "row_pieces"]
+__all__ = ["PIECE", "Outcome", "refuse_nan", "row_pieces", "takes_sums"]
 
 Array = npt.NDArray[Any]
 F32 = np.float32
@@ -41,6 +41,12 @@ def row_pieces(shape: tuple[int, ...]) -> Iterator[slice]:
     """Rows of an array of this shape, about PIECE elements at a time."""
     step = max(1, PIECE // max(1, math.prod(shape[1:])))
     return (slice(first, min(first + step, shape[0])) for first in range(0, shape[0], step))
+
+
+def takes_sums(p: QuantizationParams) -> bool:
+    """Whether integer sums are requantized to codes of these params: linear, with one scale. Codes of others are made
+    of the float32 result."""
+    return p.axis is None and not (p.is_logarithmic or p.dtype.is_binary or p.dtype.is_mixed)
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class Outcome:
             if p.axis is not None:
                 raise Unsupported(f"out_params: scales along axis {p.axis}; expected one scale")
         p = p.for_compute(F32)
-        if p.axis is not None or p.is_logarithmic or p.dtype.is_binary or p.dtype.is_mixed:
+        if not takes_sums(p):
             return cls(n, np.dtype(F32), None, bias, floor, ceiling, 0, 0, p)
         zero, lo, hi = int(p.zero_point), p.qmin, p.qmax
         if activation:

@@ -14,7 +14,7 @@ from lowbit import _core
 from lowbit.errors import Unsupported
 from lowbit.kernels.dwconv import prepack_depthwise
 from lowbit.ops.conv import ConvGeometry, conv_path_of, is_depthwise
-from lowbit.ops.outcome import PIECE
+from lowbit.ops.outcome import PIECE, takes_sums
 from lowbit.params import QuantizationParams
 
 __all__ = [
@@ -117,7 +117,7 @@ def codes_workspace(elements: int, out: QuantizationParams | None) -> int:
     that are to be packed."""
     if out is None:
         return 0
-    if out.axis is not None or out.is_logarithmic or out.dtype.is_binary or out.dtype.is_mixed:
+    if not takes_sums(out):
         return (8 if out.dtype.is_mixed else 4) * elements + 24 * out.scale.size + _OBJECTS  # mixed: put in order
     return elements if out.dtype.is_packed else 0
 
