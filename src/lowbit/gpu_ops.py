@@ -1,4 +1,5 @@
-"""The operations of a backend on a GPU: quantize, dequantize, products and convolutions of codes, on torch's stream.
+"""The operations of a backend on a GPU: quantize, dequantize, products, convolutions and sums of codes, on torch's
+stream.
 
 What has no GPU kernel raises Unsupported by its name; nothing runs on the CPU instead. torch is imported when a
 `GpuQuantizationOps` is made.
@@ -10,12 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lowbit.dtypes import DTypeLike
 from lowbit.errors import InvalidProblem, Unsupported
+from lowbit.granularity import granularity_of
+from lowbit.hardware import HardwareFeatures, hardware
 from lowbit.kernels.gpu.presence import GpuDevice, find_device
 from lowbit.ops.conv import ConvGeometry, check_image, check_kernel
 from lowbit.ops.matmul import path_of
 from lowbit.ops.outcome import Outcome
-from lowbit.params import QuantizationParams
+from lowbit.params import QuantizationParams, QuantizationScheme
+from lowbit.quantization_ops import arrays_of
 from lowbit.tensor import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -107,17 +112,44 @@ class GpuQuantizationOps:
     def __init__(self, device: str = "cuda", path: str | None = None) -> None:
         self.device, self.path = find_device(device), path
 
+    @property
+    def hardware_features(self) -> HardwareFeatures:
+        return hardware()
+
+    def calibrate(
+        self, samples: Any, dtype: DTypeLike = "int8", *, scheme: str | QuantizationScheme = "linear"
+    ) -> QuantizationParams:
+        """Params that cover the least and the greatest number of samples: one array or tensor, or an iterable of them.
+        It waits for the device."""
+        from lowbit.kernels.gpu import launch_reductions
+        from lowbit.kernels.gpu.tensors import supported
+
+        supported("dtype", QuantizationParams(dtype, scheme))
+        ranges = []
+        for i, x in enumerate(arrays_of(samples)):
+            there = self._floats(f"samples[{i}]", x)
+            if not there.numel():
+                continue
+            lo, hi, nans = launch_reductions.value_range(there, granularity_of(tuple(there.shape), None, None))
+            found = np.array([lo.item(), hi.item()], str(lo.dtype).removeprefix("torch."))
+            if nans.item() or not np.isfinite(found).all():
+                raise InvalidProblem(f"samples[{i}]: NaN or Inf; a range needs finite numbers")
+            ranges.append(found)
+        if not ranges:
+            raise InvalidProblem("samples: none; there is nothing to find a range in")
+        lows, highs = np.stack(ranges, 1)
+        return QuantizationParams.from_statistics(
+            np.asarray(lows.min()), np.asarray(highs.max()), dtype=dtype, scheme=scheme
+        )
+
     def quantize(self, x: Any, params: QuantizationParams) -> GpuQuantizedTensor:
         import torch
 
         from lowbit.kernels.gpu import launch
         from lowbit.kernels.gpu.tensors import GpuQuantizedTensor, supported
 
-        p = supported("params", params)
-        there = torch.as_tensor(x).detach().to(self.device.memory).contiguous()
-        if not there.is_floating_point():
-            raise Unsupported(f"x: {there.dtype}; expected floats")
-        p = p.for_compute(np.float64 if there.dtype is torch.float64 else np.float32)
+        there = self._floats("x", x)
+        p = supported("params", params.for_compute(np.float64 if there.dtype is torch.float64 else np.float32))
         empty = launch.empty_codes(tuple(there.shape), p.dtype, there)
         q = GpuQuantizedTensor(empty, p, tuple(there.shape), self.device)
         g = p.granularity(q.shape)
@@ -151,8 +183,33 @@ class GpuQuantizationOps:
         y = convolve(self._there("x", x), packed, g, finish_of(outcome, bias, self.device), self.path)
         return self._result(y, outcome)
 
-    def qadd(self, a: Any, b: Any, *, out_params: QuantizationParams) -> Any:
-        raise Unsupported("qadd: it has no GPU kernel")
+    def qadd(self, a: Any, b: Any, *, out_params: QuantizationParams | None = None) -> GpuQuantizedTensor:
+        """quantize((qa - za) * sa + (qb - zb) * sb), with the params of `a` where no others are given. Whole codes of
+        one shape with one scale take one kernel; packed codes, more scales and broadcasting take three."""
+        import torch
+
+        from lowbit.kernels.gpu import launch
+        from lowbit.kernels.gpu.tensors import GpuQuantizedTensor, supported
+
+        left, right = self._there("a", a), self._there("b", b)
+        compute = torch.promote_types(left.scale.dtype, right.scale.dtype)
+        given = left.params if out_params is None else out_params
+        p = supported("out_params", given.for_compute(np.float64 if compute is torch.float64 else np.float32))
+        try:
+            shape = np.broadcast_shapes(left.shape, right.shape)
+        except ValueError:
+            raise InvalidProblem(f"a, b: shapes {left.shape} and {right.shape} do not broadcast") from None
+        q = GpuQuantizedTensor(launch.empty_codes(shape, p.dtype, left.data), p, shape, self.device)
+        plain = all(not t.dtype.is_packed and t.params.axis is None for t in (left, right, q))
+        if plain and left.shape == right.shape:
+            launch.add(
+                left.data, left.scale.to(compute), left.zero_point, right.data, right.scale.to(compute),
+                right.zero_point, p.qmin, p.qmax, out=q.data, scale=q.scale, zero=q.zero_point,
+            )  # fmt: skip
+            return q
+        y = (left.dequantize(compute) + right.dequantize(compute)).contiguous()
+        launch.quantize(y, q.scale, q.zero_point, p.qmin, p.qmax, p.granularity(shape), p.dtype, out=q.data)
+        return q
 
     def qrelu(self, a: Any) -> GpuQuantizedTensor:
         """max(code, zero point), by torch, for codes with one scale that are not packed."""
@@ -163,6 +220,15 @@ class GpuQuantizationOps:
             raise Unsupported(f"qrelu: {q.params!r}; on GPUs it takes int8, uint8 or int16 with one scale")
         codes = q.data.clamp(min=int(q.params.zero_point))
         return GpuQuantizedTensor(codes, q.params, q.shape, self.device, q.scale, q.zero_point)
+
+    def _floats(self, name: str, x: Any) -> Tensor:
+        """x on the device."""
+        import torch
+
+        there = torch.as_tensor(x).detach().to(self.device.memory).contiguous()
+        if not there.is_floating_point():
+            raise Unsupported(f"{name}: {there.dtype}; expected floats")
+        return there
 
     def _there(self, name: str, q: Any) -> GpuQuantizedTensor:
         from lowbit.kernels.gpu.tensors import GpuQuantizedTensor

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit import ops, reference, reference_compute
+from lowbit.calibration import calibrate
+from lowbit.dtypes import DTypeLike
+from lowbit.errors import InvalidProblem, Unsupported
+from lowbit.hardware import HardwareFeatures, hardware
+from lowbit.kernels.gpu.presence import GpuDevice
 from lowbit.ops.conv import ConvGeometry
 from lowbit.ops.matmul import float_bias, path_of
+from lowbit.ops.operands import multiplies_as_bytes
 from lowbit.ops.outcome import Outcome
-from lowbit.params import QuantizationParams
+from lowbit.params import QuantizationParams, QuantizationScheme
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["CpuQuantizationOps", "QuantizationOps", "ReferenceQuantizationOps"]
+__all__ = ["CpuQuantizationOps", "QuantizationOps", "ReferenceQuantizationOps", "arrays_of"]
 
 Array = npt.NDArray[Any]
 F32 = np.float32
@@ -24,10 +31,31 @@ F32 = np.float32
 class QuantizationOps(Protocol):
     """What every backend can do, with the same bits for the same arguments."""
 
+    @property
+    def device(self) -> str | GpuDevice:
+        """Where it runs: "cpu", or a GpuDevice."""
+
+    @property
+    def hardware_features(self) -> HardwareFeatures:
+        """The machine it runs on."""
+
+    def calibrate(
+        self, samples: Any, dtype: DTypeLike = "int8", *, scheme: str | QuantizationScheme = "linear"
+    ) -> QuantizationParams:
+        """Params that cover the least and the greatest number of samples: one array, or an iterable of arrays."""
+
     def quantize(self, x: Any, params: QuantizationParams) -> QuantizedTensor: ...
     def dequantize(self, q: QuantizedTensor) -> Array: ...
     def qmatmul(
-        self, a: QuantizedTensor, b: QuantizedTensor, *, bias: Any = None, out_params: QuantizationParams | None = None
+        self,
+        a: QuantizedTensor,
+        b: QuantizedTensor,
+        *,
+        bias: Any = None,
+        out_params: QuantizationParams | None = None,
+        out_dtype: Any = "float32",
+        activation: str | None = None,
+        clamp: tuple[float, float] | None = None,
     ) -> Array | QuantizedTensor: ...
     def qconv2d(
         self,
@@ -39,18 +67,45 @@ class QuantizationOps(Protocol):
         padding: Any = 0,
         dilation: Any = 1,
         groups: int = 1,
+        layout: str = "NCHW",
         out_params: QuantizationParams | None = None,
+        out_dtype: Any = "float32",
+        activation: str | None = None,
+        clamp: tuple[float, float] | None = None,
     ) -> Array | QuantizedTensor: ...
-    def qadd(self, a: QuantizedTensor, b: QuantizedTensor, *, out_params: QuantizationParams) -> QuantizedTensor: ...
+    def qadd(
+        self, a: QuantizedTensor, b: QuantizedTensor, *, out_params: QuantizationParams | None = None
+    ) -> QuantizedTensor:
+        """The quantized sum, with the params of `a` where no others are given."""
+
     def qrelu(self, a: QuantizedTensor) -> QuantizedTensor: ...
 
 
 class CpuQuantizationOps:
     """lowbit's own functions.
 
-    >>> isinstance(CpuQuantizationOps(), QuantizationOps)
-    True
+    >>> backend = CpuQuantizationOps()
+    >>> isinstance(backend, QuantizationOps), backend.device
+    (True, 'cpu')
+    >>> p = backend.calibrate([F32([-1.27, 1.0]), F32([0.5])])
+    >>> q = backend.quantize(F32([0.5, 1.0]), p)
+    >>> backend.qadd(q, q).unpack()  # 2.0 is beyond the range of q's params
+    array([100, 127], dtype=int8)
     """
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    @property
+    def hardware_features(self) -> HardwareFeatures:
+        return hardware()
+
+    def calibrate(
+        self, samples: Any, dtype: DTypeLike = "int8", *, scheme: str | QuantizationScheme = "linear"
+    ) -> QuantizationParams:
+        """`lb.calibrate` by the method "min_max"; it has others."""
+        return calibrate(samples, dtype, "min_max", scheme=scheme)
 
     def quantize(self, x: Any, params: QuantizationParams) -> QuantizedTensor:
         return ops.quantize(x, params=params)
@@ -58,15 +113,17 @@ class CpuQuantizationOps:
     def dequantize(self, q: QuantizedTensor) -> Array:
         return ops.dequantize(q)
 
-    def qmatmul(
-        self, a: QuantizedTensor, b: QuantizedTensor, *, bias: Any = None, out_params: QuantizationParams | None = None
-    ) -> Array | QuantizedTensor:
-        return ops.qmatmul(a, b, bias=bias, out_params=out_params)
+    def qmatmul(self, a: QuantizedTensor, b: QuantizedTensor, **options: Any) -> Array | QuantizedTensor:
+        return ops.qmatmul(a, b, **options)
 
-    def qconv2d(self, x: QuantizedTensor, w: QuantizedTensor, bias: Any = None, **options: Any) -> Any:
+    def qconv2d(
+        self, x: QuantizedTensor, w: QuantizedTensor, bias: Any = None, **options: Any
+    ) -> Array | QuantizedTensor:
         return ops.qconv2d(x, w, bias, **options)
 
-    def qadd(self, a: QuantizedTensor, b: QuantizedTensor, *, out_params: QuantizationParams) -> QuantizedTensor:
+    def qadd(
+        self, a: QuantizedTensor, b: QuantizedTensor, *, out_params: QuantizationParams | None = None
+    ) -> QuantizedTensor:
         return ops.qadd(a, b, out_params=out_params)
 
     def qrelu(self, a: QuantizedTensor) -> QuantizedTensor:
@@ -74,13 +131,35 @@ class CpuQuantizationOps:
 
 
 class ReferenceQuantizationOps:
-    """The contract in NumPy: slow, short, and what the others are compared with. Images have linear codes with one
-    scale, kernels one or one an output.
+    """The contract in NumPy: slow, short, and what the others are compared with. It takes operands of every dtype,
+    scheme and granularity.
 
     >>> a = ops.quantize(F32([[1, -2], [3, 4]]))
     >>> bool((ReferenceQuantizationOps().qmatmul(a, a) == CpuQuantizationOps().qmatmul(a, a)).all())
     True
     """
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    @property
+    def hardware_features(self) -> HardwareFeatures:
+        return hardware()
+
+    def calibrate(
+        self, samples: Any, dtype: DTypeLike = "int8", *, scheme: str | QuantizationScheme = "linear"
+    ) -> QuantizationParams:
+        data = [reference.widen(np.asarray(x)) for x in arrays_of(samples)]
+        x = np.concatenate([d.reshape(-1) for d in data]) if data else np.empty(0, F32)
+        bad = np.flatnonzero(~np.isfinite(x))
+        if bad.size:
+            raise InvalidProblem(f"samples: {x[bad[0]]} at element {bad[0]}; a range needs finite numbers")
+        if not x.size:
+            raise InvalidProblem("samples: none; there is nothing to find a range in")
+        lo, hi = (np.asarray(v, x.dtype) for v in reference.value_range(x))
+        mean = np.asarray(reference.mean_abs(x), x.dtype)
+        return QuantizationParams.from_statistics(lo, hi, dtype=dtype, scheme=scheme, mean_abs=mean)
 
     def quantize(self, x: Any, params: QuantizationParams) -> QuantizedTensor:
         x = np.asarray(x)
@@ -88,7 +167,7 @@ class ReferenceQuantizationOps:
         return QuantizedTensor.from_codes(reference.quantize(x, params), params)
 
     def dequantize(self, q: QuantizedTensor) -> Array:
-        return reference.dequantize(q.unpack(), q.params)
+        return _numbers(q, q.params.scale.dtype)
 
     def qmatmul(
         self,
@@ -111,14 +190,19 @@ class ReferenceQuantizationOps:
             return outcome.general(reference_compute.binary_matmul(left, right), sa, sb)
         bias = float_bias(outcome, path)
         if path == "general":
-            y = reference.dequantize(left, a.params, np.float64) @ reference.dequantize(right, b.params, np.float64)
-            return outcome.from_floats(y.astype(F32), bias)
+            return outcome.from_floats((_numbers(a, np.float64) @ _numbers(b, np.float64)).astype(F32), bias)
         assert b.params.block_size is not None
-        steps = left.astype(np.int64) - (za[:, None] if za.ndim else za)
-        rows = np.broadcast_to(sa, a.shape[:1])
-        return outcome.from_floats(
-            reference_compute.matmul_groups(steps, right, rows, sb, zb, b.params.block_size), bias
-        )
+        steps, rows = left.astype(np.int64) - (za[:, None] if za.ndim else za), np.broadcast_to(sa, a.shape[-2:-1])
+        scales = b.params.granularity(b.shape).scale_shape
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        y = np.empty((*batch, a.shape[-2], b.shape[-1]), F32)
+        for i in np.ndindex(batch):
+            p, q, s, z = (
+                np.broadcast_to(v, batch + v.shape[-2:])[i]
+                for v in (steps, right, np.broadcast_to(sb, scales), np.broadcast_to(zb, scales))
+            )
+            y[i] = reference_compute.matmul_groups(p, q, rows, s, z, b.params.block_size)
+        return outcome.from_floats(y, bias)
 
     def qconv2d(
         self,
@@ -138,28 +222,59 @@ class ReferenceQuantizationOps:
     ) -> Array | QuantizedTensor:
         g = ConvGeometry.of(stride, padding, dilation, groups, layout)
         outcome = Outcome.of(w.shape[0], bias, out_params, out_dtype, activation, clamp)
-        image = x.unpack() if layout == "NCHW" else np.moveaxis(x.unpack(), -1, 1)
-        acc = reference_compute.conv2d_integer(
-            image,
-            w.unpack(),
-            int(x.params.zero_point),
-            w.params.zero_point,
-            g.stride,
-            g.padding,
-            g.dilation,
-            groups,
-        )
-        rows = np.moveaxis(acc, 1, -1)
-        y = outcome.general(rows.reshape(-1, w.shape[0]), x.params.scale.astype(F32), w.params.scale.astype(F32))
+        geometry = g.stride, g.padding, g.dilation, g.groups
+        if _has_integer_sums(x.params, w.params):
+            zx, zw = int(x.params.zero_point), w.params.zero_point
+            sums = reference_compute.conv2d_integer(_channels_first(x.unpack(), g), w.unpack(), zx, zw, *geometry)
+            rows = np.moveaxis(sums, 1, -1)
+            sx, sw = x.params.scale.astype(F32), w.params.scale.astype(F32)
+            y = outcome.general(rows.reshape(-1, w.shape[0]), sx, sw)
+        else:
+            image, kernel = _channels_first(_numbers(x, np.float64), g), _numbers(w, np.float64)
+            sums = reference_compute.conv2d_general(image, kernel, *geometry).astype(F32)
+            rows = np.moveaxis(sums, 1, -1)
+            y = outcome.from_floats(rows.reshape(-1, w.shape[0]), float_bias(outcome, "general"))
         found = (y.data if isinstance(y, QuantizedTensor) else y).reshape(rows.shape)
         return outcome.wrap(found if layout == "NHWC" else np.ascontiguousarray(np.moveaxis(found, -1, 1)))
 
-    def qadd(self, a: QuantizedTensor, b: QuantizedTensor, *, out_params: QuantizationParams) -> QuantizedTensor:
-        p = out_params.for_compute(F32)
-        left, right = ((q.unpack(), q.params.scale, q.params.zero_point) for q in (a, b))
-        codes = reference_compute.qadd(*left, *right, p.scale, p.zero_point, p.qmin, p.qmax)
-        return QuantizedTensor.from_codes(codes, p)
+    def qadd(
+        self, a: QuantizedTensor, b: QuantizedTensor, *, out_params: QuantizationParams | None = None
+    ) -> QuantizedTensor:
+        compute = np.result_type(a.params.scale, b.params.scale)
+        p = (a.params if out_params is None else out_params).for_compute(compute)
+        with np.errstate(over="ignore"):
+            y = np.asarray(_numbers(a, compute) + _numbers(b, compute))
+        return QuantizedTensor.from_codes(reference.quantize(y, p), p)
 
     def qrelu(self, a: QuantizedTensor) -> QuantizedTensor:
-        codes = np.maximum(a.unpack().astype(np.int32), int(a.params.zero_point))
-        return QuantizedTensor.from_codes(codes, a.params)
+        if a.dtype.is_binary or 1 in a.dtype.widths:
+            raise Unsupported(f"a: {a.dtype}; a binary code is one of two numbers, and neither is a bound")
+        zero = reference.expand(a.params.zero_point, a.params, a.shape)
+        return QuantizedTensor.from_codes(np.maximum(a.unpack().astype(np.int32), zero), a.params)
+
+
+def arrays_of(samples: Any) -> list[Any]:
+    """One array, or each of an iterable of arrays."""
+    if hasattr(samples, "shape") or hasattr(samples, "__dlpack__"):
+        return [samples]
+    if isinstance(samples, str | bytes) or not isinstance(samples, Iterable):
+        raise InvalidProblem(f"samples: {type(samples).__name__}; expected an array or an iterable of arrays")
+    return list(samples)
+
+
+def _numbers(q: QuantizedTensor, dtype: npt.DTypeLike) -> Array:
+    return reference.dequantize(q.unpack(), q.params, dtype)
+
+
+def _channels_first(image: Array, g: ConvGeometry) -> Array:
+    return image if g.layout == "NCHW" else np.moveaxis(image, -1, 1)
+
+
+def _has_integer_sums(x: QuantizationParams, w: QuantizationParams) -> bool:
+    """Whether a convolution sums integers: linear codes of at most 8 bits, one scale for x, one per output for w."""
+    per_output = w.axis is None or (w.block_size is None and w.axis in (0, -4))
+    return multiplies_as_bytes(x) and multiplies_as_bytes(w) and x.axis is None and per_output
+
+
+if TYPE_CHECKING:
+    _BACKENDS: tuple[QuantizationOps, ...] = (CpuQuantizationOps(), ReferenceQuantizationOps())

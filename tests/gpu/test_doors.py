@@ -252,6 +252,8 @@ def test_tensors_go_and_come_back(options: dict[str, Any]) -> None:
     same(there.unpack(), q.unpack())
     again = GpuQuantizationOps().quantize(x, q.params)
     assert again.to("cpu") == q
+    wide, p = random(5, 7, dtype=np.float64), lb.QuantizationParams("int8", scale=0.031)
+    assert GpuQuantizationOps().quantize(wide, p).to("cpu") == lb.quantize(wide, params=p)
     there.data.zero_()
     assert (q.data != 0).any(), "a copy"
 
@@ -267,14 +269,55 @@ def test_tensors_without_kernels_stay(q: Any) -> None:
 def test_operations_are_the_protocols() -> None:
     ops = GpuQuantizationOps()
     assert isinstance(ops, lb.QuantizationOps)
+    assert str(ops.device) == "cuda:0"
+    assert ops.hardware_features == lb.hardware()
     a = lb.quantize(random(3, 8), "uint8", scheme="asymmetric")
-    with pytest.raises(Unsupported, match=r"^qadd: "):
-        ops.qadd(a, a, out_params=a.params)
     assert ops.qrelu(a).to("cpu") == lb.qrelu(a)
     with pytest.raises(Unsupported, match="qrelu: "):
         ops.qrelu(lb.quantize(random(4), "int4"))
     with pytest.raises(InvalidProblem, match="q: ndarray"):
         ops.dequantize(random(3))
+
+
+SUMS = [*KINDS, {"dtype": "uint16", "scheme": "asymmetric"}, {"dtype": "int8", "scheme": "asymmetric"}]
+
+
+@pytest.mark.parametrize("options", SUMS, ids=lambda o: "-".join(map(str, o.values())))
+def test_sums(options: dict[str, Any]) -> None:
+    ops = GpuQuantizationOps()
+    for dtype in (F32, np.float64):
+        a, b = lb.quantize(random(5, 7, dtype=dtype), **options), lb.quantize(random(5, 7, seed=1, dtype=dtype))
+        row = lb.quantize(random(7, seed=2, dtype=dtype), "uint8", scheme="asymmetric")
+        for out in (None, a.params, lb.QuantizationParams("uint8", "asymmetric", scale=0.031, zero_point=100)):
+            for left, right in ((a, b), (b, a), (a, a), (a, row)):
+                if out is a.params and left is b:
+                    continue
+                found = ops.qadd(left.to("cuda"), right, out_params=out)
+                assert found.to("cpu") == lb.qadd(left, right, out_params=out)
+
+
+def test_sums_refuse_what_cannot_be_added() -> None:
+    ops, a = GpuQuantizationOps(), lb.quantize(random(5, 7))
+    with pytest.raises(InvalidProblem, match=r"^a, b: shapes .* do not broadcast"):
+        ops.qadd(a, lb.quantize(random(5)))
+    with pytest.raises(Unsupported, match=r"^out_params: binary"):
+        ops.qadd(a, a, out_params=lb.QuantizationParams("binary"))
+
+
+def test_ranges_of_samples() -> None:
+    ops, slow = GpuQuantizationOps(), lb.ReferenceQuantizationOps()
+    for dtype in (F32, np.float64, np.float16):
+        samples = [random(3, 5, dtype=dtype), np.empty(0, dtype), random(7, seed=1, dtype=dtype)]
+        for code, scheme in (("int8", "linear"), ("uint8", "linear"), ("int4", "asymmetric")):
+            found = ops.calibrate(samples, code, scheme=scheme)
+            assert found == lb.CpuQuantizationOps().calibrate(samples, code, scheme=scheme)
+            assert found == slow.calibrate(samples, code, scheme=scheme)
+    assert ops.calibrate(torch.tensor([1.0, -2.54])) == lb.calibrate(F32([1.0, -2.54]), method="min_max")
+    for bad, message in (([], "none"), (F32([1, np.nan]), "NaN"), (F32([1, np.inf]), "Inf"), (3, "int; expected")):
+        with pytest.raises(InvalidProblem, match=rf"^samples.*{message}"):
+            ops.calibrate(bad)
+    with pytest.raises(Unsupported, match=r"^dtype: binary"):
+        ops.calibrate(samples, "binary")
 
 
 OUTCOMES = [

@@ -222,6 +222,28 @@ def test_nothing_at_all() -> None:
         assert launch.dequantize_backward(x, s, g).shape == shape
 
 
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 300])
+def test_sums(n: int, monkeypatch: pytest.MonkeyPatch, room: Guarded) -> None:
+    """Every pair of codes in turn, with scales at which the sum is beside a tie; the ends of all ranges."""
+    monkeypatch.setattr(launch, "THREADS", 16)  # 64 codes a program
+    rng = np.random.default_rng(n)
+    for left, right, target in (("int8", "uint8", "int8"), ("uint8", "int16", "uint16"), ("int16", "int16", "uint8")):
+        da, db, dy = (QuantizedDType.of(name) for name in (left, right, target))
+        a, b = (rng.integers(*d.value_range, n, endpoint=True).astype(d.code_dtype) for d in (da, db))
+        a[:1], b[:1] = da.qmax, db.qmin
+        for kind, scales in ((F32, (0.1, 0.3, 0.2)), (np.float64, (1.7, 2.0**-125, 0.9)), (F32, (5e33, 5e33, 5e33))):
+            sa, sb, sy = (np.asarray(s, kind) for s in scales)
+            za, zb, zy = np.int32(1), np.int32(0), np.int32(dy.qmin + 3)
+            with np.errstate(over="ignore"):
+                y = reference.dequantize_affine(a, sa, za) + reference.dequantize_affine(b, sb, zb)
+            want = reference.quantize_affine(y, sy, zy, dy.qmin, dy.qmax).astype(dy.code_dtype)
+            out = codes_room(room, (n,), dy)
+            given = tensor(a), tensor(sa), tensor(za), tensor(b), tensor(sb), None
+            got = launch.add(*given, dy.qmin, dy.qmax, out=out, scale=tensor(sy), zero=tensor(zy))
+            assert got is out
+            same(got, want)
+
+
 def test_in_place() -> None:
     p = Hurting("tokens", "bf16", -8, 7)
     x, dy = tensor(p.x), tensor(p.dy)

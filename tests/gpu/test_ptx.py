@@ -72,6 +72,23 @@ def test_fake_quantize_and_its_gradient(target: str, floats: str, codes: str, gr
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_sums_of_codes(target: str) -> None:
+    """Products that are rounded before they are added: contraction would give other codes."""
+    rng = np.random.default_rng(8)
+    a, b = rng.integers(-128, 128, 1100).astype(np.int8), rng.integers(0, 256, 1100).astype(np.uint8)
+    sa, sb, sy = (np.asarray(s, np.float32) for s in (0.1, 0.3, 0.2))
+    za, zb, zy = (np.int32(z) for z in (-3, 120, 5))
+    y = reference.dequantize_affine(a, sa, za) + reference.dequantize_affine(b, sb, zb)
+    expected = torch.from_numpy(reference.quantize_affine(y, sy, zy, -128, 127).astype(np.int8))
+    out = torch.zeros(1100, dtype=torch.int8)
+    given = [torch.from_numpy(np.asarray(v)) for v in (a, sa, za, b, sb, zb)]
+    with on_target(target) as launches:
+        launch.add(*given, -128, 127, out=out, scale=torch.from_numpy(sy), zero=torch.from_numpy(np.asarray(zy)))  # type: ignore[arg-type]
+    assert same_bits(out, expected) == 0
+    assert not any("div.full" in one.ptx or ".ftz" in one.ptx or "fma." in one.ptx for one in launches)
+
+
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("floats", [pytest.param(f, marks=() if f == "f16" else pytest.mark.deep) for f in FLOATS])
 def test_other_gradients(target: str, floats: str) -> None:
     """quantize's dx = m ? dy / s : 0 and dequantize's dq = dy * s."""

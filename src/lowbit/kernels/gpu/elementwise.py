@@ -1,5 +1,6 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-"""Quantize, dequantize, fake-quantize and their gradients for given scales, each in one pass over flat arrays.
+"""Quantize, dequantize, fake-quantize and their gradients for given scales, and sums of codes, each in one pass over
+flat arrays.
 
 s and z of an element: see places.py. zero may be None. PACKED: codes of 4 bits, two a byte, `stored` bytes
 in all, of which a program has whole ones.
@@ -17,10 +18,11 @@ from lowbit.kernels.gpu.arithmetic import (
     widen,
 )
 from lowbit.kernels.gpu.language import jit, tl
-from lowbit.kernels.gpu.places import load_affine, program_index
+from lowbit.kernels.gpu.places import TENSOR, load_affine, program_index
 
 __all__ = [
-    "dequantize", "dequantize_backward", "fake_quantize", "fake_quantize_backward", "quantize", "quantize_backward",
+    "add", "dequantize", "dequantize_backward", "fake_quantize", "fake_quantize_backward", "quantize",
+    "quantize_backward",
 ]  # fmt: skip
 
 
@@ -125,3 +127,26 @@ def dequantize_backward(
     s, _ = load_affine(scale, None, first, n, columns, axis, groups, KIND, GROUP, LONG, BLOCK)
     y = widen(tl.load(dy + place, mask=place < n, other=0.0)) * s
     tl.store(out + place, y.to(out.dtype.element_ty), mask=place < n)
+
+
+@jit
+def add(
+    a, a_scale, a_zero, b, b_scale, b_zero, out, out_scale, out_zero, n, qmin, qmax,
+    INDEX64: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """q = quantize((qa - za) * sa + (qb - zb) * sb), every step rounded; one scale for each of the three."""
+    first = program_index(INDEX64) * BLOCK
+    place = first + tl.arange(0, BLOCK)
+    y = _number(a, a_scale, a_zero, first, n, BLOCK) + _number(b, b_scale, b_zero, first, n, BLOCK)
+    s, z = load_affine(out_scale, out_zero, first, n, 1, 1, 1, TENSOR, 1, True, BLOCK)
+    low, high = low_and_high(z, qmin, qmax, y)
+    codes = steps_clamped(divide(y, s), low, high).to(tl.int32) + z
+    tl.store(out + place, codes.to(out.dtype.element_ty), mask=place < n)
+
+
+@jit
+def _number(codes, scale, zero, first, n, BLOCK: tl.constexpr):
+    """float(q - z) * s of BLOCK elements from `first` on."""
+    place = first + tl.arange(0, BLOCK)
+    s, z = load_affine(scale, zero, first, n, 1, 1, 1, TENSOR, 1, True, BLOCK)
+    return (tl.load(codes + place, mask=place < n, other=0).to(tl.int32) - z).to(s.dtype) * s

@@ -65,6 +65,16 @@ def _flat(op: str, element: str, code: str | None, kind: int, *, zero: bool = Tr
     )  # fmt: skip
 
 
+def _add(element: str, a: str, b: str, code: str, zero: bool) -> Case:
+    wide, z = _wide(element), "i32" if zero else None
+    pointers = {
+        "a": _CODES[a], "a_scale": wide, "a_zero": z, "b": _CODES[b], "b_scale": wide, "b_zero": z,
+        "out": _CODES[code], "out_scale": wide, "out_zero": z,
+    }  # fmt: skip
+    name = f"add_{a}_{b}_{code}" + ("" if zero else "_no_zero")
+    return _case(name, elementwise.add, pointers, "n qmin qmax", INDEX64=False, BLOCK=4 * _THREADS)
+
+
 def _learned(by: str, element: str) -> Case:
     f, scale = _FLOATS[element], _wide(element)
     pointers: dict[str, str | None] = {
@@ -151,6 +161,8 @@ CASES: list[Case] = [
     _flat("quantize_backward", "f64", None, GROUP_ROWS, group=32),
     _flat("dequantize_backward", "f32", None, TENSOR),
     _flat("dequantize_backward", "bf16", None, ROWS),
+    _add("f32", "s8", "u8", "s8", True),
+    _add("f32", "s8", "s8", "s8", False),
     _learned("runs", "f32"),
     _learned("runs", "bf16"),
     _learned("runs", "f64"),

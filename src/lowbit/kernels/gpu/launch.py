@@ -22,7 +22,7 @@ from lowbit.kernels.gpu import elementwise
 from lowbit.kernels.gpu.grids import Places, indices_are_wide, places_of
 
 __all__ = [
-    "STORED", "THREADS", "compute_dtype", "dequantize", "dequantize_backward", "empty_codes", "fake_quantize",
+    "STORED", "THREADS", "add", "compute_dtype", "dequantize", "dequantize_backward", "empty_codes", "fake_quantize",
     "fake_quantize_backward", "launch", "quantize", "quantize_backward", "warps",
 ]  # fmt: skip
 
@@ -125,6 +125,21 @@ def dequantize_backward(dy: Tensor, scale: Tensor, g: Granularity, *, out: Tenso
     out = torch.empty_like(dy) if out is None else out
     _same_device(dy, scale, out)
     _run(elementwise.dequantize_backward, dy, scale, g, (dy, scale, out), ())
+    return out
+
+
+def add(
+    a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, b_scale: Tensor, b_zero: Tensor | None,
+    qmin: int, qmax: int, *, out: Tensor, scale: Tensor, zero: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """q = quantize((qa - za) * sa + (qb - zb) * sb) of codes that are not packed, one scale for each of the three, all
+    scales of one type. out may be a or b."""
+    _same_device(a, a_scale, a_zero, b, b_scale, b_zero, out, scale, zero)
+    n, block = a.numel(), 4 * THREADS
+    launch(
+        elementwise.add, -(-n // block), a, warps(THREADS, a), a, a_scale, a_zero, b, b_scale, b_zero, out, scale,
+        zero, n, qmin, qmax, INDEX64=indices_are_wide(n), BLOCK=block,
+    )  # fmt: skip
     return out
 
 

@@ -42,6 +42,9 @@ class GpuDevice:
     def holds(self, tensor: Any) -> bool:
         return str(tensor.device) == self.memory
 
+    def __str__(self) -> str:
+        return self.name
+
 
 def is_interpreted() -> bool:
     """Whether the door for tests is open."""

@@ -174,6 +174,25 @@ def _fake_and_gradients(
         yield wrong_bits(found, p.narrow(reference.dequantize_backward(p.dy, p.scale, g)))
 
 
+def _sums(n: int, device: GpuDevice) -> Iterator[tuple[int, int]]:
+    """q = quantize((qa - za) * sa + (qb - zb) * sb), with scales that put sums beside ties."""
+    rng = np.random.default_rng(n)
+    for left, right, target in (("int8", "uint8", "int8"), ("uint8", "int16", "uint16")):
+        a, b = (
+            rng.integers(*d.value_range, n, endpoint=True).astype(d.code_dtype)
+            for d in (QuantizedDType.of(left), QuantizedDType.of(right))
+        )
+        dtype = QuantizedDType.of(target)
+        sa, sb, sy = (np.asarray(s, np.float32) for s in (0.1, 0.3, 0.2))
+        za, zb, zy = (np.asarray(z, np.int32) for z in (5, 1, 3))
+        y = reference.dequantize_affine(a, sa, za) + reference.dequantize_affine(b, sb, zb)
+        want = reference.quantize_affine(y, sy, zy, *dtype.value_range).astype(dtype.code_dtype)
+        given: Any = (*(there(v, device) for v in (a, sa, za, b, sb, zb)), *dtype.value_range)
+        out = launch.empty_codes((n,), dtype, given[0])
+        launch.add(*given, out=out, scale=there(sy, device), zero=there(zy, device))
+        yield wrong_bits(out, want)
+
+
 def _learned(
     name: str, kind: str, shape: tuple[int, ...], g: Granularity, device: GpuDevice
 ) -> Iterator[tuple[int, int]]:
@@ -235,7 +254,8 @@ def _checks(large: bool, families: dict[str, Any]) -> list[Check]:
 
 
 def elementwise_checks(large: bool) -> list[Check]:
-    return _checks(large, {"codes and back": _codes_and_back, "fake quantize and gradients": _fake_and_gradients})
+    families = {"codes and back": _codes_and_back, "fake quantize and gradients": _fake_and_gradients}
+    return [*_checks(large, families), Check("sums of codes", partial(_sums, 4_000_037 if large else 1_531))]
 
 
 def reduction_checks(large: bool) -> list[Check]:
