@@ -43,7 +43,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(monkeypatch, busy):
     """Settings take as long as a test says, whatever the machine is doing."""
 
     def says(seconds):
@@ -52,6 +52,17 @@ def clock(monkeypatch):
 
         monkeypatch.setattr(tuner_module, "race", race)
         monkeypatch.setattr(tuner_module, "_without_a_cpu", lambda *_: set())
+        busy(0.0)
+
+    return says
+
+
+@pytest.fixture
+def busy(monkeypatch):
+    """Other processes keep as many CPUs busy as a test says."""
+
+    def says(cpus):
+        monkeypatch.setattr(tuner_module, "OtherWork", lambda: SimpleNamespace(cpus=lambda: cpus))
 
     return says
 
@@ -189,6 +200,44 @@ def test_requirements_are_honoured(clock):
     assert never_worth_it.keep_float
 
 
+def test_the_nearest_setting_is_the_one_that_misses_by_least():
+    """One bound missed by far is further than two that are barely missed."""
+    how, wanted = AutoTuningConfig(), PerformanceRequirements(max_latency=1.0, memory_budget=100, min_sqnr_db=30.0)
+    work = QuantizationWorkload.matmul(1, 64, 64)
+
+    def result(dtype: str, seconds: float, sqnr: float, nbytes: int) -> CandidateResult:
+        timing = Timing.of([seconds] * 9)
+        broken = tuner_module._violations(work, wanted, how, timing, (sqnr, 0.99), nbytes)
+        texts, distance = tuple(v.text for v in broken), sum(v.excess for v in broken)
+        return CandidateResult(dtype, Candidate(dtype), timing, sqnr, 0.99, nbytes, texts, distance)
+
+    base = CandidateResult("float32", None, Timing.of([9.0] * 9), math.inf, 1.0, 400)
+    barely, far = result("int8", 1.1, 40.0, 105), result("int4", 50.0, 40.0, 50)
+    assert (len(barely.violations), len(far.violations)) == (2, 1)
+    assert barely.distance == pytest.approx(0.1 + 0.05)
+    assert far.distance == pytest.approx(49.0)
+    winner, why, meets = tuner_module._judge([base, far, barely], how, ("latency",))
+    assert (winner, meets) == (Candidate("int8"), False)
+    assert "nearest is int8: latency" in why
+    kept, why, meets = tuner_module._judge([base, far, barely], how, ())
+    assert (kept, meets) == (None, True)
+    assert "nearest int8: latency" in why
+    assert result("int8", 1.0, 27.0, 100).distance == pytest.approx(10**0.3 - 1), "twice the noise that is allowed"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "distance"),
+    [
+        ({"max_latency": 0.5}, 1.0), ({"max_latency": 0.0}, math.inf), ({"min_throughput": 32768.0}, 3.0),
+        ({"memory_budget": 80}, 0.25), ({"min_cosine": 0.98}, 0.5), ({"min_cosine": 1.0}, math.inf), ({}, 0),
+    ],
+)  # fmt: skip
+def test_distances_are_shares_of_the_bounds(wanted, distance):
+    given = QuantizationWorkload.matmul(1, 64, 64), PerformanceRequirements(**wanted), AutoTuningConfig()
+    broken = tuner_module._violations(*given, Timing.of([1.0] * 9), (40.0, 0.97), 100)
+    assert sum(v.excess for v in broken) == pytest.approx(distance)
+
+
 def test_it_can_be_disabled():
     found = auto_tune(QuantizationWorkload.matmul(1, 64, 64), config=AutoTuningConfig(enabled=False))
     assert found.keep_float
@@ -291,6 +340,33 @@ def test_answers_are_remembered(folder, clock, monkeypatch):
     assert not auto_tune(w, PerformanceRequirements(min_cosine=0.5), PATIENT).from_cache
     assert clear_caches()
     assert not auto_tune(w, config=PATIENT).from_cache
+
+
+def test_answers_found_under_load_are_provisional_and_not_remembered(folder, clock, busy):
+    clock(lambda name: 1e-3)
+    w = QuantizationWorkload.matmul(1, 64, 64)
+    busy(lb.hardware().cores - 0.5)
+    found = auto_tune(w, config=PATIENT)
+    assert found.provisional
+    assert found.load == lb.hardware().cores - 0.5
+    assert "provisional" in found.why
+    assert not (folder / "tuning.json").exists()
+    assert OptimalQuantizationConfig.from_dict(json.loads(json.dumps(found.to_dict())), w).provisional
+    busy(0.2)
+    quiet = auto_tune(w, config=PATIENT)
+    assert not quiet.from_cache, "measured again"
+    assert not quiet.provisional
+    assert auto_tune(w, config=PATIENT).from_cache
+    busy(math.nan)
+    unknown = auto_tune(w, config=PATIENT, cache=False)
+    assert (unknown.load, unknown.provisional) == (None, False)
+
+
+def test_settings_left_out_make_an_answer_provisional(folder, clock, monkeypatch):
+    clock(lambda name: 1e-3)
+    monkeypatch.setattr(tuner_module, "_without_a_cpu", lambda *_: {"int8 symmetric, int8 activations, 1 thread"})
+    assert auto_tune(QuantizationWorkload.matmul(1, 64, 64), config=PATIENT).provisional
+    assert not (folder / "tuning.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -479,13 +555,23 @@ def test_a_capped_isa_changes_detection_and_hints():
     assert done.stdout.split() == ["scalar", "False", "scalar"]
 
 
-@pytest.mark.parametrize(("busy", "left_out"), [(0.2, set()), (0.9, {"two"}), (2.0, {"two"}), (math.nan, set())])
+@pytest.mark.parametrize(
+    ("cores", "others", "left_out"),
+    [
+        (2, 0.2, set()),
+        (2, 0.9, {"two"}),
+        (2, 2.0, {"two"}),
+        (2, math.nan, set()),
+        (64, 40.0, set()),
+        (64, 63.0, {"two"}),
+    ],
+)
 def test_threads_without_a_cpu_of_their_own_take_no_part(
-    monkeypatch: pytest.MonkeyPatch, busy: float, left_out: set[str]
+    monkeypatch: pytest.MonkeyPatch, cores: int, others: float, left_out: set[str]
 ) -> None:
-    monkeypatch.setattr(tuner_module, "hardware", lambda: SimpleNamespace(usable_cpus=2))
+    monkeypatch.setattr(tuner_module, "hardware", lambda: SimpleNamespace(usable_cpus=2, cores=cores))
     settings = {"one": Candidate("int8", threads=1), "two": Candidate("int8", threads=2)}
-    assert tuner_module._without_a_cpu(settings, SimpleNamespace(cpus=lambda: busy), 0.0) == left_out
+    assert tuner_module._without_a_cpu(settings, SimpleNamespace(cpus=lambda: others), 0.0) == left_out
 
 
 @pytest.mark.parametrize(("high", "chosen"), [(1.1, 2), (1.6, 1)], ids=["beyond doubt", "in doubt"])

@@ -83,18 +83,15 @@ def recommend(
 ) -> None:
     """Say what to do about workloads, and why; without any, what this machine prefers."""
     from lowbit.hints import performance_hints
-    from lowbit.tuning import AutoTuningConfig
     from lowbit.tuning.recommend import recommend as recommended
 
     if not (matmul or conv or add):
         hints = performance_hints()
         typer.echo(json.dumps(hints.to_dict(), indent=2) if as_json else str(hints))
         return
-    if not no_cache:  # with a progress bar; the recommendations then find it in the cache
-        _searched(matmul, conv, add, seconds, (max_latency, min_sqnr, min_cosine, memory), torch, no_cache, as_json)
-    wanted, work = _asked(matmul, conv, add, (max_latency, min_sqnr, min_cosine, memory))
-    config = AutoTuningConfig(max_search_time=seconds)
-    found = [recommended(w, wanted, config, cache=not no_cache) for w in work]
+    bounds = max_latency, min_sqnr, min_cosine, memory
+    searched = _searched(matmul, conv, add, seconds, bounds, torch, no_cache, as_json)
+    found = [recommended(answer.workload, found=answer) for answer in searched]
     typer.echo(json.dumps([f.to_dict() for f in found], indent=2) if as_json else "\n\n".join(map(str, found)))
 
 

@@ -42,14 +42,17 @@ def recommend(
     config: AutoTuningConfig | None = None,
     *,
     cache: bool = True,
+    found: OptimalQuantizationConfig | None = None,
 ) -> QuantizationRecommendations:
-    """The measured best setting for a workload, and what it follows from.
+    """The measured best setting for a workload, and what it follows from. found: the answer of a search made before.
 
     >>> recommend(QuantizationWorkload.matmul(1, 64, 64), config=AutoTuningConfig(max_search_time=0.2)).measured
     True
     """
     rates = limits()
-    found: OptimalQuantizationConfig = auto_tune(workload, requirements, config, cache=cache)
+    if found is None:
+        found = auto_tune(workload, requirements, config, cache=cache)
+    assert found is not None
     bound, why = _bound(workload, rates)
     reasons = [found.why, why]
     if found.winner is None:

@@ -26,6 +26,7 @@ class CandidateResult:
     cosine: float
     nbytes: int
     violations: tuple[str, ...] = ()
+    distance: float = 0.0  # from the requirements: the sum of the shares by which each bound is exceeded
     on_front: bool = False  # no other setting is faster, more accurate and smaller at once
     # Left out of later rounds as clearly slower than another; its figure is from the first ones, which may have been
     # faster or slower times of the machine than those of the others.
@@ -40,7 +41,7 @@ class CandidateResult:
         candidate = None if d["candidate"] is None else Candidate(**d["candidate"])
         return CandidateResult(
             str(d["name"]), candidate, Timing(**d["timing"]), float(d["sqnr_db"]), float(d["cosine"]), int(d["nbytes"]),
-            tuple(map(str, d["violations"])), bool(d["on_front"]), bool(d["dropped"]),
+            tuple(map(str, d["violations"])), float(d["distance"]), bool(d["on_front"]), bool(d["dropped"]),
         )  # fmt: skip
 
 
@@ -60,6 +61,8 @@ class OptimalQuantizationConfig:
     complete: bool = True  # False: time was over, or Ctrl-C, before every setting was measured
     meets_requirements: bool = True
     from_cache: bool = False
+    load: float | None = None  # CPUs that other processes kept busy during the search; None: the system does not tell
+    provisional: bool = False  # they needed CPUs that the search could have used: the answer is not cached
 
     @property
     def keep_float(self) -> bool:
@@ -99,7 +102,8 @@ class OptimalQuantizationConfig:
             "workload": repr(self.workload), "winner": None if self.winner is None else asdict(self.winner),
             "keep_float": self.keep_float, "why": self.why, "speedup": self.speedup, "data": self.data,
             "seconds": self.seconds, "complete": self.complete, "meets_requirements": self.meets_requirements,
-            "from_cache": self.from_cache, "results": [r.to_dict() for r in self.results],
+            "from_cache": self.from_cache, "load": self.load, "provisional": self.provisional,
+            "results": [r.to_dict() for r in self.results],
         }  # fmt: skip
 
     @staticmethod
@@ -111,7 +115,8 @@ class OptimalQuantizationConfig:
             raise InvalidProblem("winner: none of the settings measured")
         return OptimalQuantizationConfig(
             workload, winner, str(d["why"]), results, str(d["data"]), float(d["seconds"]), bool(d["complete"]),
-            bool(d["meets_requirements"]), True,
+            bool(d["meets_requirements"]), True, None if d["load"] is None else float(d["load"]),
+            bool(d["provisional"]),
         )  # fmt: skip
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,9 +41,10 @@ def auto_tune(
 ) -> Any:
     """The best setting for a workload, measured on this machine; for several workloads a list of them.
 
-    Every setting is timed in turns with float32, scored on the data and held against the requirements. Answers are kept
-    in the cache folder, by CPU, version, kernels in use, threads and workload; `cache=False` measures anew. Ctrl-C ends
-    a search with what it has found so far.
+    Every setting is timed in turns with float32, scored on the data and compared with the requirements. Answers are
+    cached in the cache folder, by CPU, version, kernels in use, threads and workload; `cache=False` measures anew. An
+    answer found while other processes needed the CPUs is provisional, and is not cached. Ctrl-C ends a search with what
+    it has found so far.
 
     >>> import lowbit as lb
     >>> w = QuantizationWorkload.matmul(1, 64, 64)
@@ -76,7 +77,7 @@ def _one(
             except (InvalidProblem, KeyError, TypeError, ValueError, AttributeError):
                 pass  # what is no answer is measured anew
     found = _search(workload, wanted, how, say)
-    if cache and found.complete:
+    if cache and found.complete and not found.provisional:
         file.put(key, found.to_dict())
     return found
 
@@ -132,7 +133,9 @@ def _search(
         if name in timings:
             broken = _violations(workload, wanted, how, timings[name], errors[name], works[name].nbytes)
             figures = timings[name], *errors[name], works[name].nbytes
-            rows.append(CandidateResult(name, candidate, *figures, broken, dropped=name in dropped))
+            distance = sum(v.excess for v in broken)
+            texts = tuple(v.text for v in broken)
+            rows.append(CandidateResult(name, candidate, *figures, texts, distance, dropped=name in dropped))
     rows.sort(key=lambda r: r.timing.median)
     if baseline is not None:
         rows.insert(0, CandidateResult(baseline, None, timings[baseline], math.inf, 1.0, works[baseline].nbytes))
@@ -140,10 +143,15 @@ def _search(
     winner, why, meets = _judge(results, how, _violations_of_float(workload, wanted, results))
     if left_out:
         why += f"; with other work on the machine, {len(left_out)} settings of more threads were left out"
+    busy = others.cpus()
+    provisional = bool(left_out) or _free_cpus(busy) < hardware().usable_cpus
+    if provisional:
+        why += f"; provisional and not cached: other processes kept {busy:.1f} CPUs busy meanwhile"
     seconds = time.perf_counter() - start
     return OptimalQuantizationConfig(
-        workload, winner, why, tuple(results), _data_name(workload), seconds, complete, meets
-    )
+        workload, winner, why, tuple(results), _data_name(workload), seconds, complete, meets,
+        load=None if math.isnan(busy) else busy, provisional=provisional,
+    )  # fmt: skip
 
 
 def _without_a_cpu(settings: dict[str, Candidate], others: OtherWork, end: float) -> set[str]:
@@ -152,36 +160,57 @@ def _without_a_cpu(settings: dict[str, Candidate], others: OtherWork, end: float
     if most == 1:
         return set()
     time.sleep(max(0.0, end - time.perf_counter()))  # clocks of CPUs are coarse
-    free = hardware().usable_cpus - others.cpus()
-    return {n for n, c in settings.items() if c.threads > max(1, round(free))} if not math.isnan(free) else set()
+    free = _free_cpus(others.cpus())
+    return {n for n, c in settings.items() if c.threads > max(1, free)}
+
+
+def _free_cpus(busy: float) -> int:
+    """CPUs that this process may use and others leave to it, of which they keep so many busy; all, if that is NaN.
+    Others run on any CPU of the system, of which this process may be allowed a few."""
+    machine = hardware()
+    return machine.usable_cpus if math.isnan(busy) else min(machine.usable_cpus, round(machine.cores - busy))
+
+
+class _Violation(NamedTuple):
+    text: str
+    excess: float  # by which share of the bound it is exceeded
+
+
+def _excess(found: float, bound: float) -> float:
+    return found / bound - 1 if bound > 0 else math.inf
 
 
 def _violations(
     workload: QuantizationWorkload, wanted: PerformanceRequirements, how: AutoTuningConfig, timing: Timing,
     errors: tuple[float, float], nbytes: int,
-) -> tuple[str, ...]:  # fmt: skip
+) -> tuple[_Violation, ...]:  # fmt: skip
     rate = workload.operations / timing.median
     found = []
     if wanted.max_latency is not None and timing.median > wanted.max_latency:
-        found.append(f"latency {timing.median:.3g} s, above {wanted.max_latency:.3g} s")
+        text = f"latency {timing.median:.3g} s, above {wanted.max_latency:.3g} s"
+        found.append(_Violation(text, _excess(timing.median, wanted.max_latency)))
     if wanted.min_throughput is not None and rate < wanted.min_throughput:
-        found.append(f"throughput {rate:.3g} a second, below {wanted.min_throughput:.3g}")
+        text = f"throughput {rate:.3g} per second, below {wanted.min_throughput:.3g}"
+        found.append(_Violation(text, _excess(wanted.min_throughput, rate)))
     return (*found, *_flaws(wanted, how, errors, nbytes))
 
 
 def _flaws(
     wanted: PerformanceRequirements, how: AutoTuningConfig, errors: tuple[float, float], nbytes: int
-) -> tuple[str, ...]:
-    """What a setting violates however fast it is."""
+) -> tuple[_Violation, ...]:
+    """What a setting violates however fast it is. SQNR exceeds its bound by the energy of the noise, a cosine by its
+    distance from 1."""
     sqnr, cosine = errors
     found = []
     if wanted.memory_budget is not None and nbytes > wanted.memory_budget:
-        found.append(f"memory {nbytes:,} bytes, above {wanted.memory_budget:,}")
+        text = f"memory {nbytes:,} bytes, above {wanted.memory_budget:,}"
+        found.append(_Violation(text, _excess(nbytes, wanted.memory_budget)))
     if wanted.min_sqnr_db is not None and sqnr < wanted.min_sqnr_db:
-        found.append(f"SQNR {sqnr:.2f} dB, below {wanted.min_sqnr_db:.2f}")
+        text = f"SQNR {sqnr:.2f} dB, below {wanted.min_sqnr_db:.2f}"
+        found.append(_Violation(text, _excess(10.0 ** min(300.0, (wanted.min_sqnr_db - sqnr) / 10), 1.0)))
     least = max(how.accuracy_threshold, -1.0 if wanted.min_cosine is None else wanted.min_cosine)
     if cosine < least:
-        found.append(f"cosine {cosine:.5f}, below {least:.5f}")
+        found.append(_Violation(f"cosine {cosine:.5f}, below {least:.5f}", _excess(1 - cosine, 1 - least)))
     return tuple(found)
 
 
@@ -192,7 +221,8 @@ def _violations_of_float(
     if base is None:
         return ()
     any_accuracy = AutoTuningConfig(accuracy_threshold=-1)
-    return _violations(workload, wanted, any_accuracy, base.timing, (math.inf, 1.0), base.nbytes)
+    broken = _violations(workload, wanted, any_accuracy, base.timing, (math.inf, 1.0), base.nbytes)
+    return tuple(v.text for v in broken)
 
 
 def _with_front(results: list[CandidateResult]) -> list[CandidateResult]:
@@ -214,11 +244,10 @@ def _judge(
     allowed = [r for r in rows if not r.violations]
     times = f"float32 takes {_time(base.timing)}"
     if not allowed:
+        nearest = min(rows, key=lambda r: (r.distance, r.timing.median))
         if not float_violations:
-            nearest = min(rows, key=lambda r: len(r.violations))
             why = f"no setting meets the requirements, float32 does; nearest {nearest.name}: {nearest.violations[0]}"
             return None, why, True
-        nearest = min(rows, key=lambda r: (len(r.violations), r.timing.median))
         why = f"nothing meets the requirements; nearest is {nearest.name}: {'; '.join(nearest.violations)}"
         return nearest.candidate, why, False
     finalists = [r for r in allowed if not r.dropped] or allowed
