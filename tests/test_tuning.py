@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import time
@@ -486,7 +487,7 @@ def test_limits_measured_again_become_the_better_of_both(folder, monkeypatch):
 def test_hints_follow_the_kernels_in_use():
     from dataclasses import replace
 
-    from lowbit.hints import efficient_dtypes, memory_layouts, optimal_block_size, performance_hints
+    from lowbit.hints import efficient_dtypes, optimal_block_size, performance_hints
     from lowbit.limits import limits
 
     machine, rates = lb.hardware(), limits()
@@ -502,7 +503,64 @@ def test_hints_follow_the_kernels_in_use():
     assert slow.preferred_dtypes.value[0] == "int4"
     assert fast.batch_size.value > slow.batch_size.value >= 1
     assert "GB/s" in fast.batch_size.reason
-    assert memory_layouts()
+
+
+def test_memory_layouts_are_those_of_the_kernels():
+    """Constants of the native code, and what packing makes of weights."""
+    from pathlib import Path
+
+    from lowbit import _core
+    from lowbit.hints import memory_layouts
+    from lowbit.kernels import binary
+
+    kernels = Path(__file__).parents[1] / "core" / "kernels"
+    text = "".join((kernels / name).read_text() for name in ("gemm/gemm.h", "groups/groups.h", "binary/binary.h"))
+    columns = {name: int(re.search(rf"\b{name} = (\d+)", text)[1]) for name in ("kGemmCols", "kGroupCols")}
+    columns["kBinaryColumns"] = int(re.search(r"kBinaryColumns = (\d+)", text)[1])
+    found = {layout.dtype: layout for layout in memory_layouts()}
+    assert [found[d].columns for d in ("int8", "int4", "int2", "binary")] == [
+        columns["kGemmCols"], columns["kGroupCols"], columns["kGroupCols"], columns["kBinaryColumns"],
+    ]  # fmt: skip
+    depth = int(re.search(r"kGemmDepth = (\d+)", text)[1])
+    assert str(depth) in found["int8"].reason
+
+    def bytes_of_bits(n: int, k: int) -> int:
+        return binary.prepack(np.zeros((n, -(-k // 8)), np.uint8), k).nbytes
+
+    bits = found["binary"]
+    assert bytes_of_bits(1, 384) == bytes_of_bits(bits.columns, 384) < bytes_of_bits(bits.columns + 1, 384)
+    assert (
+        bytes_of_bits(bits.columns, 768) - bytes_of_bits(bits.columns, 384) == 384 // bits.depth * bits.bytes_per_tile
+    )
+
+    def bytes_of_codes(n: int, k: int) -> int:
+        return _core.packed_matrix_bytes(k, n)
+
+    codes = found["int8"]
+    assert bytes_of_codes(1, 64) == bytes_of_codes(codes.columns, 64) < bytes_of_codes(codes.columns + 1, 64)
+    assert (
+        bytes_of_codes(codes.columns, 128) - bytes_of_codes(codes.columns, 64)
+        == 64 // codes.depth * codes.bytes_per_tile
+    )
+    for name in ("int4", "int2"):
+        few, width = found[name], {"int4": 4, "int2": 2}[name]
+        k = 2 * few.depth
+        weights = np.zeros((few.columns, k), np.uint8)
+        packed = _core.pack_groups(weights, k, few.columns, width, k, np.ones((few.columns, 1), np.float32), None, 0)
+        assert packed.nbytes == 2 * few.bytes_per_tile + 4 * few.columns, "codes and a scale for each column"
+
+
+def test_schemes_preferred_have_integer_kernels():
+    from lowbit.hints import performance_hints
+    from lowbit.ops.matmul import path_of
+
+    preferred = performance_hints().preferred_schemes.value
+    assert all(isinstance(s, lb.QuantizationScheme) for s in preferred)
+    activations = lb.QuantizationParams("uint8", "asymmetric")
+    paths = {s: path_of(activations, lb.QuantizationParams("int8", s)) for s in (*preferred, "logarithmic")}
+    assert all((path == "integer") == (scheme in preferred) for scheme, path in paths.items())
+    assert "symmetric, asymmetric" in str(performance_hints())
+    assert json.loads(json.dumps(performance_hints().to_dict()))["preferred_schemes"]["value"][0] == "symmetric"
 
 
 def test_special_instructions_run_or_say_what_is_missing():

@@ -20,7 +20,7 @@ from lowbit.ops.conv import ConvGeometry, check_image, check_kernel
 from lowbit.ops.matmul import path_of
 from lowbit.ops.outcome import Outcome
 from lowbit.params import QuantizationParams, QuantizationScheme
-from lowbit.quantization_ops import arrays_of
+from lowbit.quantization_ops import arrays_of, sums_integers
 from lowbit.tensor import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def finish_of(outcome: Outcome, bias: Any, device: GpuDevice) -> Finish:
     if outcome.params is None:
         return Finish(getattr(torch, outcome.dtype.name), given, outcome.floor, outcome.ceiling)
     p = outcome.params
+    if outcome.dtype.name not in ("int8", "uint8") or p.dtype.is_packed or p.is_logarithmic or p.axis is not None:
+        raise Unsupported(f"out_params: {p!r}; GPU kernels have linear int8 or uint8 with one scale")
     return Finish(
         getattr(torch, outcome.dtype.name), given, scale=float(p.scale), zero_point=int(p.zero_point), lo=outcome.lo,
         hi=outcome.hi,
@@ -94,6 +96,8 @@ def convolve(x: GpuQuantizedTensor, w: GpuPacked, g: ConvGeometry, finish: Finis
     """x by w, finished. path: as in `launch_conv.conv2d`."""
     from lowbit.kernels.gpu.launch_conv import conv2d
 
+    if not sums_integers(x.params, w.params):
+        raise Unsupported(f"qconv2d: {x.params!r} by {w.params!r} takes path 'general'; GPU kernels have 'integer'")
     check_image(x.shape, x.params, w.shape, g)
     check_kernel(w.shape, w.params, g.groups)
     return conv2d(

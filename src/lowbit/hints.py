@@ -10,15 +10,15 @@ from typing import Any
 
 from lowbit.hardware import HardwareFeatures, hardware
 from lowbit.limits import Limits, limits
+from lowbit.schemes import QuantizationScheme
 
 __all__ = [
     "PerformanceHint", "QuantizationPerformanceHints", "QuantizedMemoryLayout", "efficient_dtypes", "memory_layouts",
     "optimal_block_size", "performance_hints",
 ]  # fmt: skip
 
-# As the products' kernels read weights: columns of a block (of 8 bits, of 4), and codes along k side by side.
-_COLUMNS, _FEW_BIT_COLUMNS, _DEPTH = 16, 64, 4
-_PIECE = 1152  # codes along k of a block that stays in the caches while rows pass it
+# As kernels read weights: kGemmCols and kGemmDepth of core/kernels/gemm, kGroupCols of groups, kBinaryColumns of binary.
+_GEMM_COLUMNS, _GEMM_DEPTH, _GROUP_COLUMNS, _BINARY_COLUMNS = 16, 1152, 64, 64
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class QuantizedMemoryLayout:
 
     dtype: str
     name: str
-    columns: int  # outputs side by side
-    depth: int  # consecutive inputs of an output side by side
-    bytes_per_tile: int
+    columns: int  # outputs of a block
+    depth: int  # inputs of each that lie side by side, before those of the next output
+    bytes_per_tile: int  # of so many outputs and inputs
     reason: str
 
 
@@ -55,7 +55,11 @@ class QuantizationPerformanceHints:
         return asdict(self)
 
     def __str__(self) -> str:
-        return "\n".join(f"{name}: {h.value} ({h.reason})" for name, h in self.__dict__.items())
+        return "\n".join(f"{name}: {_text(h.value)} ({h.reason})" for name, h in self.__dict__.items())
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def efficient_dtypes(machine: HardwareFeatures | None = None) -> dict[str, str]:
@@ -87,18 +91,22 @@ def efficient_dtypes(machine: HardwareFeatures | None = None) -> dict[str, str]:
 def memory_layouts() -> tuple[QuantizedMemoryLayout, ...]:
     """Layouts of packed weights.
 
-    >>> memory_layouts()[0].columns
-    16
+    >>> [(layout.dtype, layout.columns, layout.depth) for layout in memory_layouts()]
+    [('int8', 16, 4), ('int4', 64, 8), ('int2', 64, 16), ('binary', 64, 8)]
     """
-    piece = f"pieces of at most {_PIECE} codes along k, so that blocks stay in the caches while rows pass them"
+    piece = f"k-blocks of at most {_GEMM_DEPTH} codes, so that blocks of columns stay in L2 while rows pass them"
+    groups = "unpacked in registers; one row reads them from front to back, with the scales of a group behind its codes"
+    bits = "a vector holds the same eight inputs of many outputs, so that counts need no sum across its lanes"
     return (
-        QuantizedMemoryLayout("int8", "blocks of columns, quads of k", _COLUMNS, _DEPTH, _COLUMNS * _PIECE, piece),
-        QuantizedMemoryLayout(
-            "int4", "blocks of columns, halves of bytes", _FEW_BIT_COLUMNS, _DEPTH, _FEW_BIT_COLUMNS * _DEPTH,
-            "unpacked in registers; a row reads them from front to back, and a scale a group beside them",
-        ),
-        QuantizedMemoryLayout("binary", "panels of columns", 8, 8, 8 * 64, "eight columns share a pass over a row"),
-    )  # fmt: skip
+        _layout("int8", 8, "blocks of columns, four codes of each side by side", _GEMM_COLUMNS, 4, piece),
+        _layout("int4", 4, "blocks of columns, four bytes of each side by side", _GROUP_COLUMNS, 8, groups),
+        _layout("int2", 2, "blocks of columns, four bytes of each side by side", _GROUP_COLUMNS, 16, groups),
+        _layout("binary", 1, "panels of columns, a byte of each side by side", _BINARY_COLUMNS, 8, bits),
+    )
+
+
+def _layout(dtype: str, bits: int, name: str, columns: int, depth: int, reason: str) -> QuantizedMemoryLayout:
+    return QuantizedMemoryLayout(dtype, name, columns, depth, columns * depth * bits // 8, reason)
 
 
 def optimal_block_size(machine: HardwareFeatures | None = None) -> int:
@@ -128,10 +136,13 @@ def performance_hints(
         why = f"{arithmetic}: little to gain but in reading weights, of which int4 has an eighth of the bytes"
     # Rows at which computing a weight byte takes as long as reading it.
     batch = max(1, round(rates.dot_ops / 2 / dram)) if rates.dot_ops else 1
-    scheme = "weights without a zero point need no row sums; activations may have one"
+    schemes = [QuantizationScheme.SYMMETRIC, QuantizationScheme.ASYMMETRIC]
+    scheme = (
+        "of weights: zero points cost a sum over each row of activations; logarithmic codes have no integer kernels"
+    )
     cpus = "cores this process may use" if m.threads == m.usable_cpus else "as set"
     return QuantizationPerformanceHints(
-        PerformanceHint(dtypes, why), PerformanceHint(["symmetric weights, one scale an output"], scheme),
+        PerformanceHint(dtypes, why), PerformanceHint(schemes, scheme),
         PerformanceHint(batch, f"below so many rows reading weights at {dram / 1e9:.0f} GB/s is the limit"),
         PerformanceHint(m.threads, cpus),
         PerformanceHint(optimal_block_size(m), "codes a group that kernels take without loss of speed"),

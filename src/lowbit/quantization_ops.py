@@ -21,7 +21,7 @@ from lowbit.ops.outcome import Outcome
 from lowbit.params import QuantizationParams, QuantizationScheme
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["CpuQuantizationOps", "QuantizationOps", "ReferenceQuantizationOps", "arrays_of"]
+__all__ = ["CpuQuantizationOps", "QuantizationOps", "ReferenceQuantizationOps", "arrays_of", "sums_integers"]
 
 Array = npt.NDArray[Any]
 F32 = np.float32
@@ -223,7 +223,7 @@ class ReferenceQuantizationOps:
         g = ConvGeometry.of(stride, padding, dilation, groups, layout)
         outcome = Outcome.of(w.shape[0], bias, out_params, out_dtype, activation, clamp)
         geometry = g.stride, g.padding, g.dilation, g.groups
-        if _has_integer_sums(x.params, w.params):
+        if sums_integers(x.params, w.params):
             zx, zw = int(x.params.zero_point), w.params.zero_point
             sums = reference_compute.conv2d_integer(_channels_first(x.unpack(), g), w.unpack(), zx, zw, *geometry)
             rows = np.moveaxis(sums, 1, -1)
@@ -270,7 +270,7 @@ def _channels_first(image: Array, g: ConvGeometry) -> Array:
     return image if g.layout == "NCHW" else np.moveaxis(image, -1, 1)
 
 
-def _has_integer_sums(x: QuantizationParams, w: QuantizationParams) -> bool:
+def sums_integers(x: QuantizationParams, w: QuantizationParams) -> bool:
     """Whether a convolution sums integers: linear codes of at most 8 bits, one scale for x, one per output for w."""
     per_output = w.axis is None or (w.block_size is None and w.axis in (0, -4))
     return multiplies_as_bytes(x) and multiplies_as_bytes(w) and x.axis is None and per_output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any, ClassVar
 
 from lowbit import _core
@@ -11,26 +10,15 @@ from lowbit.gpu_features import GpuFeatures
 from lowbit.gpu_ops import GpuQuantizationOps
 from lowbit.hardware import HardwareFeatures, hardware
 from lowbit.kernels.gpu.presence import is_interpreted, why_not
-from lowbit.ops.conv import qconv2d
-from lowbit.ops.matmul import qmatmul
+from lowbit.ops.conv import PackedConv, is_depthwise, qconv2d
+from lowbit.ops.matmul import PackedMatrix, path_of, qmatmul
+from lowbit.ops.matmul import _transposed as transposed
+from lowbit.quantization_ops import sums_integers
 from lowbit.tensor import QuantizedTensor
 
 __all__ = [
-    "Dp4aQuantizationOps", "SpecializedQuantizationOps", "TensorCoreFormat", "TensorCoreQuantizationOps",
-    "VnniQuantizationOps",
+    "Dp4aQuantizationOps", "SpecializedQuantizationOps", "TensorCoreQuantizationOps", "VnniQuantizationOps",
 ]  # fmt: skip
-
-
-class TensorCoreFormat(str, Enum):
-    """What Tensor Cores multiply, and from which compute capability on."""
-
-    INT8 = "int8"
-    INT4 = "int4"
-    BINARY = "binary"
-
-    @property
-    def least_capability(self) -> tuple[int, int]:
-        return (7, 2) if self is TensorCoreFormat.INT8 else (7, 5)
 
 
 class SpecializedQuantizationOps:
@@ -67,14 +55,13 @@ class SpecializedQuantizationOps:
                 raise Unsupported(f"{name}: {dtype or type(t).__name__}; {self.instruction} takes {takes}")
 
     def qmatmul(self, a: Any, b: Any, **options: Any) -> Any:
-        """`lb.qmatmul` by this instruction; raises Unsupported, saying what is missing, where it is not here."""
-        self._require(a, b)
-        return qmatmul(a, b, **options)
+        """`lb.qmatmul` by this instruction; raises Unsupported, saying what is missing, where it is not here or these
+        operands take another path."""
+        raise NotImplementedError
 
     def qconv2d(self, x: Any, w: Any, bias: Any = None, **options: Any) -> Any:
-        """`lb.qconv2d` by this instruction."""
-        self._require(x, w)
-        return qconv2d(x, w, bias, **options)
+        """`lb.qconv2d` by this instruction, likewise."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'available' if self.is_available else self.why_not()})"
@@ -95,6 +82,27 @@ class VnniQuantizationOps(SpecializedQuantizationOps):
             return f"{self.machine.cpu} has neither avx512_vnni nor avx_vnni"
         active = _core.active_isa()
         return "" if active in ("vnni", "avxvnni") else f"the kernels in use are {active}; LOWBIT_MAX_ISA caps them"
+
+    def qmatmul(self, a: Any, b: Any, *, transpose_a: bool = False, transpose_b: bool = False, **options: Any) -> Any:
+        self._require(a, b)
+        if isinstance(a, QuantizedTensor) and isinstance(b, QuantizedTensor | PackedMatrix):
+            a = transposed(a) if transpose_a else a
+            if transpose_b and isinstance(b, QuantizedTensor):
+                b, transpose_b = transposed(b), False
+            path = path_of(a.params, b.params, len(a.shape), len(b.shape))
+            if path not in ("integer", "groups", "blocks"):
+                raise Unsupported(f"{self.instruction}: {a.params!r} by {b.params!r} takes the path {path!r}")
+        return qmatmul(a, b, transpose_b=transpose_b, **options)
+
+    def qconv2d(self, x: Any, w: Any, bias: Any = None, *, groups: int = 1, **options: Any) -> Any:
+        self._require(x, w)
+        if isinstance(x, QuantizedTensor) and isinstance(w, QuantizedTensor | PackedConv):
+            groups = w.groups if isinstance(w, PackedConv) else groups
+            if not sums_integers(x.params, w.params):
+                raise Unsupported(f"{self.instruction}: {x.params!r} by {w.params!r} takes the path 'general'")
+            if len(w.shape) == 4 and is_depthwise(w.shape, groups):
+                raise Unsupported(f"{self.instruction}: depthwise convolutions multiply 16-bit codes (vpmaddwd)")
+        return qconv2d(x, w, bias, groups=groups, **options)
 
 
 class _OnGpu(SpecializedQuantizationOps):

@@ -121,6 +121,8 @@ class _Conv2d(_Compute):
     def __init__(self, d: Conv2dDescriptor, device: str, preference: Preference) -> None:
         super().__init__(d, device, preference)
         path = self.path
+        if path not in ("integer", "depthwise"):
+            raise Unsupported(f"x, w: {d.x!r} by {d.w!r} takes path {path!r}; GPU kernels have 'integer'")
         self._exact(math.prod(d.w_shape[1:]), d.x, d.w)
         self._promise(path, self.sku.precision_guarantee)
 
