@@ -17,7 +17,7 @@ __all__ = [
     "optimal_block_size", "performance_hints",
 ]  # fmt: skip
 
-# As kernels read weights: kGemmCols and kGemmDepth of core/kernels/gemm, kGroupCols of groups, kBinaryColumns of binary.
+# As kernels read weights: kGemmCols, kGemmDepth, kGroupCols and kBinaryColumns of core/kernels.
 _GEMM_COLUMNS, _GEMM_DEPTH, _GROUP_COLUMNS, _BINARY_COLUMNS = 16, 1152, 64, 64
 
 
