@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +18,64 @@ def test_memory_savings_of_codes_alone() -> None:
     assert lb.estimate_memory_savings("int8", source=np.float16) == 0.5
 
 
+def test_memory_savings_without_a_shape_count_what_each_block_adds() -> None:
+    for dtype, options in (
+        ("int4", {"block_size": 32}), ("uint4", {"block_size": 64}), ("int8", {"scheme": "block_wise"}),
+        ("uint8", {"scheme": "asymmetric", "block_size": 16}),
+    ):  # fmt: skip
+        for source in (np.float32, np.float64, np.float16):
+            limit = lb.estimate_memory_savings(dtype, (64, 1 << 20), source=source, **options)
+            assert lb.estimate_memory_savings(dtype, source=source, **options) == pytest.approx(limit, abs=1e-12)
+    with pytest.raises(InvalidProblem, match="channel_wise"):
+        lb.estimate_memory_savings("int8", scheme="channel_wise", block_size=4)
+
+
+@pytest.mark.filterwarnings("ignore:x. has negative values")
+@pytest.mark.parametrize("source", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("scheme", [s.value for s in lb.QuantizationScheme])
 @pytest.mark.parametrize(
-    ("dtype", "options"),
-    [("int8", {}), ("int4", {"axis": 0}), ("uint4", {"block_size": 32}), ("binary", {"axis": 0}), ("int2", {})],
+    "dtype",
+    [
+        "int16",
+        "uint16",
+        "int8",
+        "uint8",
+        "int4",
+        "uint4",
+        "int2",
+        "uint2",
+        "binary",
+        lb.QuantizedDType.mixed([1, 4, 16]),
+    ],
+    ids=str,
 )
-def test_memory_savings_with_a_shape_equal_the_bytes_of_a_real_tensor(dtype: str, options: dict[str, int]) -> None:
-    shape = (48, 100)
-    q = lb.quantize(
-        np.random.default_rng(0).standard_normal(shape).astype(np.float32), dtype, scheme="linear", **options
-    )
-    assert lb.estimate_memory_savings(dtype, shape, **options) == pytest.approx(1 - q.nbytes / (4 * q.size))
+def test_memory_savings_with_a_shape_are_those_of_a_real_tensor(dtype: Any, scheme: str, source: type) -> None:
+    compared = 0
+    for shape in ((), (1,), (7,), (3, 5), (2, 3, 9), (3, 64)):
+        x = np.linspace(-1, 2, math.prod(shape)).reshape(shape).astype(source)
+        scopes = [(None, None), *((axis, block) for axis in range(len(shape)) for block in (None, 1, 4, 100))]
+        for axis, block in (*scopes, (None, 3)):
+            options: Any = {"scheme": scheme, "axis": axis, "block_size": block}
+            try:
+                real = 1 - lb.quantize(x, dtype, **options).nbytes / x.nbytes
+            except (InvalidProblem, lb.Unsupported):
+                with pytest.raises((InvalidProblem, lb.Unsupported)):
+                    lb.estimate_memory_savings(dtype, shape, source=source, **options)
+                continue
+            assert lb.estimate_memory_savings(dtype, shape, source=source, **options) == pytest.approx(real, abs=1e-12)
+            compared += 1
+    refused = scheme == "asymmetric" and str(dtype).startswith(("binary", "mixed"))
+    signed = str(dtype).startswith("int")
+    assert (compared == 0) == (refused or (scheme == "logarithmic" and not signed))
+
+
+def test_memory_savings_of_nothing_are_none() -> None:
+    for shape, options in (((0, 4), {}), ((4, 0), {"axis": 0}), ((0,), {"block_size": 8})):
+        assert lb.estimate_memory_savings("int8", shape, **options) == 0.0
+
+
+def test_memory_savings_can_be_losses() -> None:
+    assert lb.estimate_memory_savings("int8", (7,), scheme="channel_wise", source=np.float64) == -0.125
 
 
 def test_accuracy_falls_with_bits_and_rises_with_granularity() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit import reference
 from lowbit.dtypes import DTypeLike, QuantizedDType
 from lowbit.errors import InvalidProblem
 from lowbit.kernels import cpu
 from lowbit.metrics import ErrorReport, error_report
-from lowbit.ops.quantize import quantize
+from lowbit.ops.quantize import _DEFAULT_BLOCK, quantize
 from lowbit.params import QuantizationParams, QuantizationScheme
 from lowbit.tensor import QuantizedTensor
 
@@ -177,24 +178,34 @@ def estimate_memory_savings(
     scheme: str | QuantizationScheme = "linear",
     source: npt.DTypeLike = np.float32,
 ) -> float:
-    """The share of memory saved (0 to 1). Without a shape, of the codes alone, as for an endless tensor;
-    with one, scales, zero points and padding are counted.
+    """The share of memory saved: 1 less the bytes of what `quantize` makes of an array of this shape and source dtype,
+    scales, zero points and padding included, over those of the array. Negative where it grows, 0 where it is empty.
+    Without a shape, the limit for a tensor without end: codes, and what each block adds. block_wise without a
+    block_size has `quantize`'s.
 
     >>> estimate_memory_savings("int8"), estimate_memory_savings("binary")
     (0.75, 0.96875)
     >>> round(estimate_memory_savings("int4", (4096, 4096), block_size=32), 4)
     0.8438
     """
-    kind = QuantizedDType.of(dtype)
-    bits_before = 8 * np.dtype(source).itemsize
+    kind, how = QuantizedDType.of(dtype), QuantizationScheme.of(scheme)
+    if how is QuantizationScheme.BLOCK_WISE and block_size is None:
+        block_size = _DEFAULT_BLOCK
+    p = QuantizationParams(kind, how, axis=axis, block_size=block_size)
+    before = np.dtype(source).itemsize
+    scale = reference.compute_dtype(source).itemsize
     if shape is None:
-        bits = sum(kind.widths) / len(kind.widths) if kind.is_mixed else kind.bits
-        return 1.0 - bits / bits_before
-    p = QuantizationParams(kind, scheme, axis=axis, block_size=block_size)
+        bits = sum(kind.widths) / len(kind.widths) if kind.is_mixed else float(kind.bits)
+        if p.block_size is not None:
+            bits += (8 * scale + (0 if p.is_symmetric else kind.bits)) / p.block_size
+        return 1.0 - bits / (8 * before)
+    elements = math.prod(shape)
+    if not elements:
+        return 0.0
     sets = math.prod(p.granularity(tuple(shape)).scale_shape)
     zeros = 0 if p.is_symmetric else -(-sets * kind.bits // 8)
-    after = p.codes_nbytes(tuple(shape)) + 4 * sets + zeros + len(kind.widths)
-    return 1.0 - after / max(1.0, math.prod(shape) * bits_before / 8)
+    after = p.codes_nbytes(tuple(shape)) + scale * sets + zeros + len(kind.widths)
+    return 1.0 - after / (elements * before)
 
 
 def estimate_accuracy_impact(
