@@ -268,7 +268,10 @@ def _bias(bias: Any, device: GpuDevice) -> Any:
         return None
     import torch
 
-    there = torch.as_tensor(bias).detach().to(device.memory)
+    try:
+        there = torch.as_tensor(bias).detach().to(device.memory)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidProblem(f"bias: {type(bias).__name__}; expected an array of numbers") from None
     if there.is_floating_point():
         return there.to(torch.float32)
     if there.dtype in (torch.int32, torch.int64, torch.int16, torch.int8):

@@ -198,6 +198,33 @@ def test_a_number_is_a_scale() -> None:
     assert y.tolist() == [0.0, 0.5, 3.5, -4.0]
 
 
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["f32", "f64", "f16"])
+def test_scales_may_be_16_bit_floats(kind: str, narrow: torch.dtype) -> None:
+    d = plans.PerChannelDescriptor((6, 20), axis=0, input_element=kind, output_element="s8")
+    plan = plans.QuantizePerChannelPlan.select(d, "cuda")
+    x = torch.from_numpy(random(6, 20, dtype=FLOATS[kind]))
+    scale = torch.from_numpy(np.random.default_rng(0).uniform(0.01, 0.1, 6)).to(narrow)
+    found, want = (torch.zeros((6, 20), dtype=torch.int8) for _ in range(2))
+    for given, out in ((scale, found), (scale.to(torch.float64 if kind == "f64" else torch.float32), want)):
+        args = plans.ForwardArgs(x, given, None, out)
+        plan.can_implement(args)
+        plan.run(args)
+    assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize(
+    "bias", [np.ones(4, F32), "text", torch.ones(5, dtype=torch.bool), np.full(5, 2**40)], ids=repr
+)
+def test_products_refuse_a_bias_before_they_run(bias: Any) -> None:
+    a, b = lb.quantize(random(3, 8)), lb.quantize(random(8, 5))
+    plan = plans.MatMulPlan.select(plans.MatMulDescriptor(3, 5, 8, a.params, b.params), "cuda")
+    args = plans.MatMulArgs(a.to("cuda"), b.to("cuda"), torch.empty(3, 5), bias)
+    for call in (plan.can_implement, plan.run):
+        with pytest.raises((InvalidProblem, Unsupported), match=r"^bias: "):
+            call(args)
+
+
 @pytest.mark.parametrize(("change", "error", "words"), [
     ({"input": np.ones(4, F32)}, InvalidProblem, "input: ndarray; expected a torch tensor on cuda:0"),
     ({"input": torch.ones(4, dtype=torch.float64)}, Unsupported, "input: torch.float64; expected torch.float32"),

@@ -45,7 +45,7 @@ class _Forward(QuantizationPlan[ForwardArgs]):
         x = array("input", args.input, d.input_element, d.shape)
         out = array("output", args.output, d.output_element or d.input_element, d.shape, writable=True)
         cpu.require_apart("output", out, self._in_place, input=x)
-        return x, out, self._scale(args.scale), self._zero(args.zero_point)
+        return x, out, *self._parameters(args.scale, args.zero_point)
 
     def can_implement(self, args: ForwardArgs) -> None:
         _, out, scale, zero = self._buffers(args)
@@ -84,6 +84,8 @@ class _FakeQuantize(_Forward):
     def run(self, args: ForwardArgs) -> None:
         if (
             self.preference == "fastest"
+            and args.output is not None
+            and args.scale is not None
             and self._problem.fake_quant(0, args.input, None, args.output, args.scale, args.zero_point) == -1
         ):
             return
@@ -110,7 +112,7 @@ class _Backward(QuantizationPlan[BackwardArgs]):
         dy = array("d_output", args.d_output, d.input_element, d.shape)
         dx = array("d_input", args.d_input, d.input_element, d.shape, writable=True)
         cpu.require_apart("d_input", dx, True, input=x, d_output=dy)
-        return x, dy, dx, self._scale(args.scale), self._zero(args.zero_point)
+        return x, dy, dx, *self._parameters(args.scale, args.zero_point)
 
     def can_implement(self, args: BackwardArgs) -> None:
         _, _, dx, scale, zero = self._buffers(args)
@@ -118,7 +120,8 @@ class _Backward(QuantizationPlan[BackwardArgs]):
 
     def run(self, args: BackwardArgs) -> None:
         given = (args.input, args.d_output, args.d_input, args.scale, args.zero_point)
-        if self.preference == "fastest" and self._problem.fake_quant(self._native, *given) == -1:
+        ready = self.preference == "fastest" and args.d_input is not None and args.scale is not None
+        if ready and self._problem.fake_quant(self._native, *given) == -1:
             return
         x, dy, dx, scale, zero = self._buffers(args)
         d = self.descriptor
@@ -193,7 +196,7 @@ class _DequantizeBackward(QuantizationPlan[DequantizeBackwardArgs]):
         dy = array("d_output", args.d_output, kind, d.shape)
         dq = array("d_input", args.d_input, kind, d.shape, writable=True)
         cpu.require_apart("d_input", dq, True, d_output=dy)
-        return dy, dq, self._scale(args.scale)
+        return dy, dq, self._parameters(args.scale, None)[0]
 
     def can_implement(self, args: DequantizeBackwardArgs) -> None:
         _, dq, scale = self._buffers(args)
@@ -202,6 +205,8 @@ class _DequantizeBackward(QuantizationPlan[DequantizeBackwardArgs]):
     def run(self, args: DequantizeBackwardArgs) -> None:
         if (
             self.preference == "fastest"
+            and args.d_input is not None
+            and args.scale is not None
             and self._problem.fake_quant(3, None, args.d_output, args.d_input, args.scale, self._no_zero) == -1
         ):
             return

@@ -17,7 +17,7 @@ from lowbit.plans.kinds import CODES, STORED, ElementKind
 
 __all__ = [
     "INT32", "BackwardArgs", "DequantizeBackwardArgs", "DynamicArgs", "ForwardArgs", "array", "output_parameters",
-    "parameters", "seen", "store", "workspace",
+    "parameters", "seen", "store", "widened", "workspace",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -26,7 +26,8 @@ INT32 = np.dtype(np.int32)
 
 @dataclass
 class ForwardArgs:
-    """scale, zero_point: numbers where there is one for all, else arrays; zero_point None is 0."""
+    """scale, zero_point: numbers where there is one for all, else arrays; zero_point None is 0. Arrays of scales may be
+    float16 or bfloat16, which widen exactly."""
 
     input: Any
     scale: Any
@@ -107,11 +108,24 @@ def seen(array: Array, kind: ElementKind) -> Array:
     return array.view(cpu.float_dtype("bfloat16")) if kind is ElementKind.BF16 else array
 
 
+def widened(scale: Any, dtype: np.dtype[Any]) -> Any:
+    """Arrays of float16 and bfloat16 in the type the arithmetic runs in, which is exact; anything else as it is."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(scale, torch.Tensor) and scale.device.type == "cpu":
+        narrow = scale.dtype in (torch.float16, torch.bfloat16)
+        scale = scale.detach().to(torch.float32).numpy().astype(dtype) if narrow else scale
+    elif isinstance(scale, np.ndarray) and scale.dtype.name in ("float16", "bfloat16"):
+        scale = scale.astype(dtype)
+    return scale
+
+
 def parameters(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     if isinstance(value, (int, float, np.generic)) and not isinstance(value, bool) and not shape:
         return as_zero_point(value, shape) if dtype == INT32 else np.array(value, dtype)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
+        if value.device.type != "cpu" or value.dtype == torch.bfloat16:
+            raise Unsupported(f"{name}: {value.dtype} on {value.device}; expected {dtype} in CPU memory")
         value = value.detach().numpy()
     if not isinstance(value, np.ndarray):
         raise InvalidProblem(f"{name}: {type(value).__name__}; expected an array of shape {shape}")

@@ -78,7 +78,8 @@ class Plan(Generic[A]):
         raise NotImplementedError
 
     def can_implement(self, args: A) -> None:
-        """Raises if `run` would: a shape, an element kind or a place in memory that does not fit."""
+        """Raises if `run` would: a shape, an element kind, a place in memory or a value that does not fit. Values on a
+        GPU are not looked at, neither here nor there."""
         raise NotImplementedError
 
     def run(self, args: A) -> None:

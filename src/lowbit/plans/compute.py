@@ -285,7 +285,10 @@ class LinearPlan(ComputePlan[LinearArgs]):
         return linear_workspace(self.path, d.rows, d.out_features, d.in_features, d.weight)
 
     def can_implement(self, args: LinearArgs) -> None:
-        self._checked(args)
+        """Raises if `run` would; it looks at x where its range is looked for."""
+        x, _ = self._checked(args)
+        if self.path not in ("float", "general"):
+            _activation_params(x, args.layer)
 
     def run(self, args: LinearArgs) -> None:
         x, out = self._checked(args)
@@ -309,12 +312,7 @@ def _reference_linear(x: cpu.FloatArray, layer: QuantizedLinear, outcome: Outcom
         expanded = reference.dequantize(w.unpack(), p, F32 if layer.path == "float" else np.float64)
         y = rows.astype(np.float64) @ expanded.astype(np.float64).T
         return outcome.from_floats(y.astype(F32), bias)
-    given = layer.input_params
-    if given is None:
-        refuse_nonfinite(x, "x")
-        scheme = "symmetric" if layer.activation == "int8" else "asymmetric"
-        lo, hi = rows.min(1, initial=0), rows.max(1, initial=0)
-        given = QuantizationParams.from_statistics(lo, hi, dtype=layer.activation, scheme=scheme, axis=0)
+    given = _activation_params(x, layer)
     q = QuantizedTensor.from_codes(reference.quantize(rows, given), given)
     if p.axis is not None:
         turned = {"scale": p.scale.T, "zero_point": p.zero_point.T} if p.block_size is not None else {}
@@ -323,6 +321,17 @@ def _reference_linear(x: cpu.FloatArray, layer: QuantizedLinear, outcome: Outcom
         bias = bias.astype(F32)
     turned_w = QuantizedTensor.from_codes(w.unpack().T, p)
     return _REFERENCE.qmatmul(q, turned_w, bias=bias, out_params=layer.out_params, out_dtype=outcome.dtype)
+
+
+def _activation_params(x: cpu.FloatArray, layer: QuantizedLinear) -> QuantizationParams:
+    """What rows of x are quantized by: the layer's own params, or their ranges, which must be finite."""
+    if layer.input_params is not None:
+        return layer.input_params
+    refuse_nonfinite(x, "x")
+    rows = x.widened()
+    scheme = "symmetric" if layer.activation == "int8" else "asymmetric"
+    lo, hi = rows.min(1, initial=0), rows.max(1, initial=0)
+    return QuantizationParams.from_statistics(lo, hi, dtype=layer.activation, scheme=scheme, axis=0)
 
 
 def _guarantee(path: str, depth: int, plain: bool) -> PrecisionGuarantee:

@@ -24,6 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
+_TOO_LARGE = "input: values too large: a scale would exceed the greatest there is"
 
 
 class _Dynamic(QuantizationPlan[DynamicArgs]):
@@ -54,12 +55,25 @@ class _Dynamic(QuantizationPlan[DynamicArgs]):
         )
 
     def can_implement(self, args: DynamicArgs) -> None:
+        """Raises if `run` would; it looks at the data."""
         x, out, scale, zero, room = self._buffers(args)
         others: dict[str, Array | None] = {"input": x}
         for name, result in (("output", out), ("scale", scale), ("zero_point", zero), ("workspace", room)):
             if result is not None:
                 cpu.require_apart(name, result, False, **others)
                 others[name] = result
+        lo, hi, nans = cpu.value_range(cpu.FloatArray(x, FLOATS[self.descriptor.input_element]), self._g)
+        if np.any(nans) or not (np.isfinite(lo).all() and np.isfinite(hi).all()):
+            raise _not_finite(x, self.descriptor.input_element)
+        self._affine(lo, hi)
+
+    def _affine(self, lo: Array, hi: Array) -> tuple[Array, Array]:
+        """Scales and zero points that cover finite ranges."""
+        d = self.descriptor
+        try:
+            return affine_from_range(lo, hi, d.qmin, d.qmax, symmetric=self._symmetric)
+        except InvalidProblem:
+            raise InvalidProblem(_TOO_LARGE) from None
 
     def run(self, args: DynamicArgs) -> None:
         x, out, scale, zero, room = self._buffers(args)
@@ -89,7 +103,7 @@ def _reference_dynamic(plan: _Dynamic, x: Array, out: Array, scale: Array, zero:
         parts = [table[:, first : first + g.block] for first in range(0, g.axis, g.block)]
         lo, hi = (np.stack([f(p, axis=1) for p in parts], axis=1) for f in (np.min, np.max))
     lo, hi = (np.asarray(v).reshape(g.scale_shape) + 0 for v in (lo, hi))
-    s, z = affine_from_range(lo, hi, d.qmin, d.qmax, symmetric=plan._symmetric)
+    s, z = plan._affine(lo, hi)
     scale[...] = s
     if zero is not None:
         zero[...] = z
@@ -100,7 +114,7 @@ def _not_finite(x: Array, kind: ElementKind) -> InvalidProblem:
     wide = cpu.FloatArray(x, FLOATS[kind]).widened()
     bad = ~np.isfinite(wide)
     if not bad.any():
-        return InvalidProblem("input: values too large: a scale would exceed the greatest there is")
+        return InvalidProblem(_TOO_LARGE)
     index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), x.shape)) if x.shape else ()
     return InvalidProblem(f"input: {wide[index]} at index {index}; a range needs finite numbers")
 

@@ -68,7 +68,15 @@ class _Affine(OnGpu):
     def _memory(self, name: str, value: Any, kind: ElementKind | None) -> Tensor:
         return tensor(name, value, kind_of("", kind), self.descriptor.shape, self._place)
 
+    def can_implement(self, args: Any) -> None:
+        self._buffers(args)
+
+    def _buffers(self, args: Any) -> tuple[Any, ...]:
+        raise NotImplementedError
+
     def _scale(self, value: Any) -> Tensor:
+        if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
+            value = value.to(self._wide)  # exact
         return parameter_tensor("scale", value, self._wide, self._scales, self._place, (0, 0))
 
     def _zero(self, value: Any) -> Tensor | None:
@@ -141,6 +149,11 @@ class _FakeQuantizeBackward(_Backward):
             output_tensor("d_zero_point", args.d_zero_point, self._wide, self._scales, place),
             workspace_tensor(args.workspace, self.workspace_size, place),
         )
+
+    def can_implement(self, args: BackwardArgs) -> None:
+        self._buffers(args)
+        if self.descriptor.learned:
+            self._learned_buffers(args)
 
     def run(self, args: BackwardArgs) -> None:
         x, dy, dx, scale, zero = self._buffers(args)

@@ -15,7 +15,7 @@ from torch import Tensor
 from lowbit.errors import InvalidProblem, Unsupported
 from lowbit.gpu_linear import GpuLinear, gpu_linear_path
 from lowbit.gpu_ops import GpuPacked, convolve, finish_of, multiply, pack, pack_conv
-from lowbit.kernels.gpu.launch_gemm import MAX_DEPTH
+from lowbit.kernels.gpu.launch_gemm import MAX_DEPTH, Finish
 from lowbit.kernels.gpu.tensors import GpuQuantizedTensor
 from lowbit.ops.outcome import Outcome
 from lowbit.params import QuantizationParams
@@ -76,6 +76,13 @@ class _Compute(OnGpu):
         if not self._place.holds(held):
             raise Unsupported(f"{name}: on {held.device}; expected {self._place.name}")
 
+    def _finish(self, bias: Any, n: int) -> Finish:
+        """What becomes of sums, the bias checked."""
+        finish = finish_of(self._outcome, bias, self._place)
+        if finish.bias is not None and tuple(finish.bias.shape) != (n,):
+            raise InvalidProblem(f"bias: shape {tuple(finish.bias.shape)}; expected ({n},), one an output")
+        return finish
+
     def _output(self, value: Any, shape: tuple[int, ...]) -> Tensor:
         if isinstance(value, GpuQuantizedTensor):
             if self._outcome.params is None:
@@ -107,11 +114,12 @@ class _MatMul(_Compute):
         self._operand("a", args.a, (d.m, d.k), d.a, GpuQuantizedTensor)
         self._operand("b", args.b, (d.k, d.n), d.b, GpuPacked if d.prepacked else None)
         self._output(args.output, (d.m, d.n))
+        self._finish(args.bias, d.n)
 
     def run(self, args: MatMulArgs) -> None:
         self.can_implement(args)
         b = args.b if isinstance(args.b, GpuPacked) else pack(args.b)
-        y = multiply(args.a, b, finish_of(self._outcome, args.bias, self._place))
+        y = multiply(args.a, b, self._finish(args.bias, self.descriptor.n))
         self._output(args.output, (self.descriptor.m, self.descriptor.n)).copy_(y)
 
 
@@ -140,11 +148,12 @@ class _Conv2d(_Compute):
         self._operand("x", args.x, d.x_shape, d.x, GpuQuantizedTensor)
         self._operand("w", args.w, d.w_shape, d.w, GpuPacked if d.prepacked else None)
         self._output(args.output, d.output_shape)
+        self._finish(args.bias, d.w_shape[0])
 
     def run(self, args: Conv2dArgs) -> None:
         self.can_implement(args)
         w = args.w if isinstance(args.w, GpuPacked) else pack_conv(args.w)
-        y = convolve(args.x, w, self.descriptor.geometry, finish_of(self._outcome, args.bias, self._place))
+        y = convolve(args.x, w, self.descriptor.geometry, self._finish(args.bias, self.descriptor.w_shape[0]))
         self._output(args.output, self.descriptor.output_shape).copy_(y)
 
 

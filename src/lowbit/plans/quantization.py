@@ -12,7 +12,7 @@ from lowbit import _core
 from lowbit.errors import InvalidProblem, Unsupported
 from lowbit.granularity import Granularity
 from lowbit.kernels import cpu
-from lowbit.plans.arguments import INT32, parameters
+from lowbit.plans.arguments import INT32, parameters, widened
 from lowbit.plans.base import Plan, Preference
 from lowbit.plans.descriptors import (
     PerChannelDescriptor,
@@ -21,6 +21,7 @@ from lowbit.plans.descriptors import (
     PerTokenDescriptor,
 )
 from lowbit.plans.kinds import CODES, FLOATS, STORED, ElementKind, KernelSku, PrecisionGuarantee
+from lowbit.ranges import MAX_SCALE, MIN_SCALE
 
 __all__ = ["QuantizationPlan"]
 
@@ -119,6 +120,8 @@ class QuantizationPlan(Plan[A]):
 
     def can_implement(self, args: A) -> None:
         self._buffers(args)
+        given: Any = args
+        self._require_values(self._scale(given.scale), self._zero(getattr(given, "zero_point", None)))
 
     def _buffers(self, args: A) -> tuple[Any, ...]:
         raise NotImplementedError
@@ -127,7 +130,7 @@ class QuantizationPlan(Plan[A]):
         ready = type(scale) is np.ndarray and scale.dtype is self._compute and scale.shape == self._scales
         if ready and scale.flags.c_contiguous and scale.flags.aligned:
             return scale  # type: ignore[no-any-return]
-        return parameters("scale", scale, self._compute, self._scales)
+        return parameters("scale", widened(scale, self._compute), self._compute, self._scales)
 
     def _zero(self, zero: Any) -> Array:
         if zero is None or (type(zero) is int and zero == 0):
@@ -136,6 +139,22 @@ class QuantizationPlan(Plan[A]):
         if ready and zero.flags.c_contiguous and zero.flags.aligned:
             return zero  # type: ignore[no-any-return]
         return parameters("zero_point", zero, INT32, self._scales)
+
+    def _parameters(self, scale: Any, zero: Any) -> tuple[Array, Array]:
+        """Scales and zero points. Kernels look at their values; for the reference they are looked at here."""
+        found = self._scale(scale), self._zero(zero)
+        if self.preference == "reference":
+            self._require_values(*found)
+        return found
+
+    def _require_values(self, scale: Array, zero: Array) -> None:
+        """Raises for a scale or zero point that kernels refuse."""
+        bad = ~(np.isfinite(scale) & (scale >= MIN_SCALE) & (scale <= MAX_SCALE))
+        if bad.any():
+            self._finish(int(bad.argmax()), scale, zero)
+        bad = (zero < self.descriptor.qmin) | (zero > self.descriptor.qmax)
+        if bad.any() and not (self.op.startswith("dequantize") and self._backward()):  # which has no zero point
+            self._finish(-2 - int(bad.argmax()), scale, zero)
 
     def _finish(self, status: int, scale: Array, zero: Array) -> None:
         if status != -1:
