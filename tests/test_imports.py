@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,7 @@ LAYERS = [
         "cli_gpu",
     ],
     ["cli"],
+    ["__main__"],
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 FACTS = {
@@ -133,6 +135,63 @@ def test_import_needs_numpy_and_nothing_else() -> None:
     ).split()
     third_party = set(allowed) - set(sys.stdlib_module_names) - {"lowbit", "numpy"}
     assert not {m for m in third_party if not m.startswith("_")}, third_party
+
+
+def documented_modules() -> set[str]:
+    """Modules of lowbit that docs, the README or examples name."""
+    root = PACKAGE.parents[1]
+    texts = [*(root / "docs").glob("*.md"), root / "README.md", *(root / "examples").rglob("*.py")]
+    named = {m for path in texts for m in re.findall(r"\blowbit\.([a-z_]+)", path.read_text(encoding="utf-8"))}
+    return {m for m in named if (PACKAGE / m).is_dir() or (PACKAGE / f"{m}.py").exists()}
+
+
+def test_documented_modules_are_attributes_that_are_imported_when_used() -> None:
+    lazy = {"bench", "formats", "models", "plans", "torch", "tuning", "system"}
+    modules = sorted((documented_modules() | lazy | {"calibration"}) - {"cli"})
+    code = (
+        "import sys, types, lowbit as lb\n"
+        f"eager = [m for m in {sorted(lazy)} if f'lowbit.{{m}}' in sys.modules]\n"
+        "assert not eager and 'torch' not in sys.modules, eager\n"
+        f"for name in {modules}:\n"
+        "    found = getattr(lb, name)\n"
+        "    assert name in dir(lb), name\n"
+        "    assert isinstance(found, types.ModuleType) or found.__module__ == f'lowbit.{name}', name\n"
+        "assert lb.plans.QuantizePerTensorPlan and lb.tuning.auto_tune\n"
+        "try:\n    lb.nothing\nexcept AttributeError as error:\n    print(error)\n"
+    )
+    assert run(code).strip() == "module 'lowbit' has no attribute 'nothing'"
+
+
+def test_the_package_runs_as_a_command() -> None:
+    pytest.importorskip("typer")
+    for arguments in (["--version"], ["hardware", "--json"]):
+        done = subprocess.run([sys.executable, "-m", "lowbit", *arguments], capture_output=True, text=True, check=True)
+        assert lb.__version__ in done.stdout or "architecture" in done.stdout
+
+
+def test_hints_to_install_name_what_there_is() -> None:
+    """Each names an extra of ours that has the missing package, or a package that an extra has."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 has it")
+    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {
+        name: {re.split(r"[<>=]", package)[0].lower() for package in packages}
+        for name, packages in project["optional-dependencies"].items()
+    }
+    needed = {
+        "YAML": "pyyaml", "ONNX": "onnx", "onnxruntime": "onnxruntime", "matplotlib": "matplotlib", "triton": "triton",
+        "command": "typer", "bfloat16": "ml_dtypes",
+    }  # fmt: skip
+    hints = 0
+    for path in modules():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            for hint in re.findall(r"pip install '?([\w\[\],-]+)", line):
+                hints += 1
+                name, _, extra = hint.rstrip("]").partition("[")
+                assert extra in extras if name == "lowbit" else any(hint in e for e in extras.values()), line
+                has = extras[extra] if extra else {hint}
+                missing = [package for word, package in needed.items() if word in line]
+                assert not missing or has & set(missing), line
+    assert hints > 6
 
 
 @pytest.mark.skipif("LOWBIT_SANITIZED" in os.environ, reason="an instrumented module is slow to load")

@@ -1,5 +1,7 @@
 """Quantization with the same bits on every backend, at the speed of memory."""
 
+from importlib import import_module as _import_module
+from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING, Any
 
 from lowbit._version import __version__
@@ -60,7 +62,28 @@ from lowbit.tensor import QuantizedTensor
 from lowbit.threads import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
+    from lowbit import bench as bench
+    from lowbit import data as data
+    from lowbit import formats as formats
+    from lowbit import gpu_linear as gpu_linear
+    from lowbit import gpu_ops as gpu_ops
+    from lowbit import hints as hints
+    from lowbit import limits as limits
+    from lowbit import models as models
+    from lowbit import plans as plans
+    from lowbit import reference_calibration as reference_calibration
+    from lowbit import report as report
+    from lowbit import specialized as specialized
+    from lowbit import system as system
+    from lowbit import torch as torch
+    from lowbit import tuning as tuning
     from lowbit.system import QuantizationSystem, create_quantization_system
+
+# Imported when they are first used, so that `import lowbit` stays light.
+_MODULES = (
+    "bench", "data", "formats", "gpu_linear", "gpu_ops", "hints", "limits", "models", "plans", "reference_calibration",
+    "report", "specialized", "system", "torch", "tuning",
+)  # fmt: skip
 
 __all__ = [
     "AccuracyImpact",
@@ -128,9 +151,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The front desk comes with every room behind it: opened when somebody asks for it."""
     if name in ("QuantizationSystem", "create_quantization_system"):
-        from lowbit import system
-
-        return getattr(system, name)
+        return getattr(_import_module("lowbit.system"), name)
+    if name in _MODULES:
+        return _import_module(f"lowbit.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    hidden = () if _find_spec("torch") else ("torch",)
+    return sorted({*globals(), *__all__, *_MODULES} - {*hidden})
