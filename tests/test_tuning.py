@@ -649,7 +649,8 @@ def test_a_capped_instruction_set_changes_the_choice(tmp_path) -> None:
     """Scalar products are some thirty times as slow as BLAS: no noise makes them win."""
     code = (
         "import json; from lowbit.tuning import *\n"
-        "found = auto_tune(QuantizationWorkload.matmul(64, 512, 512), config=AutoTuningConfig(max_search_time=1.0))\n"
+        "how = AutoTuningConfig(max_search_time=120.0, iterations=1)\n"
+        "found = auto_tune(QuantizationWorkload.matmul(64, 512, 512), config=how)\n"
         "import lowbit as lb\n"
         "print(json.dumps([lb.hardware().isa, found.keep_float, found.why]))"
     )
