@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -321,21 +322,190 @@ def test_the_source_is_never_overwritten(tmp_path):
 
 def test_a_full_folder_is_kept_unless_told(tmp_path):
     source, target = saved(tmp_path / "f"), tmp_path / "q"
-    target.mkdir()
-    (target / "precious").write_text("x")
+    quantize_checkpoint(source, target, "W8A16")
+    before = contents(target)
     for options in ({}, {"resume": True}):
         with pytest.raises(InvalidProblem, match="not empty"):
             quantize_checkpoint(source, target, G32, **options)
-        assert listed(target) == ["precious"]
+        assert contents(target) == before
     bad = tensors()
     bad["model.layers.1.mlp.up_proj.weight"][0, 0] = np.nan
-    with pytest.raises(InvalidProblem):
+    with pytest.raises(InvalidProblem, match="nan"):
         quantize_checkpoint(saved(tmp_path / "bad", bad), target, G32, overwrite=True)
-    assert listed(target) == ["precious"]
+    assert contents(target) == before
     quantize_checkpoint(source, target, G32, overwrite=True)
-    assert "model.safetensors" in listed(target)
-    assert "precious" not in listed(target)
+    assert contents(target) != before
     assert listed(tmp_path) == ["bad", "f", "q"]
+
+
+# ---- what lowbit did not write is never deleted, and no link is followed -----------------------------------
+
+
+@pytest.mark.parametrize("manifest", [None, "", "{", "[]", '{"fingerprint": 3}', '{"shards": {}}', "[" * 10_000])
+@pytest.mark.parametrize("place", ["q", ".q.partial", ".q.old"])
+@pytest.mark.parametrize("options", [{"overwrite": True}, {"resume": True}, {"overwrite": True, "resume": True}])
+def test_a_folder_without_a_manifest_of_lowbits_is_neither_deleted_nor_resumed(options, place, manifest, tmp_path):
+    source = saved(tmp_path / "f")
+    (tmp_path / place / "thesis").mkdir(parents=True)
+    (tmp_path / place / "thesis" / "chapter").write_text("x")
+    if manifest is not None:
+        (tmp_path / place / MANIFEST).write_text(manifest)
+    before = contents(tmp_path)
+    with pytest.raises(InvalidProblem, match=r"not empty, and not (written by lowbit|made by this recipe)"):
+        quantize_checkpoint(source, tmp_path / "q", G32, **options)
+    assert contents(tmp_path) == before
+    assert ".q.partial" not in set(listed(tmp_path)) - {place}
+
+
+@pytest.mark.parametrize("where", ["full", "marked", "empty", "file", "nowhere"])
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": True}, {"overwrite": True, "resume": True}])
+def test_a_link_in_the_place_of_the_working_folder_is_refused_and_not_followed(options, where, tmp_path):
+    source, there = saved(tmp_path / "f"), tmp_path / "there"
+    if where == "file":
+        there.write_text("x")
+    elif where != "nowhere":
+        there.mkdir()
+    if where in ("full", "marked"):
+        (there / "precious").write_text("x")
+    if where == "marked":
+        (there / MANIFEST).write_text('{"fingerprint": "", "shards": {}}')
+    (tmp_path / ".q.partial").symlink_to(there)
+    before = contents(tmp_path)
+    with pytest.raises(InvalidProblem, match=r"\.q\.partial: a link or a file"):
+        quantize_checkpoint(source, tmp_path / "q", G32, **options)
+    assert contents(tmp_path) == before
+    assert os.path.lexists(tmp_path / ".q.partial")
+
+
+def test_links_inside_an_unfinished_run_are_deleted_and_not_followed(tmp_path, monkeypatch):
+    source, target = saved(tmp_path / "f"), tmp_path / "q"
+    interrupted(source, target, 1, monkeypatch)
+    precious = tmp_path / "precious"
+    (precious / "inner").mkdir(parents=True)
+    (precious / "inner" / "file").write_text("x")
+    partial = tmp_path / ".q.partial"
+    (partial / "link").symlink_to(precious)
+    (partial / "deep").mkdir()
+    (partial / "deep" / "link").symlink_to(precious)
+    (finished,) = partial.glob("*.safetensors")  # a shard that is a link is not taken for finished
+    os.rename(finished, tmp_path / "moved")
+    finished.symlink_to(tmp_path / "moved")
+    quantize_checkpoint(source, target, G32, max_shard_bytes=6000, resume=True)
+    assert contents(precious) == {"inner/file": b"x"}
+    assert not any(f.is_symlink() for f in target.iterdir())
+    assert listed(tmp_path) == ["f", "moved", "precious", "q"]
+
+
+def test_links_inside_a_folder_that_is_overwritten_are_deleted_and_not_followed(tmp_path):
+    source, target = saved(tmp_path / "f"), tmp_path / "q"
+    quantize_checkpoint(source, target, "W8A16")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("x")
+    (target / "link").symlink_to(tmp_path / "precious")
+    quantize_checkpoint(source, target, G32, overwrite=True)
+    assert contents(tmp_path / "precious") == {"file": b"x"}
+    assert not (target / "link").exists()
+
+
+def test_what_is_put_into_the_target_during_a_run_is_kept_and_so_is_the_run(tmp_path):
+    source, target = saved(tmp_path / "f"), tmp_path / "q"
+
+    def meanwhile(*_: Any) -> None:
+        target.mkdir(exist_ok=True)
+        (target / "precious").write_text("x")
+
+    with pytest.raises(FileExistsError, match="meanwhile") as caught:
+        quantize_checkpoint(source, target, G32, overwrite=True, progress=meanwhile)
+    assert caught.value.__notes__ == [
+        f"1 finished shards are kept in {tmp_path / '.q.partial'}; resume goes on from them"
+    ]
+    assert listed(target) == ["precious"]
+    (target / "precious").unlink()
+    quantize_checkpoint(source, target, G32, resume=True)
+    assert listed(tmp_path) == ["f", "q"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_to_a_folder_is_followed(there, tmp_path):
+    source, real, target = saved(tmp_path / "f"), tmp_path / "big" / "disk", tmp_path / "q"
+    if there:
+        real.mkdir(parents=True)
+    target.symlink_to(real)
+    report = quantize_checkpoint(source, target, G32)
+    assert report.target == str(target)
+    quantize_checkpoint(source, tmp_path / "plain", G32)
+    assert target.is_symlink()
+    assert contents(real) == contents(tmp_path / "plain")
+    quantize_checkpoint(source, target, "W8A16", overwrite=True)
+    assert target.is_symlink()
+    assert contents(real) != contents(tmp_path / "plain")
+    assert listed(tmp_path / "big") == ["disk"]
+
+
+def test_targets_that_cannot_be_written_are_found_before_the_source_is_read(tmp_path, monkeypatch):
+    source = saved(tmp_path / "f")
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr("lowbit.formats.checkpoint.open_checkpoint", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(InvalidProblem, match="file: a file; expected a folder"):
+        quantize_checkpoint(source, tmp_path / "file", G32)
+    with pytest.raises(NotADirectoryError):
+        quantize_checkpoint(source, tmp_path / "file" / "q", G32)
+    (tmp_path / "kept").mkdir(0o500)
+    for folder in ["/proc", *([] if os.geteuid() == 0 else [tmp_path / "kept"])]:
+        with pytest.raises(OSError, match=f"no file can be written here.*{folder}'"):
+            quantize_checkpoint(source, Path(folder, "new", "q"), G32)
+    assert listed(tmp_path) == ["f", "file", "kept"]
+
+
+# ---- one run at a time --------------------------------------------------------------------------------
+
+
+def test_a_folder_that_another_run_has_locked_is_refused(tmp_path, monkeypatch):
+    source, target = saved(tmp_path / "f"), tmp_path / "q"
+    interrupted(source, target, 1, monkeypatch)
+    partial = tmp_path / ".q.partial"
+    before = contents(tmp_path)
+    handle = os.open(partial, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    for options in ({"resume": True}, {"overwrite": True}, {}):
+        with pytest.raises(InvalidProblem, match="another run is writing it"):
+            quantize_checkpoint(source, target, G32, max_shard_bytes=6000, **options)
+    os.close(handle)
+    assert contents(tmp_path) == before
+    quantize_checkpoint(source, target, G32, max_shard_bytes=6000, resume=True)
+
+
+def test_a_run_holds_the_lock_of_its_folder_until_it_ends(tmp_path):
+    source, target, tried = saved(tmp_path / "f"), tmp_path / "q", []
+
+    def another(*_: Any) -> None:
+        handle = os.open(tmp_path / ".q.partial", os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(handle)
+        tried.append(True)
+
+    quantize_checkpoint(source, target, G32, progress=another)
+    assert tried
+    handle = os.open(target, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(handle)
+
+
+def test_a_full_disk_is_said_before_writing_and_keeps_what_is_finished(tmp_path, monkeypatch):
+    source, target = saved(tmp_path / "f"), tmp_path / "q"
+    usage = lambda _: type("Usage", (), {"free": 10})  # noqa: E731
+    with monkeypatch.context() as full:
+        full.setattr("shutil.disk_usage", usage)
+        with pytest.raises(OSError, match="10 are free"):
+            quantize_checkpoint(source, target, G32)
+    assert listed(tmp_path) == ["f"]
+    interrupted(source, target, 2, monkeypatch)
+    with monkeypatch.context() as full:
+        full.setattr("shutil.disk_usage", usage)
+        with pytest.raises(OSError, match="10 are free"):
+            quantize_checkpoint(source, target, G32, max_shard_bytes=6000, resume=True)
+    assert len(list((tmp_path / ".q.partial").glob("*.safetensors"))) == 2
 
 
 def test_links_out_of_the_folder_are_not_copied(tmp_path):

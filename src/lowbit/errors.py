@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FormatError", "InvalidProblem", "Unsupported", "UnsupportedDType"]
+__all__ = ["FormatError", "InvalidProblem", "Unsupported", "UnsupportedDType", "add_note"]
 
 
 class InvalidProblem(ValueError):
@@ -19,3 +19,8 @@ class UnsupportedDType(Unsupported, TypeError):
 
 class FormatError(ValueError):
     """A file that is not what it claims to be."""
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Adds what a traceback and the command line say after the error itself: BaseException.add_note of Python 3.11."""
+    error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined]

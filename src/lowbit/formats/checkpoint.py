@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 from lowbit._version import __version__
 from lowbit.errors import InvalidProblem
-from lowbit.formats.checkpoint_folder import MANIFEST, Assembly, Finished
+from lowbit.formats.checkpoint_folder import MANIFEST, Assembly, Finished, real_target
 from lowbit.formats.checkpoint_plan import Item, Plan, existing_quantization, plan_checkpoint, read_config
 from lowbit.formats.checkpoint_stream import stream_shard
 from lowbit.formats.pickled import PickledCheckpoint, is_pickled
@@ -22,7 +23,7 @@ from lowbit.formats.safetensors import INDEX, Checkpoint, inside
 from lowbit.formats.shards import ShardWriter
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import ModelReport, WeightRow
-from lowbit.whole_file import written_whole
+from lowbit.whole_file import refuse_unwritable, written_whole
 
 __all__ = ["Progress", "open_checkpoint", "quantize_checkpoint"]
 
@@ -51,8 +52,9 @@ def quantize_checkpoint(
     """Writes the checkpoint quantized by a recipe, as compressed-tensors, and says what became of each weight.
 
     source: a `.safetensors` file, a folder, or an index of shards; `.bin` files only with `allow_pickle`. The target
-    is there whole or not at all: a run that was killed goes on with `resume` and gives the same bytes. With `strict`
-    nothing is written if a weight that the recipe asks for cannot be treated.
+    is there whole or not at all: a run that was killed goes on with `resume` and gives the same bytes. A link to a
+    folder is followed. `overwrite` replaces a folder that lowbit wrote, and refuses any other that is not empty. With
+    `strict` nothing is written if a weight that the recipe asks for cannot be treated.
 
     >>> import tempfile
     >>> import numpy as np
@@ -67,6 +69,7 @@ def quantize_checkpoint(
     start = time.perf_counter()
     made = Recipe.of(recipe)
     target = Path(target_folder)
+    refuse_unwritable(real_target(target))
     with open_checkpoint(source, allow_pickle=allow_pickle) as opened:
         _refuse_own_folder(opened.folder, target)
         config = read_config(opened.folder)
@@ -168,7 +171,7 @@ def _refuse_full_disk(plan: Plan, assembly: Assembly) -> None:
     left = sum(item.nbytes for name, items in plan.shards.items() if name not in assembly.finished for item in items)
     free = shutil.disk_usage(assembly.folder).free
     if left > free:
-        raise InvalidProblem(f"{assembly.target}: {left} bytes are to be written, {free} are free")
+        raise OSError(errno.ENOSPC, f"{left} bytes are to be written, {free} are free", str(assembly.target))
 
 
 def _fingerprint(

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
+import errno
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from lowbit.errors import FormatError, InvalidProblem
+from lowbit.errors import FormatError, InvalidProblem, add_note
 from lowbit.formats.shards import checksum
-from lowbit.whole_file import sync_directory, written_whole
+from lowbit.formats.work_folder import MANIFEST, WorkFolder, read_manifest, refuse_foreign
+from lowbit.whole_file import sync_directory
 
-__all__ = ["MANIFEST", "Assembly", "Finished"]
-
-MANIFEST = ".lowbit-manifest.json"
+__all__ = ["MANIFEST", "Assembly", "Finished", "real_target"]
 
 
 class Finished(NamedTuple):
@@ -28,66 +25,94 @@ class Finished(NamedTuple):
     sqnr_db: Mapping[str, float]
 
 
+def real_target(target: str | os.PathLike[str]) -> Path:
+    """The folder to write to. Behind a link it is the one the link leads to, so that all renames stay on one disk."""
+    real = Path(os.path.realpath(target))
+    if real.exists() and not real.is_dir():
+        raise InvalidProblem(f"{os.fspath(target)}: a file; expected a folder to write to")
+    return real
+
+
 class Assembly:
     """The folder `.<name>.partial` beside the target, until `commit` renames it.
 
     Each finished shard is noted in a manifest. A later run with the same fingerprint and `resume` finds them, checks
-    them, and does the rest. Bad input removes the folder; any other end leaves it to be resumed.
+    them, and does the rest. Bad input removes the folder, and so does an end before the first shard; any other end
+    leaves it to be resumed.
     """
 
     def __init__(self, target: Path, fingerprint: str, *, resume: bool, overwrite: bool) -> None:
-        self.target, self.fingerprint = target, fingerprint
-        self.folder = target.with_name(f".{target.name}.partial")
+        self.target, self.fingerprint = real_target(target), fingerprint
+        self.folder = self.target.with_name(f".{self.target.name}.partial")
         self.finished: dict[str, Finished] = {}
         self.complete = False  # the target is there already, by the same recipe from the same source
-        self._overwrite = overwrite
-        self._lock: int | None = None
-        if target.exists() and not target.is_dir():
-            raise InvalidProblem(f"{target}: a file; expected a folder to write to")
-        if target.is_dir() and any(target.iterdir()):
-            if resume and _fingerprint(target) == fingerprint:
-                self.complete = True
-                self.finished = _read_manifest(target)[1]
-                return
-            if not overwrite:
-                raise InvalidProblem(
-                    f"{target}: not empty, and not made by this recipe from this source"
-                    if resume
-                    else f"{target}: not empty; choose another folder, or overwrite"
-                )
-        unfinished = self.folder.is_dir() and any(self.folder.iterdir())
-        if unfinished and not resume and not overwrite:
-            raise InvalidProblem(f"{target}: an unfinished run is in {self.folder.name}; resume it, or overwrite")
-        same = _fingerprint(self.folder) == fingerprint
-        if unfinished and resume and not same and not overwrite and (self.folder / MANIFEST).exists():
-            raise InvalidProblem(f"{target}: {self.folder.name} is of another source, recipe or version; overwrite it")
-        self._resume = resume and same
+        self._resume, self._overwrite = resume, overwrite
+        self._old = self.target.with_name(f".{self.target.name}.old")
 
     def __enter__(self) -> Assembly:
-        if self.complete:
-            return self
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.folder, os.O_RDONLY)
+        self._work = WorkFolder(self.folder, self.target)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            self._lock = None
-            raise InvalidProblem(f"{self.target}: another run is writing it") from None
-        if self._resume:
-            self.finished = {n: f for n, f in _read_manifest(self.folder)[1].items() if self._is_sound(n, f)}
-        for file in self.folder.iterdir():  # halves that a killed run left
-            if file.name not in self.finished:
-                file.unlink() if not file.is_dir() else shutil.rmtree(file)
-        self._write_manifest()
+            self._recover()
+            self._begin()
+        except BaseException:
+            self._work.close()
+            raise
         return self
 
+    def _recover(self) -> None:
+        """Undoes a commit that was killed between its renames, and finishes one that was killed after them."""
+        if not os.path.lexists(self._old):
+            return
+        old = WorkFolder(self._old, self.target)
+        try:
+            if self.target.exists():
+                old.clear()
+            else:
+                os.rename(self._old, self.target)
+                sync_directory(self.target.parent)
+        finally:
+            old.close()
+
+    def _begin(self) -> None:
+        if self._is_full():
+            fingerprint, finished = _finished(self.target)
+            if self._resume and fingerprint == self.fingerprint:
+                self.complete, self.finished = True, finished
+                self._work.close()
+                return
+            if not self._overwrite:
+                raise InvalidProblem(
+                    f"{self.target}: not empty, and not made by this recipe from this source"
+                    if self._resume
+                    else f"{self.target}: not empty; choose another folder, or overwrite"
+                )
+            refuse_foreign(self.target)
+        fingerprint, finished = _finished(self.folder)
+        if fingerprint and not self._overwrite:
+            if not self._resume:
+                raise InvalidProblem(
+                    f"{self.target}: an unfinished run is in {self.folder.name}; resume it, or overwrite"
+                )
+            if fingerprint != self.fingerprint:
+                raise InvalidProblem(
+                    f"{self.target}: {self.folder.name} is of another source, recipe or version; overwrite it"
+                )
+        if self._resume and fingerprint == self.fingerprint:
+            self.finished = {name: shard for name, shard in finished.items() if self._is_sound(name, shard)}
+        self._work.clear(keep={MANIFEST, *self.finished})
+        self._write_manifest()
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if kind is not None and issubclass(kind, (InvalidProblem, FormatError, NotImplementedError)) and self._lock:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if error is None:
+            self._work.close()
+        elif not self.folder.exists():  # put in its place already
+            add_note(error, f"{self.target} was written before, and is kept")
+            self._work.close()
+        elif isinstance(error, (InvalidProblem, FormatError, NotImplementedError)) or not self.finished:
+            self._work.remove()
+        else:
+            add_note(error, f"{len(self.finished)} finished shards are kept in {self.folder}; resume goes on from them")
+            self._work.close()
 
     def finish(self, name: str, shard: Finished) -> None:
         """Notes a shard; from here on a killed run need not write it again."""
@@ -97,25 +122,28 @@ class Assembly:
     def commit(self) -> None:
         """Puts the folder in its place. What stood there goes when the new one is there."""
         sync_directory(self.folder)
-        old = None
-        if self.target.is_dir() and any(self.target.iterdir()):
-            assert self._overwrite
-            old = self.target.with_name(f".{self.target.name}.{os.getpid()}.{os.urandom(4).hex()}.old")
-            os.rename(self.target, old)
+        replaced = self._is_full()
+        if replaced:
+            if not self._overwrite or read_manifest(self.target) is None:
+                raise FileExistsError(errno.EEXIST, "files were put into the target meanwhile", str(self.target))
+            os.rename(self.target, self._old)
         try:
             os.rename(self.folder, self.target)
         except OSError:
-            if old is not None:
-                os.rename(old, self.target)
+            if replaced:
+                os.rename(self._old, self.target)
             raise
         sync_directory(self.target.parent)
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
+        if replaced:
+            self._recover()
+
+    def _is_full(self) -> bool:
+        return self.target.is_dir() and any(self.target.iterdir())
 
     def _is_sound(self, name: str, shard: Finished) -> bool:
         file = self.folder / name
         try:
-            return file.stat().st_size == shard.nbytes and checksum(file) == shard.checksum
+            return not file.is_symlink() and file.stat().st_size == shard.nbytes and checksum(file) == shard.checksum
         except (OSError, FormatError):
             return False
 
@@ -124,27 +152,24 @@ class Assembly:
             name: {"bytes": f.nbytes, "checksum": f.checksum, "sqnr_db": {k: _text(v) for k, v in f.sqnr_db.items()}}
             for name, f in sorted(self.finished.items())
         }
-        with written_whole(self.folder / MANIFEST) as file:
-            file.write(json.dumps({"fingerprint": self.fingerprint, "shards": shards}, indent=1) + "\n")
+        self._work.mark({"fingerprint": self.fingerprint, "shards": shards})
 
 
 def _text(value: float) -> float | str:
     return round(value, 6) if abs(value) < 1e9 else str(value)  # JSON has no infinity
 
 
-def _fingerprint(folder: Path) -> str:
-    return _read_manifest(folder)[0]
-
-
-def _read_manifest(folder: Path) -> tuple[str, dict[str, Finished]]:
-    """(fingerprint, finished shards); nothing where there is no manifest that makes sense."""
+def _finished(folder: Path) -> tuple[str, dict[str, Finished]]:
+    """(fingerprint, finished shards) of a folder; nothing where lowbit has written no manifest."""
+    found: Any = read_manifest(folder)
+    if found is None:
+        return "", {}
     try:
-        found: Any = json.loads((folder / MANIFEST).read_text("utf-8"))
         shards = {
             name: Finished(int(s["bytes"]), int(s["checksum"]), {str(k): float(v) for k, v in s["sqnr_db"].items()})
             for name, s in found["shards"].items()
             if Path(name).name == name
         }
-        return str(found["fingerprint"]), shards
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return "", {}
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        shards = {}
+    return found["fingerprint"], shards
