@@ -6,7 +6,6 @@ import errno
 import multiprocessing
 import os
 import random
-import re
 import resource
 import signal
 import subprocess
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fo
 
 ELEMENTS = 1 << 20
 SECONDS = 30  # after which a child counts as hung
-STRAY = re.compile(r"\.q\.(\d+)\.[0-9a-f]{8}\.tmp")
+STRAY = ".q.1.lowbit-tmp"
 
 
 @pytest.fixture(autouse=True)
@@ -195,14 +194,6 @@ def kill(pid: int) -> None:
     assert outcome(pid) == "SIGKILL"
 
 
-def take_strays(directory: Path) -> list[str]:
-    """Names of files other than the target, which are removed."""
-    names = [name for name in os.listdir(directory) if name != "q"]
-    for name in names:
-        (directory / name).unlink()
-    return names
-
-
 def test_killed_at_any_moment_of_a_save_the_file_is_the_old_or_the_new_tensor(tmp_path):
     pair, path, rng = two_tensors(), tmp_path / "q", random.Random(0)
     pair[0].save(path)
@@ -212,12 +203,11 @@ def test_killed_at_any_moment_of_a_save_the_file_is_the_old_or_the_new_tensor(tm
         time.sleep(rng.uniform(0.0, 0.03))
         kill(pid)
         assert lb.QuantizedTensor.load(path) in pair
-        for name in take_strays(tmp_path):
-            match = STRAY.fullmatch(name)
-            assert match, f"{name}: left behind under another name than a temporary file's"
-            assert int(match[1]) == pid
-            strays += 1
+        assert set(os.listdir(tmp_path)) <= {"q", STRAY}  # each save removes what the one before it left
+        strays += (tmp_path / STRAY).exists()
     assert strays, "no kill hit a save: the test showed nothing"
+    pair[0].save(path)
+    assert os.listdir(tmp_path) == ["q"]
 
 
 def test_readers_beside_a_writer_always_see_a_whole_tensor(tmp_path):
@@ -308,23 +298,91 @@ def test_a_save_that_fails_late_or_is_interrupted_keeps_the_old_file(step, error
     assert_only_the_old_file(tmp_path, old)
 
 
-def test_data_reaches_the_disk_before_the_name_does(tmp_path, monkeypatch):
-    """Renamed first and synced later, a power cut could leave the name on an empty file."""
-    steps = []
-    sync, replace = os.fsync, os.replace
+# ---- power cuts: what is synced, and when ---------------------------------------------------------------
+
+
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is synced and renamed from here on, by the names of files and folders: "sync a", "a -> b"."""
+    steps: list[str] = []
+    sync = os.fsync
 
     def noted_sync(handle: int) -> None:
-        steps.append(f"sync {os.fstat(handle).st_size >= 5000}")
+        steps.append(f"sync {Path(os.readlink(f'/proc/self/fd/{handle}')).name}")
         sync(handle)
 
-    def noted_replace(a: Path, b: Path) -> None:
-        steps.append("replace")
-        replace(a, b)
+    def noted(rename: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+        def instead(a: Path, b: Path) -> None:
+            steps.append(f"{Path(a).name} -> {Path(b).name}")
+            rename(a, b)
+
+        return instead
 
     monkeypatch.setattr(os, "fsync", noted_sync)
-    monkeypatch.setattr(os, "replace", noted_replace)
+    monkeypatch.setattr(os, "replace", noted(os.replace))
+    monkeypatch.setattr(os, "rename", noted(os.rename))
+    return steps
+
+
+def test_data_reach_the_disk_before_the_name_does_and_the_name_before_the_call_ends(tmp_path, order):
+    """Renamed first and synced later, a power cut could leave the name on an empty file."""
     lb.quantize(numbers(5000)).save(tmp_path / "q")
-    assert steps[:2] == ["sync True", "replace"]
+    assert order == [f"sync {STRAY}", f"{STRAY} -> q", f"sync {tmp_path.name}"]
+
+
+def test_all_bytes_are_with_the_system_before_they_are_synced(tmp_path, monkeypatch):
+    sizes, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (sizes.append(os.fstat(handle).st_size), sync(handle))[1])
+    lb.quantize(numbers(5000)).save(tmp_path / "q")
+    assert sizes[0] == (tmp_path / "q").stat().st_size
+
+
+def test_a_shard_is_synced_then_named_then_its_folder_is_synced(tmp_path, order):
+    from lowbit.formats.shards import ShardWriter, Stored
+
+    with ShardWriter(tmp_path / "s", [Stored("x", "F32", (1000,))], {}) as shard:
+        shard.write("x", numbers(1000))
+        assert not order
+    temporary = order[0].removeprefix("sync ")
+    assert order == [f"sync {temporary}", f"{temporary} -> s", f"sync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("replacing", [False, True])
+def test_a_checkpoint_is_synced_before_it_is_named_and_its_name_after(replacing, tmp_path, order):
+    from lowbit.container import write_arrays
+    from lowbit.formats.checkpoint import quantize_checkpoint
+
+    write_arrays(tmp_path / "f.safetensors", {"a.up_proj.weight": numbers(64 * 128).reshape(64, 128)}, {})
+    if replacing:
+        quantize_checkpoint(tmp_path / "f.safetensors", tmp_path / "q", "W8A16")
+    order.clear()
+    quantize_checkpoint(tmp_path / "f.safetensors", tmp_path / "q", "W4A16", overwrite=replacing)
+    aside = ["q -> .q.old"] if replacing else []
+    assert order[-3 - len(aside) :] == ["sync .q.partial", *aside, ".q.partial -> q", f"sync {tmp_path.name}"]
+    written = order[: -3 - len(aside)]
+    for i, step in enumerate(written):  # each file in it on its own: synced, named, and the folder synced
+        if " -> " in step:
+            assert written[i - 1] == f"sync {step.partition(' -> ')[0]}"
+            assert written[i + 1] == "sync .q.partial"
+    assert [step.rpartition(" ")[2] for step in written if " -> " in step] == [
+        ".lowbit-manifest.json", "model.safetensors", ".lowbit-manifest.json", "config.json",
+    ]  # fmt: skip
+
+
+def test_the_data_of_an_onnx_model_reach_the_disk_before_the_model_does(tmp_path, order):
+    made = pytest.importorskip("onnx_models")
+    from lowbit.formats.onnx.graph import Graph
+
+    Graph.load(made.matmul()).save(tmp_path / "a.onnx", external_data=True)
+    (data,) = (f.name for f in tmp_path.glob("a-*.data"))
+    manifest = [
+        "sync ..lowbit-manifest.json.1.lowbit-tmp",
+        "..lowbit-manifest.json.1.lowbit-tmp -> .lowbit-manifest.json",
+    ]
+    assert order == [
+        *manifest, "sync .a.onnx.partial", "sync data", f"data -> {data}", "sync a.onnx",
+        f"{data} -> {data}", f"sync {tmp_path.name}", "a.onnx -> a.onnx", f"sync {tmp_path.name}",
+    ]  # fmt: skip
 
 
 # ---- threads -------------------------------------------------------------------------------------------

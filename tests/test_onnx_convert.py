@@ -156,10 +156,10 @@ def test_external_data_in_and_out(tmp_path):
     Graph.load(made.two_layers()).save(tmp_path / "in" / "m.onnx", external_data=True)
     report = convert(tmp_path / "in" / "m.onnx", tmp_path / "q.onnx", recipe("int8"), external_data=True)
     assert report.bytes_before == sum(f.stat().st_size for f in (tmp_path / "in").iterdir())
-    assert report.bytes_after == sum((tmp_path / n).stat().st_size for n in ("q.onnx", "q.onnx.data"))
+    assert report.bytes_after == sum(f.stat().st_size for f in tmp_path.glob("q*"))
     same_bits(tmp_path / "q.onnx", {"x": made.normal(3, 64)})
     inside = convert(tmp_path / "in" / "m.onnx", tmp_path / "r.onnx", recipe("int8"))
-    assert sorted(os.listdir(tmp_path)) == ["in", "q.onnx", "q.onnx.data", "r.onnx"]
+    assert [n for n in sorted(os.listdir(tmp_path)) if not n.startswith("q-")] == ["in", "q.onnx", "r.onnx"]
     assert inside.bytes_after < report.bytes_before / 3
     x = {"x": made.normal(3, 64)}
     assert np.array_equal(made.run(tmp_path / "q.onnx", x)[0], made.run(tmp_path / "r.onnx", x)[0])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -255,7 +258,7 @@ def test_saved_and_loaded_is_the_same(tmp_path):
 def test_external_data_out_and_in(tmp_path):
     g = Graph.load(made.two_layers())
     size = g.save(tmp_path / "a.onnx", external_data=True)
-    assert sorted(os.listdir(tmp_path)) == ["a.onnx", "a.onnx.data"]
+    assert [re.sub("[0-9a-f]{16}", "*", n) for n in sorted(os.listdir(tmp_path))] == ["a-*.data", "a.onnx"]
     assert size == sum(f.stat().st_size for f in tmp_path.iterdir())
     onnx.checker.check_model(str(tmp_path / "a.onnx"), full_check=True)
     back = Graph.load(tmp_path / "a.onnx")
@@ -288,29 +291,127 @@ def test_the_input_is_not_overwritten_unless_asked(tmp_path):
 
 @pytest.mark.parametrize("failing", ["check", "rename"])
 def test_a_failure_leaves_old_files_as_they_were(tmp_path, monkeypatch, failing):
-    (tmp_path / "a.onnx").write_bytes(b"old model")
-    (tmp_path / "a.onnx.data").write_bytes(b"old data")
+    Graph.load(made.matmul()).save(tmp_path / "a.onnx", external_data=True)
+    before = {f.name: f.read_bytes() for f in tmp_path.iterdir()}
+    assert len(before) == 2
     replace, check = os.replace, None
     if failing == "check":
 
         def check(path):
             assert path.exists()
-            assert path.with_name("a.onnx.data").exists()
+            assert len(list(path.parent.glob("a-*.data"))) == 1
             raise RuntimeError("no")
     else:
 
-        def second(a, b, seen=[]):  # noqa: B006
-            seen.append(b)
-            if len(seen) == 2:
+        def second(a, b):
+            if Path(b).name == "a.onnx":
+                assert len(list(tmp_path.glob("a-*.data"))) == 2
                 raise RuntimeError("no")
             return replace(a, b)
 
         monkeypatch.setattr(os, "replace", second)
     with pytest.raises(RuntimeError):
         Graph.load(made.two_layers()).save(tmp_path / "a.onnx", external_data=True, check=check)
-    assert (tmp_path / "a.onnx").read_bytes() == b"old model"
-    assert (tmp_path / "a.onnx.data").read_bytes() == b"old data"
-    assert sorted(os.listdir(tmp_path)) == ["a.onnx", "a.onnx.data"]
+    assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
+
+
+def scaled(factor):
+    """One layer whose weights, and so the name of their data file, depend on the factor."""
+    proto = made.matmul()
+    w = proto.graph.initializer[0]
+    w.raw_data = (np.frombuffer(w.raw_data, np.float32) * np.float32(factor)).tobytes()
+    return Graph.load(proto)
+
+
+def data_of(path):
+    """The data files that a model reads."""
+    model = onnx.load(path, load_external_data=False)
+    return {e.value for t in model.graph.initializer for e in t.external_data if e.key == "location"}
+
+
+def test_data_files_are_named_by_their_content_and_go_with_the_model_that_read_them(tmp_path):
+    path = tmp_path / "a.onnx"
+    scaled(1).save(path, external_data=True)
+    (first,) = data_of(path)
+    assert first == f"a-{hashlib.sha256((tmp_path / first).read_bytes()).hexdigest()[:16]}.data"
+    inode = (tmp_path / first).stat().st_ino
+    scaled(1).save(path, external_data=True)  # the same again: the file stays
+    assert data_of(path) == {first}
+    assert (tmp_path / first).stat().st_ino == inode
+    scaled(2).save(path, external_data=True)
+    assert first not in os.listdir(tmp_path)
+    assert set(os.listdir(tmp_path)) == {"a.onnx"} | data_of(path)
+    scaled(3).save(path)  # inside the model: no data file is left
+    assert os.listdir(tmp_path) == ["a.onnx"]
+
+
+def test_data_that_another_model_reads_or_that_lowbit_did_not_write_are_kept(tmp_path):
+    path = tmp_path / "a.onnx"
+    scaled(1).save(path, external_data=True)
+    (first,) = data_of(path)
+    (tmp_path / "copy.onnx").write_bytes(path.read_bytes())
+    foreign = ["a.onnx.data", "a.data", "a-0123456789abcdef.data", "b-0123456789abcdef.data", f"a-{first[2:-5]}0.data"]
+    for name in foreign:
+        (tmp_path / name).write_text("precious")
+    (tmp_path / "a-fedcba9876543210.data").symlink_to("a.data")
+    scaled(2).save(path, external_data=True, overwrite=True)
+    expected = {"a.onnx", "copy.onnx", first, "a-fedcba9876543210.data", *foreign} | data_of(path)
+    assert set(os.listdir(tmp_path)) == expected
+    assert all((tmp_path / name).read_text() == "precious" for name in foreign)
+    (tmp_path / "copy.onnx").unlink()
+    scaled(3).save(path)
+    assert set(os.listdir(tmp_path)) == {"a.onnx", "a-fedcba9876543210.data", *foreign}
+
+
+def test_a_file_in_the_place_of_the_data_is_replaced_only_with_overwrite(tmp_path):
+    path = tmp_path / "a.onnx"
+    scaled(1).save(path, external_data=True)
+    (data,) = data_of(path)
+    path.unlink()
+    (tmp_path / data).write_text("precious")
+    with pytest.raises(InvalidProblem, match=r"a-[0-9a-f]{16}\.data: already there, with other content"):
+        scaled(1).save(path, external_data=True)
+    assert {f.name: f.read_text() for f in tmp_path.iterdir()} == {data: "precious"}
+    scaled(1).save(path, external_data=True, overwrite=True)
+    assert np.array_equal(Graph.load(path).constant("w"), made.normal(64, 32))
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "full folder"])
+def test_what_stands_in_the_place_of_the_working_folder_is_kept(tmp_path, kind):
+    path, work = tmp_path / "a.onnx", tmp_path / ".a.onnx.partial"
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("x")
+    if kind == "link":
+        work.symlink_to("precious")
+    elif kind == "file":
+        work.write_text("x")
+    else:
+        (tmp_path / "precious").rename(work)
+    before = sorted(str(f) for f in tmp_path.rglob("*"))
+    with pytest.raises(InvalidProblem, match=r"\.a\.onnx\.partial: "):
+        scaled(1).save(path)
+    assert sorted(str(f) for f in tmp_path.rglob("*")) == before
+
+
+def test_two_runs_do_not_write_one_model_at_once(tmp_path):
+    path = tmp_path / "a.onnx"
+
+    def check(_):
+        with pytest.raises(InvalidProblem, match="another run is writing it"):
+            scaled(2).save(path)
+
+    scaled(1).save(path, check=check)
+    assert np.array_equal(Graph.load(path).constant("w"), made.normal(64, 32))
+    assert os.listdir(tmp_path) == ["a.onnx"]
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_work(tmp_path, monkeypatch):
+    from lowbit.formats.onnx.convert import quantize_onnx
+
+    source = made.saved(made.matmul(), tmp_path)
+    monkeypatch.setattr(Graph, "load", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(OSError, match="no file can be written here"):
+        quantize_onnx(source, "/proc/a.onnx", "W8A16")
 
 
 # ---- files that are not what they claim ---------------------------------------------------------------
@@ -439,7 +540,7 @@ def test_more_than_one_file_can_hold_goes_beside_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(saving, "_LARGEST", 10_000)
     Graph.load(made.two_layers()).save(tmp_path / "a.onnx")
-    assert sorted(os.listdir(tmp_path)) == ["a.onnx", "a.onnx.data"]
+    assert len(list(tmp_path.glob("a-*.data"))) == 1
     with pytest.raises(InvalidProblem, match="more than one ONNX file can hold"):
         Graph.load(made.two_layers()).save(tmp_path / "b.onnx", external_data=False)
 

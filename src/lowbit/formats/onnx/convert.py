@@ -22,6 +22,7 @@ from lowbit.formats.onnx.dynamic import Dynamic, dynamic_note, why_not_dynamic
 from lowbit.formats.onnx.folding import fold_batch_norms
 from lowbit.formats.onnx.graph import Graph, WeightUse, quantized_uses, weights
 from lowbit.formats.onnx.rows import left_row, notes_on, once, one_row, refuse_skipped, sizes, stored_bytes
+from lowbit.formats.onnx.saving import refuse_target
 from lowbit.formats.onnx.weight_only import OPERATORS, apply_weight_only, opset_needed
 from lowbit.models import Histogram, ModelReport, Recipe, Rule, WeightRow
 from lowbit.models.recipe import KINDS
@@ -97,10 +98,7 @@ def _check_options(
         raise InvalidProblem(f"operator: {operator!r}; expected {', '.join(OPERATORS)}")
     if recipe.needs_data and data is None:
         raise InvalidProblem("data: none; the recipe has static activations, whose ranges are found in data")
-    if not Path(target).parent.is_dir():
-        raise InvalidProblem(f"{os.fspath(target)}: its folder is not there")
-    if Path(target).is_dir():
-        raise InvalidProblem(f"{os.fspath(target)}: a folder; expected a file to write")
+    refuse_target(Path(target))
     if not overwrite and Path(source).resolve() == Path(target).resolve():
         raise InvalidProblem(f"{os.fspath(target)}: the model is read from it; give another name, or overwrite=True")
 

@@ -347,9 +347,9 @@ class Graph:
     ) -> int:
         """Writes the model whole or not at all; returns the bytes of all files.
 
-        external_data: True: weights go to `<name>.data` beside it; "auto": where one file cannot hold them. The file
-        the model came from is replaced only with overwrite. check: called with the complete files at another place
-        beside the target, before they are put in theirs; what it raises stops it.
+        external_data: True: weights go to a file beside it, `<name>-<digest of its content>.data`; "auto": where one
+        file cannot hold them. The file the model came from is replaced only with overwrite. check: called with the
+        complete files at another place beside the target, before they are put in theirs; what it raises stops it.
         """
         return save_model(self.proto, self.path, Path(path), external_data, overwrite, check)
 

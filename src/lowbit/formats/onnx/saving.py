@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,16 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from lowbit.errors import InvalidProblem
 from lowbit.formats.onnx.model_file import byte_count, external_place, subgraphs, tensor_array, tensors
-from lowbit.whole_file import sync_directory
+from lowbit.formats.work_folder import MANIFEST, WorkFolder
+from lowbit.whole_file import refuse_unwritable, sync_directory
 
-__all__ = ["save_model"]
+__all__ = ["refuse_target", "save_model"]
 
 _LARGEST = (1 << 31) - (1 << 20)  # bytes of one protobuf message, with room for what is not weights
 _INSIDE = 1024  # bytes; smaller tensors stay in the model file, where shape inference sees them
 _PAGE = 4096  # what a runtime can map
+_PIECE = 1 << 24  # bytes read at once
+_DIGITS = 16  # of the SHA-256 that a data file is named by
 
 
 def save_model(
@@ -34,93 +38,134 @@ def save_model(
     if external_data not in (True, False, "auto"):
         raise InvalidProblem(f"external_data: {external_data!r}; expected True, False or 'auto'")
     folder = None if source is None else source.parent
-    data_file = target.with_name(f"{target.name}.data")
-    _refuse_inputs(proto, source, folder, target, data_file, overwrite)
+    refuse_target(target)
+    _refuse_inputs(proto, source, folder, target, overwrite)
     total = sum(byte_count(t) for t in tensors(proto.graph))
     if total > _LARGEST and external_data is False:
         raise InvalidProblem(f"external_data: False; {total} bytes of weights are more than one ONNX file can hold")
     outside = external_data is True or total > _LARGEST
-    with _staged(target, [data_file] if outside else []) as staging:
-        beside = staging / data_file.name
-        written = _write_data(proto, folder, beside) if outside else _with_data_inside(proto, folder)
-        with open(staging / target.name, "xb") as file:
+    work = WorkFolder(target.with_name(f".{target.name}.partial"), target)
+    try:
+        work.clear(keep=(MANIFEST,))
+        work.mark({"fingerprint": target.name})
+        if outside:
+            written, data = _write_data(proto, folder, work.path, target.stem)
+        else:
+            written, data = _with_data_inside(proto, folder), None
+        model = work.path / target.name
+        with open(model, "xb") as file:
             file.write(written.SerializeToString())
             file.flush()
             os.fsync(file.fileno())
         if check is not None:
-            check(staging / target.name)
-        size = sum(f.stat().st_size for f in staging.iterdir() if f.is_file())
+            check(model)
+        size = sum(f.stat().st_size for f in (model, data) if f is not None)
+        _put_in_place(model, data, target, overwrite)
+    finally:
+        work.remove()
     return size
 
 
-def _refuse_inputs(
-    proto: ModelProto, source: Path | None, folder: Path | None, target: Path, data_file: Path, overwrite: bool
-) -> None:
+def refuse_target(target: Path) -> None:
+    """Raises where no model can be written, before anything is computed."""
     if target.is_dir():
         raise InvalidProblem(f"{target}: a folder; expected a file to write")
+    if not target.parent.is_dir():
+        raise InvalidProblem(f"{target}: its folder is not there")
+    refuse_unwritable(target)
+
+
+def _refuse_inputs(proto: ModelProto, source: Path | None, folder: Path | None, target: Path, overwrite: bool) -> None:
     if overwrite or source is None:
         return
     outside = [t for t in tensors(proto.graph) if t.data_location == TensorProto.EXTERNAL]
     read = {source.resolve()} | {external_place(t, folder)[0] for t in outside}
-    for path in (target, data_file):
-        if path.resolve() in read:
-            raise InvalidProblem(f"{path}: the model is read from it; give another name, or overwrite=True")
+    if target.resolve() in read:
+        raise InvalidProblem(f"{target}: the model is read from it; give another name, or overwrite=True")
 
 
-@contextmanager
-def _staged(target: Path, beside: list[Path]) -> Iterator[Path]:
-    """A folder on the target's own disk: what is in it when the block ends is put in place, the target last. Until
-    then, and whatever fails, all old files stay as they were."""
-    staging = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    staging.mkdir()
+def _put_in_place(model: Path, data: Path | None, target: Path, overwrite: bool) -> None:
+    """Data first, the model last. A data file is named by its content, so that the old model keeps the old data and at
+    every moment the model at the target is whole; the old data go when nothing reads them any more."""
+    placed = None
     try:
-        yield staging
-        kept: list[tuple[Path, Path | None]] = []
-        try:
-            for path in (*beside, target):
-                old = None
-                if path.exists():
-                    old = staging / f"{path.name}.old"
-                    _linked(path, old)
-                kept.append((path, old))
-                os.replace(staging / path.name, path)
-        except BaseException:
-            for path, old in kept:
-                if old is not None:
-                    os.replace(old, path)
-                elif not (staging / path.name).exists():
-                    path.unlink(missing_ok=True)
-            raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        if data is not None:
+            beside = target.with_name(data.name)
+            if not _holds_what_it_says(beside):
+                if os.path.lexists(beside) and not overwrite:
+                    raise InvalidProblem(f"{beside}: already there, with other content; remove it, or overwrite=True")
+                placed = beside
+                os.replace(data, beside)
+                sync_directory(target.parent)  # the model must not reach the disk before what it reads
+        os.replace(model, target)
+    except BaseException:
+        if placed is not None and data is not None and not data.exists():
+            placed.unlink(missing_ok=True)
+        raise
     sync_directory(target.parent)
+    _remove_unread_data(target, None if data is None else data.name)
 
 
-def _linked(path: Path, as_well: Path) -> None:
-    """The same file under a second name, or a copy where the disk has no such names."""
-    try:
-        os.link(path, as_well)
-    except OSError:
-        shutil.copy2(path, as_well)
+def _remove_unread_data(target: Path, kept: str | None) -> None:
+    """Removes data files of models that stood at the target before: named by lowbit, with the content that their name
+    says, and read by no model in the folder."""
+    named = re.compile(re.escape(target.stem) + rf"-[0-9a-f]{{{_DIGITS}}}\.data")
+    unread = [f for f in target.parent.iterdir() if named.fullmatch(f.name) and f.name != kept]
+    models = [f for f in target.parent.iterdir() if f.suffix == target.suffix] if unread else []
+    for file in unread:
+        if not any(_mentions(model, file.name) for model in models) and _holds_what_it_says(file):
+            file.unlink(missing_ok=True)
 
 
-def _write_data(proto: ModelProto, folder: Path | None, path: Path) -> ModelProto:
-    """Writes the large weights, one at a time, and returns the model that refers to them."""
+def _holds_what_it_says(file: Path) -> bool:
+    """Whether a data file is one that lowbit wrote: a regular file whose content has the digest in its name."""
+    if file.is_symlink() or not file.is_file():
+        return False
+    content = hashlib.sha256()
+    with open(file, "rb") as opened:
+        while piece := opened.read(_PIECE):
+            content.update(piece)
+    return file.name.endswith(f"-{content.hexdigest()[:_DIGITS]}.data")
+
+
+def _mentions(model: Path, name: str) -> bool:
+    """Whether the name of a data file occurs in a model, which is searched and not parsed."""
+    if not model.is_file() or not model.stat().st_size:
+        return False
+    with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(name.encode()) >= 0
+
+
+def _write_data(proto: ModelProto, folder: Path | None, into: Path, stem: str) -> tuple[ModelProto, Path]:
+    """Writes the large weights, one at a time; the model that refers to them, and their file."""
     bare = _skeleton(proto, lambda t: byte_count(t) > _INSIDE and t.data_type != TensorProto.STRING)
-    with open(path, "xb") as file:
+    places: list[tuple[TensorProto, int, int]] = []
+    content, at = hashlib.sha256(), 0
+    with open(into / "data", "xb") as file:
+
+        def write(piece: bytes) -> None:
+            nonlocal at
+            file.write(piece)
+            content.update(piece)
+            at += len(piece)
+
         for old, new in zip(tensors(proto.graph), tensors(bare.graph), strict=True):
             if new.data_location != TensorProto.EXTERNAL:
                 if old.data_location == TensorProto.EXTERNAL:
                     new.raw_data = _raw(old, folder)
                 continue
-            file.write(b"\0" * (-file.tell() % _PAGE))
-            start = file.tell()
-            _copy(old, folder, file.write)
-            for key, value in (("location", path.name), ("offset", str(start)), ("length", str(file.tell() - start))):
-                new.external_data.add(key=key, value=value)
+            write(b"\0" * (-at % _PAGE))
+            start = at
+            _copy(old, folder, write)
+            places.append((new, start, at - start))
         file.flush()
         os.fsync(file.fileno())
-    return bare
+    path = into / f"{stem}-{content.hexdigest()[:_DIGITS]}.data"
+    os.rename(into / "data", path)
+    for new, start, length in places:
+        for key, value in (("location", path.name), ("offset", str(start)), ("length", str(length))):
+            new.external_data.add(key=key, value=value)
+    return bare, path
 
 
 def _with_data_inside(proto: ModelProto, folder: Path | None) -> ModelProto:
@@ -209,7 +254,7 @@ def _copy(t: TensorProto, folder: Path | None, write: Callable[[bytes], object])
         with open(file, "rb") as source:
             source.seek(offset)
             while length:
-                piece = source.read(min(length, 1 << 24))
+                piece = source.read(min(length, _PIECE))
                 if not piece:
                     raise InvalidProblem(f"{t.name!r}: {file.name} ended early")
                 write(piece)
