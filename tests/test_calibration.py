@@ -428,6 +428,17 @@ def test_a_damaged_cache_is_begun_anew(tmp_path, content):
     assert json.loads(path.read_text())["version"] == 1
 
 
+@pytest.mark.parametrize("content", ['{"model_type": "llama"}', "# Notes", "[1, 2]"])
+def test_a_file_that_is_no_cache_is_neither_replaced_nor_removed(tmp_path, content):
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    cache = CalibrationCache(path)
+    with pytest.warns(UserWarning, match="kept as it is"):
+        lb.calibrate(DISTRIBUTIONS["normal"][:500], "int8", "mse", cache=cache)
+    cache.clear()
+    assert path.read_text() == content
+
+
 def test_a_damaged_entry_is_left_out(tmp_path):
     path = tmp_path / "c.json"
     p = lb.calibrate(DISTRIBUTIONS["normal"][:500], "int8", "mse", cache=path)

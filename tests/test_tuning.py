@@ -385,6 +385,15 @@ def test_a_damaged_file_is_ignored_with_a_warning(folder, content):
     assert found.results
 
 
+def test_clearing_the_caches_removes_what_lowbit_wrote_and_nothing_else(folder):
+    folder.mkdir()
+    (folder / "package.json").write_text('{"name": "mine"}')
+    CacheFile("tuning").put("a", 1)
+    assert [path.name for path in clear_caches()] == ["tuning.json"]
+    assert (folder / "package.json").exists()
+    assert not (folder / "tuning.json").exists()
+
+
 def test_a_poisoned_entry_cannot_choose_what_is_not_there(folder, clock):
     clock(lambda name: 1e-3)
     w = QuantizationWorkload.matmul(1, 512, 512)

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,11 +32,20 @@ def cache_folder() -> Path:
 
 
 def clear_caches() -> list[Path]:
-    """Removes every cache file; gives those there were."""
-    found = sorted(cache_folder().glob("*.json"))
+    """Removes every cache file that lowbit wrote; gives those there were."""
+    found = sorted(path for path in cache_folder().glob("*.json") if _is_cache(path))
     for path in found:
         path.unlink(missing_ok=True)
     return found
+
+
+def _is_cache(path: Path) -> bool:
+    """Whether a file begins as lowbit writes caches, or is cut short before that: others are kept as they are."""
+    try:
+        with open(path, "rb") as file:
+            return re.match(rb'\s*(\{\s*"version":|[][{}\s]*\Z)', file.read(64)) is not None
+    except OSError:
+        return False
 
 
 class CacheFile:
@@ -59,7 +69,11 @@ class CacheFile:
         return self._read().get(key)
 
     def put(self, key: str, value: Any) -> None:
-        """Keeps a value. Where the folder cannot be written, a warning says so and nothing is kept."""
+        """Keeps a value. Where it cannot be written, or the file is another program's, a warning says so and nothing
+        is kept."""
+        if self._is_foreign():
+            warnings.warn(f"{self.path}: not a cache of lowbit's; it is kept as it is", stacklevel=2)
+            return
         try:
             with self._alone():
                 entries = {**self._read(), key: value}
@@ -69,7 +83,13 @@ class CacheFile:
             warnings.warn(f"{self.path}: not written ({error})", stacklevel=2)
 
     def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
+        """Deletes the file, unless it is another program's."""
+        if not self._is_foreign():
+            self.path.unlink(missing_ok=True)
+
+    def _is_foreign(self) -> bool:
+        """A file outside of the cache folder that lowbit did not write."""
+        return self.path.parent != cache_folder() and self.path.exists() and not _is_cache(self.path)
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -83,7 +103,8 @@ class CacheFile:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            warnings.warn(f"{self.path}: not usable ({error}); it is begun anew", stacklevel=3)
+            then = "it is kept as it is" if self._is_foreign() else "it is begun anew"
+            warnings.warn(f"{self.path}: not usable ({error}); {then}", stacklevel=3)
             return {}
 
     @contextlib.contextmanager
