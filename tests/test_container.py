@@ -675,6 +675,50 @@ def test_a_header_claiming_gigabytes_is_not_read(length, tmp_path):
     assert peak_of_load(tmp_path / "q", sound=False) < MEBIBYTE
 
 
+HEADERS: dict[str, tuple[str, int]] = {  # text, and the bytes of the body
+    "a checkpoint": (
+        ",".join(
+            f'"model.layers.{i}.self_attn.q_proj.weight":{{"dtype":"BF16","shape":[4096,0],"data_offsets":[0,0]}}'
+            for i in range(4000)
+        ),
+        0,
+    ),
+    "short names": (
+        ",".join(f'"{i:x}":{{"dtype":"U8","shape":[],"data_offsets":[{i},{i + 1}]}}' for i in range(8000)), 8000,
+    ),
+    "objects in an array": ('"a":[' + ",".join(["{}"] * 100_000) + "]", 0),
+    "arrays in a shape": (
+        '"a":{"dtype":"U8","shape":[' + ",".join(["[]"] * 100_000) + '],"data_offsets":[0,0]}', 0,
+    ),
+    "arrays in a name's value": ('"__metadata__":{"a":[' + ",".join(["[]"] * 100_000) + "]}", 0),
+    "names in the metadata": ('"__metadata__":{' + ",".join(f'"{i:x}":""' for i in range(70_000)) + "}", 0),
+    "wide characters": ('"__metadata__":{"a":"' + "x" * 500_000 + '\U0001f600"}', 0),
+    "a description": (
+        '"__metadata__":{"format":"lowbit","version":"1","tensor":"[' + ",".join(["{}"] * 100_000) + ']"}', 0,
+    ),
+    "strings": ('"__metadata__":{"a":"' + "\\u00e9" * 100_000 + '"}', 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_header_takes_a_few_times_its_own_size_in_memory(name, tmp_path):
+    text, body = HEADERS[name]
+    path = write(tmp_path / "q", f"{{{text}}}".encode(), bytes(body))
+    assert peak_of_load(path, sound=False) < 10 * (path.stat().st_size - body) + MEBIBYTE
+
+
+def test_a_name_or_an_entry_that_is_too_long_is_refused(tmp_path):
+    sound = entry("U8", [0], 0, 0)
+    for header, word in (
+        ({"a" * 4097: sound}, "4097 characters"),
+        ({"a": {**sound, "dtype": "x" * 5000}}, "not an object of"),
+        ({"__metadata__": {str(i): "" for i in range(65537)}}, "65536"),
+    ):
+        with pytest.raises(lb.FormatError, match=word):
+            read_arrays(write(tmp_path / "q", json.dumps(header).encode()))
+    assert set(read_arrays(write(tmp_path / "q", json.dumps({"a" * 4096: sound}).encode()))[0]) == {"a" * 4096}
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int4", "int16"])
 def test_loading_a_sound_file_copies_nothing(dtype, tmp_path):
     lb.quantize(numbers((1 << 22,)), dtype).save(tmp_path / "q")

@@ -17,7 +17,7 @@ PACKAGE = Path(lb.__file__).parent
 
 # Layers from the bottom up. A module may import its own layer's earlier modules and every layer below.
 LAYERS = [
-    ["errors", "_version", "whole_file", "cachefile", "gpu_features"],
+    ["errors", "_version", "whole_file", "json_members", "cachefile", "gpu_features"],
     ["dtypes"],
     ["ranges", "logarithm"],
     ["fields"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from safetensors.numpy import load_file, save_file
 
 from lowbit.container import DTYPE_BITS, Entry, header_bytes
 from lowbit.errors import FormatError, InvalidProblem, Unsupported
-from lowbit.formats.safetensors import INDEX, Checkpoint
+from lowbit.formats.safetensors import INDEX, Checkpoint, _read_index
 from lowbit.formats.shards import ShardWriter, Stored, checksum, shard_entries
+from lowbit.json_members import unique_keys
 
 ARRAYS = {
     "f32": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -217,6 +219,63 @@ def test_a_link_cannot_lead_out_of_the_folder(tmp_path):
 def test_an_index_that_is_none(text, tmp_path):
     (tmp_path / INDEX).write_text(text)
     refused(tmp_path, INDEX)
+
+
+def test_an_index_of_many_tensors_with_one_named_twice(tmp_path):
+    """100,000 names: a check that compares each with all before it would take an hour."""
+    names = [f'"model.layers.{i}.weight":"a.safetensors"' for i in range(100_000)]
+    (tmp_path / INDEX).write_text('{"weight_map":{' + ",".join([*names, names[-1]]) + "}}")
+    refused(tmp_path, "'model.layers.99999.weight' occurs twice")
+    (tmp_path / INDEX).write_text('{"weight_map":{' + ",".join(names) + "}}")
+    assert len(_read_index(tmp_path / INDEX)) == 100_000
+
+
+def test_the_duplicate_name_is_found_in_a_step_for_each_name():
+    looked = 0
+
+    class Name(str):
+        __slots__ = ()
+
+        def __hash__(self):
+            nonlocal looked
+            looked += 1
+            return super().__hash__()
+
+        __eq__ = str.__eq__
+
+    with pytest.raises(ValueError, match="'999' occurs twice"):
+        unique_keys([(Name(i), 0) for i in [*range(1000), 999]])
+    assert looked <= 4004
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"metadata":[' + ",".join(["{}"] * 100_000) + '],"weight_map":{"x":"a"}}',
+        '{"weight_map":{' + ",".join(f'"{i:x}":"b"' for i in range(50_000)) + "}}",
+        '{"weight_map":{"x":[' + ",".join(["{}"] * 100_000) + "]}}",
+        '{"weight_map":[' + ",".join(["{}"] * 100_000) + "]}",
+        "{" + ",".join(f'"{i:x}":[]' for i in range(50_000)) + "}",
+    ],
+    ids=["notes", "tensors", "a-file-name", "a-list", "many-notes"],
+)
+def test_an_index_takes_a_few_times_its_own_size_in_memory(text, tmp_path):
+    (tmp_path / INDEX).write_text(text)
+    tracemalloc.start()
+    try:
+        refused(tmp_path, INDEX)
+        assert tracemalloc.get_traced_memory()[1] < 12 * len(text) + (1 << 18)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "text", ['{"weight_map":{"x":"a"},"weight_map":{"y":"a"}}', '{"metadata":{"a":1,"a":2},"weight_map":{"x":"a"}}',
+             '{"metadata":1,"metadata":2,"weight_map":{"x":"a"}}'],
+)  # fmt: skip
+def test_no_name_of_an_index_occurs_twice(text, tmp_path):
+    (tmp_path / INDEX).write_text(text)
+    refused(tmp_path, INDEX, "twice")
 
 
 # ---- writing -------------------------------------------------------------------------------------------

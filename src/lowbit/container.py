@@ -6,6 +6,7 @@ import json
 import math
 import os
 import struct
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import FormatError
+from lowbit.json_members import Members, decoded, unique_keys
 from lowbit.whole_file import written_whole
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "Header",
     "header_bytes",
     "read_arrays",
+    "read_description",
     "read_header",
     "write_arrays",
 ]
@@ -39,7 +42,10 @@ DTYPE_BITS = {name: 8 * np.dtype(text).itemsize for name, text in NUMPY_DTYPES.i
     "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "C64": 64,
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
-_MAX_HEADER = 100_000_000
+# Limits of a header: bytes as the format has it, characters of an entry and of a name, and names in the metadata.
+_MAX_HEADER, _MAX_ENTRY, _MAX_NAME, _MOST_METADATA = 100_000_000, 4096, 4096, 1 << 16
+_MOST_BRACKETS = 8  # in the description of a tensor; nesting would take many times the memory of its text
+_METADATA = "__metadata__"
 
 
 class Entry(NamedTuple):
@@ -102,11 +108,13 @@ def read_header(file: IO[bytes], name: str, dtypes: Iterable[str] = DTYPE_BITS) 
     (length,) = struct.unpack("<Q", prefix)
     if length > min(size - 8, _MAX_HEADER):
         raise FormatError(f"{name}: the header claims {length} bytes, the file has {size - 8}")
-    header = _parse(name, file.read(length))
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise FormatError(f"{name}: __metadata__ is not a mapping of strings")
-    return Header(_checked_entries(name, header, size - 8 - length, dtypes), metadata, 8 + length)
+    try:
+        entries, metadata = _parsed(name, file.read(length).decode("utf-8"), size - 8 - length, dtypes)
+    except FormatError:
+        raise
+    except (ValueError, RecursionError) as error:  # also integers of more digits than Python converts
+        raise FormatError(f"{name}: the header is not JSON ({error})") from None
+    return Header(entries, metadata, 8 + length)
 
 
 def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
@@ -124,55 +132,88 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[st
     return arrays, header.metadata
 
 
-def _parse(name: str, text: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            raise FormatError(f"{name}: a key occurs twice in the header")
-        return made
-
-    try:
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except FormatError:
-        raise
-    except (ValueError, RecursionError) as error:  # also integers of more digits than Python converts
-        raise FormatError(f"{name}: the header is not JSON ({error})") from None
-    if not isinstance(header, dict):
+def _parsed(name: str, text: str, available: int, dtypes: Iterable[str]) -> tuple[dict[str, Entry], dict[str, str]]:
+    """(entries, metadata) of a header. Values are decoded one at a time, and only if they are short enough to be what
+    they ought to be: nesting would take many times the memory of its text."""
+    entries: dict[str, Entry] = {}
+    metadata: dict[str, str] | None = None
+    header = Members(text)
+    if not header.begins:
         raise FormatError(f"{name}: the header is not a JSON object")
-    return header
+    for key, begin, end in header:
+        if len(key) > _MAX_NAME:
+            raise FormatError(f"{name}: a name of {len(key)} characters; names have at most {_MAX_NAME}")
+        if key in entries or (key == _METADATA and metadata is not None):
+            raise FormatError(f"{name}: {key!r} occurs twice in the header")
+        if key == _METADATA:
+            metadata = _read_metadata(name, text, begin)
+        else:
+            entries[key] = _read_entry(name, key, text[begin:end], available, dtypes)
+    header.refuse_more()
+    _check_places(name, entries, available)
+    return entries, metadata or {}
 
 
-def _checked_entries(name: str, header: dict[str, Any], available: int, dtypes: Iterable[str]) -> dict[str, Entry]:
-    """Every entry with its dtype, shape and place; together they fill the data without gap or overlap."""
+def _read_metadata(name: str, text: str, begin: int) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if text[begin] != "{":
+        raise FormatError(f"{name}: {_METADATA} is not a mapping of strings")
+    for key, at, _ in Members(text, begin):
+        if text[at] != '"':
+            raise FormatError(f"{name}: {_METADATA} is not a mapping of strings")
+        if key in found or len(found) == _MOST_METADATA:
+            raise FormatError(f"{name}: {_METADATA} has a name twice, or more than {_MOST_METADATA} names")
+        found[key] = decoded(text, at)
+    return found
 
-    def natural(v: Any) -> bool:
-        return isinstance(v, int) and not isinstance(v, bool) and v >= 0
 
-    entries = {}
-    for key, entry in header.items():
-        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            raise FormatError(f"{name}: entry {key!r} lacks dtype, shape or data_offsets")
-        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not isinstance(dtype, str) or dtype not in dtypes:
-            raise FormatError(f"{name}: {key!r} has dtype {dtype!r}; known are {', '.join(dtypes)}")
-        if not isinstance(shape, list) or len(shape) > 32 or not all(map(natural, shape)):
-            raise FormatError(f"{name}: {key!r} has a bad shape")
-        if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(natural, offsets)):
-            raise FormatError(f"{name}: {key!r} has bad data_offsets")
-        begin, end = offsets
-        bits = DTYPE_BITS[dtype]
-        if math.prod(n or 1 for n in shape) * bits >= 1 << 66:  # beyond NumPy even where it is empty
-            raise FormatError(f"{name}: {key!r} has a bad shape")
-        if end > available or 8 * (end - begin) != math.prod(shape) * bits:
-            raise FormatError(
-                f"{name}: {key!r} claims bytes {begin} to {end} for shape {shape} of {dtype}; the file has {available}"
-            )
-        entries[key] = Entry(dtype, tuple(shape), begin, end)
-    at = 0
-    for key, e in sorted(entries.items(), key=lambda item: item[1][2:]):
-        if e.begin != at:
-            raise FormatError(f"{name}: {key!r} begins at byte {e.begin}, expected {at}")
-        at = e.end
-    if at != available:
-        raise FormatError(f"{name}: {available - at} bytes belong to no entry")
-    return entries
+def read_description(metadata: Mapping[str, str], name: str) -> dict[str, Any]:
+    """What the metadata of a file that lowbit saved say of its tensor: a JSON object, not checked any further."""
+    text = metadata.get("tensor", "")
+    try:
+        fields = json.loads(text) if text.count("{") + text.count("[") <= _MOST_BRACKETS else None
+    except (ValueError, RecursionError):
+        fields = None
+    if metadata.get("format") != "lowbit" or not isinstance(fields, dict):
+        raise FormatError(f"{name}: the metadata of the file describe no tensor of lowbit's")
+    return fields
+
+
+def _read_entry(name: str, key: str, text: str, available: int, dtypes: Iterable[str]) -> Entry:
+    """One entry with its dtype, shape and place, each checked on its own."""
+    entry = json.loads(text, object_pairs_hook=unique_keys) if len(text) <= _MAX_ENTRY else None
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise FormatError(f"{name}: entry {key!r} is not an object of dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in dtypes:
+        raise FormatError(f"{name}: {key!r} has dtype {dtype!r}; known are {', '.join(dtypes)}")
+    if not isinstance(shape, list) or len(shape) > 32 or not all(map(_is_natural, shape)):
+        raise FormatError(f"{name}: {key!r} has a bad shape")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_natural, offsets)):
+        raise FormatError(f"{name}: {key!r} has bad data_offsets")
+    begin, end = offsets
+    bits = DTYPE_BITS[dtype]
+    if math.prod(n or 1 for n in shape) * bits >= 1 << 66:  # beyond NumPy even where it is empty
+        raise FormatError(f"{name}: {key!r} has a bad shape")
+    if end > available or 8 * (end - begin) != math.prod(shape) * bits:
+        raise FormatError(
+            f"{name}: {key!r} claims bytes {begin} to {end} for shape {shape} of {dtype}; the file has {available}"
+        )
+    return Entry(sys.intern(dtype), tuple(shape), begin, end)
+
+
+def _is_natural(v: Any) -> bool:
+    return isinstance(v, int) and not isinstance(v, bool) and v >= 0
+
+
+def _check_places(name: str, entries: Mapping[str, Entry], available: int) -> None:
+    """Together the entries fill the data without gap or overlap."""
+    begins, ends = (np.fromiter((e[i] for e in entries.values()), np.int64, len(entries)) for i in (2, 3))
+    order = np.lexsort((ends, begins))
+    expected = np.concatenate([np.zeros(1, np.int64), ends[order]])
+    wrong = np.flatnonzero(begins[order] != expected[:-1])
+    if wrong.size:
+        key = list(entries)[order[wrong[0]]]
+        raise FormatError(f"{name}: {key!r} begins at byte {entries[key].begin}, expected {expected[wrong[0]]}")
+    if expected[-1] != available:
+        raise FormatError(f"{name}: {available - expected[-1]} bytes belong to no entry")

@@ -12,7 +12,7 @@ from typing import Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.container import read_arrays, write_arrays
+from lowbit.container import read_arrays, read_description, write_arrays
 from lowbit.dtypes import QuantizedDType, is_integer
 from lowbit.errors import FormatError, InvalidProblem, Unsupported
 from lowbit.fields import refuse_masked
@@ -364,8 +364,8 @@ class QuantizedTensor(_Fields):
         if metadata.get("format") != "lowbit" or metadata.get("version") != "1":
             raise FormatError(f"{name}: not a tensor saved by lowbit (format {metadata.get('format')!r})")
         try:
-            fields = json.loads(metadata["tensor"])
-            if not isinstance(fields, dict) or set(fields) != _FIELDS:
+            fields = read_description(metadata, name)
+            if set(fields) != _FIELDS:
                 raise FormatError(f"{name}: a tensor is described by {', '.join(sorted(_FIELDS))}")
             shape = fields.pop("shape")
             if not isinstance(shape, list) or any(type(n) is not int for n in shape):

@@ -27,7 +27,7 @@ _TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _QUANTIZED = re.compile(
     r"\.(weight_packed|weight_scale(_inv)?|weight_zero_point|qweight|qzeros|absmax|weight\.(absmax|quant_state.*)|SCB)$"
 )
-_MAX_CONFIG = 1 << 26
+_MAX_CONFIG = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def existing_quantization(tensors: Mapping[str, TensorInfo], config: Mapping[str
         said = config.get(key)
         if said:
             method = said.get("quant_method") if isinstance(said, dict) else None
-            return f"config.json has a {key}" + (f" ({method})" if method else "")
+            return f"config.json has a {key}" + (f" ({method[:80]})" if isinstance(method, str) else "")
     for name, info in tensors.items():
         if _QUANTIZED.search(name):
             return f"it has a tensor {name!r}"

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from lowbit.container import DTYPE_BITS, NUMPY_DTYPES, read_header
 from lowbit.errors import FormatError, Unsupported
+from lowbit.json_members import Members, decoded, unique_keys
 
 __all__ = ["INDEX", "SINGLE", "Checkpoint", "TensorInfo", "as_array", "index_files", "inside"]
 
@@ -24,10 +25,11 @@ Array = npt.NDArray[Any]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_MAX_INDEX = 1 << 28
+# Limits of an index: its bytes, and how much it says besides the weight_map, in names and characters of each.
+_MAX_INDEX, _MOST_NOTES, _MAX_NOTE = 100_000_000, 1000, 1 << 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One tensor: its dtype by the format's name ("BF16"), and where in which file its bytes are."""
 
@@ -95,7 +97,8 @@ class Checkpoint:
         if not given.exists():
             raise FormatError(f"{given}: there is no such file or folder")
         if given.name.endswith(".index.json"):
-            return cls(given.parent, index_files(given), _read_index(given))
+            index = _read_index(given)
+            return cls(given.parent, _files_of(given, index), index)
         return cls(given.parent, (given,))
 
     @property
@@ -185,7 +188,8 @@ def _tensors_of(file: Path, metadata: dict[str, str]) -> list[TensorInfo]:
         raise FormatError(f"{file.name}: {error.strerror or error}") from None
     metadata.update(header.metadata)
     found = []
-    for name, e in header.entries.items():
+    while header.entries:  # emptied on the way, so that no tensor is described twice
+        name, e = header.entries.popitem()
         if DTYPE_BITS[e.dtype] % 8 and (e.end - e.begin) * 8 % DTYPE_BITS[e.dtype]:
             raise FormatError(f"{file.name}: {name!r} does not fill whole elements of {e.dtype}")
         found.append(TensorInfo(name, e.dtype, e.shape, file, header.data + e.begin, e.end - e.begin))
@@ -194,31 +198,56 @@ def _tensors_of(file: Path, metadata: dict[str, str]) -> list[TensorInfo]:
 
 def index_files(path: Path) -> tuple[Path, ...]:
     """The shards that an index names, each of which is there and in the index's folder."""
-    return tuple(inside(path.parent, name, path.name) for name in sorted(set(_read_index(path).values())))
+    return _files_of(path, _read_index(path))
+
+
+def _files_of(path: Path, index: Mapping[str, str]) -> tuple[Path, ...]:
+    return tuple(inside(path.parent, name, path.name) for name in sorted(set(index.values())))
 
 
 def _read_index(path: Path) -> dict[str, str]:
     """weight_map of an index: which tensor is in which file."""
-    if path.stat().st_size > _MAX_INDEX:
-        raise FormatError(f"{path.name}: {path.stat().st_size} bytes; an index has less than {_MAX_INDEX}")
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            twice = next(k for i, (k, _) in enumerate(pairs) if k in dict(pairs[:i]))
-            raise FormatError(f"{path.name}: {twice!r} occurs twice")
-        return made
-
+    size = path.stat().st_size
+    if size > _MAX_INDEX:
+        raise FormatError(f"{path.name}: {size} bytes; an index has at most {_MAX_INDEX}")
+    named: dict[str, str] = {}
+    seen: set[str] = set()
     try:
-        index = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=unique)
+        text = path.read_bytes().decode("utf-8")
+        index = Members(text)
+        for key, begin, end in index:
+            if key in seen or len(seen) == _MOST_NOTES:
+                raise FormatError(f"{path.name}: {key[:80]!r} occurs twice, or is one of more than {_MOST_NOTES} names")
+            seen.add(key)
+            if key == "weight_map" and text[begin] == "{":
+                named = _read_weight_map(path.name, text, begin)
+            elif end - begin > _MAX_NOTE:
+                raise FormatError(
+                    f"{path.name}: {key[:80]!r} has {end - begin} characters; expected {_MAX_NOTE} at most"
+                )
+            else:
+                json.loads(text[begin:end], object_pairs_hook=unique_keys)
+        index.refuse_more()
     except FormatError:
         raise
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path.name}: not JSON ({error})") from None
-    named = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(named, dict) or not named or not all(isinstance(v, str) for v in named.values()):
+    if not named:
         raise FormatError(f"{path.name}: no weight_map of tensor names to file names")
     return named
+
+
+def _read_weight_map(said_by: str, text: str, begin: int) -> dict[str, str]:
+    found: dict[str, str] = {}
+    files: dict[str, str] = {}  # one string for each file, however many tensors are in it
+    for tensor, at, _ in Members(text, begin):
+        if tensor in found:
+            raise FormatError(f"{said_by}: {tensor!r} occurs twice")
+        if text[at] != '"':
+            raise FormatError(f"{said_by}: {tensor!r} has no file name; no weight_map of tensor names to file names")
+        file = decoded(text, at)
+        found[tensor] = files.setdefault(file, file)
+    return found
 
 
 def inside(folder: Path, name: str, said_by: str) -> Path:
@@ -227,9 +256,13 @@ def inside(folder: Path, name: str, said_by: str) -> Path:
     if not name or Path(name).is_absolute() or ".." in parts or "\0" in name or "\\" in name:
         raise FormatError(f"{said_by}: {name!r} leads out of the folder")
     file = folder / name
-    if not file.is_file():
+    try:
+        there = file.is_file()
+        root, real = folder.resolve(), file.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no name of a file, links in a circle
+        raise FormatError(f"{said_by}: {name[:80]!r} is named ({error})") from None
+    if not there:
         raise FormatError(f"{said_by}: {name!r} is named, but there is no such file")
-    root, real = folder.resolve(), file.resolve()
     # The hub's cache keeps the files of snapshots/<revision> in blobs beside it, behind links.
     blobs = root.parent.parent / "blobs"
     if not real.is_relative_to(root) and not (root.parent.name == "snapshots" and real.is_relative_to(blobs)):
