@@ -427,6 +427,78 @@ def test_gguf_tensors_that_cannot_be(run, tmp_path, stored, word):
     assert_refused(run(save_gguf(tmp_path / "m.gguf", stored)), word)
 
 
+@pytest.mark.parametrize(
+    ("counts", "left", "word"),
+    [
+        ((1, 0), 23, "1 tensors claimed, more than 23 bytes can hold"),
+        ((10, 0), 239, "10 tensors claimed, more than 239 bytes can hold"),
+        ((1 << 60, 0), 400, f"{1 << 60} tensors claimed, more than 400 bytes can hold"),
+        ((0, 1), 11, "1 keys claimed, more than 11 bytes can hold"),
+        ((0, 10), 119, "10 keys claimed, more than 119 bytes can hold"),
+    ],
+)
+def test_a_gguf_header_that_claims_more_entries_than_bytes_are_left(run, tmp_path, counts, left, word):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *counts) + bytes(left))
+    assert_refused(run(tmp_path / "m.gguf"), word)
+
+
+@pytest.mark.parametrize(("inner", "length", "left"), [(8, 5, 39), (8, 1 << 60, 64), (9, 4, 31)])
+def test_a_gguf_array_that_claims_more_entries_than_bytes_are_left(run, tmp_path, inner, length, left):
+    start = b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, inner, length)
+    (tmp_path / "m.gguf").write_bytes(start + bytes(left))
+    assert_refused(run(tmp_path / "m.gguf"), f"'k' claims {length} entries, the file has {left} bytes left")
+
+
+def test_a_gguf_array_that_fits_is_read(tmp_path):
+    start = b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 8, 5)
+    (tmp_path / "m.gguf").write_bytes(start + bytes(40))
+    assert inspect_file(tmp_path / "m.gguf").tensors == ()
+
+
+def lowbit_tensor(described: object) -> bytes:
+    metadata = {"format": "lowbit", "version": "1", "tensor": json.dumps(described)}
+    return safetensors({"__metadata__": metadata, "codes": entry([1], 0, 4)}, bytes(4))
+
+
+DESCRIBED = {
+    "dtype": "int8", "scheme": "linear", "axis": None, "block_size": None, "qmin": -128, "qmax": 127,
+    "steps_per_octave": None, "shape": [4],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "int²"}, {"dtype": "int" + "9" * 5000}, {"dtype": 3}, {"dtype": {"mixed": ["²"]}}, {"dtype": {}},
+        {"scheme": "²"}, {"scheme": [1]}, {"shape": 3}, {"shape": [[[]]]}, {"shape": [-1]}, {"shape": ["4"]},
+        {"shape": [[[[[[[[[[]]]]]]]]]]},
+    ],
+    ids=lambda change: str(change)[:40],
+)  # fmt: skip
+def test_a_description_that_is_none_of_lowbits(run, tmp_path, change):
+    (tmp_path / "q.safetensors").write_bytes(lowbit_tensor(DESCRIBED))
+    assert run(tmp_path / "q.safetensors").exit_code == 0
+    (tmp_path / "q.safetensors").write_bytes(lowbit_tensor(DESCRIBED | change))
+    assert_refused(run(tmp_path / "q.safetensors"), "q.safetensors")
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (1, 1, 4)])
+def test_zero_points_that_are_no_matrix(run, tmp_path, shape):
+    arrays = {
+        "m.qweight": np.zeros((64, 256), np.int32), "m.qzeros": np.zeros(shape, np.int32),
+        "m.scales": np.ones((4, 256), np.float16),
+    }  # fmt: skip
+    write_arrays(tmp_path / "x.safetensors", arrays, {})
+    assert_refused(run(tmp_path / "x.safetensors"), "'m.qzeros' has shape")
+
+
+@pytest.mark.parametrize("config", [{"quantization_config": 3}, {"quantization_config": {"quant_method": [[]]}}])
+def test_a_config_of_another_kind(run, tmp_path, config):
+    write_arrays(tmp_path / "model.safetensors", {"w": np.zeros(1, np.float32)}, {})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert_refused(run(tmp_path), "config")
+
+
 @pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd", "missing.bin", "w.bin"])
 def test_external_data_stay_in_the_models_folder(run, tmp_path, location):
     folder = tmp_path / "model"

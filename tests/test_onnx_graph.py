@@ -126,6 +126,37 @@ def test_the_same_name_in_two_bodies_becomes_two():
     assert np.array_equal(made.run(g.proto, feeds)[0], made.run(made.branches(), feeds)[0])
 
 
+def test_a_body_with_a_name_and_its_numbered_form_keeps_them_apart():
+    inner = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["y"], ["y_1"])]
+    body = helper.make_graph(inner, "b", [], [made.info("y_1", [2, 2])])
+    outer = [relu(), helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body)]
+    graph = Graph.load(unchecked(outer, inputs=("x", "c"), outputs=("y", "z")))
+    names = [o for a in graph.proto.graph.node[1].attribute for n in a.g.node for o in n.output]
+    assert len(set(names)) == 4
+    for a in graph.proto.graph.node[1].attribute:
+        assert a.g.node[1].input == a.g.node[0].output
+        assert a.g.output[0].name == a.g.node[1].output[0]
+
+
+def test_many_bodies_with_one_name_are_told_apart_in_a_step_each(monkeypatch):
+    """The numbers that are tried are counted: it was the square of the number of bodies."""
+    from lowbit.formats.onnx import model_file
+
+    tried = 0
+
+    class Counted(dict):
+        def __contains__(self, key):
+            nonlocal tried
+            tried += 1
+            return super().__contains__(key)
+
+    taken = Counted()
+    found = [model_file._unused("x", taken) for _ in range(2000)]
+    assert found[:2] == ["x", "x_1"]
+    assert len(set(found)) == 2000
+    assert tried <= 4100
+
+
 def test_nodes_out_of_order_are_sorted():
     proto = unchecked([relu("y", "h"), relu("h", "x")])
     assert [n.output[0] for n in Graph.load(proto).nodes] == ["h", "y"]

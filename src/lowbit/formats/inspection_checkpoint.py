@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -10,10 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lowbit.container import read_description
+from lowbit.dtypes import QuantizedDType
 from lowbit.errors import FormatError
 from lowbit.formats.checkpoint_plan import read_config
 from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
 from lowbit.formats.safetensors import Checkpoint, TensorInfo
+from lowbit.schemes import QuantizationScheme
 
 __all__ = ["inspect_checkpoint"]
 
@@ -47,7 +49,9 @@ def inspect_checkpoint(path: Path) -> Inspection:
         return _lowbit(path, size, tensors, metadata)
     said, layouts = _recognised(tensors, config)
     if config.get("quant_method"):
-        facts["quant_method"] = str(config["quant_method"])
+        if not isinstance(config["quant_method"], str):
+            raise FormatError(f"{path}: quant_method of the config is no text")
+        facts["quant_method"] = config["quant_method"]
         if isinstance(config.get("format"), str):
             facts["format"] = config["format"]
     stored = tuple(replace(_stored(t), quantized=said.get(name, "")) for name, t in tensors.items())
@@ -127,6 +131,8 @@ def _packed_words(
     bits, group = _natural(config.get("bits")), _natural(config.get("group_size"))
     if scales is None or len(t.shape) != 2 or len(scales.shape) != 2:
         return None
+    if zeros is not None and len(zeros.shape) != 2:
+        raise FormatError(f"{zeros.file}: {zeros.name!r} has shape {zeros.shape}; zero points are a matrix")
     by_columns = zeros is not None and t.shape[1] == zeros.shape[-1] != scales.shape[1]
     scheme = "AWQ" if by_columns else "GPTQ"
     if bits is None and zeros is not None and scales.shape[1]:
@@ -151,25 +157,25 @@ def _config(folder: Path) -> dict[str, Any]:
         inner = found.get(key) if key else {"quant_method": "gptq"} | found
         if isinstance(inner, dict):
             return inner
+        if inner is not None:
+            raise FormatError(f"{folder / name}: {key} is no JSON object")
     return {}
 
 
 def _lowbit(path: Path, size: int, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> Inspection:
     """A tensor that lowbit saved: its description is in the header."""
+    fields = read_description(metadata, str(path))
+    shape, group = fields.get("shape"), _natural(fields.get("block_size"))
     try:
-        fields = json.loads(metadata["tensor"])
-    except (KeyError, ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise FormatError(f"{path}: says it is lowbit's, but describes no tensor")
-    group = _natural(fields.get("block_size"))
+        dtype = QuantizedDType.from_json(fields["dtype"])
+        scheme = QuantizationScheme.of(fields["scheme"])
+    except (KeyError, TypeError, ValueError, NotImplementedError, OverflowError) as error:
+        raise FormatError(f"{path}: no dtype or scheme of lowbit's ({str(error)[:200]})") from None
+    if not isinstance(shape, list) or not all(n == 0 or _natural(n) for n in shape):
+        raise FormatError(f"{path}: the tensor's shape is not a list of sizes")
     scope = f"groups of {group}" if group else "per tensor" if fields.get("axis") is None else "per channel"
-    dtype = fields.get("dtype")
-    kind = dtype if isinstance(dtype, str) else "mixed widths"
-    said = f"{kind} {fields.get('scheme', '')}, {scope}"
+    said = f"{'mixed widths' if dtype.is_mixed else dtype} {scheme.value}, {scope}"
     parts = {"codes": said, "scale": "scales", "zero_point": "zero points"}
     stored = tuple(replace(_stored(t), quantized=parts.get(n, "")) for n, t in tensors.items())
-    digits = "".join(c for c in kind if c.isdigit())
-    found = QuantizationFound("lowbit", said, 1, int(digits) if digits else 1 if kind == "binary" else None, group)
-    facts = {"shape": " × ".join(map(str, fields.get("shape", ())))} if isinstance(fields.get("shape"), list) else {}
-    return Inspection(os.fspath(path), "lowbit tensor", size, stored, (found,), facts)
+    found = QuantizationFound("lowbit", said, 1, None if dtype.is_mixed else dtype.bits, group)
+    return Inspection(os.fspath(path), "lowbit tensor", size, stored, (found,), {"shape": " × ".join(map(str, shape))})

@@ -137,14 +137,20 @@ def external_place(t: TensorProto, folder: Path | None) -> Place:
     location = entries.get("location", "")
     if folder is None:
         raise FormatError(f"{t.name!r}: its data lie in {location!r}, beside a file; load the model by its path")
+    if any(isinstance(text, bytes) for pair in entries.items() for text in pair):  # protobuf's way to give bad UTF-8
+        raise FormatError(f"{t.name!r}: external data at {location!r}; expected text")
     parts = location.replace("\\", "/").split("/")
     if not location or "\0" in location or os.path.isabs(location) or ".." in parts or ":" in parts[0]:
         raise FormatError(f"{t.name!r}: external data at {location!r}; expected a path inside the model's folder")
     root = folder.resolve()
-    file = (root / location).resolve()
+    try:
+        file = (root / location).resolve()
+        there = file.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no name of a file, links in a circle
+        raise FormatError(f"{t.name!r}: external data at {location[:80]!r} ({error})") from None
     if not file.is_relative_to(root):
         raise FormatError(f"{t.name!r}: external data at {location!r} lead out of the model's folder")
-    if not file.is_file():
+    if not there:
         raise FormatError(f"{t.name!r}: its external data {location!r} are not there")
     needed = byte_count(t)
     offset, length = (_natural(t, entries, key, default) for key, default in (("offset", 0), ("length", needed)))
@@ -187,10 +193,10 @@ def tensor_array(t: TensorProto, folder: Path | None) -> Array:
 def check_graph(graph: GraphProto) -> None:
     """Sorts the nodes so that each comes after what it reads, and makes every name mean one thing in the whole
     model: two bodies that use the same name get different ones. Cycles, unknown and double names raise."""
-    _settle(graph, {}, set())
+    _settle(graph, {}, {})
 
 
-def _settle(graph: GraphProto, outer: dict[str, str], taken: set[str]) -> None:
+def _settle(graph: GraphProto, outer: dict[str, str], taken: dict[str, int]) -> None:
     given = {i.name for i in graph.input}
     initialised = [t.name for t in graph.initializer] + [t.values.name for t in graph.sparse_initializer]
     made = [o for node in graph.node for o in node.output if o]
@@ -207,7 +213,6 @@ def _settle(graph: GraphProto, outer: dict[str, str], taken: set[str]) -> None:
         raise FormatError(f"{clash!r}: made by a node, and also an input or initializer")
     local = dict.fromkeys([*given, *initialised, *made])
     renamed = {n: _unused(n, taken) for n in local}
-    taken |= set(renamed.values())
     names = outer | renamed
     _sort(graph, set(local), set(outer))
     _rename(graph, names)
@@ -220,11 +225,14 @@ def _settle(graph: GraphProto, outer: dict[str, str], taken: set[str]) -> None:
             raise FormatError(f"{o.name!r}: an output of the graph that nothing makes")
 
 
-def _unused(name: str, taken: set[str]) -> str:
-    made, i = name, 0
+def _unused(name: str, taken: dict[str, int]) -> str:
+    """The name, or the first of its numbered forms that is not taken, which is taken from now on. `taken` has the last
+    number that was tried for each name, so that many bodies with one name cost no more than their number."""
+    made = name
     while made in taken:
-        i += 1
-        made = f"{name}_{i}"
+        taken[name] = taken.get(name, 0) + 1
+        made = f"{name}_{taken[name]}"
+    taken[made] = 0
     return made
 
 
