@@ -134,6 +134,92 @@ def test_an_existing_file_is_replaced_only_when_asked(run: Any, model: Path, tmp
     assert model.read_bytes() != before
 
 
+@pytest.mark.parametrize(
+    "name", ["net.json", "o.json", "sub", "there.json", "link.json", "absent/r.json", "/proc/r.json"]
+)
+def test_a_report_replaces_nothing_unasked_and_never_the_model(
+    run: Any, model: Path, tmp_path: Path, name: str
+) -> None:
+    """The output and the source may have any name; nothing is computed before the report's place is settled."""
+    source = model.rename(tmp_path / "net.json.onnx")
+    (tmp_path / "net.json").symlink_to(source)
+    (tmp_path / "o.json").symlink_to("o.onnx")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub.json").mkdir()
+    (tmp_path / "there.json").write_text("precious")
+    (tmp_path / "link.json").symlink_to("there.json")
+    report = tmp_path / ("sub.json" if name == "sub" else name)
+    before = {f.name: f.read_bytes() for f in tmp_path.iterdir() if f.is_file()}
+    found = run("quantize", source, "-o", tmp_path / "o.onnx", "--report", report)
+    assert found.exit_code == 2
+    assert found.stderr.count("\n") == 1
+    assert "report" in found.stderr or name.startswith("/proc")
+    assert {f.name: f.read_bytes() for f in tmp_path.iterdir() if f.is_file()} == before
+    if name == "there.json":
+        assert run("quantize", source, "-o", tmp_path / "o.onnx", "--report", report, "--overwrite").exit_code == 0
+        assert json.loads(report.read_text())["rows"]
+
+
+def test_a_report_is_not_put_into_a_checkpoint_or_over_the_source(run: Any, tmp_path: Path) -> None:
+    weights = {"a.q_proj.weight": np.ones((64, 128), np.float32)}
+    (tmp_path / "llm").mkdir()
+    write_arrays(tmp_path / "llm" / "model.safetensors", weights, {"format": "pt"})
+    (tmp_path / "llm" / "config.json").write_text("{}")
+    for report in ("ck/config.json", "ck/new.json", "llm/config.json"):
+        found = run("quantize", tmp_path / "llm", "-o", tmp_path / "ck", "--report", tmp_path / report, "--overwrite")
+        assert found.exit_code == 2
+        assert "report: " in found.stderr
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["llm"]
+    assert (tmp_path / "llm" / "config.json").read_text() == "{}"
+
+
+def test_a_failure_after_the_writing_says_what_is_kept(
+    run: Any, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("def broken(predict, batches):\n    return 'text'\n")
+    monkeypatch.chdir(tmp_path)
+    common = ("quantize", model, "-o", "o.onnx", "--data", data, "--seconds", "0")
+    found = run(*common, "--metric", "mine:broken")
+    assert found.exit_code == 2
+    assert "o.onnx was written before, and is kept" in found.stderr
+    assert found.stderr.strip().count("\n") == 0
+    onnx.checker.check_model(onnx.load("o.onnx"))
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lowbit.models.ModelReport.save", full)
+    found = run(*common, "--overwrite", "--report", "r.json")
+    assert found.exit_code == 2
+    assert "No space left on device; o.onnx was written before, and is kept" in found.stderr
+
+
+def test_a_symlinked_checkpoint_target_works_and_a_foreign_one_is_refused(run: Any, tmp_path: Path) -> None:
+    source, real = tmp_path / "model.safetensors", tmp_path / "real"
+    write_arrays(source, {"a.q_proj.weight": np.ones((64, 128), np.float32)}, {"format": "pt"})
+    (tmp_path / "link").symlink_to(real)
+    assert run("quantize", source, "-o", tmp_path / "link").exit_code == 0
+    assert (real / "model.safetensors").exists()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis").write_text("x")
+    found = run("quantize", source, "-o", tmp_path / "home", "--overwrite")
+    assert found.exit_code == 2
+    assert "not written by lowbit" in found.stderr
+    assert (tmp_path / "home" / "thesis").read_text() == "x"
+    (tmp_path / ".new.partial").symlink_to("home")
+    found = run("quantize", source, "-o", tmp_path / "new", "--resume")
+    assert found.exit_code == 2
+    assert ".new.partial: a link or a file" in found.stderr
+    assert (tmp_path / "home" / "thesis").read_text() == "x"
+
+
+def test_a_dangling_link_is_an_existing_model(run: Any, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "o.onnx").symlink_to("absent.onnx")
+    assert run("quantize", model, "-o", tmp_path / "o.onnx").exit_code == 2
+    assert (tmp_path / "o.onnx").is_symlink()
+    assert not (tmp_path / "absent.onnx").exists()
+
+
 def test_names_of_targets(tmp_path: Path) -> None:
     recipe = Recipe.of("W4A16")
     (tmp_path / "llm").mkdir()

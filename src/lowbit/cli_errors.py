@@ -18,7 +18,8 @@ def told_in_one_line() -> Iterator[None]:
     try:
         yield
     except (InvalidProblem, Unsupported, FormatError, OSError, ModuleNotFoundError) as error:
-        typer.echo(f"lowbit: {printable(' '.join(str(error).split()))}", err=True)
+        said = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        typer.echo(f"lowbit: {printable(' '.join(said.split()))}", err=True)
         raise typer.Exit(2) from None
 
 

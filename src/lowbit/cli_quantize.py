@@ -89,19 +89,24 @@ def quantize(
 ) -> None:
     """Quantize a model and show what became of every weight, what it cost and what it won."""
     from lowbit.errors import InvalidProblem
-    from lowbit.formats.files import quantize_file
+    from lowbit.formats.files import default_target, quantize_file, refuse_report, says_what_is_kept
 
     with told_in_one_line():
-        if report is not None and report.suffix not in (".html", ".json"):
-            raise InvalidProblem(f"report: {report}; expected a name that ends in .html or .json")
+        chosen = _recipe(source, recipe, group_size, method, skip)
+        target = output or default_target(source, chosen)
+        if report is not None:
+            if report.suffix not in (".html", ".json"):
+                raise InvalidProblem(f"report: {report}; expected a name that ends in .html or .json")
+            refuse_report(report, source, target, overwrite)
         made = quantize_file(
-            source, output, _recipe(source, recipe, group_size, method, skip), data=data, batch_size=batch_size,
+            source, target, chosen, data=data, batch_size=batch_size,
             max_batches=max_batches, metric=metric, strict=strict, overwrite=overwrite, resume=resume,
             seconds=seconds, threads=tuple(threads), operator=operator,
             external_data=True if external_data else "auto", allow_pickle=allow_pickle, progress=not as_json,
         )  # fmt: skip
         if report is not None:
-            _write_report(made, report)
+            with says_what_is_kept(target):
+                _write_report(made, report)
     if as_json:
         typer.echo(json.dumps(made.to_dict(), indent=1))
         return

@@ -11,11 +11,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lowbit.errors import InvalidProblem
+from lowbit.errors import InvalidProblem, add_note
 from lowbit.hardware import hardware
 from lowbit.models import ModelReport, Recipe
+from lowbit.whole_file import refuse_unwritable
 
-__all__ = ["default_recipe", "default_target", "kind_of", "load_metric", "quantize_file"]
+__all__ = [
+    "default_recipe",
+    "default_target",
+    "kind_of",
+    "load_metric",
+    "quantize_file",
+    "refuse_report",
+    "says_what_is_kept",
+]
 
 _KEPT = 16  # batches
 RecipeLike = Recipe | str | os.PathLike[str] | Mapping[str, Any]
@@ -101,7 +110,8 @@ def quantize_file(
     kind = kind_of(source)
     made = default_recipe(source) if recipe is None else Recipe.of(recipe)
     to = Path(target) if target is not None else default_target(source, made)
-    if to.exists() and not (overwrite or resume) and not (to.is_dir() and not any(to.iterdir())):
+    there = to.exists() or (kind == "onnx" and to.is_symlink())  # of a checkpoint's folder a link may be the name
+    if there and not (overwrite or resume) and not (to.is_dir() and not any(to.iterdir())):
         raise InvalidProblem(f"{to}: already there; give another name, or overwrite it (--overwrite)")
     function = load_metric(metric) if isinstance(metric, str) else metric
     if function is not None and data is None:
@@ -130,7 +140,32 @@ def quantize_file(
         overwrite=overwrite, external_data=external_data, progress=progress,
     )  # fmt: skip
     named = None if function is None else (metric if isinstance(metric, str) else function.__name__, function)
-    return _measured(report, batches, named, seconds, threads)
+    with says_what_is_kept(to):
+        return _measured(report, batches, named, seconds, threads)
+
+
+@contextmanager
+def says_what_is_kept(target: Path) -> Iterator[None]:
+    """Adds to an error after the writing that the target was written, and stays."""
+    try:
+        yield
+    except BaseException as error:
+        add_note(error, f"{target} was written before, and is kept")
+        raise
+
+
+def refuse_report(report: Path, source: Path, target: Path, overwrite: bool) -> None:
+    """Raises where a report cannot be written, or would replace the output, the source or, unasked, another file."""
+    place, output, given = (Path(os.path.realpath(path)) for path in (report, target, source))
+    if place == output or output in place.parents:
+        raise InvalidProblem(f"report: {report} is the output, or in it; give another name")
+    if place == given or (given in place.parents and place.exists()):
+        raise InvalidProblem(f"report: {report} is the source, or of it; give another name")
+    if place.is_dir() or not place.parent.is_dir():
+        raise InvalidProblem(f"report: {report}; expected the name of a file in a folder that is there")
+    if os.path.lexists(report) and not overwrite:
+        raise InvalidProblem(f"report: {report} is already there; give another name, or overwrite it (--overwrite)")
+    refuse_unwritable(place)
 
 
 def _batches(source: str | os.PathLike[str], data: Any, batch_size: int | None, max_batches: int | None) -> Any:
