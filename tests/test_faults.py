@@ -333,7 +333,7 @@ def test_data_reach_the_disk_before_the_name_does_and_the_name_before_the_call_e
 def test_all_bytes_are_with_the_system_before_they_are_synced(tmp_path, monkeypatch):
     sizes, sync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (sizes.append(os.fstat(handle).st_size), sync(handle))[1])
-    lb.quantize(numbers(5000)).save(tmp_path / "q")
+    lb.quantize(numbers(100)).save(tmp_path / "q")
     assert sizes[0] == (tmp_path / "q").stat().st_size
 
 
@@ -367,6 +367,18 @@ def test_a_checkpoint_is_synced_before_it_is_named_and_its_name_after(replacing,
     assert [step.rpartition(" ")[2] for step in written if " -> " in step] == [
         ".lowbit-manifest.json", "model.safetensors", ".lowbit-manifest.json", "config.json",
     ]  # fmt: skip
+
+
+def test_a_checkpoint_that_is_put_back_after_a_killed_commit_is_synced(tmp_path, order):
+    from lowbit.container import write_arrays
+    from lowbit.formats.checkpoint import quantize_checkpoint
+
+    write_arrays(tmp_path / "f.safetensors", {"a.up_proj.weight": numbers(64 * 128).reshape(64, 128)}, {})
+    quantize_checkpoint(tmp_path / "f.safetensors", tmp_path / "q", "W8A16")
+    (tmp_path / "q").rename(tmp_path / ".q.old")
+    order.clear()
+    quantize_checkpoint(tmp_path / "f.safetensors", tmp_path / "q", "W4A16", overwrite=True)
+    assert order[:2] == [".q.old -> q", f"sync {tmp_path.name}"]
 
 
 def test_the_data_of_an_onnx_model_reach_the_disk_before_the_model_does(tmp_path, order):

@@ -114,7 +114,7 @@ def test_a_file_that_is_being_written_is_not_taken_for_a_left_one(tmp_path):
     assert contents(tmp_path) == {"q": b"first"}
 
 
-@pytest.mark.parametrize("kind", ["link", "folder", "locked"])
+@pytest.mark.parametrize("kind", ["link", "folder", "fifo", "locked"])
 def test_what_is_not_a_left_file_is_not_removed(kind, tmp_path):
     import fcntl
 
@@ -127,6 +127,8 @@ def test_what_is_not_a_left_file_is_not_removed(kind, tmp_path):
         left.symlink_to("precious")
     elif kind == "folder":
         left.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(left)
     else:
         left.write_text("x")
         handle = os.open(left, os.O_RDONLY)

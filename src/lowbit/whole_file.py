@@ -62,17 +62,17 @@ def _removed_if_abandoned(temporary: Path) -> bool:
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or not os.path.samestat(found, os.lstat(temporary)):
             return False
-        if os.path.samestat(os.fstat(handle), os.lstat(temporary)):  # else its writer has just renamed it
-            temporary.unlink()
-    except FileNotFoundError:
-        pass
+        temporary.unlink()
+        return True
+    except FileNotFoundError:  # its writer has just renamed it
+        return True
     except OSError:
         return False
     finally:
         os.close(handle)
-    return True
 
 
 def sync_directory(directory: Path) -> None:
