@@ -22,6 +22,7 @@ from lowbit.errors import FormatError, InvalidProblem, Unsupported
 from lowbit.formats import checkpoint_stream
 from lowbit.formats.checkpoint import quantize_checkpoint
 from lowbit.formats.checkpoint_folder import MANIFEST, Assembly
+from lowbit.formats.comparison import compare_files
 from lowbit.formats.compressed_tensors import Scheme, decompressed
 from lowbit.formats.safetensors import INDEX, Checkpoint
 from lowbit.models import Override, Recipe, WeightRecipe
@@ -541,6 +542,38 @@ def test_pickles_that_run_code_do_not(tmp_path):
     with pytest.raises(FormatError, match=r"pytorch_model\.bin"):
         quantize_checkpoint(tmp_path / "p", tmp_path / "q", G32, allow_pickle=True)
     assert listed(tmp_path) == ["p"]
+
+
+CHANGES: dict[str, dict[str, np.ndarray | None]] = {
+    "no scales": {"weight_scale": None},
+    "no shape": {"weight_shape": None},
+    "a shape of three": {"weight_shape": np.array([64, 64, 1])},
+    "other rows": {"weight_shape": np.array([1 << 40, 64])},
+    "no columns": {"weight_shape": np.array([64, 0])},
+    "many columns": {"weight_shape": np.array([64, 1 << 40])},
+    "few columns": {"weight_shape": np.array([64, 1])},
+    "no groups": {"weight_scale": np.ones((64, 0), np.float32)},
+    "scales in a cube": {"weight_scale": np.ones((2, 2, 2), np.float32)},
+    "integer scales": {"weight_scale": np.ones((64, 2), np.int32)},
+    "a row of words": {"weight_packed": np.ones(64, np.int32)},
+    "zero points of other rows": {"weight_zero_point": np.ones((3, 2), np.int32)},
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_comparing_with_a_layout_that_is_none_is_one_of_lowbits_errors(case, tmp_path):
+    given = {"a.q_proj.weight": numbers(64, 64, kind=np.float32)}
+    source = saved(tmp_path / "f", given)
+    quantize_checkpoint(source, tmp_path / "q", G32)
+    file = tmp_path / "q" / "model.safetensors"
+    arrays = load_file(file)
+    for name, array in CHANGES[case].items():
+        arrays.pop(f"a.q_proj.{name}", None)
+        if array is not None:
+            arrays[f"a.q_proj.{name}"] = array
+    save_file(arrays, file, {"format": "pt"})
+    with pytest.raises((FormatError, InvalidProblem, Unsupported)):
+        compare_files(source, tmp_path / "q")
 
 
 # ---- runs that end early -------------------------------------------------------------------------------

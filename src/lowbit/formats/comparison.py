@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.errors import InvalidProblem
+from lowbit.errors import FormatError, InvalidProblem
 from lowbit.formats.compressed_tensors import Scheme, decompressed, widened
 from lowbit.formats.files import kind_of, load_metric
-from lowbit.formats.safetensors import Checkpoint
+from lowbit.formats.safetensors import Checkpoint, TensorInfo
 from lowbit.metrics import error_report
 from lowbit.models import Accuracy, Latency, MetricResult, WeightRecipe
 from lowbit.models.report import plain
@@ -133,13 +133,25 @@ def _value(c: Checkpoint, parts: list[str]) -> tuple[Array | None, str]:
         if info.dtype in ("F32", "F16", "BF16"):
             return widened(c.read(info.name), info.dtype), info.dtype
         return (np.asarray(c.read(info.name), np.float64) if info.dtype == "F64" else None), info.dtype
-    local = {p.rpartition(".")[2]: p for p in parts}
+    try:
+        return _decompressed(c, info, {p.rpartition(".")[2]: p for p in parts})
+    except (InvalidProblem, FormatError):
+        raise
+    except (LookupError, ArithmeticError, TypeError, ValueError) as error:
+        raise FormatError(
+            f"{info.file.name}: {info.name!r} is not stored as compressed-tensors stores weights ({error!r:.80})"
+        ) from None
+
+
+def _decompressed(c: Checkpoint, info: TensorInfo, local: Mapping[str, str]) -> tuple[Array, str]:
     scale = c.tensors[local["weight_scale"]]
+    n, k = info.shape
+    bits = 8
     if "weight_packed" in local:
-        n, k = (int(v) for v in c.read(local["weight_shape"]))
-        bits = info.shape[1] * 32 // max(k, 1)
-    else:
-        (n, k), bits = info.shape, 8
+        rows, k = (int(v) for v in c.read(local["weight_shape"]))
+        if rows != n or k < 1:
+            raise ValueError(f"weight_shape ({rows}, {k})")
+        bits = info.shape[1] * 32 // k
     groups = scale.shape[1] if len(scale.shape) == 2 else 1
     unsigned = "weight_zero_point" in local
     recipe = WeightRecipe(
