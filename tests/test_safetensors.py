@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from lowbit.container import DTYPE_BITS, Entry, header_bytes
 from lowbit.errors import FormatError, InvalidProblem, Unsupported
-from lowbit.formats.safetensors import INDEX, Checkpoint, _read_index
+from lowbit.formats.safetensors import INDEX, SINGLE, Checkpoint, _read_index
 from lowbit.formats.shards import ShardWriter, Stored, checksum, shard_entries
 from lowbit.json_members import unique_keys
 
@@ -265,6 +265,17 @@ def test_an_index_takes_a_few_times_its_own_size_in_memory(text, tmp_path):
     try:
         refused(tmp_path, INDEX)
         assert tracemalloc.get_traced_memory()[1] < 12 * len(text) + (1 << 18)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_checkpoint_takes_a_few_times_the_size_of_its_header_in_memory(tmp_path):
+    name, size = "model.layers.{}.self_attn.q_proj.weight", 4000
+    path = write(tmp_path / SINGLE, {name.format(i): entry("U8", [1, 1], i, i + 1) for i in range(size)}, bytes(size))
+    tracemalloc.start()
+    try:
+        assert len(Checkpoint.open(path).tensors) == size
+        assert tracemalloc.get_traced_memory()[1] < 7 * (path.stat().st_size - size)
     finally:
         tracemalloc.stop()
 
