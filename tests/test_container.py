@@ -684,19 +684,19 @@ HEADERS: dict[str, tuple[str, int]] = {  # text, and the bytes of the body
         0,
     ),
     "short names": (
-        ",".join(f'"{i:x}":{{"dtype":"U8","shape":[],"data_offsets":[{i},{i + 1}]}}' for i in range(8000)), 8000,
+        ",".join(f'"{i:x}":{{"dtype":"U8","shape":[],"data_offsets":[{i},{i + 1}]}}' for i in range(4000)), 4000,
     ),
-    "objects in an array": ('"a":[' + ",".join(["{}"] * 100_000) + "]", 0),
+    "objects in an array": ('"a":[' + ",".join(["{}"] * 40_000) + "]", 0),
     "arrays in a shape": (
-        '"a":{"dtype":"U8","shape":[' + ",".join(["[]"] * 100_000) + '],"data_offsets":[0,0]}', 0,
+        '"a":{"dtype":"U8","shape":[' + ",".join(["[]"] * 40_000) + '],"data_offsets":[0,0]}', 0,
     ),
-    "arrays in a name's value": ('"__metadata__":{"a":[' + ",".join(["[]"] * 100_000) + "]}", 0),
-    "names in the metadata": ('"__metadata__":{' + ",".join(f'"{i:x}":""' for i in range(70_000)) + "}", 0),
-    "wide characters": ('"__metadata__":{"a":"' + "x" * 500_000 + '\U0001f600"}', 0),
+    "arrays in a name's value": ('"__metadata__":{"a":[' + ",".join(["[]"] * 40_000) + "]}", 0),
+    "names in the metadata": ('"__metadata__":{' + ",".join(f'"{i:x}":""' for i in range(20_000)) + "}", 0),
+    "wide characters": ('"__metadata__":{"a":"' + "x" * 300_000 + '\U0001f600"}', 0),
     "a description": (
-        '"__metadata__":{"format":"lowbit","version":"1","tensor":"[' + ",".join(["{}"] * 100_000) + ']"}', 0,
+        '"__metadata__":{"format":"lowbit","version":"1","tensor":"[' + ",".join(["{}"] * 40_000) + ']"}', 0,
     ),
-    "strings": ('"__metadata__":{"a":"' + "\\u00e9" * 100_000 + '"}', 0),
+    "strings": ('"__metadata__":{"a":"' + "\\u00e9" * 40_000 + '"}', 0),
 }  # fmt: skip
 
 

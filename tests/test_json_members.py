@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowbit.json_members import Members, decoded, unique_keys
@@ -35,6 +35,7 @@ def by_json(text: str) -> dict[str, object]:
     return found
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(), VALUES), st.sampled_from([None, 0, 2, "\t"]), st.booleans())
 def test_every_object_is_found_whole(value, indent, ascii_only):
     text = f" \n{json.dumps(value, indent=indent, ensure_ascii=ascii_only)}\r\t "
@@ -48,7 +49,7 @@ PARTS = ["{", "}", "[", "]", ",", ":", '"', "\\", " ", "\n", "a", '"a"', '"b"', 
 def test_what_json_refuses_is_refused_and_nothing_else():
     rng, taken = random.Random(0), 0
     sound = '{"a": {"b": [1, 2.5e3, "x\\"}", null]}, "c": "]", "d": [], "": {}}'
-    for _ in range(6000):
+    for _ in range(2000):
         text = list(sound)
         for _ in range(rng.choice((1, 1, 2, 3))):
             at = rng.randrange(len(text))
@@ -62,7 +63,7 @@ def test_what_json_refuses_is_refused_and_nothing_else():
         else:
             assert repr(by_members(made)) == repr(expected)
             taken += 1
-    assert 300 < taken < 5000
+    assert 100 < taken < 1700
 
 
 @pytest.mark.parametrize(
