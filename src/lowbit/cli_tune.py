@@ -7,9 +7,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from lowbit.cli_errors import told_in_one_line
+from lowbit.cli_errors import refuse_given, screen
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,10 +32,13 @@ _SQNR = Annotated[float | None, typer.Option(help="Decibels at the least.", show
 _COSINE = Annotated[float | None, typer.Option(help="To float results, at the least.", show_default=False)]
 _MEMORY = Annotated[int | None, typer.Option(help="Bytes of weights at the most.", show_default=False)]
 _ANEW = Annotated[bool, typer.Option("--no-cache", help="Measure anew, and keep nothing.")]
+# What says something of workloads, and nothing without any.
+_SETTINGS = ("seconds", "max_latency", "min_sqnr", "min_cosine", "memory", "torch", "no_cache")
 _TORCH = Annotated[bool, typer.Option(help="Hold settings against torch too, where it is installed.")]
 
 
 def tune(
+    ctx: typer.Context,
     matmul: _MATMUL = [],  # noqa: B006
     conv: _CONV = [],  # noqa: B006
     add: _ADD = [],  # noqa: B006
@@ -53,6 +55,8 @@ def tune(
     """Measure settings for products and convolutions beside float32, and name the best."""
     from lowbit.cachefile import clear_caches
 
+    if not (matmul or conv or add):
+        refuse_given(ctx, "there is no workload; give --matmul, --conv or --add", *_SETTINGS)
     if clear_cache:
         gone = clear_caches()
         if not as_json:
@@ -63,12 +67,13 @@ def tune(
     if as_json:
         typer.echo(json.dumps([f.to_dict() for f in found], indent=2, default=str))
         return
-    screen = Console()
+    shown = screen()
     for f in found:
-        screen.print(_table(f))
+        shown.print(_table(f))
 
 
 def recommend(
+    ctx: typer.Context,
     matmul: _MATMUL = [],  # noqa: B006
     conv: _CONV = [],  # noqa: B006
     add: _ADD = [],  # noqa: B006
@@ -87,11 +92,14 @@ def recommend(
     from lowbit.tuning.recommend import recommend as recommended
 
     if not (matmul or conv or add):
+        refuse_given(ctx, "there is no workload; give --matmul, --conv or --add", *_SETTINGS)
         hints = performance_hints()
         typer.echo(json.dumps(hints.to_dict(), indent=2) if as_json else str(hints))
         return
     if not no_cache:  # with a progress bar; the recommendations then find it in the cache
         _searched(matmul, conv, add, seconds, (max_latency, min_sqnr, min_cosine, memory), torch, no_cache, as_json)
+    elif torch:
+        _import_torch()
     wanted, work = _asked(matmul, conv, add, (max_latency, min_sqnr, min_cosine, memory))
     config = AutoTuningConfig(max_search_time=seconds)
     found = [recommended(w, wanted, config, cache=not no_cache) for w in work]
@@ -103,13 +111,12 @@ def _asked(matmul: list[str], conv: list[str], add: list[str], limits: tuple[Any
     from lowbit.tuning import PerformanceRequirements, QuantizationWorkload
 
     latency, sqnr, cosine, memory = limits
-    with told_in_one_line():
-        wanted = PerformanceRequirements(None if latency is None else latency / 1e3, None, memory, sqnr, cosine)
-        work = [QuantizationWorkload.parse("matmul", t) for t in matmul]
-        work += [QuantizationWorkload.parse("conv2d", t) for t in conv]
-        work += [QuantizationWorkload.parse("add", t) for t in add]
-        if not work:
-            raise InvalidProblem("workload: none; give --matmul, --conv or --add")
+    wanted = PerformanceRequirements(None if latency is None else latency / 1e3, None, memory, sqnr, cosine)
+    work = [QuantizationWorkload.parse("matmul", t) for t in matmul]
+    work += [QuantizationWorkload.parse("conv2d", t) for t in conv]
+    work += [QuantizationWorkload.parse("add", t) for t in add]
+    if not work:
+        raise InvalidProblem("workload: none; give --matmul, --conv or --add")
     return wanted, work
 
 
@@ -117,25 +124,26 @@ def _searched(
     matmul: list[str], conv: list[str], add: list[str], seconds: float, limits: tuple[Any, ...], torch: bool,
     no_cache: bool, quiet: bool,
 ) -> "list[OptimalQuantizationConfig]":  # fmt: skip
-    from lowbit.errors import InvalidProblem
     from lowbit.tuning import AutoTuningConfig, auto_tune
 
     wanted, work = _asked(matmul, conv, add, limits)
-    try:
-        config = AutoTuningConfig(max_search_time=seconds)
-    except InvalidProblem as error:
-        typer.echo(f"lowbit: {error}", err=True)
-        raise typer.Exit(2) from None
-    if torch and find_spec("torch") is not None:
-        import_module("torch")  # the search holds settings against whatever is at hand
+    config = AutoTuningConfig(max_search_time=seconds)
+    if torch:
+        _import_torch()
     found: list[OptimalQuantizationConfig] = []
-    with Console(stderr=True, quiet=quiet).status("Starting") as status:
+    with screen(stderr=True, quiet=quiet).status("Starting") as status:
         for i, w in enumerate(work):
             said = f"{i + 1} of {len(work)}: {_short(w)}"
             found.append(auto_tune(w, wanted, config, cache=not no_cache, progress=_shown(status, said)))
             if not found[-1].complete and found[-1].seconds < 0.5 * seconds:
                 break  # Ctrl-C: what was found so far is shown
     return found
+
+
+def _import_torch() -> None:
+    """The search holds settings against whatever is at hand."""
+    if find_spec("torch") is not None:
+        import_module("torch")
 
 
 def _shown(status: Any, said: str) -> Any:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lowbit.errors import InvalidProblem
 from lowbit.formats.compressed_tensors import Scheme, decompressed, widened
-from lowbit.formats.files import kind_of, load_metric
+from lowbit.formats.files import check_measuring, kind_of, load_metric
 from lowbit.formats.safetensors import Checkpoint
 from lowbit.metrics import error_report
 from lowbit.models import Accuracy, Latency, MetricResult, WeightRecipe
@@ -74,10 +74,13 @@ def compare_files(
     kinds = kind_of(first), kind_of(second)
     if kinds[0] != kinds[1]:
         raise InvalidProblem(f"{os.fspath(second)}: {kinds[1]}; {os.fspath(first)} is {kinds[0]}, expected two alike")
+    check_measuring(data, batch_size, max_batches, seconds, threads)
     if kinds[0] == "onnx":
+        if data is None and max_batches is not None:
+            raise InvalidProblem("max_batches: given without data; there is one batch of random inputs")
         return _onnx(Path(first), Path(second), data, batch_size, max_batches, metric, seconds, threads)
-    if data is not None or metric is not None:
-        raise InvalidProblem("data: given; checkpoints are compared by their weights alone")
+    if any(given is not None for given in (data, metric, batch_size, max_batches)):
+        raise InvalidProblem("data: given, or something about them; checkpoints are compared by their weights alone")
     return _checkpoints(first, second)
 
 

@@ -104,20 +104,16 @@ def compare_metric(
         ) -> dict[str, Any]:
             return dict(zip(outputs, _run(s, outputs, {n: batch[n] for n in inputs}), strict=True))
 
-        value = metric(predict, batches())
+        try:
+            value = metric(predict, batches())
+        except (InvalidProblem, FormatError):
+            raise
+        except Exception as error:  # whatever the user's own function raises
+            raise InvalidProblem(f"metric: {name} raised {type(error).__name__}: {error}") from error
         if not isinstance(value, int | float | np.floating | np.integer):
             raise InvalidProblem(f"metric: {name} gave {type(value).__name__}; expected a number")
         values.append(float(value))
     return MetricResult(name, *values)
-
-
-def _predictor(s: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    inputs, outputs = ([v.name for v in group] for group in (s.get_inputs(), s.get_outputs()))
-
-    def predict(batch: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(zip(outputs, _run(s, outputs, {n: batch[n] for n in inputs}), strict=True))
-
-    return predict
 
 
 def _run(s: Any, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
