@@ -95,15 +95,11 @@ def refuse_unwritable(option: str, path: Path, suffixes: tuple[str, ...] = ()) -
         raise InvalidProblem(f"{option}: {path}; expected a name that ends in {', '.join(others)} or {last}")
     if path.is_dir():
         raise InvalidProblem(f"{option}: {path} is a folder; expected a file to write")
-    folder = path.absolute().parent
-    if not folder.is_dir():
+    if not path.absolute().parent.is_dir():
         raise InvalidProblem(f"{option}: {path}; its folder does not exist")
-    from tempfile import TemporaryFile
+    from lowbit.formats.files import refuse_unwritable as refuse
 
-    try:
-        TemporaryFile(dir=folder).close()  # permissions alone do not tell of a disk that is mounted read-only
-    except OSError as error:
-        raise InvalidProblem(f"{option}: {path}; its folder cannot be written to ({error.strerror})") from None
+    refuse(path, option)
 
 
 def screen(*, stderr: bool = False, quiet: bool = False) -> Console:

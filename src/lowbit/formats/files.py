@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,15 @@ from lowbit.errors import InvalidProblem
 from lowbit.hardware import hardware
 from lowbit.models import ModelReport, Recipe
 
-__all__ = ["check_measuring", "default_recipe", "default_target", "kind_of", "load_metric", "quantize_file"]
+__all__ = [
+    "check_measuring",
+    "default_recipe",
+    "default_target",
+    "kind_of",
+    "load_metric",
+    "quantize_file",
+    "refuse_unwritable",
+]
 
 _KEPT = 16  # batches
 _MOST_THREADS = 4096
@@ -97,6 +106,15 @@ def check_measuring(
             raise InvalidProblem(f"threads: {count!r}; expected an integer from 1 to {_MOST_THREADS}")
 
 
+def refuse_unwritable(path: Path, option: str = "target") -> None:
+    """Raises, before any work, where nothing can be written at a path later."""
+    folder = next(p for p in path.absolute().parents if p.is_dir())
+    try:
+        tempfile.TemporaryFile(dir=folder).close()  # permissions alone do not tell of a disk mounted read-only
+    except OSError as error:
+        raise InvalidProblem(f"{option}: {path}; {folder} cannot be written to ({error.strerror})") from None
+
+
 def quantize_file(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,
@@ -130,6 +148,7 @@ def quantize_file(
     to = Path(target) if target is not None else default_target(source, made)
     if to.exists() and not (overwrite or resume) and not (to.is_dir() and not any(to.iterdir())):
         raise InvalidProblem(f"{to}: already there; give another name, or overwrite it (--overwrite)")
+    refuse_unwritable(to)
     function = load_metric(metric) if isinstance(metric, str) else metric
     if function is not None and data is None:
         raise InvalidProblem("metric: given without data to compute it on")

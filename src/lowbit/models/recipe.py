@@ -7,10 +7,12 @@ match, each later one wins.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
+import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -222,6 +224,26 @@ class Recipe:
             skip = f"{elements} elements; the recipe leaves weights below {self.min_elements}"
         return Rule(weights, activations, skip)
 
+    def refuse_unmatched(self, weights: Iterable[Iterable[str]], others: Iterable[str] = ()) -> None:
+        """Raises InvalidProblem where `skip` or an override matches nothing in a model, and gives the nearest names.
+
+        weights: all names of each weight. others: names of what stays float in any case, which may be skipped too.
+
+        >>> Recipe(skip=("lm_haed",)).refuse_unmatched([["lm_head"], ["up_proj"]])
+        Traceback (most recent call last):
+        lowbit.errors.InvalidProblem: skip: 'lm_haed' matches no weight; the nearest names are 'lm_head'
+        """
+        if not self.skip and not self.overrides:
+            return
+        treatable = dict.fromkeys(name for names in weights for name in names if name)
+        anything = treatable | dict.fromkeys(others)
+        said = [("skip", p, anything) for p in self.skip]
+        said += [("overrides", o.match, anything if o.skip else treatable) for o in self.overrides]
+        for key, pattern, among in said:
+            compiled = _compiled(pattern)
+            if not any(map(compiled.fullmatch, among)):
+                raise InvalidProblem(f"{key}: {shown(pattern)} matches no weight; {_nearest(pattern, among)}")
+
     @property
     def needs_data(self) -> bool:
         """Whether some activations need ranges found beforehand."""
@@ -345,7 +367,18 @@ def _dtype(value: Any) -> QuantizedDType:
     return QuantizedDType.of(value)
 
 
+def _nearest(pattern: str, names: Iterable[str]) -> str:
+    if not names:
+        return "the model has none"
+    some = [name for name in itertools.islice(names, _MAX_COMPARED) if len(name) <= _MAX_PATTERN]
+    plain = pattern.strip("/*^$").replace("\\", "").replace("*", "")
+    near = difflib.get_close_matches(plain, some, 3, 0.5)
+    near = near or difflib.get_close_matches(plain.rpartition(".")[2], some, 3, 0.0) or some[:3]
+    return f"the nearest names are {', '.join(map(shown, near))}"
+
+
 _MAX_PATTERN = 1000  # characters
+_MAX_COMPARED = 20_000  # names; each is compared letter by letter
 
 
 def _compiled(pattern: str, key: str = "match") -> re.Pattern[str]:

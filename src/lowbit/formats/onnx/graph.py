@@ -131,6 +131,11 @@ class Graph:
         """The nodes of the main graph and of all bodies."""
         return [node for graph in self._graphs for node in graph.node]
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all nodes and stored tensors."""
+        return [*self._initializers, *(node.name for node in self.all_nodes if node.name)]
+
     def home(self, node: NodeProto) -> GraphProto:
         """The graph or body a node is in."""
         return self._home[id(node)]
