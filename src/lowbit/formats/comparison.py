@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from lowbit.models.report import plain
 __all__ = ["Comparison", "WeightDifference", "compare_files"]
 
 Array = npt.NDArray[Any]
+_MOST_RANDOM = 1 << 28  # elements of one input
 
 
 @dataclass(frozen=True)
@@ -197,13 +199,16 @@ def _random_feed(inputs: Mapping[str, Any], batch: int) -> dict[str, Array]:
     """Normal numbers for floats and ones for integers; sizes that are not fixed are the batch's, or 8."""
     import onnx
 
+    from lowbit.formats.onnx.observe import fixed_sizes
+
     rng = np.random.default_rng(0)
     feed: dict[str, Array] = {}
     for name, declared in inputs.items():
         tensor = declared.type.tensor_type
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        shape = [
-            d.dim_value if d.HasField("dim_value") else (batch if i == 0 else 8) for i, d in enumerate(tensor.shape.dim)
-        ]
+        sizes = enumerate(fixed_sizes(declared))
+        shape = [(batch if i == 0 else 8) if size is None else size for i, size in sizes]
+        if math.prod(shape) > _MOST_RANDOM:
+            raise InvalidProblem(f"{name!r}: shape {tuple(shape)} is too large for random inputs; give data")
         feed[name] = rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
     return feed

@@ -263,7 +263,11 @@ def _bar(wanted: bool) -> Iterator[Callable[[int, int, str], None] | None]:
 
     columns = [progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), progress.DownloadColumn()]
     columns += [progress.TransferSpeedColumn(), progress.TimeRemainingColumn()]
-    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with progress.Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task("Planning", total=None)
 
         def told(done: int, total: int, name: str) -> None:

@@ -21,6 +21,7 @@ from lowbit.formats.onnx.dynamic import OPSET as DYNAMIC_OPSET
 from lowbit.formats.onnx.dynamic import Dynamic, dynamic_note, why_not_dynamic
 from lowbit.formats.onnx.folding import fold_batch_norms
 from lowbit.formats.onnx.graph import Graph, WeightUse, quantized_uses, weights
+from lowbit.formats.onnx.inference import brief, check_model
 from lowbit.formats.onnx.rows import left_row, notes_on, once, one_row, refuse_skipped, sizes, stored_bytes
 from lowbit.formats.onnx.weight_only import OPERATORS, apply_weight_only, opset_needed, takes_nbits
 from lowbit.models import Histogram, ModelReport, Recipe, Rule, WeightRow
@@ -32,7 +33,6 @@ __all__ = ["quantize_onnx"]
 Planned = tuple[WeightUse, Rule]
 _MOST_HISTOGRAMS = 200
 _NEWEST_IR, _COMMON_IR = 13, 10  # that ONNX Runtime 1.31 takes, and that of opset 21
-_LONGEST = 240  # characters of somebody else's message
 
 
 def quantize_onnx(
@@ -66,6 +66,7 @@ def quantize_onnx(
     recipe = Recipe.of(recipe)
     _check_options(source, target, recipe, data, operator, overwrite)
     graph = Graph.load(source)
+    check_model(graph.proto, os.fspath(source))
     before = os.path.getsize(source) + graph.bytes_beside
     notes: list[str] = []
     names = graph.names
@@ -279,21 +280,15 @@ def _checked(path: Path) -> str:
     try:
         onnx.checker.check_model(os.fspath(path), full_check=True)
     except Exception as error:  # onnx's errors have no common base
-        return _brief(error)
+        return brief(error)
     return ""
 
 
 def _opened(path: Path) -> str:
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what goes wrong is raised; its log would write names of the model as they are
     try:
         onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base
-        return _brief(error)
+        return brief(error)
     return ""
-
-
-def _brief(error: Exception) -> str:
-    """The end of the first line: before it, runtimes tell of their own source files."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return line if len(line) <= _LONGEST else f"... {line[-_LONGEST:]}"

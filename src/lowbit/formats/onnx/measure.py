@@ -12,6 +12,7 @@ import onnxruntime  # type: ignore[import-untyped]
 
 from lowbit.bench.timing import measure as measure_calls
 from lowbit.errors import FormatError, InvalidProblem
+from lowbit.formats.onnx.inference import brief
 from lowbit.models import Accuracy, Latency, MetricResult
 
 __all__ = ["compare_metric", "compare_outputs", "compare_speed", "session"]
@@ -23,15 +24,14 @@ Metric = Callable[[Callable[[Mapping[str, Any]], dict[str, Any]], Iterable[Mappi
 def session(path: str | os.PathLike[str], threads: int | None = None) -> Any:
     """The model in ONNX Runtime as users get it: default options, and so many threads."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what goes wrong is raised; its log would write names of the model as they are
     if threads is not None:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
     try:
         return onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FormatError(f"{os.fspath(path)}: ONNX Runtime does not load it ({first})") from None
+        raise FormatError(f"{os.fspath(path)}: ONNX Runtime does not load it ({brief(error)})") from None
 
 
 def compare_outputs(float_session: Any, quantized_session: Any, feeds: Iterable[Mapping[str, Any]]) -> list[Accuracy]:
@@ -120,4 +120,4 @@ def _run(s: Any, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
     try:
         return list(s.run(names, dict(feed)))
     except Exception as error:  # onnxruntime's errors have no common base
-        raise InvalidProblem(f"data: ONNX Runtime cannot run the model on it ({str(error).splitlines()[0]})") from None
+        raise InvalidProblem(f"data: ONNX Runtime cannot run the model on it ({brief(error)})") from None
