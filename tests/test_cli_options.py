@@ -390,6 +390,17 @@ def test_ctrl_c_says_how_to_go_on_with_a_checkpoint(run: Any, here: Path, monkey
     assert run("quantize", "ck", "-o", "out", "--resume").exit_code == 0
 
 
+def test_ctrl_c_shows_what_was_measured(run: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lowbit.bench import QuantizationBenchmarkSuite
+
+    monkeypatch.setenv("LOWBIT_CACHE_DIR", str(here / "cache"))
+    monkeypatch.setattr(QuantizationBenchmarkSuite, "_result", interrupt)
+    result = run("bench", "--only", "elementwise", "--quick", "--out", "b.json")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "lowbit: interrupted; b.json is what was measured until then"
+    assert not json.loads((here / "b.json").read_text())["complete"]
+
+
 def test_ctrl_c_elsewhere_is_one_line(run: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import lowbit.formats.comparison as module
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.cli_errors import printable, refuse_given, refuse_unwritable, screen
+from lowbit.cli_errors import end_interrupted, printable, refuse_given, refuse_unwritable, screen
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -63,7 +63,7 @@ def bench(
     else:
         _show(summary, [*out, *([] if roofline is None else [roofline])])
     if not summary.complete:
-        raise typer.Exit(130)
+        end_interrupted(f"{', '.join(map(str, out)) or 'shown'} is what was measured until then")
 
 
 def _check_targets(out: list[Path], roofline: Path | None, only: str | None) -> None:
@@ -111,9 +111,6 @@ def _show(summary: "BenchmarkSummary", written: list[Path]) -> None:
     for family in dict.fromkeys(r.family for r in summary.results):
         shown.print(_table(summary, family))
     shown.print(f"{summary.setting}.", style="dim")
-    if not summary.complete:
-        kept = "; the files have what was measured" if written else ""
-        shown.print(f"Interrupted: above is what was measured until then{kept}.", style="yellow")
     if written:
         shown.print(printable("Wrote " + ", ".join(map(str, written))), style="dim")
 

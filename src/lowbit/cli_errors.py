@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -17,7 +17,15 @@ from lowbit.errors import FormatError, InvalidProblem, Unsupported
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Commands", "kept_on_interrupt", "printable", "refuse_given", "refuse_unwritable", "screen"]
+__all__ = [
+    "Commands",
+    "end_interrupted",
+    "kept_on_interrupt",
+    "printable",
+    "refuse_given",
+    "refuse_unwritable",
+    "screen",
+]
 
 # What bad input, a full disk or a missing package raises; all else is a fault of lowbit's own.
 _EXPECTED = (InvalidProblem, Unsupported, FormatError, OSError, ModuleNotFoundError, MemoryError)
@@ -48,8 +56,7 @@ class Commands(TyperGroup):
         except (typer.Exit, typer.Abort, _USAGE, BrokenPipeError):
             raise
         except KeyboardInterrupt:
-            _say("interrupted; nothing was written", ctx.obj)
-            raise typer.Exit(_INTERRUPTED) from None
+            end_interrupted("nothing was written")
         except Exception as error:
             expected = isinstance(error, _EXPECTED)
             _say(_told(error) if expected else f"internal error: {_told(error)}; --traceback shows where", ctx.obj)
@@ -69,14 +76,19 @@ def _say(text: str, with_traceback: bool) -> None:
     typer.echo(f"lowbit: {line if len(line) <= _LONGEST else f'{line[:_LONGEST]} ...'}", err=True)
 
 
+def end_interrupted(kept: str) -> NoReturn:
+    """Ends the command after Ctrl-C with what is left of its work."""
+    _say(f"interrupted; {kept}", False)
+    raise typer.Exit(_INTERRUPTED) from None
+
+
 @contextmanager
 def kept_on_interrupt(kept: Callable[[], str]) -> Iterator[None]:
     """Ends the command on Ctrl-C with what is left of its work, which `kept` says when it comes."""
     try:
         yield
     except KeyboardInterrupt:
-        _say(f"interrupted; {kept()}", False)
-        raise typer.Exit(_INTERRUPTED) from None
+        end_interrupted(kept())
 
 
 def refuse_given(ctx: typer.Context, why: str, *names: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.cli_errors import refuse_given, screen
+from lowbit.cli_errors import end_interrupted, refuse_given, screen
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,13 +63,16 @@ def tune(
             typer.echo(f"Removed {len(gone)} cache file{'s' * (len(gone) != 1)}")
         if not (matmul or conv or add):
             return
-    found = _searched(matmul, conv, add, seconds, (max_latency, min_sqnr, min_cosine, memory), torch, no_cache, as_json)
+    limits = max_latency, min_sqnr, min_cosine, memory
+    found, interrupted = _searched(matmul, conv, add, seconds, limits, torch, no_cache, as_json)
     if as_json:
         typer.echo(json.dumps([f.to_dict() for f in found], indent=2, default=str))
-        return
-    shown = screen()
-    for f in found:
-        shown.print(_table(f))
+    else:
+        shown = screen()
+        for f in found:
+            shown.print(_table(f))
+    if interrupted:
+        end_interrupted("shown is what was measured until then")
 
 
 def recommend(
@@ -96,11 +99,14 @@ def recommend(
         hints = performance_hints()
         typer.echo(json.dumps(hints.to_dict(), indent=2) if as_json else str(hints))
         return
+    limits = max_latency, min_sqnr, min_cosine, memory
     if not no_cache:  # with a progress bar; the recommendations then find it in the cache
-        _searched(matmul, conv, add, seconds, (max_latency, min_sqnr, min_cosine, memory), torch, no_cache, as_json)
+        _, interrupted = _searched(matmul, conv, add, seconds, limits, torch, no_cache, as_json)
+        if interrupted:
+            end_interrupted("workloads that were measured to the end are in the cache")
     elif torch:
         _import_torch()
-    wanted, work = _asked(matmul, conv, add, (max_latency, min_sqnr, min_cosine, memory))
+    wanted, work = _asked(matmul, conv, add, limits)
     config = AutoTuningConfig(max_search_time=seconds)
     found = [recommended(w, wanted, config, cache=not no_cache) for w in work]
     typer.echo(json.dumps([f.to_dict() for f in found], indent=2) if as_json else "\n\n".join(map(str, found)))
@@ -123,7 +129,8 @@ def _asked(matmul: list[str], conv: list[str], add: list[str], limits: tuple[Any
 def _searched(
     matmul: list[str], conv: list[str], add: list[str], seconds: float, limits: tuple[Any, ...], torch: bool,
     no_cache: bool, quiet: bool,
-) -> "list[OptimalQuantizationConfig]":  # fmt: skip
+) -> "tuple[list[OptimalQuantizationConfig], bool]":  # fmt: skip
+    """What was found, and whether Ctrl-C came before the end."""
     from lowbit.tuning import AutoTuningConfig, auto_tune
 
     wanted, work = _asked(matmul, conv, add, limits)
@@ -136,8 +143,8 @@ def _searched(
             said = f"{i + 1} of {len(work)}: {_short(w)}"
             found.append(auto_tune(w, wanted, config, cache=not no_cache, progress=_shown(status, said)))
             if not found[-1].complete and found[-1].seconds < 0.5 * seconds:
-                break  # Ctrl-C: what was found so far is shown
-    return found
+                return found, True
+    return found, False
 
 
 def _import_torch() -> None:

@@ -131,7 +131,8 @@ def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> 
     bias = graph.constant(bias_name) if bias_name else None
     left = "" if bias_name == "" or bias is not None else "its bias is computed and stays float"
     if bias is not None and bias.shape != (weight.shape[use.channel_axis],):  # a Gemm's may differ from row to row
-        bias, left = None, f"its bias of shape {bias.shape} stays float"
+        left = f"its bias of shape {bias.shape} stays float"
+        bias = None
     q = _codes(use, rule, weight, None if bias is None else np.asarray(bias), float(x.scale))
     new = _dequantized(graph, use.node, f"{use.name}_codes", q, use.channel_axis)
     graph.replace_input(use.node, use.input_index, new)
