@@ -23,6 +23,9 @@ def main() -> None:
             raise
         print(f"lowbit: the command needs {error.name}: pip install 'lowbit[cli]'", file=sys.stderr)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:  # while modules are loaded; later it is for Commands
+        print("lowbit: interrupted; nothing was written", file=sys.stderr)
+        raise SystemExit(130) from None
     app(prog_name="lowbit")
 
 

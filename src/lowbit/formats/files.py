@@ -60,7 +60,11 @@ def default_target(source: str | os.PathLike[str], recipe: Recipe) -> Path:
     if path.suffix == ".onnx":
         return path.with_name(f"{path.stem}.{name}.onnx")
     if path.is_dir():
-        return path.with_name(f"{path.resolve().name}-{name}")
+        whole = path.resolve()
+        if not whole.name:
+            raise InvalidProblem(f"{path}: it has no name to derive the target's from; give a target (--output)")
+        beside = path if path.name not in ("", "..") else whole  # "." has no name of its own
+        return beside.with_name(f"{whole.name}-{name}")
     return path.with_name(f"{path.name.partition('.')[0]}-{name}")
 
 
