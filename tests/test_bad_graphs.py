@@ -377,3 +377,22 @@ def test_random_faults_raise_what_is_promised(seed: int, tmp_path: Path) -> None
             call()
         except (FormatError, InvalidProblem, Unsupported):
             continue
+
+
+def test_the_check_neither_copies_nor_reads_weights() -> None:
+    """Weights in files that are not there, in the graph and in a body, and one too large for a message of protobuf."""
+    from lowbit.formats.onnx.inference import _without_large_constants, check_model
+
+    m, _ = bodies()
+    table = next(t for t in m.graph.initializer if t.name == "table")
+    inner = node(m, "If").attribute[0].g.initializer[0]
+    for t, rows in ((table, 1 << 40), (inner, 32)):
+        t.ClearField("raw_data")
+        t.dims[0] = rows
+        t.data_location = TensorProto.EXTERNAL
+        t.external_data.add(key="location", value="nowhere.bin")
+    check_model(m, "m")
+    assert _without_large_constants(m).ByteSize() < 20_000
+    node(m, "MatMul").input[1] = "ghost"
+    with pytest.raises(FormatError, match="ghost"):
+        check_model(m, "m")
