@@ -15,6 +15,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from lowbit.cli import _app  # noqa: E402
 from lowbit.container import write_arrays  # noqa: E402
+from lowbit.errors import InvalidProblem  # noqa: E402
 from lowbit.formats.files import default_target, kind_of, quantize_file  # noqa: E402
 from lowbit.models import Recipe  # noqa: E402
 from onnx_builder import Builder, residual_cnn  # noqa: E402
@@ -227,6 +228,15 @@ def test_names_of_targets(tmp_path: Path) -> None:
     assert default_target("a/model.safetensors", recipe) == Path("a/model-W4A16")
     assert default_target("a/model.safetensors.index.json", recipe) == Path("a/model-W4A16")
     assert kind_of(tmp_path / "llm") == "checkpoint"
+
+
+def test_the_folder_one_stands_in_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llm" / "inner").mkdir(parents=True)
+    for place, source in (("llm", "."), ("llm/inner", ".."), ("", "llm")):
+        monkeypatch.chdir(tmp_path / place)
+        assert default_target(source, Recipe.of("W4A16")).resolve() == tmp_path / "llm-W4A16"
+    with pytest.raises(InvalidProblem, match="no name"):
+        default_target("/", Recipe.of("W4A16"))
 
 
 def test_data_may_be_an_iterable(model: Path, tmp_path: Path) -> None:

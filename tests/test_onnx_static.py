@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 ort = pytest.importorskip("onnxruntime")
 
 from lowbit.errors import InvalidProblem  # noqa: E402
+from lowbit.formats.files import quantize_file  # noqa: E402
 from lowbit.formats.onnx.folding import fold_batch_norms  # noqa: E402
 from lowbit.formats.onnx.graph import Graph  # noqa: E402
 from lowbit.formats.onnx.static import quantize_static, why_not_static  # noqa: E402
@@ -334,3 +335,14 @@ def test_ir_and_opset_are_those_that_came() -> None:
     graph, _ = quantized(residual_cnn(), batches(1))
     assert (graph.proto.ir_version, graph.opset) == (8, 13)
     assert helper.find_min_ir_version_for(graph.proto.opset_import) <= 8
+
+
+def test_a_bias_that_differs_from_row_to_row_stays_float(tmp_path: Path) -> None:
+    b = Builder({"x": [4, 64]})
+    model = tmp_path / "m.onnx"
+    made = b.model(b.add("Gemm", "x", b.normal(64, 32, name="w"), b.normal(4, 32, name="c")))
+    model.write_bytes(made.SerializeToString())
+    feed = {"x": np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)}
+    report = quantize_file(model, tmp_path / "o.onnx", "static-int8", data=[feed], seconds=0, progress=False)
+    assert report.rows[0].note == "its bias of shape (4, 32) stays float"
+    assert report.accuracy[0].sqnr_db > 30

@@ -75,7 +75,7 @@ def test_logarithmic_codes_are_symmetric(name):
 def test_logarithmic_magnitudes_stay_within_the_exponents_of_float32():
     int8 = QuantizedDType.of("int8")
     assert checked_steps(QuantizationScheme.LOGARITHMIC, int8, 1.0) == 1
-    with pytest.raises(InvalidProblem, match="steps_per_octave: 0.99 spreads 127 magnitudes over more octaves"):
+    with pytest.raises(InvalidProblem, match=r"steps_per_octave: 0\.99 spreads 127 magnitudes over more octaves"):
         checked_steps(QuantizationScheme.LOGARITHMIC, int8, 0.99)
 
 
@@ -83,8 +83,8 @@ def test_logarithmic_magnitudes_stay_within_the_exponents_of_float32():
 @pytest.mark.parametrize("steps", [0.5, 0.25, 1.0, 1.5, 2.0, 3.0])
 @pytest.mark.parametrize("levels", [1, 3, 7])
 def test_a_logarithmic_threshold_is_the_least_float_that_rounds_up(levels, steps, kind):
-    """Between magnitudes m - 1 and m, the log-domain midpoint is 2^-b with b = (levels - m + 1/2) / steps. A value on it
-    goes to the even magnitude. Both sides are raised to the denominator of b, so that integers decide exactly."""
+    """Between magnitudes m - 1 and m, the log-domain midpoint is 2^-b with b = (levels - m + 1/2) / steps, and a value on
+    it goes to the even magnitude. Both sides are raised to the denominator of b, so that integers decide exactly."""
     thresholds, _ = log_tables(levels, steps, np.dtype(kind))
 
     def reaches(value, m):

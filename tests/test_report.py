@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from lowbit.models import Latency, ModelReport, WeightRow
+from lowbit.models import Histogram, Latency, ModelReport, WeightRow
 from lowbit.report import html, write_html
 from report_examples import HOSTILE, histogram, hostile, plausible, rows_of
 
@@ -72,7 +72,7 @@ def test_very_many_layers_stay_small_and_keep_the_worst():
     assert len(page.encode()) < 3_000_000
     bars = re.findall(r'<rect class="bar ', page)
     assert len(bars) <= 240
-    assert "the.worst\nMatMul, int2\n−4.5 dB\nthe lowest of 21 neighbours" in page
+    assert "the.worst\nMatMul, int2\n170 % (−4.5 dB)\nthe largest of 21 neighbours" in page
 
 
 def test_a_claimed_error_cannot_blow_the_page_up():
@@ -211,13 +211,58 @@ def test_the_share_outside_is_counted_from_the_bins(opened):
     assert "about 15 % of the numbers" in page.locator("#gallery").inner_text()
 
 
+@pytest.mark.parametrize("clip", [(-4.43, 4.43), (-0.2, 0.3), (-0.636, 9.0), None])
+def test_a_histograms_axis_says_what_lies_at_its_ends(opened, clip):
+    counts = (3, 0, 40, 12)
+    h = Histogram("w", (-0.636, -0.3, 0.0, 0.3, 0.62), counts, clip)
+    rows = [WeightRow("w", "Conv", (8, 8), "float32", "int8", sqnr_db=9.0)]
+    page = opened(plausible().but(rows=rows, histograms=(h,)))
+    left, right = (float(t.replace("−", "-")) for t in page.locator("#gallery .axis span").all_inner_texts())
+    svg = page.locator("#gallery svg")
+    labels = [s.bounding_box() for s in page.locator("#gallery .axis span").all()]
+    frame = svg.bounding_box()
+    # Positions in the picture, as numbers on the axis that the labels stand for.
+    path = svg.locator("path.spread").get_attribute("d")
+    at = [float(v) for v in re.findall(r"[MH]([0-9.]+)", path)]
+    lines = [float(line.get_attribute("x1")) for line in svg.locator("line.clip").all()]
+    ends = [min([*at, *lines]), max([*at, *lines])]
+    value = lambda x: left + (x - ends[0]) / (ends[1] - ends[0]) * (right - left)  # noqa: E731
+    assert [value(x) for x in at] == pytest.approx(h.edges, abs=0.01 * (right - left))
+    assert [value(x) for x in lines] == pytest.approx(clip or [], abs=0.01 * (right - left))
+    # The labels stand below the ends: within a hundredth of the picture's width.
+    assert labels[0]["x"] == pytest.approx(frame["x"] + frame["width"] * ends[0] / 1000, abs=0.01 * frame["width"])
+    end = labels[1]["x"] + labels[1]["width"]
+    assert end == pytest.approx(frame["x"] + frame["width"] * ends[1] / 1000, abs=0.01 * frame["width"])
+
+
+def test_the_error_chart_draws_errors_on_its_axis(opened):
+    """Bars and ticks by the numbers: 20 dB is 10 %, 40 dB is 1 %, and the bar of the worse is the taller."""
+    values = (20.0, 40.0, 46.02, math.inf, 26.02)
+    rows = [WeightRow(f"w{i}", "Conv", (8, 8), "float32", "int8", sqnr_db=s) for i, s in enumerate(values)]
+    page = opened(plausible().but(rows=rows))
+    ticks = page.evaluate(
+        "[...document.querySelectorAll('#errors .ticks i')].map((i) => [parseFloat(i.style.bottom), i.innerText])"
+    )
+    by_text = {text.strip(): at for at, text in ticks}
+    assert set(by_text) == {"0.1 %", "1 %", "10 %"}
+    heights = [float(bar.get_attribute("height")) for bar in page.locator("#errors rect.bar").all()]
+    assert heights[0] == pytest.approx(by_text["10 %"])
+    assert heights[1] == pytest.approx(by_text["1 %"])
+    assert by_text["0.1 %"] == 0
+    assert heights[3] < 1  # no loss
+    assert heights[0] > heights[4] > heights[1] > heights[2] > heights[3]
+    assert page.locator("#section-error").inner_text().count("Taller is worse") == 1
+    worst = page.locator(".worst li").first.inner_text()
+    assert "10 % (20.0 dB)" in worst
+
+
 def test_pictures_are_there(opened):
     page, report = opened(plausible()), plausible()
     known = [r for r in report.rows if r.sqnr_db is not None]
     bars = page.locator("#errors rect.bar")
     assert bars.count() == len(known)
     heights = [float(bars.nth(i).get_attribute("height")) for i in range(len(known))]
-    assert heights.index(min(heights)) == min(range(len(known)), key=lambda i: known[i].sqnr_db)
+    assert heights.index(max(heights)) == min(range(len(known)), key=lambda i: known[i].sqnr_db)  # taller is worse
     assert page.locator("#section-sizes .sizes svg").count() == 2
     assert page.locator("#section-sizes .sizes svg").first.locator("rect").count() == 5  # four kinds and the rest
     assert page.locator("#section-sizes .largest li").count() == 10
@@ -234,7 +279,7 @@ def test_a_bar_leads_to_its_layer(opened):
     page.locator("#filter").fill("nothing like this")
     page.locator("#errors g").nth(5).click()
     assert page.locator("#layers tr.open").get_attribute("data-index") == "5"
-    page.locator(".lowest button").first.click()
+    page.locator(".worst button").first.click()
     assert page.locator("#layers tr.open").count() == 2
 
 

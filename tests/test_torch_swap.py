@@ -227,6 +227,15 @@ def test_batch_norms_become_part_of_the_convolution_before_them() -> None:
     assert isinstance(skipped[0], nn.Conv2d)
 
 
+def test_a_pattern_that_matches_no_module_is_an_error() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
+    with pytest.raises(lb.InvalidProblem, match="skip: 'lm_head' matches no weight; the nearest names"):
+        lt.quantize(model, recipe("dynamic-int8", skip=["lm_head"]))
+    with pytest.raises(lb.InvalidProblem, match="overrides: '1' matches no weight"):
+        lt.quantize(model, recipe("dynamic-int8", overrides=[Override("1")]))
+    assert isinstance(lt.quantize(model, recipe("dynamic-int8", skip=["0.weight", "1"]))[0], nn.Linear)
+
+
 def test_a_recipes_names_skips_and_overrides_count() -> None:
     model = nn.ModuleDict({"a": nn.Linear(40, 40), "b": nn.Linear(40, 40), "head": nn.Linear(40, 10)})
     rules = Recipe.of("W8A8").but(

@@ -23,18 +23,23 @@ def main() -> None:
             raise
         print(f"lowbit: the command needs {error.name}: pip install 'lowbit[cli]'", file=sys.stderr)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:  # while modules are loaded; later it is for Commands
+        print("lowbit: interrupted; nothing was written", file=sys.stderr)
+        raise SystemExit(130) from None
     app(prog_name="lowbit")
 
 
 def _app() -> "typer.Typer":
+    import rich  # noqa: F401 - so that `main` can say what to install, before any command needs it
     import typer
-    from rich.console import Console
 
     import lowbit
+    from lowbit.cli_errors import Commands, screen
 
-    # Called `screen` and not used for JSON, which must reach pipes unwrapped and uncoloured.
-    screen = Console()
-    app = typer.Typer(no_args_is_help=True, add_completion=False, help="Quantization, from the command line.")
+    app = typer.Typer(
+        cls=Commands, no_args_is_help=True, help="Quantization, from the command line.", pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )  # fmt: skip
 
     def show_version(wanted: bool) -> None:
         if wanted:
@@ -45,6 +50,10 @@ def _app() -> "typer.Typer":
     def root(
         version: Annotated[
             bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version.")
+        ] = False,
+        # Commands.parse_args takes it, wherever it stands; here it is for the help.
+        traceback: Annotated[
+            bool, typer.Option("--traceback", help="Show where an error comes from; so does LOWBIT_TRACEBACK=1.")
         ] = False,
     ) -> None:
         pass
@@ -61,12 +70,13 @@ def _app() -> "typer.Typer":
 
         found = detect()
         facts = _probed() if probe else {}
-        if as_json:
+        if as_json:  # not by rich: it must reach pipes unwrapped and uncoloured
             typer.echo(json.dumps({**found.to_dict(), **{k: v.to_dict() for k, v in facts.items()}}, indent=2))
         else:
-            screen.print(_hardware_panel(found))
+            shown = screen()
+            shown.print(_hardware_panel(found))
             for text in facts.values():
-                screen.print(str(text), markup=False, highlight=False)
+                shown.print(str(text))
 
     from lowbit.cli_bench import bench
     from lowbit.cli_calibrate import calibrate
@@ -103,7 +113,7 @@ def _hardware_panel(found: "HardwareFeatures") -> "RenderableType":
         grid.add_row(label, Text(text, style="green" if label == "Features" else ""))
         if label == "Features" and absent:
             grid.add_row("", Text(f"without {absent}", style="dim"))
-    title = "[bold]lowbit[/] on this machine"
+    title = Text.assemble(("lowbit", "bold"), " on this machine")
     return Panel(grid, title=title, title_align="left", expand=False, padding=(1, 2))
 
 

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from lowbit.cli_errors import told_in_one_line
+from lowbit.cli_errors import end_interrupted, printable, refuse_given, refuse_unwritable, screen
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from lowbit.bench import BenchmarkSummary, Change
 
@@ -20,6 +19,7 @@ _WIDEST = 100
 
 
 def bench(
+    ctx: typer.Context,
     only: Annotated[
         str | None,
         typer.Option(
@@ -43,26 +43,27 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Time operations beside float32 ones, and against what the machine can do."""
-    with told_in_one_line():
-        if compare is not None:
-            _compared(*compare, as_json=as_json)
-            return
-        _check_targets(out, roofline, only)
-        summary = _run(only, quick, seconds, timeout, threads, quiet=as_json)
-        for path in out:
-            summary.save(path)
-        if not summary.complete and not any(r.timing for r in summary.of("matrix")):
-            roofline = None  # Ctrl-C came before there was anything to draw
-        if roofline is not None:
-            from lowbit.bench import plot_roofline
+    if compare is not None:
+        why = "--compare measures nothing"
+        refuse_given(ctx, why, "only", "quick", "seconds", "timeout", "threads", "out", "roofline")
+        _compared(*compare, as_json=as_json)
+        return
+    _check_targets(out, roofline, only)
+    summary = _run(only, quick, seconds, timeout, threads, quiet=as_json)
+    for path in out:
+        summary.save(path)
+    if not summary.complete and not any(r.timing for r in summary.of("matrix")):
+        roofline = None  # Ctrl-C came before there was anything to draw
+    if roofline is not None:
+        from lowbit.bench import plot_roofline
 
-            plot_roofline(summary, roofline)
+        plot_roofline(summary, roofline)
     if as_json:
         typer.echo(summary.to_json())
     else:
         _show(summary, [*out, *([] if roofline is None else [roofline])])
     if not summary.complete:
-        raise typer.Exit(130)
+        end_interrupted(f"{', '.join(map(str, out)) or 'shown'} is what was measured until then")
 
 
 def _check_targets(out: list[Path], roofline: Path | None, only: str | None) -> None:
@@ -70,15 +71,11 @@ def _check_targets(out: list[Path], roofline: Path | None, only: str | None) -> 
     from lowbit.errors import InvalidProblem
 
     for path in out:
-        if path.suffix.lower() not in (".json", ".csv", ".md"):
-            raise InvalidProblem(f"out: {path}; expected a name that ends in .json, .csv or .md")
-    if roofline is not None and roofline.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise InvalidProblem(f"roofline: {roofline}; expected a name that ends in .png, .svg or .pdf")
-    if roofline is not None and only is not None and "matrix" not in _families(only):
-        raise InvalidProblem("roofline: it draws the matrix family, which --only leaves out")
-    for path in [*out, *([] if roofline is None else [roofline])]:
-        if not path.absolute().parent.is_dir():
-            raise InvalidProblem(f"{path}: its folder does not exist")
+        refuse_unwritable("--out", path, (".json", ".csv", ".md"))
+    if roofline is not None:
+        refuse_unwritable("--roofline", roofline, (".png", ".svg", ".pdf"))
+        if only is not None and "matrix" not in _families(only):
+            raise InvalidProblem("--roofline: it draws the matrix family, which --only leaves out")
 
 
 def _families(only: str) -> list[str]:
@@ -91,33 +88,31 @@ def _run(
     from lowbit.bench import BenchmarkConfig, QuantizationBenchmarkSuite
 
     config = BenchmarkConfig(seconds=seconds, timeout=timeout, threads=threads, sizes="quick" if quick else "full")
-    screen = Console(stderr=True, quiet=quiet)
-    with screen.status("Starting") as status:
+    shown = screen(stderr=True, quiet=quiet)
+    with shown.status("Starting") as status:
 
         def say(text: str) -> None:
             status.update(text)
-            if not screen.is_terminal:  # there a status shows nothing
-                screen.print(text, markup=False, highlight=False)
+            if not shown.is_terminal:  # there a status shows nothing
+                shown.print(text)
 
         return QuantizationBenchmarkSuite(config).run(None if only is None else _families(only), say)
 
 
-def _console() -> Console:
-    screen = Console()
-    if screen.width > _WIDEST:
-        screen.width = _WIDEST
-    return screen
+def _console() -> "Console":
+    shown = screen()
+    if shown.width > _WIDEST:
+        shown.width = _WIDEST
+    return shown
 
 
 def _show(summary: "BenchmarkSummary", written: list[Path]) -> None:
-    screen = _console()
+    shown = _console()
     for family in dict.fromkeys(r.family for r in summary.results):
-        screen.print(_table(summary, family))
-    screen.print(f"{summary.setting}.", style="dim", markup=False, highlight=False)
-    if not summary.complete:
-        screen.print("Stopped before the end.", style="yellow")
+        shown.print(_table(summary, family))
+    shown.print(f"{summary.setting}.", style="dim")
     if written:
-        screen.print("Wrote " + ", ".join(map(str, written)), style="dim", markup=False, highlight=False)
+        shown.print(printable("Wrote " + ", ".join(map(str, written))), style="dim")
 
 
 def _table(summary: "BenchmarkSummary", family: str) -> "RenderableType":
@@ -157,7 +152,7 @@ def _compared(old_path: Path, new_path: Path, as_json: bool) -> None:
             ("threads", old.threads, new.threads),
         ):
             if one != other:
-                typer.echo(f"lowbit: the {what} differ: {one} and {other}", err=True)
+                typer.echo(printable(f"lowbit: the {what} differ: {one} and {other}"), err=True)
         _show_changes(changes)
     if any(c.kind == "regression" for c in changes):
         raise typer.Exit(1)
@@ -170,7 +165,7 @@ def _show_changes(changes: "list[Change]") -> None:
 
     from lowbit.bench.results import seconds_text
 
-    screen = _console()
+    shown = _console()
     styles = {"regression": "red", "improvement": "green", "missing": "yellow", "added": "cyan"}
     flagged = sorted((c for c in changes if c.kind in styles), key=lambda c: list(styles).index(c.kind))
     if flagged:
@@ -178,9 +173,9 @@ def _show_changes(changes: "list[Change]") -> None:
         for i, heading in enumerate(("operation", "change", "old", "new", "new / old")):
             table.add_column(heading, justify="right" if i > 1 else "left", no_wrap=i > 0)
         for c in flagged:
-            name = c.name + (f"\n  {c.note}" if c.note else "")
+            name = printable(c.name) + (f"\n  {printable(c.note)}" if c.note else "")
             times = ["" if t is None else seconds_text(t) for t in (c.old, c.new)]
             table.add_row(name, Text(c.kind, style=styles[c.kind]), *times, "" if c.ratio is None else f"{c.ratio:.2f}")
-        screen.print(table)
+        shown.print(table)
     kinds = [f"{sum(c.kind == kind for c in changes)} {kind}" for kind in ("same", *styles)]
-    screen.print(", ".join(kinds), style="dim", highlight=False)
+    shown.print(", ".join(kinds), style="dim")

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from lowbit.cli_errors import told_in_one_line
+from lowbit.cli_errors import printable, refuse_unwritable, screen
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from lowbit.calibration import CalibrationStatistics, Calibrator
+    from lowbit.calibration import CalibrationMethod, CalibrationStatistics, Calibrator
     from lowbit.params import QuantizationParams
 
 __all__ = ["calibrate"]
@@ -40,26 +39,35 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Find ranges for arrays, and show what each method would cost."""
-    with told_in_one_line():
-        found = _collected(files, array, join, axis, ignore_nonfinite, state, quiet=as_json)
-        rows = [_answer(c, dtype, scheme, method) for c in found]
-        if plot is not None:
-            drawn = _draw(rows, plot)
-        if state is not None:
-            found[0].save(state)
+    from lowbit.dtypes import QuantizedDType
+    from lowbit.schemes import QuantizationScheme
+
+    if plot is not None:
+        refuse_unwritable("--plot", plot, (".png", ".svg", ".pdf"))
+    if state is not None:
+        refuse_unwritable("--state", state)
+    _method(method), QuantizedDType.of(dtype), QuantizationScheme.of(scheme)  # before anything is read
+    found = _collected(files, array, join, axis, ignore_nonfinite, state, quiet=as_json)
+    rows = [_answer(c, dtype, scheme, method) for c in found]
+    if plot is not None:
+        drawn = _draw(rows, plot)
+    if state is not None:
+        found[0].save(state)
     if as_json:
         typer.echo(json.dumps([_as_json(*row) for row in rows], indent=2))
         return
-    screen = Console()
+    shown = screen()
     for row in rows:
-        screen.print(_table(*row))
+        shown.print(_table(*row))
     if plot is not None:
-        screen.print("Drew " + ", ".join(map(str, drawn)), style="dim", markup=False)
+        shown.print(printable("Drew " + ", ".join(map(str, drawn))), style="dim")
 
 
 def _collected(
     files: list[Path], only: str | None, join: bool, axis: int | None, ignore: bool, state: Path | None, quiet: bool
 ) -> "list[Calibrator]":
+    from rich.text import Text
+
     from lowbit.calibration import Calibrator
     from lowbit.calibration.files import arrays_of
     from lowbit.errors import InvalidProblem
@@ -69,12 +77,18 @@ def _collected(
     found: dict[str, Calibrator] = {}
     if state is not None and state.exists():
         kept = Calibrator.load(state)
+        if axis not in (None, kept.sketch.axis):
+            raise InvalidProblem(f"axis: {axis}; {state} was begun with {kept.sketch.axis}")
+        if ignore and kept.sketch.on_nonfinite != "ignore":
+            raise InvalidProblem(f"ignore_nonfinite: given; {state} was begun without it")
         found[kept.name] = kept
     policy = "ignore" if ignore else "raise"
-    with Console(stderr=True, quiet=quiet).status("Reading") as status:
+    with screen(stderr=True, quiet=quiet).status("Reading") as status:
         for file in files:
-            for name, x in arrays_of(file, only):
-                status.update(f"Reading {file.name}: {name}")
+            for i, (name, x) in enumerate(arrays_of(file, only)):
+                if state is not None and i and not join:
+                    raise InvalidProblem(f"state: it keeps one tensor, and {file} has several; use --join or --array")
+                status.update(Text(printable(f"Reading {file.name}: {name}")))
                 key = next(iter(found), "samples") if join or state is not None else name
                 if key not in found:
                     found[key] = Calibrator(axis=axis, name=key, on_nonfinite=policy)  # type: ignore[arg-type]
@@ -87,17 +101,14 @@ def _collected(
 Answer = tuple["Calibrator", "CalibrationStatistics", "QuantizationParams"]
 
 
-def _answer(c: "Calibrator", dtype: str, scheme: str, method: str) -> "tuple[Any, Any, Any]":
-    from lowbit.calibration import Percentile
-    from lowbit.errors import InvalidProblem
+def _method(name: str) -> "CalibrationMethod":
+    from lowbit.models import ActivationRecipe
 
-    chosen: Any = method
-    if method.startswith("percentile:"):
-        try:
-            chosen = Percentile(float(method.partition(":")[2]))
-        except ValueError:
-            raise InvalidProblem(f"method: {method!r}; expected percentile:P with a number P") from None
-    params = c.calibrate(dtype, scheme, method=chosen)
+    return ActivationRecipe(method=name).calibration_method()
+
+
+def _answer(c: "Calibrator", dtype: str, scheme: str, method: str) -> "tuple[Any, Any, Any]":
+    params = c.calibrate(dtype, scheme, method=_method(method))
     return c, c.statistics(dtype, scheme), params
 
 
@@ -140,9 +151,9 @@ def _table(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationPar
     scale = f"scale {float(params.scale):.6g}" if params.scale.ndim == 0 else f"{params.scale.size} scales"
     zero = "" if params.zero_point.any() == 0 else f", zero point {int(params.zero_point.reshape(-1)[0])}"
     table = Table(
-        title=f"{c.name}{scope}, at {s.target}\n", title_style="bold", title_justify="left", box=box.SIMPLE_HEAD,
-        caption=f"\n{facts}\n{c.choices[0]}: {scale}{zero}\n", caption_justify="left", header_style="bold cyan",
-        show_edge=False, pad_edge=False,
+        title=printable(f"{c.name}{scope}, at {s.target}") + "\n", title_style="bold", title_justify="left",
+        box=box.SIMPLE_HEAD, caption=f"\n{facts}\n{c.choices[0]}: {scale}{zero}\n", caption_justify="left",
+        header_style="bold cyan", show_edge=False, pad_edge=False,
     )  # fmt: skip
     table.add_column("method", no_wrap=True, style="bold")
     for heading in ("from", "to", "clipped", "MSE", "SQNR dB"):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 
-from lowbit.cli_errors import told_in_one_line
+from lowbit.cli_errors import kept_on_interrupt, printable, screen
+from lowbit.cli_quantize import SECONDS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,18 +29,20 @@ _RECIPES: dict[str, Any] = {
 
 def demo(
     folder: Annotated[Path, typer.Option(help="Where models and reports are written.")] = Path("lowbit-demo"),
-    seconds: Annotated[float, typer.Option(help="How long to measure latency.")] = 2.0,
+    seconds: SECONDS = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Quantize the model that comes with the library: int8 static and int4 weights; accuracy, size, latency, report."""
-    with told_in_one_line():
-        folder.mkdir(parents=True, exist_ok=True)
-        with Console(stderr=True, quiet=as_json).status("Quantizing"):
-            found = {name: _quantized(folder, name, recipe, seconds) for name, recipe in _RECIPES.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        kept_on_interrupt(lambda: f"{folder} has what was finished"),
+        screen(stderr=True, quiet=as_json).status("Quantizing"),
+    ):
+        found = {name: _quantized(folder, name, recipe, seconds) for name, recipe in _RECIPES.items()}
     if as_json:
         typer.echo(json.dumps({name: r.to_dict() for name, r in found.items()}, indent=1))
         return
-    Console().print(_table(found, folder))
+    screen().print(_table(found, folder))
 
 
 def digits_accuracy(predict: Any, batches: Iterable[Mapping[str, Any]]) -> float:
@@ -119,7 +121,7 @@ def _caption(found: "Mapping[str, ModelReport]", folder: Path) -> str:
     where = f"{r.latency[0].runtime}, one thread, 32 images, each model in turn. " if r.latency else ""
     slower = [name for name, f in found.items() if f.latency and f.latency[0].speedup < 1]
     warning = f"Slower than float: {', '.join(slower)}, which is for size. " if slower else ""
-    reports = ", ".join(str(folder / f.recipe["name"] / "report.html") for f in found.values())
+    reports = ", ".join(printable(str(folder / f.recipe["name"] / "report.html")) for f in found.values())
     return (
         f"\nAccuracy on {samples} test images that no range was found in (one is {100 / samples:.2f} %). "
         f"{where}{warning}Reports: {reports}"

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+
+from lowbit.cli_errors import printable, refuse_unwritable, screen
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,18 +30,20 @@ def dtypes(
     from lowbit.hardware import hardware as detect
     from lowbit.survey import TIMED_ELEMENTS, run_survey
 
+    if json_path is not None and json_path != Path("-"):
+        refuse_unwritable("--json", json_path)
     elements = TIMED_ELEMENTS // 64 if quick else TIMED_ELEMENTS
-    with Console(stderr=True).status("Starting") as status:
+    with screen(stderr=True).status("Starting") as status:
         rows = run_survey(elements=elements, progress=lambda name: status.update(f"Quantizing {name}"))
     report = json.dumps(_json(rows, elements, detect()), indent=2)
     if json_path == Path("-"):
         typer.echo(report)
         return
-    screen = Console()
-    screen.print(_table(rows, elements, detect()))
+    shown = screen()
+    shown.print(_table(rows, elements, detect()))
     if json_path is not None:
         json_path.write_text(report + "\n")
-        screen.print(f"Wrote {json_path}", style="dim", markup=False)
+        shown.print(printable(f"Wrote {json_path}"), style="dim")
 
 
 def _json(rows: "list[SurveyRow]", elements: int, found: "HardwareFeatures") -> dict[str, Any]:

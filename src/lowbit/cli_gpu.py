@@ -5,11 +5,14 @@ import datetime
 import json
 import os
 import platform
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+
+from lowbit.cli_errors import printable, refuse_unwritable, screen
+from lowbit.errors import InvalidProblem
 
 if TYPE_CHECKING:
     from lowbit.kernels.gpu.presence import GpuDevice
@@ -36,6 +39,8 @@ def gpu_check(
     if missing := why_not(device):
         typer.echo(f"lowbit gpu-check: {missing}", err=True)
         raise typer.Exit(2)
+    if json_path != Path("-"):
+        refuse_unwritable("--json", json_path)
     place = find_device(device)
     results, measured = _run(place, only, speeds)
     wrong = [r for r in results if not r.is_right]
@@ -44,17 +49,17 @@ def gpu_check(
         typer.echo(report)
     else:
         json_path.write_text(report + "\n")
-        screen = Console()
+        shown = screen()
         for r in wrong:
             why = r.error or f"{r.wrong} of {r.compared} results differ"
-            screen.print(f"WRONG {r.name}: {why}", style="red", markup=False, highlight=False)
+            shown.print(printable(f"WRONG {r.name}: {why}"), style="red")
         compared = sum(r.compared for r in results)
         right = len(results) - len(wrong)
-        screen.print(f"{right} of {len(results)} comparisons right, {compared:,} results.", highlight=False)
+        shown.print(f"{right} of {len(results)} comparisons right, {compared:,} results.")
         if place.backend != "interpreter":
             for s in measured:
-                screen.print(_line(s), markup=False, highlight=False)
-        screen.print(f"Wrote {json_path}", style="dim", markup=False)
+                shown.print(_line(s))
+        shown.print(printable(f"Wrote {json_path}"), style="dim")
     if wrong or not results:
         raise typer.Exit(1)
 
@@ -66,11 +71,15 @@ def _run(place: "GpuDevice", only: str, speeds: bool) -> "tuple[list[Result], li
 
     real = place.backend != "interpreter"
     results = []
-    with Console(stderr=True).status("Starting") as status:
-        for check in all_checks(place, large=real):
-            if only in check.name:
-                status.update(f"Comparing: {check.name}")
-                results.append(result_of(check, place))
+    checks = list(all_checks(place, large=real))
+    chosen = [check for check in checks if only in check.name]
+    if not chosen:
+        near = get_close_matches(only, [check.name for check in checks], 3, 0.0)
+        raise InvalidProblem(f"--only: {only!r} is in no comparison's name; the nearest are {', '.join(near)}")
+    with screen(stderr=True).status("Starting") as status:
+        for check in chosen:
+            status.update(f"Comparing: {check.name}")
+            results.append(result_of(check, place))
         status.update("Measuring")
         return results, measure(place, small=not real) if speeds else []
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from lowbit.cli_errors import printable, told_in_one_line
+from lowbit.cli_errors import printable, screen
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,11 +40,10 @@ def inspect(
     from lowbit.formats.inspection import inspect_file
     from lowbit.models import Override
 
-    with told_in_one_line():
-        if sort not in (None, *_ORDERS):
-            raise InvalidProblem(f"sort: {sort!r}; expected {', '.join(_ORDERS)}")
-        pattern = Override(match) if match is not None else None
-        found = inspect_file(file)
+    if sort not in (None, *_ORDERS):
+        raise InvalidProblem(f"sort: {sort!r}; expected {', '.join(_ORDERS)}")
+    pattern = Override(match) if match is not None else None
+    found = inspect_file(file)
     shown = [t for t in found.tensors if pattern is None or pattern.matches(t.name)]
     if sort is not None:
         shown.sort(key=_ORDERS[sort])
@@ -54,10 +52,10 @@ def inspect(
         tensors = [dataclasses.asdict(t) for t in shown]
         typer.echo(json.dumps(found.to_dict() | {"tensors": tensors}, indent=2))
         return
-    screen = Console()
-    screen.print(_summary(found))
-    screen.print(_tensors(found, shown, matched))
-    screen.print(_totals(found))
+    out = screen()
+    out.print(_summary(found))
+    out.print(_tensors(found, shown, matched))
+    out.print(_totals(found))
 
 
 _ORDERS = {
@@ -88,7 +86,7 @@ def _summary(found: "Inspection") -> "RenderableType":
         *((k[:1].upper() + k[1:], v) for k, v in found.facts.items()),
     ]
     for label, text in lines:
-        grid.add_row(label, Text(printable(text)))
+        grid.add_row(printable(label), Text(printable(text)))
     for i, q in enumerate(found.quantization):
         text = printable(f"{q.count:,} × {q.scheme}: {q.what}")
         grid.add_row("Quantized" if i == 0 else "", Text(text, style="green"))

@@ -3,16 +3,16 @@
 # No `from __future__ import annotations`: typer reads the annotations.
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from lowbit.cli_errors import printable, told_in_one_line
+from lowbit.cli_errors import kept_on_interrupt, printable, refuse_given, refuse_unwritable, screen
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from lowbit.models import Accuracy, Latency, ModelReport, Recipe, WeightRow
 
@@ -32,24 +32,32 @@ __all__ = [
     "show_report",
 ]
 
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of seconds.")
+    return value
+
+
 # Options that `compare` has too.
 DATA = Annotated[
     Path | None, typer.Option(help="Batches: an .npz or .npy file, or a folder of them.", show_default=False)
 ]
-BATCH_SIZE = Annotated[int | None, typer.Option(help="Rows of the data a batch.", show_default=False)]
-MAX_BATCHES = Annotated[int | None, typer.Option(help="Use no more than these.", show_default=False)]
+BATCH_SIZE = Annotated[int | None, typer.Option(help="Rows of the data per batch.", min=1, show_default=False)]
+MAX_BATCHES = Annotated[int | None, typer.Option(help="Maximum number of batches to read.", min=1, show_default=False)]
 METRIC = Annotated[
     str | None,
     typer.Option(help="Your own figure of both models: metric(predict, batches).", metavar="MODULE:FUNCTION"),
 ]
-SECONDS = Annotated[float, typer.Option(help="How long to measure latency; 0 for not at all.")]
-THREADS = Annotated[list[int], typer.Option(help="Measure latency with so many threads.")]
+SECONDS = Annotated[float, typer.Option(help="How long to measure latency; 0 for not at all.", callback=_finite, min=0)]
+THREADS = Annotated[list[int], typer.Option(help="Measure latency with so many threads.", min=1, max=4096)]
 AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 _ROWS = 40  # of weights on the screen; the report has all
 
 
 def quantize(
+    ctx: typer.Context,
     source: Annotated[Path, typer.Argument(help="An .onnx file, a .safetensors file or index, or a folder.")],
     output: Annotated[
         Path | None,
@@ -88,21 +96,32 @@ def quantize(
     as_json: AS_JSON = False,
 ) -> None:
     """Quantize a model and show what became of every weight, what it cost and what it won."""
-    from lowbit.errors import InvalidProblem
-    from lowbit.formats.files import default_target, quantize_file, refuse_report, says_what_is_kept
+    from lowbit.formats.files import default_target, kind_of, quantize_file, refuse_report, says_what_is_kept
 
-    with told_in_one_line():
-        chosen = _recipe(source, recipe, group_size, method, skip)
-        target = output or default_target(source, chosen)
-        if report is not None:
-            if report.suffix not in (".html", ".json"):
-                raise InvalidProblem(f"report: {report}; expected a name that ends in .html or .json")
-            refuse_report(report, source, target, overwrite)
+    if report is not None:
+        refuse_unwritable("--report", report, (".html", ".json"))
+    timed = () if seconds == 0 else ("seconds",)  # 0 asks for nothing
+    if kind_of(source) == "checkpoint":
+        why = "checkpoints are quantized by their weights alone, and not run"
+        refuse_given(ctx, why, "data", "batch_size", "max_batches", "metric", "threads", *timed)
+        refuse_given(ctx, "only ONNX models have it", "operator", "external_data")
+    else:
+        refuse_given(ctx, "only checkpoints have it", "allow_pickle")
+        if data is None:
+            why = "without --data nothing is run"
+            refuse_given(ctx, why, "batch_size", "max_batches", "threads", *timed)
+    if seconds == 0:
+        refuse_given(ctx, "with --seconds 0 no latency is measured", "threads")
+    made_by = _recipe(source, recipe, group_size, method, skip)
+    target = output if output is not None else default_target(source, made_by)
+    if report is not None:
+        refuse_report(report, source, target, overwrite)
+    with kept_on_interrupt(_kept(target)):
         made = quantize_file(
-            source, target, chosen, data=data, batch_size=batch_size,
-            max_batches=max_batches, metric=metric, strict=strict, overwrite=overwrite, resume=resume,
-            seconds=seconds, threads=tuple(threads), operator=operator,
-            external_data=True if external_data else "auto", allow_pickle=allow_pickle, progress=not as_json,
+            source, target, made_by, data=data, batch_size=batch_size, max_batches=max_batches, metric=metric,
+            strict=strict, overwrite=overwrite, resume=resume, seconds=seconds, threads=tuple(threads),
+            operator=operator, external_data=True if external_data else "auto", allow_pickle=allow_pickle,
+            progress=not as_json,
         )  # fmt: skip
         if report is not None:
             with says_what_is_kept(target):
@@ -110,10 +129,30 @@ def quantize(
     if as_json:
         typer.echo(json.dumps(made.to_dict(), indent=1))
         return
-    screen = Console()
-    show_report(made, screen)
+    shown = screen()
+    show_report(made, shown)
     if report is not None:
-        screen.print(f"Report: {report}", style="dim", markup=False)
+        shown.print(f"Report: {printable(str(report))}", style="dim")
+
+
+def _kept(target: Path) -> Callable[[], str]:
+    """What is left of an interrupted run, asked for when it is interrupted."""
+    before = _identity(target)
+
+    def kept() -> str:
+        if _identity(target) != before:
+            return f"{target} is written and complete; what was to be measured or reported after that is not"
+        return "nothing was written"
+
+    return kept
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _recipe(source: Path, name: str | None, group_size: int | None, method: str | None, skip: list[str]) -> "Recipe":
@@ -121,11 +160,16 @@ def _recipe(source: Path, name: str | None, group_size: int | None, method: str 
     from dataclasses import replace
 
     from lowbit.errors import InvalidProblem
-    from lowbit.formats.files import default_recipe
+    from lowbit.formats.files import default_recipe, kind_of
     from lowbit.models import Recipe
 
     made = Recipe.of(name) if name is not None else default_recipe(source)
     if group_size is not None:
+        if kind_of(source) == "onnx" and made.activations is not None and made.weights.dtype in ("int8", "uint8"):
+            raise InvalidProblem(
+                f"group_size: {group_size}; {made.name} multiplies 8-bit integers, which have a scale per channel in "
+                "ONNX Runtime; use W8A16 or W4A16 for groups"
+            )
         made = made.but(weights=replace(made.weights, group_size=group_size))
     if method is not None:
         if made.activations is None or made.activations.dynamic:
@@ -146,16 +190,16 @@ def _write_report(made: "ModelReport", path: Path) -> None:
 # ---- the screen ---------------------------------------------------------------------------------------
 
 
-def show_report(made: "ModelReport", screen: Console) -> None:
+def show_report(made: "ModelReport", shown: "Console") -> None:
     """The report as text: weights, then the whole."""
-    screen.print(_weights(made))
+    shown.print(_weights(made))
     for line in _summary(made):
-        screen.print(line, markup=False, highlight=False)
+        shown.print(printable(line))
     for note in made.notes:
-        screen.print(f"Note: {printable(note)}", style="yellow", markup=False, highlight=False)
+        shown.print(f"Note: {printable(note)}", style="yellow")
     if made.skipped:
         names = ", ".join(printable(r.name) for r in made.skipped[:8]) + (" ..." if len(made.skipped) > 8 else "")
-        screen.print(f"Asked for and not done: {len(made.skipped)} ({names})", style="bold red", markup=False)
+        shown.print(f"Asked for and not done: {len(made.skipped)} ({names})", style="bold red")
 
 
 def _weights(made: "ModelReport") -> "RenderableType":
@@ -164,7 +208,7 @@ def _weights(made: "ModelReport") -> "RenderableType":
     from rich.text import Text
 
     table = Table(
-        title=f"{Path(made.source).name} → {made.target}\n", title_style="bold", title_justify="left",
+        title=printable(f"{Path(made.source).name} → {made.target}") + "\n", title_style="bold", title_justify="left",
         box=box.SIMPLE_HEAD, header_style="bold cyan", show_edge=False, pad_edge=False, caption_justify="left",
     )  # fmt: skip
     table.add_column("weight", overflow="fold", ratio=3)
@@ -177,15 +221,15 @@ def _weights(made: "ModelReport") -> "RenderableType":
     same = {r.activations for r in made.treated} if made.treated else set()
     for row in shown:
         style = "" if row.treated else "red" if row.skipped else "dim"
-        how = Text(row.how or row.why_not, style=style)
+        how = Text(printable(row.how or row.why_not), style=style)
         if row.treated and row.activations and len(same) > 1:
-            how.append(f"; activations {row.activations}")
+            how.append(f"; activations {printable(row.activations)}")
         if row.note:
-            how.append(f" ({row.note})", style="dim")
+            how.append(f" ({printable(row.note)})", style="dim")
         size = f"{row.bytes_before:,} → {row.bytes_after:,}" if row.treated else f"{row.bytes_before:,}"
         cells = (
             Text(printable(row.name), style=style),
-            row.kind,
+            printable(row.kind),
             "×".join(map(str, row.shape)),
             how,
             size,

@@ -7,9 +7,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from lowbit.cli_errors import told_in_one_line
+from lowbit.cli_errors import end_interrupted, refuse_given, screen
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,10 +32,13 @@ _SQNR = Annotated[float | None, typer.Option(help="Decibels at the least.", show
 _COSINE = Annotated[float | None, typer.Option(help="To float results, at the least.", show_default=False)]
 _MEMORY = Annotated[int | None, typer.Option(help="Bytes of weights at the most.", show_default=False)]
 _ANEW = Annotated[bool, typer.Option("--no-cache", help="Measure anew, and keep nothing.")]
+# What says something of workloads, and nothing without any.
+_SETTINGS = ("seconds", "max_latency", "min_sqnr", "min_cosine", "memory", "torch", "no_cache")
 _TORCH = Annotated[bool, typer.Option(help="Hold settings against torch too, where it is installed.")]
 
 
 def tune(
+    ctx: typer.Context,
     matmul: _MATMUL = [],  # noqa: B006
     conv: _CONV = [],  # noqa: B006
     add: _ADD = [],  # noqa: B006
@@ -53,22 +55,28 @@ def tune(
     """Measure settings for products and convolutions beside float32, and name the best."""
     from lowbit.cachefile import clear_caches
 
+    if not (matmul or conv or add):
+        refuse_given(ctx, "there is no workload; give --matmul, --conv or --add", *_SETTINGS)
     if clear_cache:
         gone = clear_caches()
         if not as_json:
             typer.echo(f"Removed {len(gone)} cache file{'s' * (len(gone) != 1)}")
         if not (matmul or conv or add):
             return
-    found = _searched(matmul, conv, add, seconds, (max_latency, min_sqnr, min_cosine, memory), torch, no_cache, as_json)
+    limits = max_latency, min_sqnr, min_cosine, memory
+    found, interrupted = _searched(matmul, conv, add, seconds, limits, torch, no_cache, as_json)
     if as_json:
         typer.echo(json.dumps([f.to_dict() for f in found], indent=2, default=str))
-        return
-    screen = Console()
-    for f in found:
-        screen.print(_table(f))
+    else:
+        shown = screen()
+        for f in found:
+            shown.print(_table(f))
+    if interrupted:
+        end_interrupted("shown is what was measured until then")
 
 
 def recommend(
+    ctx: typer.Context,
     matmul: _MATMUL = [],  # noqa: B006
     conv: _CONV = [],  # noqa: B006
     add: _ADD = [],  # noqa: B006
@@ -86,11 +94,14 @@ def recommend(
     from lowbit.tuning.recommend import recommend as recommended
 
     if not (matmul or conv or add):
+        refuse_given(ctx, "there is no workload; give --matmul, --conv or --add", *_SETTINGS)
         hints = performance_hints()
         typer.echo(json.dumps(hints.to_dict(), indent=2) if as_json else str(hints))
         return
-    bounds = max_latency, min_sqnr, min_cosine, memory
-    searched = _searched(matmul, conv, add, seconds, bounds, torch, no_cache, as_json)
+    limits = max_latency, min_sqnr, min_cosine, memory
+    searched, interrupted = _searched(matmul, conv, add, seconds, limits, torch, no_cache, as_json)
+    if interrupted:
+        end_interrupted("nothing is kept" if no_cache else "workloads that were measured to the end are in the cache")
     found = [recommended(answer.workload, found=answer) for answer in searched]
     typer.echo(json.dumps([f.to_dict() for f in found], indent=2) if as_json else "\n\n".join(map(str, found)))
 
@@ -100,39 +111,40 @@ def _asked(matmul: list[str], conv: list[str], add: list[str], limits: tuple[Any
     from lowbit.tuning import PerformanceRequirements, QuantizationWorkload
 
     latency, sqnr, cosine, memory = limits
-    with told_in_one_line():
-        wanted = PerformanceRequirements(None if latency is None else latency / 1e3, None, memory, sqnr, cosine)
-        work = [QuantizationWorkload.parse("matmul", t) for t in matmul]
-        work += [QuantizationWorkload.parse("conv2d", t) for t in conv]
-        work += [QuantizationWorkload.parse("add", t) for t in add]
-        if not work:
-            raise InvalidProblem("workload: none; give --matmul, --conv or --add")
+    wanted = PerformanceRequirements(None if latency is None else latency / 1e3, None, memory, sqnr, cosine)
+    work = [QuantizationWorkload.parse("matmul", t) for t in matmul]
+    work += [QuantizationWorkload.parse("conv2d", t) for t in conv]
+    work += [QuantizationWorkload.parse("add", t) for t in add]
+    if not work:
+        raise InvalidProblem("workload: none; give --matmul, --conv or --add")
     return wanted, work
 
 
 def _searched(
     matmul: list[str], conv: list[str], add: list[str], seconds: float, limits: tuple[Any, ...], torch: bool,
     no_cache: bool, quiet: bool,
-) -> "list[OptimalQuantizationConfig]":  # fmt: skip
-    from lowbit.errors import InvalidProblem
+) -> "tuple[list[OptimalQuantizationConfig], bool]":  # fmt: skip
+    """What was found, and whether Ctrl-C came before the end."""
     from lowbit.tuning import AutoTuningConfig, auto_tune
 
     wanted, work = _asked(matmul, conv, add, limits)
-    try:
-        config = AutoTuningConfig(max_search_time=seconds)
-    except InvalidProblem as error:
-        typer.echo(f"lowbit: {error}", err=True)
-        raise typer.Exit(2) from None
-    if torch and find_spec("torch") is not None:
-        import_module("torch")  # the search holds settings against whatever is at hand
+    config = AutoTuningConfig(max_search_time=seconds)
+    if torch:
+        _import_torch()
     found: list[OptimalQuantizationConfig] = []
-    with Console(stderr=True, quiet=quiet).status("Starting") as status:
+    with screen(stderr=True, quiet=quiet).status("Starting") as status:
         for i, w in enumerate(work):
             said = f"{i + 1} of {len(work)}: {_short(w)}"
             found.append(auto_tune(w, wanted, config, cache=not no_cache, progress=_shown(status, said)))
             if not found[-1].complete and found[-1].seconds < 0.5 * seconds:
-                break  # Ctrl-C: what was found so far is shown
-    return found
+                return found, True
+    return found, False
+
+
+def _import_torch() -> None:
+    """The search holds settings against whatever is at hand."""
+    if find_spec("torch") is not None:
+        import_module("torch")
 
 
 def _shown(status: Any, said: str) -> Any:

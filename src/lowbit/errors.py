@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FormatError", "InvalidProblem", "Unsupported", "UnsupportedDType", "add_note"]
+__all__ = ["FormatError", "InvalidProblem", "Unsupported", "UnsupportedDType", "add_note", "notes_of"]
 
 
 class InvalidProblem(ValueError):
@@ -23,4 +23,9 @@ class FormatError(ValueError):
 
 def add_note(error: BaseException, text: str) -> None:
     """Adds what a traceback and the command line say after the error itself: BaseException.add_note of Python 3.11."""
-    error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined]
+    error.__notes__ = [*notes_of(error), text]  # type: ignore[attr-defined]
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """What was added to an error by `add_note`."""
+    return list(getattr(error, "__notes__", ()))

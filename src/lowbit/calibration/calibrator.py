@@ -343,5 +343,8 @@ def tracked(samples: Iterable[Any], title: str, progress: bool) -> Iterable[Any]
         from rich.progress import track
     except ImportError:
         return samples
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return samples
     length = len(samples) if isinstance(samples, Sized) else None
-    return track(samples, title, total=length, transient=True, console=Console(stderr=True))
+    return track(samples, title, total=length, transient=True, console=console)

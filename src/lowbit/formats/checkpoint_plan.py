@@ -69,6 +69,12 @@ def plan_checkpoint(
     tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], recipe: Recipe, max_shard_bytes: int
 ) -> Plan:
     """The plan for these tensors. Nothing is read but what is given."""
+    names = {t.name: (t.name.removesuffix(".weight"), t.name) for t in tensors.values()}
+    vectors_too = [n for both in names.values() for n in both]
+    recipe.refuse_unmatched(
+        (names[t.name] for t in tensors.values() if len(t.shape) > 1),
+        [*vectors_too, *(("lm_head", "lm_head.weight") if _tied(config) else ())],  # a module without a tensor
+    )
     items, rows, vectors = [], [], Counter[str]()
     for info in sorted(tensors.values(), key=lambda t: (t.file, t.offset, t.name)):
         item, row = _decided(info, config, recipe)

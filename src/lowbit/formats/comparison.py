@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from lowbit.errors import FormatError, InvalidProblem
 from lowbit.formats.compressed_tensors import Scheme, decompressed, widened
-from lowbit.formats.files import kind_of, load_metric
+from lowbit.formats.files import check_measuring, kind_of, load_metric
 from lowbit.formats.safetensors import Checkpoint, TensorInfo
 from lowbit.metrics import error_report
 from lowbit.models import Accuracy, Latency, MetricResult, WeightRecipe
@@ -22,6 +23,7 @@ from lowbit.models.report import plain
 __all__ = ["Comparison", "WeightDifference", "compare_files"]
 
 Array = npt.NDArray[Any]
+_MOST_RANDOM = 1 << 28  # elements of one input
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,13 @@ def compare_files(
     kinds = kind_of(first), kind_of(second)
     if kinds[0] != kinds[1]:
         raise InvalidProblem(f"{os.fspath(second)}: {kinds[1]}; {os.fspath(first)} is {kinds[0]}, expected two alike")
+    check_measuring(data, batch_size, max_batches, seconds, threads)
     if kinds[0] == "onnx":
+        if data is None and max_batches is not None:
+            raise InvalidProblem("max_batches: given without data; there is one batch of random inputs")
         return _onnx(Path(first), Path(second), data, batch_size, max_batches, metric, seconds, threads)
-    if data is not None or metric is not None:
-        raise InvalidProblem("data: given; checkpoints are compared by their weights alone")
+    if any(given is not None for given in (data, metric, batch_size, max_batches)):
+        raise InvalidProblem("data: given, or something about them; checkpoints are compared by their weights alone")
     return _checkpoints(first, second)
 
 
@@ -206,13 +211,16 @@ def _random_feed(inputs: Mapping[str, Any], batch: int) -> dict[str, Array]:
     """Normal numbers for floats and ones for integers; sizes that are not fixed are the batch's, or 8."""
     import onnx
 
+    from lowbit.formats.onnx.observe import fixed_sizes
+
     rng = np.random.default_rng(0)
     feed: dict[str, Array] = {}
     for name, declared in inputs.items():
         tensor = declared.type.tensor_type
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        shape = [
-            d.dim_value if d.HasField("dim_value") else (batch if i == 0 else 8) for i, d in enumerate(tensor.shape.dim)
-        ]
+        sizes = enumerate(fixed_sizes(declared))
+        shape = [(batch if i == 0 else 8) if size is None else size for i, size in sizes]
+        if math.prod(shape) > _MOST_RANDOM:
+            raise InvalidProblem(f"{name!r}: shape {tuple(shape)} is too large for random inputs; give data")
         feed[name] = rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
     return feed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from lowbit.models import ModelReport, Recipe
 from lowbit.whole_file import refuse_unwritable
 
 __all__ = [
+    "check_measuring",
     "default_recipe",
     "default_target",
     "kind_of",
@@ -27,6 +29,7 @@ __all__ = [
 ]
 
 _KEPT = 16  # batches
+_MOST_THREADS = 4096
 RecipeLike = Recipe | str | os.PathLike[str] | Mapping[str, Any]
 
 
@@ -58,7 +61,11 @@ def default_target(source: str | os.PathLike[str], recipe: Recipe) -> Path:
     if path.suffix == ".onnx":
         return path.with_name(f"{path.stem}.{name}.onnx")
     if path.is_dir():
-        return path.with_name(f"{path.resolve().name}-{name}")
+        whole = path.resolve()
+        if not whole.name:
+            raise InvalidProblem(f"{path}: it has no name to derive the target's from; give a target (--output)")
+        beside = path if path.name not in ("", "..") else whole  # "." has no name of its own
+        return beside.with_name(f"{whole.name}-{name}")
     return path.with_name(f"{path.name.partition('.')[0]}-{name}")
 
 
@@ -70,14 +77,38 @@ def load_metric(text: str) -> Callable[..., float]:
     sys.path.insert(0, os.getcwd())
     try:
         found = importlib.import_module(module)
-    except ImportError as error:
-        raise InvalidProblem(f"metric: {module!r} cannot be imported ({error})") from None
+    except Exception as error:  # whatever the user's own module raises
+        raise InvalidProblem(f"metric: {module!r} cannot be imported ({type(error).__name__}: {error})") from error
     finally:
         sys.path.pop(0)
     function = getattr(found, name, None)
     if not callable(function):
         raise InvalidProblem(f"metric: {module!r} has no function {name!r}")
+    try:
+        inspect.signature(function).bind("predict", "batches")
+    except TypeError as error:
+        raise InvalidProblem(f"metric: {text} does not take (predict, batches): {error}") from None
+    except ValueError:  # some built-in functions do not say what they take
+        pass
     return function  # type: ignore[no-any-return]
+
+
+def check_measuring(
+    data: Any, batch_size: int | None, max_batches: int | None, seconds: float, threads: Sequence[int]
+) -> None:
+    """Raises, before any work, where models cannot be run as asked, or something asked for would be ignored."""
+    for name, value in (("batch_size", batch_size), ("max_batches", max_batches)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise InvalidProblem(f"{name}: {value!r}; expected an integer of at least 1")
+        if value is not None and data is not None and not isinstance(data, str | os.PathLike):
+            raise InvalidProblem(f"{name}: given; it is for files, and the data are batches already")
+    if not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        raise InvalidProblem(f"seconds: {seconds!r}; expected a finite number of at least 0")
+    if not isinstance(threads, Sequence) or isinstance(threads, str) or not threads:
+        raise InvalidProblem(f"threads: {threads!r}; expected a list of numbers of threads")
+    for count in threads:
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_THREADS:
+            raise InvalidProblem(f"threads: {count!r}; expected an integer from 1 to {_MOST_THREADS}")
 
 
 def quantize_file(
@@ -109,6 +140,7 @@ def quantize_file(
     """
     kind = kind_of(source)
     made = default_recipe(source) if recipe is None else Recipe.of(recipe)
+    check_measuring(data, batch_size, max_batches, seconds, threads)
     to = Path(target) if target is not None else default_target(source, made)
     there = to.exists() or (kind == "onnx" and to.is_symlink())  # of a checkpoint's folder a link may be the name
     if there and not (overwrite or resume) and not (to.is_dir() and not any(to.iterdir())):
@@ -116,9 +148,13 @@ def quantize_file(
     function = load_metric(metric) if isinstance(metric, str) else metric
     if function is not None and data is None:
         raise InvalidProblem("metric: given without data to compute it on")
+    if data is None and (batch_size is not None or max_batches is not None):
+        raise InvalidProblem("batch_size: given without data to cut; so is max_batches")
     if kind == "checkpoint":
         if data is not None:
             raise InvalidProblem("data: given; checkpoints are quantized by their weights alone")
+        if operator != "auto" or external_data != "auto":
+            raise InvalidProblem("operator: given; it is for ONNX models, and so is external_data")
         from lowbit.formats.checkpoint import quantize_checkpoint
 
         with _bar(progress) as bar:
@@ -129,6 +165,8 @@ def quantize_file(
         return report.but(machine=_machine())
     if resume:
         raise InvalidProblem("resume: only a checkpoint's run can be resumed; an ONNX model is written in one go")
+    if allow_pickle:
+        raise InvalidProblem("allow_pickle: given; it is for checkpoints")
     try:
         from lowbit.formats.onnx.convert import quantize_onnx
     except ModuleNotFoundError as error:
@@ -244,12 +282,16 @@ def _bar(wanted: bool) -> Iterator[Callable[[int, int, str], None] | None]:
     from rich import progress
     from rich.console import Console
 
-    columns = [progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn()]
+    columns = [progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), progress.DownloadColumn()]
     columns += [progress.TransferSpeedColumn(), progress.TimeRemainingColumn()]
-    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with progress.Progress(*columns, console=console, transient=True) as shown:
         task = shown.add_task("Planning", total=None)
 
         def told(done: int, total: int, name: str) -> None:
-            shown.update(task, description=name[-40:], completed=done, total=total)
+            shown.update(task, description=ascii(name)[1:-1][-40:], completed=done, total=total)
 
         yield told

@@ -7,18 +7,22 @@ match, each later one wins.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
+import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from lowbit.calibration import CalibrationMethod
 from lowbit.calibration.methods import Percentile
 from lowbit.dtypes import QuantizedDType
 from lowbit.errors import InvalidProblem
-from lowbit.models.recipe_file import Located, read_located
+from lowbit.models.recipe_file import Located, read_located, shown
 
 __all__ = ["KINDS", "PRESETS", "ActivationRecipe", "Override", "Recipe", "Rule", "WeightRecipe", "load_recipe"]
 
@@ -37,14 +41,13 @@ class WeightRecipe:
     method: str = "min_max"  # or "mse": the range of each channel or group that loses least
 
     def __post_init__(self) -> None:
-        dtype = QuantizedDType.of(self.dtype)
+        dtype = _dtype(self.dtype)
         _choice("dtype", dtype.name, ("int8", "uint8", "int4", "uint4", "int2", "uint2"))
         _choice("scheme", self.scheme, ("symmetric", "asymmetric"))
         _choice("method", self.method, ("min_max", "mse"))
         _choice("granularity", self.granularity, GRANULARITIES)
         if self.group_size is not None:
-            if not isinstance(self.group_size, int) or isinstance(self.group_size, bool) or self.group_size < 1:
-                raise InvalidProblem(f"group_size: {self.group_size!r}; expected an integer of at least 1")
+            _natural("group_size", self.group_size, 1)
             object.__setattr__(self, "granularity", "group")
         elif self.granularity == "group":
             raise InvalidProblem("group_size: missing; granularity is 'group'")
@@ -68,12 +71,11 @@ class ActivationRecipe:
     method: str = "adaptive"  # of calibration; "percentile:99.9" is the percentile with that number
 
     def __post_init__(self) -> None:
-        dtype = QuantizedDType.of(self.dtype)
+        dtype = _dtype(self.dtype)
         _choice("dtype", dtype.name, ("int8", "uint8", "int16", "uint16"))
         _choice("scheme", self.scheme, ("symmetric", "asymmetric"))
         _choice("granularity", self.granularity, ("tensor", "token"))
-        if not isinstance(self.dynamic, bool):
-            raise InvalidProblem(f"dynamic: {self.dynamic!r}; expected true or false")
+        _typed("dynamic", self.dynamic, bool, "true or false")
         if self.granularity == "token" and not self.dynamic:
             raise InvalidProblem("granularity: token; a static range is per tensor")
         if self.scheme == "symmetric" and not dtype.is_signed:
@@ -83,6 +85,7 @@ class ActivationRecipe:
 
     def calibration_method(self) -> CalibrationMethod:
         """The method by name, or `percentile:P`."""
+        _typed("method", self.method, str, "a name such as adaptive, mse or percentile:99.9")
         name, colon, number = self.method.partition(":")
         if not colon:
             return CalibrationMethod.of(self.method)
@@ -117,6 +120,12 @@ class Override:
 
     def __post_init__(self) -> None:
         _compiled(self.match)
+        if self.weights is not None:
+            _typed("weights", self.weights, WeightRecipe, "a WeightRecipe or None")
+        if self.activations is not None and self.activations != _KEEP:
+            _typed("activations", self.activations, ActivationRecipe, f"an ActivationRecipe, None or {_KEEP!r}")
+        _typed("skip", self.skip, bool, "true or false")
+        _typed("reason", self.reason, str, "a text")
 
     def matches(self, name: str) -> bool:
         return bool(_compiled(self.match).fullmatch(name))
@@ -151,12 +160,19 @@ class Recipe:
     min_elements: int = 1024  # smaller weights stay float: nothing to win
 
     def __post_init__(self) -> None:
+        _typed("name", self.name, str, "a text")
+        _typed("weights", self.weights, WeightRecipe, "a WeightRecipe")
+        if self.activations is not None:
+            _typed("activations", self.activations, ActivationRecipe, "an ActivationRecipe or None")
+        for field_name in ("kinds", "overrides", "skip"):
+            object.__setattr__(self, field_name, _several(field_name, getattr(self, field_name)))
         for kind in self.kinds:
             _choice("kinds", kind, KINDS)
+        for override in self.overrides:
+            _typed("overrides", override, Override, "a list of Override")
         for pattern in self.skip:
-            _compiled(pattern)
-        if not isinstance(self.min_elements, int) or isinstance(self.min_elements, bool) or self.min_elements < 0:
-            raise InvalidProblem(f"min_elements: {self.min_elements!r}; expected an integer of at least 0")
+            _compiled(pattern, "skip")
+        _natural("min_elements", self.min_elements, 0)
 
     @staticmethod
     def of(recipe: Recipe | str | os.PathLike[str] | Mapping[str, Any]) -> Recipe:
@@ -165,7 +181,10 @@ class Recipe:
             return recipe
         if isinstance(recipe, Mapping):
             return _from_mapping(Located.plain(recipe, "recipe"))
-        text = os.fspath(recipe)
+        if not isinstance(recipe, str | os.PathLike) or isinstance(text := os.fspath(recipe), bytes):
+            raise InvalidProblem(
+                f"recipe: {shown(recipe)}; expected {', '.join(PRESETS)}, a file, a mapping or a Recipe"
+            )
         if text.upper().replace("-", "_") in _PRESET_KEYS:
             return PRESETS[_PRESET_KEYS[text.upper().replace("-", "_")]]
         if text.endswith((".yaml", ".yml", ".json")) or os.path.exists(text):
@@ -174,11 +193,12 @@ class Recipe:
 
     def but(self, **changes: Any) -> Recipe:
         """The same recipe with other fields; `skip` and `overrides` are added to those it has."""
+        unknown = next((name for name in changes if name not in self.__dataclass_fields__), None)
+        if unknown is not None:
+            raise InvalidProblem(f"{unknown}: unknown; a recipe has {', '.join(self.__dataclass_fields__)}")
         for name in ("skip", "overrides"):
             if name in changes:
-                changes[name] = (*getattr(self, name), *changes[name])
-        if "kinds" in changes:
-            changes["kinds"] = tuple(changes["kinds"])
+                changes[name] = (*getattr(self, name), *_several(name, changes[name]))
         return replace(self, **changes)
 
     def rule(self, name: str, kind: str, elements: int | None = None, aliases: Sequence[str] = ()) -> Rule:
@@ -203,6 +223,26 @@ class Recipe:
         if not skip and not named and elements is not None and elements < self.min_elements:
             skip = f"{elements} elements; the recipe leaves weights below {self.min_elements}"
         return Rule(weights, activations, skip)
+
+    def refuse_unmatched(self, weights: Iterable[Iterable[str]], others: Iterable[str] = ()) -> None:
+        """Raises InvalidProblem where `skip` or an override matches nothing in a model, and gives the nearest names.
+
+        weights: all names of each weight. others: names of what stays float in any case, which may be skipped too.
+
+        >>> Recipe(skip=("lm_haed",)).refuse_unmatched([["lm_head"], ["up_proj"]])
+        Traceback (most recent call last):
+        lowbit.errors.InvalidProblem: skip: 'lm_haed' matches no weight; the nearest names are 'lm_head'
+        """
+        if not self.skip and not self.overrides:
+            return
+        treatable = dict.fromkeys(name for names in weights for name in names if name)
+        anything = treatable | dict.fromkeys(others)
+        said = [("skip", p, anything) for p in self.skip]
+        said += [("overrides", o.match, anything if o.skip else treatable) for o in self.overrides]
+        for key, pattern, among in said:
+            compiled = _compiled(pattern)
+            if not any(map(compiled.fullmatch, among)):
+                raise InvalidProblem(f"{key}: {shown(pattern)} matches no weight; {_nearest(pattern, among)}")
 
     @property
     def needs_data(self) -> bool:
@@ -299,17 +339,56 @@ def _completed_weights(given: dict[str, Any]) -> dict[str, Any]:
 
 def _choice(key: str, value: Any, among: tuple[str, ...]) -> None:
     if value not in among:
-        raise InvalidProblem(f"{key}: {value!r}; expected {', '.join(among)}")
+        raise InvalidProblem(f"{key}: {shown(value)}; expected {', '.join(among)}")
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
-    if not isinstance(pattern, str) or not pattern:
-        raise InvalidProblem(f"match: {pattern!r}; expected a pattern")
+def _typed(key: str, value: Any, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise InvalidProblem(f"{key}: {shown(value)}; expected {expected}")
+
+
+def _natural(key: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 63:
+        raise InvalidProblem(f"{key}: {shown(value)}; expected an integer of at least {least}")
+
+
+def _several(key: str, value: Any) -> tuple[Any, ...]:
+    """A list of things, where one text stands for itself and not for its letters."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Sequence):
+        raise InvalidProblem(f"{key}: {shown(value)}; expected a list")
+    return tuple(value)
+
+
+def _dtype(value: Any) -> QuantizedDType:
+    if not isinstance(value, str | QuantizedDType | np.dtype | type):
+        raise InvalidProblem(f"dtype: {shown(value)}; expected a name such as int8 or int4")
+    return QuantizedDType.of(value)
+
+
+def _nearest(pattern: str, names: Iterable[str]) -> str:
+    if not names:
+        return "the model has none"
+    some = [name for name in itertools.islice(names, _MAX_COMPARED) if len(name) <= _MAX_PATTERN]
+    plain = pattern.strip("/*^$").replace("\\", "").replace("*", "")
+    near = difflib.get_close_matches(plain, some, 3, 0.5)
+    near = near or difflib.get_close_matches(plain.rpartition(".")[2], some, 3, 0.0) or some[:3]
+    return f"the nearest names are {', '.join(map(shown, near))}"
+
+
+_MAX_PATTERN = 1000  # characters
+_MAX_COMPARED = 20_000  # names; each is compared letter by letter
+
+
+def _compiled(pattern: str, key: str = "match") -> re.Pattern[str]:
+    if not isinstance(pattern, str) or not 0 < len(pattern) <= _MAX_PATTERN:
+        raise InvalidProblem(f"{key}: {shown(pattern)}; expected a pattern of 1 to {_MAX_PATTERN} characters")
     if len(pattern) > 1 and pattern[0] == pattern[-1] == "/":
         try:
             return re.compile(f".*(?:{pattern[1:-1]}).*", re.DOTALL)
-        except re.error as error:
-            raise InvalidProblem(f"match: {pattern!r} is no regular expression ({error})") from None
+        except (re.error, RecursionError, OverflowError) as error:
+            raise InvalidProblem(f"{key}: {shown(pattern)} is no regular expression ({error})") from None
     return re.compile(fnmatch.translate(pattern))
 
 

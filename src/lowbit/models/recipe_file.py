@@ -5,15 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from lowbit.errors import InvalidProblem
 
-__all__ = ["Located", "read_located"]
+__all__ = ["Located", "read_located", "shown"]
 
 T = TypeVar("T")
+
+# A recipe is a page of text. Files may come from anybody: these bound the time and memory that reading one takes.
+_MAX_BYTES = 1 << 20
+_MAX_VALUES = 10_000  # with every alias written out
+_MAX_DEPTH = 32
+_LONGEST = 80  # characters of a value in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,15 +33,19 @@ class Located:
     path: str = ""
 
     @staticmethod
-    def plain(values: Mapping[str, Any], source: str, path: str = "") -> Located:
+    def plain(values: Mapping[str, Any], source: str) -> Located:
         """A mapping that came from no file."""
+        limits = _Limits(source)
 
         def inner(v: Any, at: str) -> Any:
-            if isinstance(v, Mapping):
-                return Located.plain(v, source, at)
-            return [inner(x, f"{at}[{i}]") for i, x in enumerate(v)] if isinstance(v, list | tuple) else v
+            with limits.within(at):
+                if isinstance(v, Mapping):
+                    made = {shown(k) if not isinstance(k, str) else k: w for k, w in v.items()}
+                    return Located({k: inner(w, _joined(at, k)) for k, w in made.items()}, source, path=at)
+                return [inner(x, f"{at}[{i}]") for i, x in enumerate(v)] if isinstance(v, list | tuple) else v
 
-        return Located({str(k): inner(v, _joined(path, str(k))) for k, v in values.items()}, source, path=path)
+        made: Located = inner(values, "")
+        return made
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
@@ -57,7 +67,7 @@ class Located:
     def typed(self, key: str, kind: type[T]) -> T:
         value = self.values[key]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.error(key, f"{_shown(value)}; expected {_KINDS.get(kind, kind.__name__)}")
+            raise self.error(key, f"{shown(value)}; expected {_KINDS.get(kind, kind.__name__)}")
         return value
 
     def texts(self, key: str) -> list[str]:
@@ -65,7 +75,7 @@ class Located:
         if isinstance(value, str):
             return [value]
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-            raise self.error(key, f"{_shown(value)}; expected a list of texts")
+            raise self.error(key, f"{shown(value)}; expected a list of texts")
         return value
 
     def items(self, key: str) -> list[Located]:
@@ -79,13 +89,13 @@ class Located:
         try:
             return make(self.typed(key, str))
         except KeyError:
-            raise self.error(key, f"{_shown(self.values[key])}; expected one of {', '.join(among)}") from None
+            raise self.error(key, f"{shown(self.values[key])}; expected one of {', '.join(among)}") from None
 
     def built(self, key: str, base: T, completed: Callable[[dict[str, Any]], dict[str, Any]]) -> T:
         """`base`, a dataclass, with the fields that the mapping under `key` gives, and those that follow from them."""
         inner = self.values[key]
         if not isinstance(inner, Located):
-            raise self.error(key, f"{_shown(inner)}; expected a mapping")
+            raise self.error(key, f"{shown(inner)}; expected a mapping")
         inner.known(*(f.name for f in dataclasses.fields(base)))  # type: ignore[arg-type]
         given = completed(dict(inner.values))
         return inner.checked(lambda: dataclasses.replace(base, **given))  # type: ignore[type-var]
@@ -108,10 +118,17 @@ _KINDS: dict[type, str] = {str: "a text", int: "an integer", bool: "true or fals
 
 
 def read_located(path: str | os.PathLike[str]) -> Located:
-    """The mapping in a YAML or JSON file, with the lines of its keys. YAML needs PyYAML; JSON then has lines too."""
+    """The mapping in a YAML or JSON file, with the lines of its keys. YAML needs PyYAML; JSON then has lines too.
+
+    Values are texts, numbers, true, false and null, in lists and mappings; whatever else YAML can hold is refused.
+    """
     source = os.fspath(path)
+    with open(path, "rb") as file:
+        raw = file.read(_MAX_BYTES + 1)
+    if len(raw) > _MAX_BYTES:
+        raise InvalidProblem(f"{source}: more than {_MAX_BYTES} bytes; a recipe has fewer")
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidProblem(f"{source}: not text ({error})") from None
     try:
@@ -121,52 +138,126 @@ def read_located(path: str | os.PathLike[str]) -> Located:
             raise ModuleNotFoundError(f"{source}: YAML needs PyYAML: pip install 'lowbit[cli]'", name="yaml") from None
         return _from_json(text, source)
     try:
+        _refuse_large(text, source, yaml)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = source if mark is None else f"{source}, line {mark.line + 1}"
-        raise InvalidProblem(f"{where}: {getattr(error, 'problem', None) or error}") from None
-    made = _located(node, source, "", yaml)
+        what = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        raise InvalidProblem(f"{where}: {' '.join(str(what).split())}") from None
+    made = None if node is None else _located(node, source, "", yaml, _Limits(source))
     if not isinstance(made, Located):
-        raise InvalidProblem(f"{source}: expected a mapping with keys like 'preset', 'weights', 'overrides'")
+        raise InvalidProblem(f"{source}: {_NO_MAPPING}")
     return made
 
 
+_NO_MAPPING = "expected a mapping with keys like 'preset', 'weights', 'overrides'"
+
+
+def _refuse_large(text: str, source: str, yaml: Any) -> None:
+    """Before the tree is composed, which recurses: what is written too deep, or too much of it."""
+    depth = 0
+    for count, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        where = f"{source}, line {event.start_mark.line + 1}"
+        if depth > _MAX_DEPTH:
+            raise InvalidProblem(f"{where}: nested more than {_MAX_DEPTH} deep")
+        if count > 4 * _MAX_VALUES:  # keys, and the ends of lists and mappings, are events too
+            raise InvalidProblem(f"{where}: more than {_MAX_VALUES} values")
+
+
 def _from_json(text: str, source: str) -> Located:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            double = next(k for i, (k, _) in enumerate(pairs) if any(k == other for other, _ in pairs[:i]))
+            raise InvalidProblem(f"{source}: {double}: given twice")
+        return made
+
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=once)
+    except InvalidProblem:
+        raise
     except ValueError as error:
         raise InvalidProblem(f"{source}: {error}") from None
+    except RecursionError:
+        raise InvalidProblem(f"{source}: nested more than {_MAX_DEPTH} deep") from None
     if not isinstance(found, dict):
-        raise InvalidProblem(f"{source}: expected a mapping with keys like 'preset', 'weights', 'overrides'")
+        raise InvalidProblem(f"{source}: {_NO_MAPPING}")
     return Located.plain(found, source)
 
 
-def _located(node: Any, source: str, path: str, yaml: Any) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        values: dict[str, Any] = {}
-        lines: dict[str, int] = {}
-        for key_node, value_node in node.value:
-            key, line = str(key_node.value), key_node.start_mark.line + 1
-            if key in values:
-                raise InvalidProblem(f"{source}, line {line}: {_joined(path, key)}: given twice")
-            values[key] = _located(value_node, source, _joined(path, key), yaml)
-            lines[key] = line
-        return Located(values, source, node.start_mark.line + 1, lines, path)
-    if isinstance(node, yaml.SequenceNode):
-        return [_located(n, source, f"{path}[{i}]", yaml) for i, n in enumerate(node.value)]
-    if node is None:
-        return None
-    loader = yaml.SafeLoader("")
-    try:
-        return loader.construct_object(node, deep=True)
-    finally:
-        loader.dispose()
+_YAML = "tag:yaml.org,2002:"
+_SCALARS = ("int", "float", "bool", "null")
+
+
+def _located(node: Any, source: str, path: str, yaml: Any, limits: _Limits) -> Any:
+    line = node.start_mark.line + 1
+    with limits.within(path, line):
+        if isinstance(node, yaml.MappingNode) and node.tag == f"{_YAML}map":
+            values: dict[str, Any] = {}
+            lines: dict[str, int] = {}
+            for key_node, value_node in node.value:
+                at = key_node.start_mark.line + 1
+                if not isinstance(key_node, yaml.ScalarNode):
+                    raise InvalidProblem(f"{source}, line {at}: {_joined(path, 'a key')}: expected a text")
+                key = str(key_node.value)
+                if key in values:
+                    raise InvalidProblem(f"{source}, line {at}: {_joined(path, key)}: given twice")
+                values[key] = _located(value_node, source, _joined(path, key), yaml, limits)
+                lines[key] = at
+            return Located(values, source, line, lines, path)
+        if isinstance(node, yaml.SequenceNode) and node.tag == f"{_YAML}seq":
+            return [_located(n, source, f"{path}[{i}]", yaml, limits) for i, n in enumerate(node.value)]
+        kind = node.tag.removeprefix(_YAML)
+        # Dates are texts here: a recipe may be named after one, and nothing in it is a moment.
+        if isinstance(node, yaml.ScalarNode) and kind in ("str", "timestamp", "value"):
+            return str(node.value)
+        if not isinstance(node, yaml.ScalarNode) or kind not in _SCALARS:
+            tag = node.tag if kind == node.tag else f"!!{kind}"
+            raise InvalidProblem(
+                f"{source}, line {line}: {path}: tag {shown(tag)}; expected a text, a number, true, false, null, a "
+                "list or a mapping"
+            )
+        loader = yaml.SafeLoader("")
+        try:
+            return loader.construct_object(node)
+        except (ValueError, KeyError) as error:  # a text tagged as a number, or too many digits
+            why = f" ({error})" if isinstance(error, ValueError) else ""
+            raise InvalidProblem(f"{source}, line {line}: {path}: {shown(node.value)} is no {kind}{why}") from None
+        finally:
+            loader.dispose()
 
 
 def _joined(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _shown(value: Any) -> str:
-    return "a mapping" if isinstance(value, Located) else repr(value)
+def shown(value: Any) -> str:
+    """A value in a message, cut where it is long."""
+    if isinstance(value, Located):
+        return "a mapping"
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer with more digits than Python writes
+        return f"{type(value).__name__} that cannot be written out"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 4]} ..."
+
+
+class _Limits:
+    """Counts values and nesting while a tree is read, and refuses what no recipe has."""
+
+    def __init__(self, source: str) -> None:
+        self.source, self.values, self.depth = source, 0, 0
+
+    @contextmanager
+    def within(self, path: str, line: int | None = None) -> Iterator[None]:
+        where = self.source if line is None else f"{self.source}, line {line}"
+        self.values += 1
+        self.depth += 1
+        if self.values > _MAX_VALUES:
+            raise InvalidProblem(f"{where}: more than {_MAX_VALUES} values, each use of an alias counted")
+        if self.depth > _MAX_DEPTH:
+            raise InvalidProblem(f"{where}: {shown(path)}: nested more than {_MAX_DEPTH} deep")
+        yield
+        self.depth -= 1

@@ -100,32 +100,31 @@ def largest_layers(rows: Sequence[WeightRow], colours: Mapping[str, int]) -> str
 
 
 def error_chart(rows: Sequence[WeightRow], colours: Mapping[str, int]) -> str:
-    """The SQNR of each treated weight, in the model's order; of very many, the lowest of each few neighbours."""
+    """The relative error of each treated weight on a logarithmic scale, in the model's order; of very many, the largest
+    of each few neighbours."""
     known = [(i, r, r.sqnr_db) for i, r in enumerate(rows) if r.treated and r.sqnr_db is not None]
     if not known:
         return '<p class="none">No weight has an error to show.</p>'
-    top = 10 * math.ceil(min(max((s for _, _, s in known if math.isfinite(s)), default=10.0), _HIGHEST) / 10)
-    top = max(top, 10)
+    low, high = _decades([s for _, _, s in known])
     few = math.ceil(len(known) / _MAX_BARS)
     groups = [known[at : at + few] for at in range(0, len(known), few)]
     marks = []
     for slot, group in enumerate(groups):
         index, row, sqnr = min(group, key=lambda entry: _badness(entry[2]))
-        height = 100.0 if math.isnan(sqnr) else 100 * min(max(sqnr / top, 0.008), 1)
+        height = 100.0 if math.isnan(sqnr) else 100 * min(max((_exponent(sqnr) - low) / (high - low), 0.008), 1)
         extra = " nan" if math.isnan(sqnr) else " exact" if math.isinf(sqnr) and sqnr > 0 else ""
-        title = f"{row.name}\n{row.kind}, {row.how}\n{_sqnr(sqnr)}"
+        title = f"{row.name}\n{row.kind}, {row.how}\n{_error(sqnr)}"
         if len(group) > 1:
-            title += f"\nthe lowest of {len(group)} neighbours"
+            title += f"\nthe largest of {len(group)} neighbours"
         marks.append(
             f'<g data-row="{index}"><title>{escaped(title)}</title>'
             f'<rect class="hit" x="{slot}" y="0" width="1" height="100"/>'
             f'<rect class="bar k{colours[row.kind]}{extra}" x="{slot + 0.1:.1f}" y="{100 - height:.2f}" '
             f'width="0.8" height="{height:.2f}"/></g>'
         )
-    step = 10 if top <= 40 else 20 if top <= 80 else 40
     ticks = "".join(
-        f'<i style="bottom:{100 * at / top:.2f}%"><span>{at}{" dB" * (at + step > top)}</span></i>'
-        for at in range(0, top + 1, step)
+        f'<i style="bottom:{100 * (at - low) / (high - low):.2f}%"><span>{_percent(10.0**at)}</span></i>'
+        for at in range(low, high + 1, math.ceil((high - low) / 6))
     )
     shown = Counter(r.kind for _, r, _ in known)
     entries = [(f"k{colours[kind]}", kind, f"{n}") for kind, n in shown.most_common()]
@@ -133,13 +132,25 @@ def error_chart(rows: Sequence[WeightRow], colours: Mapping[str, int]) -> str:
         entries.append(("exact rest", "no loss at all", ""))
     if any(math.isnan(s) for _, _, s in known):
         entries.append(("nan", "not a number", ""))
-    label = f"SQNR of {len(known)} weights in decibels, in the order of the model"
+    label = f"Relative error of {len(known)} weights in percent, in the order of the model; taller is worse"
     return (
         f'<div class="plot" id="errors"><div class="ticks" aria-hidden="true">{ticks}</div>'
         f"{_svg(marks, max(len(groups), _FEWEST_SLOTS), 100, label)}</div>{_legend(entries[: _COLOURS + 2])}"
-        + (f'<p class="hint">Each bar is the lowest of up to {few} neighbouring weights.</p>' if few > 1 else "")
-        + _lowest(known)
+        + (f'<p class="hint">Each bar is the largest of up to {few} neighbouring weights.</p>' if few > 1 else "")
+        + _worst(known)
     )
+
+
+def _exponent(sqnr: float) -> float:
+    """log10 of the relative error, the root mean square of the noise over that of the signal."""
+    return -min(max(sqnr, -_HIGHEST), _HIGHEST) / 20
+
+
+def _decades(values: Sequence[float]) -> tuple[int, int]:
+    """The powers of ten between which the errors lie."""
+    exponents = [_exponent(s) for s in values if math.isfinite(s)] or [-2.0]
+    low, high = math.floor(min(exponents)), math.ceil(max(exponents))
+    return low, max(high, low + 1)
 
 
 def latency_chart(runs: Sequence[Latency]) -> str:
@@ -180,24 +191,36 @@ def latency_chart(runs: Sequence[Latency]) -> str:
     return "".join(made)
 
 
-def _lowest(known: Sequence[tuple[int, WeightRow, float]]) -> str:
-    lowest = sorted(known, key=lambda entry: _badness(entry[2]))[:5]
+def _worst(known: Sequence[tuple[int, WeightRow, float]]) -> str:
+    worst = sorted(known, key=lambda entry: _badness(entry[2]))[:5]
     buttons = "".join(
         f'<li><button type="button" class="link name" data-row="{i}">{escaped(r.name)}</button> '
-        f'<span class="figures">{_sqnr(s)}</span></li>'
-        for i, r, s in lowest
+        f'<span class="figures">{_error(s)}</span></li>'
+        for i, r, s in worst
     )
-    return f'<h3>Lowest</h3><ol class="lowest">{buttons}</ol>'
+    return f'<h3>Largest errors</h3><ol class="worst">{buttons}</ol>'
 
 
 def _badness(sqnr: float) -> float:
     return -math.inf if math.isnan(sqnr) else sqnr  # a NaN is the worst
 
 
-def _sqnr(value: float) -> str:
-    return (
-        "no loss" if value == math.inf else "not a number" if math.isnan(value) else f"{value:.1f} dB".replace("-", "−")
-    )
+def _error(sqnr: float) -> str:
+    """The relative error, and the SQNR that says the same."""
+    if math.isnan(sqnr) or sqnr == math.inf:
+        return "not a number" if math.isnan(sqnr) else "no loss"
+    db = decimal(sqnr) if abs(sqnr) > _HIGHEST else f"{sqnr:.1f}".replace("-", "−")
+    return f"{_percent(10 ** _exponent(sqnr))} ({db} dB)"
+
+
+def _percent(share: float) -> str:
+    """To two figures.
+
+    >>> _percent(1.0), _percent(0.00891), _percent(1e-8), _percent(10.0)
+    ('100 %', '0.89 %', '1e-06 %', '1,000 %')
+    """
+    value = float(f"{100 * share:.2g}")
+    return f"{value:,.0f} %" if value >= 100 else f"{value:g} %"
 
 
 def _svg(marks: Iterable[str], width: int, height: int, label: str) -> str:

@@ -40,7 +40,7 @@ $("download").addEventListener("click", () => {
 });
 
 document.addEventListener("click", (event) => {
-  const mark = event.target.closest("#errors [data-row], .lowest [data-row]");
+  const mark = event.target.closest("#errors [data-row], .worst [data-row]");
   if (mark && body) showLayer(Number(mark.dataset.row));
 });
 if ($("skipped")) $("skipped").addEventListener("click", () => {

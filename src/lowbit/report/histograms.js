@@ -6,6 +6,7 @@ function drawing(tag, attributes, ...children) {
   return made;
 }
 
+const MARGIN = 6; // of 1000
 const figure3 = (value) => String(+value.toPrecision(3)).replace("-", "−");
 
 // The share of the numbers outside the clip, a bin that the clip cuts counted in parts.
@@ -33,9 +34,9 @@ function histogramFigure(h) {
   }
   let left = edges[0], right = edges[edges.length - 1];
   if (clip) for (const at of clip) if (Number.isFinite(at)) { left = Math.min(left, at); right = Math.max(right, at); }
-  const pad = (right - left || Math.abs(left) || 1) * 0.02;
-  left -= pad; right += pad;
-  const x = (v) => (1000 * (v - left) / (right - left)).toFixed(2);
+  if (left === right) { left -= Math.abs(left) || 1; right += Math.abs(right) || 1; }
+  // The axis ends where its labels stand: the margin only keeps lines at the ends whole.
+  const x = (v) => (MARGIN + (1000 - 2 * MARGIN) * (v - left) / (right - left)).toFixed(2);
   const top = Math.log1p(counts.reduce((a, b) => Math.max(a, b), 1));
   let path = `M${x(edges[0])} 100`;
   counts.forEach((count, i) => { path += `V${(100 - 94 * Math.log1p(count) / top).toFixed(2)}H${x(edges[i + 1])}`; });
@@ -44,16 +45,16 @@ function histogramFigure(h) {
   let said = "Not clipped.";
   if (clip && clip.every(Number.isFinite)) {
     const [low, high] = clip.map(x);
-    svg.append(drawing("rect", { class: "beyond", x: 0, y: 0, width: Math.max(0, low), height: 100 }),
-      drawing("rect", { class: "beyond", x: high, y: 0, width: Math.max(0, 1000 - high), height: 100 }),
+    svg.append(drawing("rect", { class: "beyond", x: MARGIN, y: 0, width: Math.max(0, low - MARGIN), height: 100 }),
+      drawing("rect", { class: "beyond", x: high, y: 0, width: Math.max(0, 1000 - MARGIN - high), height: 100 }),
       drawing("line", { class: "clip", x1: low, x2: low, y1: 0, y2: 100 }),
       drawing("line", { class: "clip", x1: high, x2: high, y1: 0, y2: 100 }));
     const share = 100 * shareOutside(edges, counts, clip);
     said = `Clipped to ${figure3(clip[0])} … ${figure3(clip[1])}; ` +
       (share === 0 ? "nothing lies outside." : `about ${figure3(share)} % of the numbers lie outside.`);
   }
-  made.append(svg, element("div", { class: "axis" }, element("span", {}, figure3(edges[0])),
-    element("span", {}, figure3(edges[edges.length - 1]))), element("p", {}, said));
+  made.append(svg, element("div", { class: "axis" }, element("span", {}, figure3(left)),
+    element("span", {}, figure3(right))), element("p", {}, said));
   return made;
 }
 

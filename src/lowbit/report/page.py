@@ -150,8 +150,8 @@ def _size(report: ModelReport, colours: Mapping[str, int]) -> str:
 
 def _errors(report: ModelReport, colours: Mapping[str, int]) -> str:
     about = (
-        '<p class="about">Signal to quantization noise of each treated weight, in decibels; 6 dB more is half the '
-        "error. Choose a bar to see its layer.</p>"
+        '<p class="about">Relative error of each treated weight: the root mean square of what rounding changed, in '
+        "percent of the weight's own, on a logarithmic scale. Taller is worse. Choose a bar to see its layer.</p>"
     )
     chart = error_chart(report.rows, colours)
     return _section("Error by layer", about + chart if "<svg" in chart else chart, "error")

@@ -77,6 +77,10 @@ def quantize_model(
     if products not in (1, 2, 4):
         raise InvalidProblem(f"fit_products: {products!r}; expected 1, 2 or 4")
     holders = inventory(model)
+    recipe.refuse_unmatched(
+        ([*h.names, *(f"{name}.weight".lstrip(".") for name in h.names)] for h in holders),
+        (name for name, _ in model.named_modules(remove_duplicate=False)),
+    )
     wanted = [Wanted.of(h, recipe) for h in holders]
     needs_data = any(w.is_static for w in wanted)
     if needs_data and calibration is None:

@@ -11,18 +11,23 @@ import numpy as np
 import onnx
 
 from lowbit.calibration.files import arrays_of
-from lowbit.errors import InvalidProblem
-from lowbit.formats.onnx.observe import check_fits
+from lowbit.errors import FormatError, InvalidProblem
+from lowbit.formats.onnx.observe import check_fits, fixed_sizes
 
 __all__ = ["Batches", "model_inputs"]
 
 BATCH = 32
+_ARRAYS = set(onnx.helper.get_all_tensor_dtypes())
 
 
 def model_inputs(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """What the model takes: inputs that no initializer stands for."""
+    """What the model takes: inputs that no initializer stands for, each a tensor of a type that arrays have."""
     constants = {t.name for t in proto.graph.initializer}
-    return {i.name: i for i in proto.graph.input if i.name not in constants}
+    found = {i.name: i for i in proto.graph.input if i.name not in constants}
+    for name, declared in found.items():
+        if declared.type.tensor_type.elem_type not in _ARRAYS:
+            raise FormatError(f"input {name!r}: not a tensor of numbers, texts or truth values")
+    return found
 
 
 class Batches:
@@ -41,9 +46,13 @@ class Batches:
         limit: int | None = None,
     ) -> None:
         self.inputs = model_inputs(proto)
+        if not self.inputs:
+            raise InvalidProblem("data: given; the model takes no inputs")
         self.path, self.limit = Path(path), limit
         self.files = _files(self.path)
         fixed = [n for n in map(_first, self.inputs.values()) if n is not None]
+        if fixed and fixed[0] < 1:
+            raise InvalidProblem(f"data: given; the model's batch is fixed at {fixed[0]}")
         if fixed and batch_size not in (None, fixed[0]):
             raise InvalidProblem(f"batch_size: {batch_size}; the model's is fixed at {fixed[0]}")
         if batch_size is not None and batch_size < 1:
@@ -99,8 +108,8 @@ class Batches:
 
 def _first(declared: onnx.ValueInfoProto) -> int | None:
     """The fixed size of an input's first axis."""
-    dims = declared.type.tensor_type.shape.dim
-    return dims[0].dim_value if dims and dims[0].HasField("dim_value") else None
+    sizes = fixed_sizes(declared)
+    return sizes[0] if sizes else None
 
 
 def _files(path: Path) -> list[Path]:

@@ -21,9 +21,10 @@ from lowbit.formats.onnx.dynamic import OPSET as DYNAMIC_OPSET
 from lowbit.formats.onnx.dynamic import Dynamic, dynamic_note, why_not_dynamic
 from lowbit.formats.onnx.folding import fold_batch_norms
 from lowbit.formats.onnx.graph import Graph, WeightUse, quantized_uses, weights
+from lowbit.formats.onnx.inference import brief, check_model
 from lowbit.formats.onnx.rows import left_row, notes_on, once, one_row, refuse_skipped, sizes, stored_bytes
 from lowbit.formats.onnx.saving import refuse_target
-from lowbit.formats.onnx.weight_only import OPERATORS, apply_weight_only, opset_needed
+from lowbit.formats.onnx.weight_only import OPERATORS, apply_weight_only, opset_needed, takes_nbits
 from lowbit.models import Histogram, ModelReport, Recipe, Rule, WeightRow
 from lowbit.models.recipe import KINDS
 from lowbit.models.weights import spread
@@ -33,7 +34,6 @@ __all__ = ["quantize_onnx"]
 Planned = tuple[WeightUse, Rule]
 _MOST_HISTOGRAMS = 200
 _NEWEST_IR, _COMMON_IR = 13, 10  # that ONNX Runtime 1.31 takes, and that of opset 21
-_LONGEST = 240  # characters of somebody else's message
 
 
 def quantize_onnx(
@@ -67,13 +67,18 @@ def quantize_onnx(
     recipe = Recipe.of(recipe)
     _check_options(source, target, recipe, data, operator, overwrite)
     graph = Graph.load(source)
+    check_model(graph.proto, os.fspath(source))
     before = os.path.getsize(source) + graph.bytes_beside
     notes: list[str] = []
+    names = graph.names
     folded = fold_batch_norms(graph)
     if folded:
         notes.append(f"{folded} batch normalisations folded into the layer before them")
     _raise_opset(graph, recipe, operator, notes)
     uses, came_quantized = weights(graph), quantized_uses(graph)
+    recipe.refuse_unmatched(([u.name, u.node.name] for u in uses), names)
+    if operator != "auto":
+        _refuse_idle_operator(graph, recipe, operator, uses)
     work = _Work(graph, recipe, operator, sizes(graph, uses))
     rows = work.done(uses, data, progress)
     rows += [left_row(u, False, stored_bytes(graph, u.name)) for u in once(came_quantized)]
@@ -164,13 +169,15 @@ class _Work:
         seen = value if not w.is_matrix or use.channel_axis == 0 else value.T
         self._note_spread(use, w, seen)
         a, activations, note = rule.activations, "", w.note
+        if self.operator == "matmul_nbits" and use.kind == "linear" and not takes_nbits(use, rule.weights):
+            note = "; ".join(p for p in (note, "DequantizeLinear: MatMulNBits takes groups of 16, 32, 64, ...") if p)
         if way == "dynamic":
             activations, note = "uint8 asymmetric, dynamic per tensor", dynamic_note(rule)
         elif a is not None and self._only_weights(rule).activations is not None and use.kind == "linear":
-            activations, note = "int8 in blocks, by MatMulNBits", w.note
+            activations = "int8 in blocks, by MatMulNBits"
         elif a is not None and use.kind != "embedding":
             why = why_not_dynamic(use, rule) if a.dynamic else _why_not_static(self.graph, use, rule)
-            note = "; ".join(part for part in (w.note, f"activations stay float: {why}") if part)
+            note = "; ".join(part for part in (note, f"activations stay float: {why}") if part)
         return WeightRow(
             use.name, use.op, use.shape, use.dtype, str(w.recipe), bytes_before=self.sizes[use.name],
             sqnr_db=w.q.error(seen.astype(np.float32)).sqnr_db, activations=activations, note=note,
@@ -213,6 +220,19 @@ def _why_not_static(graph: Graph, use: WeightUse, rule: Rule) -> str:
     from lowbit.formats.onnx.static import why_not_static
 
     return why_not_static(graph, use, rule)
+
+
+def _refuse_idle_operator(graph: Graph, recipe: Recipe, operator: str, uses: Sequence[WeightUse]) -> None:
+    """Raises where no weight of the model will be read by the operator that was asked for."""
+    for use in uses:
+        rule = _rule_of(recipe, use)
+        floats = not use.why_not and not rule.skip and _way(graph, use, rule) == "weight"
+        if floats and (operator == "dequantize" or takes_nbits(use, rule.weights)):
+            return
+    held = "MatMul and Gemm with weights in groups of 16, 32, 64, ..."
+    if operator == "dequantize":
+        held = "weights multiplied as floats"
+    raise InvalidProblem(f"operator: {operator}; it is for {held}, and {recipe.name} makes none in this model")
 
 
 def _raise_opset(graph: Graph, recipe: Recipe, operator: str, notes: list[str]) -> None:
@@ -258,21 +278,15 @@ def _checked(path: Path) -> str:
     try:
         onnx.checker.check_model(os.fspath(path), full_check=True)
     except Exception as error:  # onnx's errors have no common base
-        return _brief(error)
+        return brief(error)
     return ""
 
 
 def _opened(path: Path) -> str:
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what goes wrong is raised; its log would write names of the model as they are
     try:
         onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base
-        return _brief(error)
+        return brief(error)
     return ""
-
-
-def _brief(error: Exception) -> str:
-    """The end of the first line: before it, runtimes tell of their own source files."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return line if len(line) <= _LONGEST else f"... {line[-_LONGEST:]}"

@@ -131,6 +131,11 @@ class Graph:
         """The nodes of the main graph and of all bodies."""
         return [node for graph in self._graphs for node in graph.node]
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all nodes and stored tensors."""
+        return [*self._initializers, *(node.name for node in self.all_nodes if node.name)]
+
     def home(self, node: NodeProto) -> GraphProto:
         """The graph or body a node is in."""
         return self._home[id(node)]
@@ -364,10 +369,23 @@ def _inlined(proto: ModelProto) -> ModelProto:
 
 
 def _modernise(proto: ModelProto) -> None:
-    """Before IR 4 every initializer had to be an input as well; since then that means a default."""
+    """Before IR 4 every initializer had to be an input as well; since then that means a default. ONNX's own domain has
+    two names, of which tools know the empty one better."""
+    for said in proto.opset_import:
+        if said.domain == "ai.onnx" and not any(o.domain == "" for o in proto.opset_import):
+            said.domain = ""
+    _rename_domain(proto.graph)
     if proto.ir_version < 4:
         _drop(proto.graph.input, {t.name for t in proto.graph.initializer})
         proto.ir_version = 4
+
+
+def _rename_domain(graph: GraphProto) -> None:
+    for node in graph.node:
+        if node.domain == "ai.onnx":
+            node.domain = ""
+        for inner in subgraphs(node):
+            _rename_domain(inner)
 
 
 def _drop(field: Any, names: set[str]) -> None:

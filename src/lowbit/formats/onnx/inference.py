@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-import onnx
-from onnx import GraphProto, ModelProto, TensorProto, TypeProto
+from collections.abc import Callable
 
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TypeProto
+
+from lowbit.errors import FormatError
 from lowbit.formats.onnx.model_file import byte_count, subgraphs
 
-__all__ = ["inferred_types"]
+__all__ = ["brief", "check_model", "inferred_types"]
 
 _SMALL = 8192  # bytes; shape inference looks into constants of at most so many
+_LONGEST = 240  # characters of somebody else's message
+
+
+def check_model(proto: ModelProto, name: str) -> None:
+    """Raises FormatError where onnx's full check does not take the model: unknown operators, missing inputs, attributes
+    of another type, shapes that do not fit. Weights are neither copied nor read for it."""
+    try:
+        onnx.checker.check_model(_without_large_constants(proto), full_check=True)
+    except Exception as error:  # onnx's errors have no common base
+        raise FormatError(f"{name}: onnx's check does not take it ({brief(error)})") from None
+
+
+def brief(error: Exception) -> str:
+    """The end of the first line of somebody else's error: before it, runtimes tell of their own source files."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line if len(line) <= _LONGEST else f"... {line[-_LONGEST:]}"
 
 
 def inferred_types(proto: ModelProto) -> dict[str, TypeProto]:
@@ -34,28 +53,42 @@ def _collect(graph: GraphProto, found: dict[str, TypeProto]) -> None:
 
 
 def _without_large_constants(proto: ModelProto) -> ModelProto:
-    """The model with large weights turned into inputs: all that shape inference needs."""
-    bare, graph = ModelProto(), proto.graph
-    bare.ir_version = max(proto.ir_version, 4)
+    """The model with large weights turned into inputs: all that checks and shape inference need."""
+    # The version of the file's own format says nothing of what is in it, and is lowered when a model is written.
+    bare = ModelProto(ir_version=min(max(proto.ir_version, 4), onnx.IR_VERSION))
     bare.opset_import.extend(proto.opset_import)
-    bare.graph.name = graph.name
-    for field in ("input", "output", "value_info"):
-        getattr(bare.graph, field).extend(getattr(graph, field))
-    named = {i.name for i in graph.input}
+    named = {i.name for i in proto.graph.input}
 
     def given(name: str, t: TensorProto) -> None:
         if name not in named:
+            named.add(name)
             bare.graph.input.append(onnx.helper.make_tensor_value_info(name, t.data_type, list(t.dims)))
 
+    _copy_bare(bare.graph, proto.graph, given)
+    return bare
+
+
+def _copy_bare(into: GraphProto, graph: GraphProto, given: Callable[[str, TensorProto], None]) -> None:
+    into.name = graph.name
+    for field in ("input", "output", "value_info", "sparse_initializer"):
+        getattr(into, field).extend(getattr(graph, field))
     for t in graph.initializer:
         if byte_count(t) > _SMALL or t.data_location == TensorProto.EXTERNAL:
             given(t.name, t)
         else:
-            bare.graph.initializer.append(t)
+            into.initializer.append(t)
     for node in graph.node:
         value = next((a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"), None)
-        if value is not None and byte_count(value) > _SMALL:
+        if value is not None and byte_count(value) > _SMALL and node.output:
             given(node.output[0], value)
+        elif not any(True for _ in subgraphs(node)):
+            into.node.append(node)
         else:
-            bare.graph.node.append(node)
-    return bare
+            made = into.node.add(op_type=node.op_type, domain=node.domain, name=node.name)
+            made.input.extend(node.input)
+            made.output.extend(node.output)
+            for a in node.attribute:
+                if a.type == AttributeProto.GRAPH:
+                    _copy_bare(made.attribute.add(name=a.name, type=a.type).g, a.g, given)
+                else:
+                    made.attribute.append(a)

@@ -12,6 +12,7 @@ import onnxruntime  # type: ignore[import-untyped]
 
 from lowbit.bench.timing import measure as measure_calls
 from lowbit.errors import FormatError, InvalidProblem
+from lowbit.formats.onnx.inference import brief
 from lowbit.models import Accuracy, Latency, MetricResult
 
 __all__ = ["compare_metric", "compare_outputs", "compare_speed", "session"]
@@ -23,15 +24,14 @@ Metric = Callable[[Callable[[Mapping[str, Any]], dict[str, Any]], Iterable[Mappi
 def session(path: str | os.PathLike[str], threads: int | None = None) -> Any:
     """The model in ONNX Runtime as users get it: default options, and so many threads."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what goes wrong is raised; its log would write names of the model as they are
     if threads is not None:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
     try:
         return onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common base
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FormatError(f"{os.fspath(path)}: ONNX Runtime does not load it ({first})") from None
+        raise FormatError(f"{os.fspath(path)}: ONNX Runtime does not load it ({brief(error)})") from None
 
 
 def compare_outputs(float_session: Any, quantized_session: Any, feeds: Iterable[Mapping[str, Any]]) -> list[Accuracy]:
@@ -104,24 +104,20 @@ def compare_metric(
         ) -> dict[str, Any]:
             return dict(zip(outputs, _run(s, outputs, {n: batch[n] for n in inputs}), strict=True))
 
-        value = metric(predict, batches())
+        try:
+            value = metric(predict, batches())
+        except (InvalidProblem, FormatError):
+            raise
+        except Exception as error:  # whatever the user's own function raises
+            raise InvalidProblem(f"metric: {name} raised {type(error).__name__}: {error}") from error
         if not isinstance(value, int | float | np.floating | np.integer):
             raise InvalidProblem(f"metric: {name} gave {type(value).__name__}; expected a number")
         values.append(float(value))
     return MetricResult(name, *values)
 
 
-def _predictor(s: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    inputs, outputs = ([v.name for v in group] for group in (s.get_inputs(), s.get_outputs()))
-
-    def predict(batch: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(zip(outputs, _run(s, outputs, {n: batch[n] for n in inputs}), strict=True))
-
-    return predict
-
-
 def _run(s: Any, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
     try:
         return list(s.run(names, dict(feed)))
     except Exception as error:  # onnxruntime's errors have no common base
-        raise InvalidProblem(f"data: ONNX Runtime cannot run the model on it ({str(error).splitlines()[0]})") from None
+        raise InvalidProblem(f"data: ONNX Runtime cannot run the model on it ({brief(error)})") from None

@@ -14,8 +14,10 @@ from lowbit.calibration import Calibrator
 from lowbit.calibration.calibrator import MethodLike, tracked
 from lowbit.errors import FormatError, InvalidProblem
 from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.inference import brief, check_model, inferred_types
+from lowbit.formats.onnx.model_file import read_proto
 
-__all__ = ["check_fits", "observe"]
+__all__ = ["check_fits", "fixed_sizes", "observe"]
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
 _OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -39,7 +41,9 @@ def observe(
     at a time, and memory does not grow with the loader. axis and other options are those of Calibrator.
     """
     proto = _loaded(model)
-    if isinstance(model, Graph):
+    if not isinstance(model, Graph):  # a graph was checked when its owner began to change it
+        check_model(proto, "model" if isinstance(model, onnx.ModelProto) else os.fspath(model))
+    else:
         model = model.path
     names = _names(proto, tensors)
     inputs = _inputs(proto)
@@ -71,12 +75,7 @@ def _loaded(model: Any) -> onnx.ModelProto:
         return model.proto
     if not isinstance(model, str | os.PathLike):
         raise InvalidProblem(f"model: {type(model).__name__}; expected an onnx.ModelProto or a path")
-    try:
-        return onnx.load(os.fspath(model), load_external_data=False)
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # protobuf's own kinds of error have no common base
-        raise FormatError(f"{model}: not an ONNX model ({error})") from None
+    return read_proto(model)
 
 
 def _inputs(proto: onnx.ModelProto) -> list[str]:
@@ -111,16 +110,16 @@ def _session(proto: onnx.ModelProto, source: Any, wanted: list[str], providers: 
     shown = onnx.ModelProto()
     shown.CopyFrom(proto)
     already = {o.name for o in shown.graph.output}
-    known = {v.name: v for v in onnx.shape_inference.infer_shapes(shown).graph.value_info}
+    known = inferred_types(shown)
     for name in wanted:
         if name in already:
             continue
-        info = known.get(name)
-        if info is not None and info.type.tensor_type.elem_type not in _FLOATS:
+        kind = known.get(name)
+        if kind is not None and kind.tensor_type.elem_type not in _FLOATS:
             continue
-        shown.graph.output.append(info if info is not None else onnx.ValueInfoProto(name=name))
+        shown.graph.output.append(onnx.ValueInfoProto(name=name, type=kind))
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what goes wrong is raised; its log would write names of the model as they are
     # Fused away, a tensor could not be looked at.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if isinstance(source, str | os.PathLike):  # weights beside the file are found from there
@@ -131,7 +130,7 @@ def _session(proto: onnx.ModelProto, source: Any, wanted: list[str], providers: 
             shown.SerializeToString(), options, providers=providers or ["CPUExecutionProvider"]
         )
     except Exception as error:  # onnxruntime's errors have no common base
-        raise FormatError(f"model: ONNX Runtime does not take it ({error})") from None
+        raise FormatError(f"model: ONNX Runtime does not take it ({brief(error)})") from None
 
 
 def _results(session: Any, outputs: list[str], feed: dict[str, Any], index: int) -> list[Any]:
@@ -140,7 +139,13 @@ def _results(session: Any, outputs: list[str], feed: dict[str, Any], index: int)
     try:
         return list(session.run(outputs, feed))
     except Exception as error:  # onnxruntime's errors have no common base
-        raise InvalidProblem(f"batch {index}: ONNX Runtime cannot run it ({str(error).splitlines()[0]})") from None
+        raise InvalidProblem(f"batch {index}: ONNX Runtime cannot run it ({brief(error)})") from None
+
+
+def fixed_sizes(declared: onnx.ValueInfoProto) -> list[int | None]:
+    """The sizes of an input's axes, None where any will do: old exporters write those as -1."""
+    dims = declared.type.tensor_type.shape.dim
+    return [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None for d in dims]
 
 
 def check_fits(declared: onnx.ValueInfoProto, array: Any, where: str) -> None:
@@ -151,7 +156,7 @@ def check_fits(declared: onnx.ValueInfoProto, array: Any, where: str) -> None:
         raise InvalidProblem(f"{where}: {declared.name!r} has dtype {array.dtype}; the model takes {expected}")
     if not tensor.HasField("shape"):
         return
-    dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
+    dims = fixed_sizes(declared)
     if array.ndim != len(dims) or any(d not in (None, n) for d, n in zip(dims, array.shape, strict=True)):
         shown = ", ".join(d.dim_param or str(d.dim_value) if d.WhichOneof("value") else "?" for d in tensor.shape.dim)
         raise InvalidProblem(f"{where}: {declared.name!r} has shape {array.shape}; the model takes ({shown})")

@@ -129,6 +129,10 @@ def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> 
     weight = _value(graph, use)
     bias_name = use.node.input[2] if use.op in ("Conv", "Gemm") and len(use.node.input) > 2 else ""
     bias = graph.constant(bias_name) if bias_name else None
+    left = "" if bias_name == "" or bias is not None else "its bias is computed and stays float"
+    if bias is not None and bias.shape != (weight.shape[use.channel_axis],):  # a Gemm's may differ from row to row
+        left = f"its bias of shape {bias.shape} stays float"
+        bias = None
     q = _codes(use, rule, weight, None if bias is None else np.asarray(bias), float(x.scale))
     new = _dequantized(graph, use.node, f"{use.name}_codes", q, use.channel_axis)
     graph.replace_input(use.node, use.input_index, new)
@@ -138,7 +142,7 @@ def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> 
     row = WeightRow(
         use.name, use.op, tuple(weight.shape), str(weight.dtype), str(rule.weights), bytes_before=weight.nbytes,
         bytes_after=stored, sqnr_db=q.error(weight).sqnr_db, activations=str(rule.activations),
-        note="" if bias_name == "" or bias is not None else "its bias is computed and stays float",
+        note=left,
     )  # fmt: skip
     return row, spread(use.name, weight, q.params)
 

@@ -19,7 +19,7 @@ from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models.recipe import Rule, WeightRecipe
 
-__all__ = ["OPERATORS", "apply_weight_only", "opset_needed"]
+__all__ = ["OPERATORS", "apply_weight_only", "opset_needed", "takes_nbits"]
 
 Array = npt.NDArray[Any]
 
@@ -34,7 +34,7 @@ FLOAT_COMPUTE, INT8_COMPUTE = 0, 4  # accuracy levels of MatMulNBits
 def opset_needed(use: WeightUse, rule: Rule, operator: str) -> int:
     """The opset in which this weight can be written."""
     recipe = rule.weights
-    if _takes_nbits(use, recipe, operator):
+    if takes_nbits(use, recipe, operator):
         return 1
     groups = recipe.granularity == "group" and use.kind != "conv"
     if groups or recipe.dtype not in ("int8", "uint8"):
@@ -50,7 +50,7 @@ def apply_weight_only(store: CodeStore, use: WeightUse, rule: Rule, operator: st
     """
     if operator not in OPERATORS:
         raise InvalidProblem(f"operator: {operator!r}; expected {', '.join(OPERATORS)}")
-    nbits = _takes_nbits(use, rule.weights, operator)
+    nbits = takes_nbits(use, rule.weights, operator)
     needed = opset_needed(use, rule, operator)
     if store.graph.opset < needed:
         raise Unsupported(f"needs opset {needed}, and the model cannot be raised from {store.graph.opset}")
@@ -89,7 +89,8 @@ def _dequantize(graph: Graph, use: WeightUse, w: StoredWeight) -> None:
 # ---- MatMulNBits --------------------------------------------------------------------------------------
 
 
-def _takes_nbits(use: WeightUse, recipe: WeightRecipe, operator: str) -> bool:
+def takes_nbits(use: WeightUse, recipe: WeightRecipe, operator: str = "auto") -> bool:
+    """Whether MatMulNBits can hold this weight, and the operator that was asked for lets it."""
     size = recipe.group_size or 0
     fits = size >= 16 and size & (size - 1) == 0 and len(use.shape) == 2
     if operator == "dequantize" or not fits or use.op not in ("MatMul", "Gemm"):
