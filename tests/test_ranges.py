@@ -83,7 +83,7 @@ def test_logarithmic_magnitudes_stay_within_the_exponents_of_float32():
 @pytest.mark.parametrize("steps", [0.5, 0.25, 1.0, 1.5, 2.0, 3.0])
 @pytest.mark.parametrize("levels", [1, 3, 7])
 def test_a_logarithmic_threshold_is_the_least_float_that_rounds_up(levels, steps, kind):
-    """Between magnitudes m - 1 and m, the log-domain midpoint is 2^-b with b = (levels - m + 1/2) / steps, and a value on
+    """Between magnitudes m - 1 and m, the log-domain midpoint is 2^-b with b = (levels - m + 1/2) / steps. A value on
     it goes to the even magnitude. Both sides are raised to the denominator of b, so that integers decide exactly."""
     thresholds, _ = log_tables(levels, steps, np.dtype(kind))
 
