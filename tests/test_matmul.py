@@ -551,3 +551,13 @@ def test_settled_calls_keep_the_params_they_were_settled_for(native: ModuleType)
         out = output_params("int8", 1.0 + i, i)
         assert native.qmatmul(ROWS, packed, out_params=out) == native.qmatmul(ROWS, b, out_params=out)
         del a, out
+
+
+@pytest.mark.parametrize("n", [1, 17, 64, 67])
+def test_a_sum_of_zero_under_scales_whose_product_overflows_is_the_least_code(isa, n):
+    """0 * inf is NaN, which the contract quantizes to qmin, in a vector, in four, and in the last columns alike."""
+    a = lb.QuantizedTensor(np.zeros((2, 3), np.int8), lb.QuantizationParams("int8", scale=1e33))
+    b = lb.QuantizedTensor(np.ones((3, n), np.int8), lb.QuantizationParams("int8", scale=1e33))
+    out = lb.QuantizationParams("int8", scale=1.0, zero_point=5)
+    assert (lb.qmatmul(a, b, out_params=out).unpack() == -128).all()
+    assert (lb.qmatmul(a, lb.prepack(b), out_params=out).unpack() == -128).all()

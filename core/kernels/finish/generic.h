@@ -12,12 +12,13 @@ namespace lowbit {
 // each time.
 template <class V>
 struct FinishConstants {
-  typename V::I32 zero;
+  typename V::I32 zero, least;
   typename V::F32 out_scale, low, high, floor, ceiling;
   typename V::ByteShift shift;
 
   explicit FinishConstants(const FinishArgs& x)
       : zero(V::set_i32(x.zero)),
+        least(V::set_i32(x.lo - x.zero)),
         out_scale(V::set(x.out_scale)),
         low(V::set(static_cast<float>(x.lo - x.zero))),
         high(V::set(static_cast<float>(x.hi - x.zero))),
@@ -60,8 +61,9 @@ LOWBIT_INLINE void finish_vector(const FinishArgs& x, const FinishConstants<V>& 
   if constexpr (std::is_same_v<Out, int32_t>) {
     V::store_i32(to, exact_sums<V, Work>(x, m, i));
   } else if constexpr (sizeof(Out) == 1) {
-    const typename V::F32 steps = V::clamp(value_of<V, Work, true>(x, k, m, i), k.low, k.high);
-    V::store_codes(to, V::add(V::round_i32(steps), k.zero));
+    // A scale that overflowed makes NaN of a sum of 0: the least code, as finish_four and the reference have it.
+    const typename V::I32 steps = V::round_i32(V::limit(value_of<V, Work, true>(x, k, m, i), k.low, k.high));
+    V::store_codes(to, V::add(V::max(steps, k.least), k.zero));
   } else {
     typename V::F32 y = value_of<V, Work, false>(x, k, m, i);
     if (x.bias != nullptr) y = V::add(y, V::load(x.bias + i));
