@@ -151,6 +151,16 @@ def test_a_second_derivative_and_strange_gradients() -> None:
     assert x.grad.tolist() == [1.0, 0.0, 1.0, 1.0]
 
 
+def test_a_second_derivative_passes_images_that_lie_channels_last() -> None:
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
+    dy = torch.randn(2, 3, 4, 5, requires_grad=True)
+    (dx,) = torch.autograd.grad(lt.fake_quantize(x, 0.1, qmin=-8, qmax=7), x, dy, create_graph=True)
+    assert dx.is_contiguous(memory_format=torch.channels_last)
+    v = torch.randn(2, 3, 4, 5)
+    (again,) = torch.autograd.grad(dx, dy, v)
+    assert torch.equal(again, torch.where(dx == 0, 0, v))
+
+
 def test_x_may_change_once_it_was_used() -> None:
     x = torch.tensor([0.1, 9.0], requires_grad=True)
     h = x * 1.0

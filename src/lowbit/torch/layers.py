@@ -5,8 +5,9 @@ Weights are packed once and live beside torch's own memory. state_dict has them 
 
 from __future__ import annotations
 
-import itertools
+import secrets
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,46 @@ import torch
 from torch import Tensor, nn
 
 from lowbit import layers
-from lowbit.errors import FormatError, InvalidProblem
+from lowbit.errors import FormatError, InvalidProblem, Unsupported
 from lowbit.torch.channels_last import is_channels_last
-from lowbit.torch.library import _define
+from lowbit.torch.library import _define, no_gradient
 from lowbit.torch.state import layer_tensors, made_layer, own_tensors
 
 __all__ = ["QuantizedConv1d", "QuantizedConv2d", "QuantizedLinear", "QuantizedModule", "numeric_padding"]
 
-# Operators take tensors and numbers: a module goes by its number.
+# Operators take tensors and numbers: a module goes by its number. Numbers are random, so that a program saved by
+# another process finds no module of this one, rather than a wrong one.
 _MODULES: weakref.WeakValueDictionary[int, QuantizedModule] = weakref.WeakValueDictionary()
-_NUMBERS = itertools.count()
+_NUMBER_BITS = 62
+
+
+def _layer(number: int) -> Any:
+    return _module(number).layer
+
+
+def _module(number: int) -> QuantizedModule:
+    found = _MODULES.get(number)
+    if found is None:
+        raise InvalidProblem(
+            f"module: no quantized module of this process has the number {number}; expected one that is alive. Saved "
+            "programs hold no weights of quantized modules: save state_dict(), and load it with load_quantized"
+        )
+    return found
+
+
+def _refuse_programs() -> None:
+    """Raises while a program is made that would outlive this process: it would hold numbers instead of weights."""
+    if torch.compiler.is_exporting():
+        asked = "torch.export"
+    elif torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        asked = "torch.onnx.export(dynamo=False)" if torch.onnx.is_in_onnx_export() else "torch.jit.trace"
+    else:
+        return
+    raise Unsupported(
+        f"{asked}: quantized modules keep their weights outside of torch, and the program would not hold them; "
+        "export the float model and quantize the ONNX file (`lowbit quantize`), or save state_dict() and load it with "
+        "load_quantized"
+    )
 
 
 class QuantizedModule(nn.Module):
@@ -37,7 +68,7 @@ class QuantizedModule(nn.Module):
 
     def _hold(self, layer: Any) -> None:
         self.layer = layer
-        self.number = next(_NUMBERS)
+        self.number = secrets.randbits(_NUMBER_BITS)
         _MODULES[self.number] = self
 
     @property
@@ -91,7 +122,7 @@ class QuantizedModule(nn.Module):
 
 
 class QuantizedLinear(QuantizedModule):
-    """lowbit.QuantizedLinear as a module: float32, float16 or bfloat16 in, the same out. No gradients.
+    """lowbit.QuantizedLinear as a module: float32, float16 or bfloat16 in, the same out. A gradient is an error.
 
     >>> linear = torch.nn.Linear(8, 4)
     >>> quantized = QuantizedLinear.from_float(linear, dtype="int8")
@@ -122,7 +153,7 @@ class QuantizedLinear(QuantizedModule):
 
 
 class QuantizedConv2d(QuantizedModule):
-    """lowbit.QuantizedConv2d as a module, images [n, c, h, w] or [c, h, w]. No gradients.
+    """lowbit.QuantizedConv2d as a module, images [n, c, h, w] or [c, h, w]. A gradient is an error.
 
     Images in torch.channels_last stay so, and spare two transpositions. `memory_format`, where set, is that of all
     results: see `memory_formats`.
@@ -156,7 +187,7 @@ class QuantizedConv2d(QuantizedModule):
 
 
 class QuantizedConv1d(QuantizedModule):
-    """nn.Conv1d over quantized weights: rows [n, c, w] or [c, w], as images of one line. No gradients.
+    """nn.Conv1d over quantized weights: rows [n, c, w] or [c, w], as images of one line. A gradient is an error.
 
     >>> conv = torch.nn.Conv1d(3, 4, 3, padding=1)
     >>> x = torch.randn(2, 3, 8)
@@ -216,19 +247,19 @@ def _tensor(y: Any, like: Tensor) -> Tensor:
 
 
 def _linear(x: Tensor, number: int, _: int) -> Tensor:
-    layer = _MODULES[number].layer
+    layer = _layer(number)
     if x.dtype is torch.float32:  # NumPy's own: the call that costs least
         return torch.from_numpy(layer(x.detach().numpy()))
     return _tensor(layer(x), x)
 
 
 def _gives_channels_last(x: Tensor, number: int) -> bool:
-    said = getattr(_MODULES[number], "memory_format", None)
+    said = getattr(_module(number), "memory_format", None)
     return is_channels_last(x) if said is None else said is torch.channels_last
 
 
 def _conv2d(x: Tensor, number: int, _: Any) -> Tensor:
-    layer, last = _MODULES[number].layer, _gives_channels_last(x, number)
+    layer, last = _layer(number), _gives_channels_last(x, number)
     if is_channels_last(x):
         y = _tensor(layer(x.permute(0, 2, 3, 1), "NHWC"), x).permute(0, 3, 1, 2)
         return y if last else y.contiguous()
@@ -242,10 +273,16 @@ def _conv2d_shape(x: Tensor, number: int, shape: Any) -> Tensor:
     return y.to(memory_format=torch.channels_last) if _gives_channels_last(x, number) else y
 
 
+def _no_gradient(name: str) -> Callable[..., tuple[Tensor | None, ...]]:
+    return lambda dy, x, *_: (no_gradient(dy, x, name),)
+
+
 quantized_linear = _define(
     "quantized_linear(Tensor x, int module, int out) -> Tensor",
     _linear, lambda x, _, out: x.new_empty((*x.shape[:-1], out)),
+    1, _no_gradient("quantized_linear"), diagonal=False, guard=_refuse_programs,
 )  # fmt: skip
 quantized_conv2d = _define(
     "quantized_conv2d(Tensor x, int module, SymInt[] shape) -> Tensor", _conv2d, _conv2d_shape,
+    1, _no_gradient("quantized_conv2d"), diagonal=False, guard=_refuse_programs,
 )  # fmt: skip

@@ -11,18 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 
 from lowbit.errors import Unsupported
 from lowbit.kernels.gpu.presence import find_device
 from lowbit.torch import kernels
-from lowbit.torch.channels_last import as_it_lies, as_it_was, empty_like, in_memory_order, is_channels_last
+from lowbit.torch.channels_last import as_it_lies, empty_like, in_memory_order, is_channels_last
 from lowbit.torch.kernels import compute_dtype, granularity
 
 # The operators.
 __all__ = [
     "affine_params", "dequantize", "dequantize_ste", "dequantize_ste_backward", "fake_quantize",
-    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "keep_where", "observe_",
-    "quantize", "quantize_ste", "quantize_ste_backward", "range_params",
+    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "keep_where", "no_gradient",
+    "observe_", "quantize", "quantize_ste", "quantize_ste_backward", "range_params",
 ]  # fmt: skip
 
 _lib: Any = torch.library.Library("lowbit", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -54,17 +56,37 @@ def _fake_range_params(
 
 
 _PLAIN = (Tensor, nn.Parameter)
+_BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")  # of torch.autograd.grad(..., is_grads_batched=True)
 
 
-def is_direct(name: str, x: Tensor) -> bool:
-    """Whether a call may go straight to the kernel: no tracer and no dispatch mode is watching."""
+def is_direct(name: str, *tensors: Tensor) -> bool:
+    """Whether a call may go straight to the kernel: nothing traces it, transforms it, or watches what is dispatched.
+
+    `name` is what errors call the first tensor.
+    """
     if torch.compiler.is_compiling():
         return False
-    if x.is_cpu:
-        return type(x) in _PLAIN and not torch._C._len_torch_dispatch_stack()
-    if x.device.type not in ("meta", "cuda"):
-        raise Unsupported(f"{name}: on {x.device}; expected memory of the CPU or of a CUDA device")
-    return False
+    x = tensors[0]
+    if not x.is_cpu:
+        if x.device.type not in ("meta", "cuda"):
+            raise Unsupported(f"{name}: on {x.device}; expected memory of the CPU or of a CUDA device")
+        return False
+    for t in tensors:
+        if type(t) not in _PLAIN:
+            return False
+    # A mode of torch functions may be a default device, on which kernels must not allocate their results.
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS)
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def _has_tangent(t: Tensor) -> bool:
+    return forward_ad.unpack_dual(t).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _for_cuda(name: str) -> Callable[..., Any]:
@@ -90,24 +112,50 @@ def _define(
     direct: Callable[..., Any] | None = None,
     arrays: int = 0,
     sums: bool = False,
+    diagonal: bool = True,
+    guard: Callable[[], None] | None = None,
 ) -> Callable[..., Any]:
     """An operator `lowbit::name`, and the function that calls it, or its kernel where nobody would see the difference.
 
     arrays: of an element-wise operator, how many leading tensors have the shape of its result; sums: it also adds up.
     gradient(dy, *arguments) gives one result for each of the leading `tensors`; None where those have none, which is
     said if it is asked for. It is registered as torch.library.register_autograd would, at half of its cost a call.
+    diagonal: the derivative by the first tensor is diagonal and no other tensor has one, so that `gradient` maps
+    tangents too; otherwise forward-mode differentiation is refused.
     direct(*arguments): what to do instead where no operator is called and autograd will want a gradient, unless None.
+    guard(): called where something traces or transforms the call; it raises where that cannot be served.
     """
     name, first = schema[: schema.index("(")], schema[schema.index("(") :].split()[1].rstrip(",")
+    given = schema[: schema.index("->")].count("Tensor")
     _lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     on_cuda = _for_cuda(name)
+    axis_at = schema[: schema.index("int? axis")].count(",") if arrays else 0
     if arrays:
-        axis_at = schema[: schema.index("int? axis")].count(",")
         kernel, on_cuda = (in_memory_order(k, arrays, axis_at, sums) for k in (kernel, on_cuda))
     _lib.impl(name, kernel, "CPU")
     _lib.impl(name, on_cuda, "CUDA")
     torch.library.register_fake(f"lowbit::{name}", shapes, lib=_lib)
     op = getattr(torch.ops.lowbit, name).default
+
+    def batched(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        """The operator under torch.vmap: one call where all elements share a scale, otherwise one for each sample."""
+        if "!" in schema:
+            raise Unsupported(f"{name}: under torch.vmap; it writes into its arguments, which all samples share")
+        if info.batch_size == 0:
+            raise Unsupported(f"{name}: under torch.vmap; expected at least one sample")
+        alike = all(d is not None for d in in_dims[:arrays]) and all(d is None for d in in_dims[arrays:])
+        if arrays and alike and not sums and arguments[axis_at] is None and arguments[axis_at + 1] is None:
+            whole = (a.movedim(d, 0) for a, d in zip(arguments[:arrays], in_dims, strict=False))
+            return op(*whole, *arguments[arrays:]), 0
+        samples = [
+            op(*(a.select(d, i) if isinstance(d, int) else a for a, d in zip(arguments, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        if isinstance(samples[0], Tensor):
+            return torch.stack(samples), 0
+        return tuple(torch.stack(part) for part in zip(*samples, strict=True)), (0,) * len(samples[0])
+
+    torch.library.register_vmap(f"lowbit::{name}", batched, lib=_lib)
 
     def below_autograd(keyset: Any, *arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -118,12 +166,20 @@ def _define(
             raise Unsupported(f"{name}: it has no gradient of its own (a second derivative was asked for)")
         return None, *gradient(*dy, *ctx.saved_tensors, *ctx.rest), *(None for _ in ctx.rest)
 
+    def jvp(ctx: Any, _: None, tangent: Tensor | None, *others: Any) -> Any:
+        if gradient is None or not diagonal:
+            raise Unsupported(f"{name}: it has no forward-mode derivative; expected reverse mode (torch.func.vjp)")
+        saved = ctx.saved_tensors
+        return gradient(torch.zeros_like(saved[0]) if tangent is None else tangent, *saved, *ctx.rest)[0]
+
     def forward(ctx: Any, run: Callable[..., Any], *arguments: Any) -> Any:
         ctx.save_for_backward(*arguments[:tensors])
+        if forward_ad._current_level >= 0:
+            ctx.save_for_forward(*arguments[:tensors])
         ctx.rest = arguments[tensors:]
         return run(*arguments)
 
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward), "jvp": staticmethod(jvp)}
     function: Any = type(name, (torch.autograd.Function,), methods)
 
     def learns(arguments: tuple[Any, ...]) -> bool:
@@ -131,13 +187,22 @@ def _define(
 
     def autograd(keyset: Any, *arguments: Any) -> Any:
         run = functools.partial(below_autograd, keyset)
-        return function.apply(run, *arguments) if learns(arguments) else run(*arguments)
+        moves = forward_ad._current_level >= 0 and any(_has_tangent(a) for a in arguments[:tensors])
+        if not (moves or learns(arguments)):
+            return run(*arguments)
+        if not torch._C._are_functorch_transforms_active():
+            return function.apply(run, *arguments)
+        # The dispatcher has arrived at one level of transforms: what is below is reached through `run`.
+        with enable_single_level_autograd_function():
+            return super(torch.autograd.Function, function).apply(run, *arguments)
 
     if tensors:
         _lib.impl(name, autograd, "Autograd", with_keyset=True)
 
     def call(*arguments: Any) -> Any:
-        if not is_direct(first, arguments[0]):
+        if not is_direct(first, *arguments[:given]):
+            if guard is not None:
+                guard()
             return op(*arguments)
         if not learns(arguments):
             return kernel(*arguments)
@@ -160,13 +225,27 @@ class _FakeQuantizeMasked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         (bits,) = ctx.saved_tensors
-        dx = as_it_was(keep_where(as_it_lies(dy), bits)) if ctx.channels_last else keep_where(dy, bits)
+        # A view, which a second derivative and batched gradients pass through.
+        dx = keep_where(as_it_lies(dy), bits).movedim(-1, 1) if ctx.channels_last else keep_where(dy, bits)
         return dx, None, None, None, None, None, None
 
 
 def _by_mask(x: Tensor, *rest: Any) -> Any:
     *_, axis, block = rest
     return _FakeQuantizeMasked.apply(x, *rest) if kernels.mask_fits(x, axis, block) else None  # type: ignore[no-untyped-call]
+
+
+def _refuse_gradient(dy: Tensor, x: Tensor, of: str) -> Tensor:
+    raise Unsupported(
+        f"{of}: a gradient by its input was asked for, and quantized modules have none; call them under "
+        "torch.no_grad() or detach their result for inference, and train with lowbit.torch.prepare_qat"
+    )
+
+
+# An operator, so that a compiled model only fails where a gradient is asked for.
+no_gradient = _define(
+    "no_gradient(Tensor dy, Tensor x, str of) -> Tensor", _refuse_gradient, lambda dy, x, of: torch.empty_like(x)
+)
 
 
 def _learned_gradient(dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *a: Any) -> tuple[Tensor | None, ...]:
@@ -191,7 +270,7 @@ fake_quantize_backward: Callable[..., Any] = _define(
 )  # fmt: skip
 fake_quantize_learned = _define(
     f"fake_quantize_learned(Tensor x, {_AFFINE}, float gradient_scale) -> Tensor",
-    kernels.fake_quantize_learned, lambda x, *_: empty_like(x), 3, _learned_gradient, arrays=1,
+    kernels.fake_quantize_learned, lambda x, *_: empty_like(x), 3, _learned_gradient, arrays=1, diagonal=False,
 )  # fmt: skip
 fake_quantize_learned_backward = _define(
     f"fake_quantize_learned_backward(Tensor dy, Tensor x, {_AFFINE}, float gradient_scale) -> (Tensor, Tensor, Tensor)",

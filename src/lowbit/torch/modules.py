@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowbit import ops
-from lowbit.errors import InvalidProblem
+from lowbit.errors import InvalidProblem, Unsupported
 from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 from lowbit.torch.observers import FixedBuffers
@@ -129,8 +129,8 @@ class QATConv2d(_QAT, nn.Conv2d):
 class _Quantized(FixedBuffers):
     """A layer whose weight is kept as codes (buffers weight_codes, weight_scale, weight_zero_point).
 
-    The arithmetic is float: the weight is dequantized once, when first needed, and kept beside the codes. What is
-    computed is to the bit what the layer it was made from computes in eval() mode.
+    The arithmetic is float: the dequantized weight is kept beside the codes, and made anew whenever they change. What
+    is computed is to the bit what the layer it was made from computes in eval() mode. Gradients pass to the input.
     """
 
     weight_codes: Tensor
@@ -166,7 +166,7 @@ class _Quantized(FixedBuffers):
         if new.input_quant is not None and new.input_quant.mode == "static":
             new.input_quant.params()  # says so if nothing was ever observed
             new.input_quant.enable_observer(False)
-        new._dense = None
+        new._settle()
         return new.eval()
 
     @property
@@ -178,12 +178,21 @@ class _Quantized(FixedBuffers):
 
     @property
     def weight(self) -> Tensor:
-        """The dequantized weight, made when first asked for."""
+        """The dequantized weight."""
         if self._dense is None:
-            dense = torch.empty(self.shape, dtype=self.dtype)
-            ops.dequantize(self.quantized_weight, out=dense)  # type: ignore[arg-type]
-            self._dense = torch.empty_strided(self.shape, self._strides, dtype=self.dtype).copy_(dense)
+            raise Unsupported(f"weight_codes: on {self.weight_codes.device}; expected CPU memory")
         return self._dense
+
+    def _settle(self) -> None:
+        """Dequantizes the weight. Not in `forward`, where a tracer or a transform would see it and keep its own."""
+        self._dense = None
+        if self.weight_codes.is_cpu:
+            with torch.inference_mode(False):  # autograd keeps no tensor of that mode
+                dense = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+                ops.dequantize(self.quantized_weight, out=dense)  # type: ignore[arg-type]
+                self._dense = torch.empty_strided(self.shape, self._strides, dtype=self.dtype, device="cpu").copy_(
+                    dense
+                )
 
     def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -193,20 +202,25 @@ class _Quantized(FixedBuffers):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # What becomes of the numbers the codes stand for.
-        probe = fn(torch.empty_strided(self.shape, self._strides, dtype=self.dtype))
+        probe = fn(torch.empty_strided(self.shape, self._strides, dtype=self.dtype, device="cpu"))
         super()._apply(fn, recurse)
         self.weight_codes = self.weight_codes.contiguous()
         if self.bias is not None and self.bias.dtype != probe.dtype:
             self.bias = self.bias.to(probe.dtype)
-        self.dtype, self._strides, self._dense = probe.dtype, probe.stride(), None
+        self.dtype, self._strides = probe.dtype, probe.stride()
+        self._settle()
         return self
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self._dense = None
+        self._settle()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_dense": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._settle()
 
     def extra_repr(self) -> str:
         bits = 8 * self.weight_codes.numel() * self.weight_codes.itemsize / max(1, math.prod(self.shape))

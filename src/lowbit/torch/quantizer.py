@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lowbit.dtypes import DTypeLike, QuantizedDType
-from lowbit.errors import InvalidProblem
+from lowbit.errors import InvalidProblem, Unsupported
 from lowbit.kernels import cpu
 from lowbit.params import QuantizationParams
 from lowbit.ranges import MAX_SCALE, MIN_SCALE
@@ -106,10 +106,12 @@ class FakeQuantize(FixedBuffers):
     def forward(self, x: Tensor) -> Tensor:
         if self.mode == "static":
             if self.training if self.observing is None else self.observing:
+                self._refuse_transforms()
                 self._observe(x)
             elif not self._checked and self.fake_quantizing and not torch.compiler.is_compiling():
                 self._check_started()
         elif not self._checked and self.mode == "learned" and not torch.compiler.is_compiling():
+            self._refuse_transforms()
             self._start(x) if self.training else self._check_started()
         if not self.fake_quantizing:
             return x
@@ -174,6 +176,14 @@ class FakeQuantize(FixedBuffers):
         self.scale.data = scale.to(self.scale.dtype)
         self.zero_point.data = zero.to(self.zero_point.dtype)
         self.started.fill_(True)
+
+    def _refuse_transforms(self) -> None:
+        """Raises where data has no numbers of its own to find a range in."""
+        if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+            raise Unsupported(
+                f"{self.name}: {self.mode} FakeQuantize finds a range in data, which transforms of torch.func do not "
+                "show it; expected data seen before, and eval() mode or enable_observer(False)"
+            )
 
     def _check_started(self) -> None:
         ready = bool(self.started) if self.observer is None else self.observer.ready()
