@@ -482,6 +482,59 @@ def test_types_without_meaning_are_refused(call: Any) -> None:
         call(torch.zeros(3))
 
 
+# Each function of a zero point, of x and that.
+WITH_ZERO_POINT = {
+    "fake_quantize": lambda x, z, **where: lt.fake_quantize(x, 0.1, z, **where),
+    "fake_quantize_learned": lambda x, z, **where: lt.fake_quantize_learned(x, torch.tensor(0.1), z, **where),
+    "quantize": lambda x, z, **where: lt.quantize(x, 0.1, z, **where),
+    "quantize_ste": lambda x, z, **where: lt.quantize_ste(x, 0.1, z, **where),
+    "dequantize": lambda x, z, **where: lt.dequantize(x.to(torch.int8), 0.1, z, **where),
+    "dequantize_ste": lambda x, z, **where: lt.dequantize_ste(x, 0.1, z, **where),
+}
+
+
+@pytest.mark.parametrize("name", WITH_ZERO_POINT)
+@pytest.mark.parametrize("zero", [2.7, np.float32(2.7), np.array(2.7), float("nan"), float("inf"), torch.tensor(2.7)])
+def test_a_zero_point_is_not_cut_to_an_integer(name: str, zero: Any) -> None:
+    if name == "fake_quantize_learned" and isinstance(zero, torch.Tensor):
+        pytest.skip("which rounds it, and lets it learn")
+    with pytest.raises(InvalidProblem, match=r"zero_point: .*expected (an )?integer"):
+        WITH_ZERO_POINT[name](torch.ones(3), zero)
+    for options in ({"axis": 0}, {"axis": 0, "block_size": 1}, {"per_token": True}):
+        zeros = zero.expand(3) if isinstance(zero, torch.Tensor) else [0, 1, float(zero)]
+        with pytest.raises(InvalidProblem, match=r"zero_point: .*expected (an )?integer"):
+            WITH_ZERO_POINT[name](
+                torch.ones(3, 1), zeros if "block_size" not in options else [[z] for z in zeros], **options
+            )
+
+
+@pytest.mark.parametrize("name", WITH_ZERO_POINT)
+@pytest.mark.parametrize(
+    "zero", [2**31, -(2**31) - 1, 2**64 - 5, 2**80, np.uint64(2**64 - 5), torch.tensor(2**40), 1e20]
+)
+def test_a_zero_point_does_not_wrap_around(name: str, zero: Any) -> None:
+    with pytest.raises(InvalidProblem, match="zero_point: "):
+        WITH_ZERO_POINT[name](torch.ones(3), zero)
+
+
+@pytest.mark.parametrize("name", WITH_ZERO_POINT)
+@pytest.mark.parametrize("zero", [2.0, np.float64(2), np.uint64(2), np.int8(2), np.array([2]), [2], torch.tensor(2.0)])
+def test_a_zero_point_may_be_any_integer_that_is_one(name: str, zero: Any) -> None:
+    x = torch.linspace(-2, 2, 9)
+    assert torch.equal(WITH_ZERO_POINT[name](x, zero), WITH_ZERO_POINT[name](x, 2))
+
+
+def test_a_learned_zero_point_that_is_lost_is_named() -> None:
+    with pytest.raises(InvalidProblem, match="zero_point: nan"):
+        lt.fake_quantize_learned(torch.ones(3), torch.tensor(0.1), torch.tensor(float("nan")))
+
+
+@pytest.mark.parametrize("scale", [None, "0.1", [[0.1], [0.1, 0.2]], object()])
+def test_a_scale_that_is_no_number_is_named(scale: Any) -> None:
+    with pytest.raises(InvalidProblem, match="scale: "):
+        lt.fake_quantize(torch.ones(3), scale)
+
+
 def test_codes_agree_with_quantized_tensors() -> None:
     import lowbit as lb
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lowbit import ops
 from lowbit.errors import InvalidProblem
+from lowbit.fields import as_zero_point
 from lowbit.granularity import Granularity, granularity_of
 from lowbit.kernels import cpu
 from lowbit.ops.fake_quantize import affine_of
@@ -200,6 +201,8 @@ def _learned(s: Tensor, z: Tensor, qmin: int, qmax: int) -> tuple[Any, Any]:
     """A learned scale and zero point as used: an optimizer may leave the range they must lie in."""
     scale, zero = np.minimum(np.maximum(_numbers(s), MIN_SCALE), MAX_SCALE), _numbers(z)
     if zero.dtype.kind == "f":
+        if np.isnan(zero).any():
+            raise InvalidProblem("zero_point: nan; expected a number, which training has lost")
         zero = np.asarray(np.clip(np.rint(zero), qmin, qmax).astype(np.int32))
     return np.asarray(scale), zero
 
@@ -253,11 +256,10 @@ def dequantize(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int | N
 
 def dequantize_ste(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int | None) -> Tensor:
     wide = q.detach().to(compute_dtype(q))  # exact, and so is the subtraction
-    if z.ndim == 0:
-        wide = wide - z
-    else:
-        each = spread(_numbers(z), granularity(q.shape, axis, block), tuple(q.shape))
-        wide = wide - torch.from_numpy(np.array(each)).to(wide.dtype)
+    zero = as_zero_point(_numbers(z), tuple(z.shape))
+    if zero.ndim:
+        zero = np.asarray(spread(zero, granularity(q.shape, axis, block), tuple(q.shape)))
+    wide = wide - torch.tensor(zero, device="cpu").to(wide.dtype)
     return dequantize_ste_backward(wide, s, axis, block).to(q.dtype)
 
 

@@ -2,8 +2,10 @@
 
 Granularity, everywhere: scale and zero_point are one for all; with `axis` one for each of its indices; with
 `block_size` one for each block along `axis` (default the last); with `per_token` one for each row of the last axis,
-shaped x.shape[:-1]. They are Python numbers or tensors. Results have x's dtype, inside torch.autocast too, and lie in
-memory as x does if that is torch.channels_last; else they are contiguous.
+shaped x.shape[:-1]. They are numbers, arrays or tensors; zero points are integers, also as floats (2.0, but not 2.7).
+Results have x's dtype, inside torch.autocast too, and lie in memory as x does if that is torch.channels_last; else they
+are contiguous. Transforms of torch.func and tracers give the same numbers; only forward-mode differentiation of
+`fake_quantize_learned` is refused.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lowbit.errors import InvalidProblem, UnsupportedDType
+from lowbit.fields import as_zero_point
 from lowbit.torch import library
 from lowbit.torch.kernels import CODES, codes_dtype, granularity
 
@@ -63,8 +67,8 @@ def fake_quantize_learned(
     """fake_quantize whose scale learns, as in learned step size quantization (LSQ).
 
     Gradient by scale: sum(dy * t) with t = rne(x/s) - x/s inside, qmin - z below and qmax - z above the range. A zero
-    point given as floats is rounded to the nearest integer in the range and learns too: sum(dy * -s) over what is
-    clipped. Both are multiplied by gradient_scale. Scales below 2^-125 count as that.
+    point given as a tensor of floats is rounded to the nearest integer in the range and learns too: sum(dy * -s) over
+    what is clipped. Both are multiplied by gradient_scale. Scales below 2^-125 count as that.
 
     >>> s = torch.tensor(0.5, requires_grad=True)
     >>> fake_quantize_learned(torch.tensor([0.4, 9.0]), s, qmin=-2, qmax=2).sum().backward()
@@ -180,11 +184,13 @@ def _arguments(
     """x, scale and zero point as operators take them; tokens become rows, and rows channels."""
     if not isinstance(x, Tensor):
         raise InvalidProblem(f"{name}: {type(x).__name__}; expected a torch tensor")
-    if not isinstance(scale, Tensor):
-        wide = (x.dtype if dtype is None else dtype) is torch.float64
-        scale = _tensor(name, x, scale, torch.float64 if wide else torch.float32)
-    if not isinstance(zero_point, Tensor):
-        zero_point = _tensor(name, x, zero_point, torch.int32)
+    if not (isinstance(scale, Tensor) and isinstance(zero_point, Tensor)):
+        direct = library.is_direct(name, x)
+        if not isinstance(scale, Tensor):
+            wide = (x.dtype if dtype is None else dtype) is torch.float64
+            scale = _scale(x, scale, torch.float64 if wide else torch.float32, direct)
+        if not isinstance(zero_point, Tensor):
+            zero_point = _zero_point(x, zero_point, direct)
     if not per_token:
         return x, scale, zero_point, axis
     if axis is not None or block_size is not None:
@@ -203,10 +209,23 @@ def _arguments(
     )
 
 
-def _tensor(name: str, x: Tensor, value: Any, dtype: torch.dtype) -> Tensor:
-    if type(value) in (int, float) and library.is_direct(name, x):
+def _scale(x: Tensor, value: Any, dtype: torch.dtype, direct: bool) -> Tensor:
+    if direct and type(value) in (int, float):
         return _constant(value, dtype)
-    return torch.tensor(value, dtype=dtype, device=x.device)
+    try:
+        return torch.tensor(value, dtype=dtype, device=x.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidProblem(f"scale: {value!r}; expected a number, an array or a tensor ({error})") from None
+
+
+def _zero_point(x: Tensor, value: Any, direct: bool) -> Tensor:
+    if isinstance(value, np.integer) or (type(value) is float and value.is_integer()):
+        value = int(value)
+    if type(value) is int:
+        if not -(2**31) <= value < 2**31:
+            raise InvalidProblem(f"zero_point: {value}; expected an integer of 32 bits")
+        return _constant(value, torch.int32) if direct else torch.tensor(value, dtype=torch.int32, device=x.device)
+    return torch.tensor(as_zero_point(value, np.shape(value)), device=x.device)
 
 
 @functools.lru_cache(256)
