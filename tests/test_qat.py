@@ -280,13 +280,23 @@ def test_learned_starts_as_lsq_does_and_learns(scheme: str, options: dict[str, A
     assert len(list(fq.parameters())) == (1 if scheme == "symmetric" else 2)
 
 
-def test_learned_gradient_is_scaled() -> None:
-    x = torch.randn(50)
-    fq = lt.FakeQuantize("int4", mode="learned")
-    fq(x).sum().backward()
-    plain = fq.scale.detach().clone().requires_grad_()
-    lt.fake_quantize_learned(x, plain, qmin=-7, qmax=7).sum().backward()
-    assert fq.scale.grad.item() == pytest.approx(plain.grad.item() / (50 * 7) ** 0.5, rel=1e-6)
+@pytest.mark.parametrize(("dtype", "scheme"), [("int4", "symmetric"), ("uint8", "asymmetric")])
+@pytest.mark.parametrize(
+    ("options", "sharing"), [({}, 60), ({"axis": 0}, 10), ({"axis": 1}, 6), ({"axis": -1, "block_size": 5}, 5)], ids=str
+)
+def test_learned_gradients_are_divided_by_the_root_of_elements_and_codes(
+    dtype: str, scheme: str, options: dict[str, Any], sharing: int
+) -> None:
+    x, dy = torch.randn(6, 10) * 3, torch.randn(6, 10)
+    fq = lt.FakeQuantize(dtype, scheme, mode="learned", **options)
+    fq(x / 2)  # so that some of x is clipped, from which zero points learn
+    fq(x).backward(dy)
+    scale, zero = (v.detach().clone() for v in (fq.scale, fq.zero_point))
+    learned = [scale.requires_grad_()] + ([zero.requires_grad_()] if scheme == "asymmetric" else [])
+    lt.fake_quantize_learned(x, scale, zero, qmin=fq.qmin, qmax=fq.qmax, **options).backward(dy)
+    for mine, plain in zip((fq.scale, fq.zero_point), learned, strict=False):
+        assert plain.grad.any()
+        torch.testing.assert_close(mine.grad, plain.grad / (sharing * fq.qmax) ** 0.5, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic", "learned"])

@@ -12,6 +12,7 @@ from strategies import hard_values
 
 torch = pytest.importorskip("torch")
 
+import lowbit as lb  # noqa: E402
 import lowbit.torch as lt  # noqa: E402
 from lowbit import InvalidProblem, QuantizationParams, Unsupported, reference  # noqa: E402
 from lowbit.granularity import granularity_of  # noqa: E402
@@ -482,6 +483,39 @@ def test_types_without_meaning_are_refused(call: Any) -> None:
         call(torch.zeros(3))
 
 
+# ---- tensors as `out=` of lowbit's own functions ---------------------------------------------------------------------
+
+
+WITH_OUT = {
+    "dequantize": lambda x, out: lb.dequantize(lb.quantize(x), out=out),
+    "dequantize method": lambda x, out: lb.quantize(x).dequantize(out=out),
+    "fake_quantize": lambda x, out: lb.fake_quantize(x, 0.1, out=out),
+    "fake_quantize_backward": lambda x, out: lb.fake_quantize_backward(x, x, 0.1, out=out),
+    "quantize_backward": lambda x, out: lb.quantize_backward(x, x, 0.1, out=out),
+    "dequantize_backward": lambda x, out: lb.dequantize_backward(x, 0.1, out=out),
+    "fake_quantize_learned_backward": lambda x, out: lb.fake_quantize_learned_backward(x, x, 0.1, out=out),
+}
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_tensor_that_autograd_follows_is_not_written_into(name: str, dtype: torch.dtype) -> None:
+    x = torch.linspace(-1, 1, 9, dtype=dtype)
+    leaf = torch.full((9,), 5.0, dtype=dtype, requires_grad=True)
+    for out in (leaf, leaf * 1):
+        for given in (x, x.float().numpy()) if dtype is torch.float32 else (x,):
+            with pytest.raises(InvalidProblem, match=r"^out: requires grad; .*out\.detach\(\)"):
+                WITH_OUT[name](given, out)
+        with torch.no_grad(), pytest.raises(InvalidProblem, match=r"^out: requires grad"):
+            WITH_OUT[name](x, out)
+        assert torch.equal(out.detach(), torch.full((9,), 5.0, dtype=dtype))
+    WITH_OUT[name](x, leaf.detach())
+    assert not torch.equal(leaf.detach(), torch.full((9,), 5.0, dtype=dtype))
+
+
+# ---- zero points and scales that are none ----------------------------------------------------------------------------
+
+
 # Each function of a zero point, of x and that.
 WITH_ZERO_POINT = {
     "fake_quantize": lambda x, z, **where: lt.fake_quantize(x, 0.1, z, **where),
@@ -536,8 +570,6 @@ def test_a_scale_that_is_no_number_is_named(scale: Any) -> None:
 
 
 def test_codes_agree_with_quantized_tensors() -> None:
-    import lowbit as lb
-
     x = torch.randn(6, 8)
     params = QuantizationParams(
         "uint8", "asymmetric", scale=np.full(6, 0.05, np.float32), zero_point=np.arange(6), axis=0
