@@ -24,7 +24,8 @@ GRANULARITIES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "tensor": ({}, ()),
     "channel": ({"axis": 1}, (3,)),
     "last channel": ({"axis": -1}, (8,)),
-    "group": ({"axis": 2, "block_size": 3}, (4, 3, 3)),
+    "group": ({"axis": 1, "block_size": 2}, (4, 2, 8)),
+    "group of the last axis": ({"block_size": 3}, (4, 3, 3)),
     "token": ({"per_token": True}, (4, 3)),
 }
 # The differentiable functions whose derivative by x is diagonal.
@@ -220,6 +221,9 @@ def test_vmap_over_scales_is_a_loop(name: str, granularity: str) -> None:
     scales, zeros = torch.stack([scale, 2 * scale]), torch.stack([zero, zero + 1])
     expected = torch.stack([f(x, s, z) for s, z in zip(scales, zeros, strict=True)])
     assert torch.equal(torch.vmap(f, in_dims=(None, 0, 0))(x, scales, zeros), expected)
+    batch = torch.stack([x, other(x)])
+    expected = torch.stack([f(*one) for one in zip(batch, scales, zeros, strict=True)])
+    assert torch.equal(torch.vmap(f)(batch, scales, zeros), expected)
 
 
 def gradient_of(f: Callable[..., Tensor], x: Tensor, dy: Tensor) -> Tensor:
@@ -461,6 +465,13 @@ def test_a_converted_model_is_the_same_whatever_first_used_it(use: str) -> None:
     assert torch.equal(y, trained(x))
     y.sum().backward()
     assert torch.equal(leaf.grad, gradient_of(trained, x, torch.ones_like(y)))
+
+
+def test_a_model_converted_for_inference_still_passes_gradients() -> None:
+    trained, make, x = converted()
+    with torch.inference_mode():
+        model = make()
+    assert torch.equal(gradient_of(model, x, torch.ones(5, 4)), gradient_of(trained, x, torch.ones(5, 4)))
 
 
 def test_a_converted_model_is_exported_with_its_weights() -> None:

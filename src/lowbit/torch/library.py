@@ -166,11 +166,10 @@ def _define(
             raise Unsupported(f"{name}: it has no gradient of its own (a second derivative was asked for)")
         return None, *gradient(*dy, *ctx.saved_tensors, *ctx.rest), *(None for _ in ctx.rest)
 
-    def jvp(ctx: Any, _: None, tangent: Tensor | None, *others: Any) -> Any:
+    def jvp(ctx: Any, _: None, tangent: Tensor, *others: Any) -> Any:
         if gradient is None or not diagonal:
             raise Unsupported(f"{name}: it has no forward-mode derivative; expected reverse mode (torch.func.vjp)")
-        saved = ctx.saved_tensors
-        return gradient(torch.zeros_like(saved[0]) if tangent is None else tangent, *saved, *ctx.rest)[0]
+        return gradient(tangent, *ctx.saved_tensors, *ctx.rest)[0]
 
     def forward(ctx: Any, run: Callable[..., Any], *arguments: Any) -> Any:
         ctx.save_for_backward(*arguments[:tensors])
