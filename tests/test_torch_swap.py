@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
+import pydoc
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -359,21 +363,262 @@ def test_norms_are_named_but_not_missed() -> None:
     assert not row.asked
 
 
-def test_attention_and_encoder_layers_work_as_before(fast: list[Any]) -> None:
+def test_attention_works_as_before(fast: list[Any]) -> None:
     x = torch.randn(2, 5, 16)
     attention = nn.MultiheadAttention(16, 2, batch_first=True).eval()
-    found = lt.quantize(attention, recipe("W8A8"), example=(x, x, x))
+    with pytest.warns(UserWarning, match="0 of 1,024 weights"):
+        found = lt.quantize(attention, recipe("W8A8"), example=(x, x, x))
     assert torch.equal(found(x, x, x)[0], attention(x, x, x)[0])
     assert "MultiheadAttention" in row_of(found, "out_proj").why_not
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-    model = nn.Sequential(nn.Linear(16, 16), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)).eval()
-    found = lt.quantize(model, recipe("W8A8"), example=x)
-    assert isinstance(found[0], lt.QuantizedLinear)
-    assert all(
-        "reads its weight" in r.why_not for r in lt.report(found).rows if r.name.endswith(("linear1", "linear2"))
-    )
-    with torch.inference_mode():
-        assert torch.equal(found(x), model[1](found[0](x)))
+
+
+class Odd(nn.TransformerEncoderLayer):
+    """A subclass, which may compute something else."""
+
+
+def encoder(layer: type[nn.Module] = nn.TransformerEncoderLayer, nested: bool = False, **options: Any) -> nn.Module:
+    made = layer(16, 2, 64, **({"batch_first": True} | options))
+    return nn.TransformerEncoder(made, 2, enable_nested_tensor=nested).eval()
+
+
+@pytest.mark.parametrize(
+    ("options", "example"),
+    [({}, True), ({"norm_first": True}, False), ({"activation": "gelu"}, False), ({"batch_first": False}, True)],
+    ids=str,
+)
+def test_encoder_layers_call_their_quantized_layers(
+    options: dict[str, Any], example: bool, fast: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's fused kernel would read float weights instead."""
+    model, x = encoder(**options), torch.randn(2, 5, 16)
+    found = lt.quantize(model, recipe("W8A8"), example=x if example else None)
+    twins = [copy.deepcopy(found), lt.load_quantized(encoder(**options), found.state_dict())]
+    assert [row.name for row in lt.report(found).treated] == [
+        f"layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2)
+    ]  # fmt: skip
+    mask = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+    calls: list[Any] = []
+    forward = lt.QuantizedLinear.forward
+    monkeypatch.setattr(lt.QuantizedLinear, "forward", lambda self, x: calls.append(self) or forward(self, x))
+    monkeypatch.setattr(lt.QuantizedLinear, "weight", property(lambda self: pytest.fail("read")))
+    for grad in (False, True):
+        for given in ({}, {"mask": mask} if options.get("batch_first", True) else {}):
+            with torch.set_grad_enabled(grad):
+                y, expected = found(x, **given).detach(), model(x, **given).detach()
+                assert all(torch.equal(twin(x, **given), y) for twin in twins)
+            assert lb.metrics.error_report(expected.numpy(), y.numpy()).sqnr_db > 30
+    assert len(calls) == 4 * 4 * 3
+
+
+def test_encoders_that_might_compute_something_else_are_left_alone() -> None:
+    for model in (encoder(nested=True), encoder(Odd)):
+        with pytest.warns(UserWarning, match="0 of "):
+            found = lt.quantize(model, recipe("W8A8"))
+        assert all("without calling it" in row_of(found, f"layers.0.linear{i}").why_not for i in (1, 2))
+        assert row_of(found, "layers.0.self_attn.out_proj").why_not.startswith("MultiheadAttention reads")
+    model = encoder(nested=True)
+    model.use_nested_tensor = False  # as the reason says
+    assert len(lt.report(lt.quantize(model, recipe("W8A8"))).treated) == 4
+
+
+# ---- nothing is silent ----------------------------------------------------------------------------------------------
+
+
+def test_a_warning_gives_the_reasons_where_less_than_half_is_quantized() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(64, 32), "b": Halved(64, 33), "c": nn.LSTM(64, 4)})
+    with pytest.warns(UserWarning, match=r"^quantize: 2,048 of 5,248 weights were quantized. The rest") as caught:
+        found = lt.quantize(model)
+    assert len(caught) == 1
+    said = str(caught[0].message)
+    assert "stayed float: Halved is a subclass of Linear, which may compute something else (2,112 in b); " in said
+    assert "; no quantized form of LSTM here (1,088 in c). " in said
+    assert said.endswith("print(lowbit.torch.report(model)) lists them")
+    assert caught[0].filename == __file__
+    assert len(lt.report(found).treated) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "rules"),
+    [
+        (lambda: nn.Sequential(nn.Linear(64, 32), Halved(64, 32)), {}),  # just half
+        (lambda: nn.Sequential(nn.Linear(64, 32), nn.LayerNorm(4096)), {}),  # norms do not count
+        (lambda: nn.Sequential(nn.Linear(64, 32), nn.Linear(64, 64)), {"skip": ["1"]}),  # as it was told
+        (lambda: nn.Sequential(nn.Linear(64, 32), nn.Embedding(64, 64)), {"kinds": ["linear"]}),
+        (lambda: nn.Sequential(nn.ReLU()), {}),
+        (Tied, {"min_elements": 0}),
+    ],
+)
+def test_no_warning_where_half_is_quantized_or_the_recipe_says_so(model: Any, rules: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lt.quantize(model(), Recipe.of("W8A8").but(**rules))
+
+
+def test_a_weight_that_two_modules_share_counts_once() -> None:
+    model = Tied()
+    model.body = model.again = nn.Identity()
+    model.embedding.max_norm = 1.0  # so that only the head is quantized
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = lt.quantize(model, recipe("W8A8"))
+    assert [row.name for row in lt.report(found).treated] == ["head"]
+
+
+@pytest.mark.parametrize(
+    ("model", "rules", "why"),
+    [
+        (lambda: nn.Linear(8, 8), "W8A8", r"0 of 64 weights .*64 elements; the recipe leaves weights below 1024"),
+        (lambda: nn.Conv2d(8, 16, 3), "W4A16", r"0 of 1,152 weights .*float activations"),
+    ],
+)
+def test_a_warning_says_that_nothing_was_done(model: Any, rules: str, why: str) -> None:
+    with pytest.warns(UserWarning, match=why):
+        lt.quantize(model(), rules)
+
+
+def test_layers_that_float_is_faster_for_are_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_clock(monkeypatch, lambda *_: never_slower.Pace(1e-3, 5e-3))
+    with pytest.warns(UserWarning, match=r"0 of 64 weights .*float is faster \(64 in 0\)"):
+        lt.quantize(nn.Sequential(nn.Linear(8, 8)), recipe("W8A8"), example=torch.ones(4, 8))
+
+
+def test_a_report_prints_as_a_table(fast: list[Any]) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), Halved(16, 4))
+    found = lt.quantize(model, recipe("W8A8"), example=torch.randn(4, 8), fit_products=1)
+    lines = str(lt.report(found)).splitlines()
+    assert lines[0].split() == ["weight", "used", "by", "shape", "bytes", "SQNR", "dB", "how,", "or", "why", "not"]
+    assert lines[1].startswith("0       Linear      16×8  576 → 384 ")
+    assert "int8 symmetric, per channel; activations int8 symmetric, dynamic per token" in lines[1]
+    assert lines[2].endswith("nothing in LayerNorm is multiplied with a weight")
+    assert "Halved is a subclass of Linear" in lines[3]
+    assert lines[4].startswith("1 of 3 weights quantized; ")
+    assert lines[5].startswith("output 0: SQNR ")
+    column = lines[0].index("how, or why not")
+    assert all(line[column - 2 : column] == "  " and line[column] != " " for line in lines[1:4])
+
+
+# ---- how it is called -----------------------------------------------------------------------------------------------
+
+
+def test_the_signature_names_every_parameter() -> None:
+    found = inspect.signature(lt.quantize).parameters
+    kinds = {p.kind for p in found.values()}
+    assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    for of, renamed in ((swap.quantize_model, {"model": "x"}), (lt.ops.quantize, {})):
+        for name, p in inspect.signature(of).parameters.items():
+            assert renamed.get(name, name) in found
+            if p.default is not inspect.Parameter.empty:
+                assert found[name].default == p.default
+    text = pydoc.plain(pydoc.render_doc(lt.quantize))
+    assert "calibration: batches that static ranges are" in text
+    assert "A copy of a model" in text
+
+
+def test_options_of_the_other_kind_are_refused() -> None:
+    linear, x = nn.Linear(64, 32), torch.ones(3)
+    for name, value in {"scale": 0.1, "zero_point": 1, "qmin": -8, "axis": 0, "dtype": torch.int8}.items():
+        with pytest.raises(lb.InvalidProblem, match=rf"^{name}: an option of a tensor"):
+            lt.quantize(linear, **{name: value})
+    for name, value in {"calibration": [], "example": x, "inplace": True, "progress": False, "inputs": 0}.items():
+        with pytest.raises(lb.InvalidProblem, match=rf"^{name}: an option of a model"):
+            lt.quantize(x, 0.1, **{name: value})
+    with pytest.raises(lb.InvalidProblem, match=r"^scale: missing"):
+        lt.quantize(x)
+    with pytest.raises(lb.InvalidProblem, match=r"^scale: given twice"):
+        lt.quantize(x, 0.1, scale=0.1)
+    assert torch.equal(lt.quantize(x, scale=0.1), lt.quantize(x, 0.1, 0, qmin=-128))
+    assert isinstance(lt.quantize(linear, recipe="W8A8", qmin=-128), lt.QuantizedLinear)
+
+
+def test_what_is_returned_is_a_copy_unless_told_otherwise() -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.LayerNorm(32))
+    found = lt.quantize(model, "W8A8")
+    assert type(model[0]) is nn.Linear
+    assert found[1].weight is not model[1].weight
+    assert found[1].weight.data_ptr() != model[1].weight.data_ptr()
+    assert lt.quantize(model, "W8A8", inplace=True) is model
+    assert isinstance(model[0], lt.QuantizedLinear)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, a: Any, b: Any = None) -> Any:
+        return self.one(a) + (0 if b is None else self.two(b))
+
+
+def ranges_of(model: nn.Module) -> list[float]:
+    return [float(m.layer.input_params.scale) for m in model.modules() if isinstance(m, lt.QuantizedLinear)]
+
+
+def test_batches_of_a_data_loader_with_labels_work(fast: list[Any]) -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(12, 8), torch.arange(12))
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    found = lt.quantize(model, recipe("static-int8"), calibration=loader, progress=False)
+    expected = lt.quantize(model, recipe("static-int8"), calibration=[x for x, _ in loader], progress=False)
+    assert ranges_of(found) == ranges_of(expected)
+    assert lt.report(found).accuracy == lt.report(expected).accuracy
+    example = lt.quantize(model, recipe("W8A8"), example=next(iter(loader)))
+    assert lt.report(example).accuracy
+    observed = lt.observe(model, loader, progress=False)
+    assert observed["0"].count == 12 * 8
+
+
+@pytest.mark.parametrize(
+    ("batch", "inputs", "treated"),
+    [
+        ((9, ONES), 1, ["one"]),
+        ([9, ONES, ONES], (1, 2), ["one", "two"]),
+        ((9, 2 * ONES, ONES), (2, 1), ["one", "two"]),
+        ((ONES, ONES, 9), [0], ["one"]),
+        ((9, ONES), -1, ["one"]),
+        ({"image": ONES, "label": 9}, "image", ["one"]),
+        ({"b": ONES, "a": ONES, "label": 9}, ["a", "b"], ["one", "two"]),
+        ((ONES, ONES), None, ["one", "two"]),
+        ({"b": ONES, "a": ONES}, None, ["one", "two"]),
+    ],
+)
+def test_inputs_say_what_of_a_batch_is_meant(batch: Any, inputs: Any, treated: list[str], fast: list[Any]) -> None:
+    found = lt.quantize(Two(), recipe("static-int8"), calibration=[batch], inputs=inputs, progress=False)
+    assert [row.name for row in lt.report(found).treated] == treated
+    if inputs == (2, 1):
+        one, two = ranges_of(found)
+        assert two == pytest.approx(2 * one)
+    assert lt.observe(Two(), [batch], inputs=inputs, progress=False).keys() == set(treated)
+
+
+@pytest.mark.parametrize(
+    ("batch", "inputs", "said"),
+    [
+        ((ONES, ONES, 9), None, r"^batch: 3 elements; forward takes 2 \(a, b\).*inputs="),
+        ({"a": ONES, "label": 9}, None, r"^batch: the key 'label', which forward does not take \(a, b\).*inputs="),
+        (ONES, 0, r"^inputs: 0; batches are Tensor, expected tuples or lists"),
+        ((ONES, 9), "a", r"^inputs: 'a'; batches are tuple, expected mappings"),
+        ({"a": ONES}, 0, r"^inputs: 0; batches are dict, expected tuples or lists"),
+        ((ONES, 9), 2, r"^inputs: 2; a batch has 2 elements"),
+        ({"a": ONES}, ["a", "c"], r"^inputs: \['a', 'c'\]; a batch has 'a'"),
+        ((ONES, 9), [], r"^inputs: \[\]; expected an index or a key"),
+        ((ONES, 9), [0, "a"], r"^inputs: \[0, 'a'\]; expected an index or a key"),
+        ((ONES, 9), [True], r"^inputs: \[True\]; expected an index or a key"),
+        ((ONES, 9), 0.5, r"^inputs: 0.5; expected an index or a key"),
+    ],
+)
+def test_batches_that_do_not_fit_are_named(batch: Any, inputs: Any, said: str, fast: list[Any]) -> None:
+    for call in (
+        lambda: lt.quantize(Two(), recipe("static-int8"), calibration=[batch], inputs=inputs, progress=False),
+        lambda: lt.quantize(Two(), recipe("W8A8"), example=batch, inputs=inputs),
+        lambda: lt.observe(Two(), [batch], inputs=inputs, progress=False),
+    ):
+        with pytest.raises(lb.InvalidProblem, match=said):
+            call()
+
+
+def test_inputs_without_batches_are_refused() -> None:
+    with pytest.raises(lb.InvalidProblem, match=r"^inputs: given without batches"):
+        lt.quantize(nn.Linear(8, 8), recipe("W8A8"), inputs=0)
 
 
 def test_a_module_that_is_never_called_stays_as_it_is(fast: list[Any]) -> None:
@@ -532,7 +777,7 @@ def with_nan() -> nn.Linear:
         (lambda: nn.Linear(8, 8), {"recipe": recipe("static-int8")}, lb.InvalidProblem, "^calibration: missing"),
         (lambda: nn.Linear(8, 8), {"calibration": []}, lb.InvalidProblem, "^calibration: no batches"),
         (lambda: nn.Linear(8, 8), {"calibration": torch.ones(2, 8)}, lb.InvalidProblem, "^calibration: a Tensor"),
-        (lambda: nn.Linear(8, 8), {"example": (torch.ones(1, 8), 3)}, lb.InvalidProblem, "^example"),
+        (lambda: nn.Linear(8, 8), {"example": 3}, lb.InvalidProblem, "^example"),
     ],
 )
 def test_bad_input_is_named(make: Any, options: dict[str, Any], error: Any, said: str) -> None:

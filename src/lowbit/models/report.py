@@ -123,6 +123,29 @@ class ModelReport:
     def ratio(self) -> float:
         return self.bytes_before / self.bytes_after if self.bytes_after else math.inf
 
+    def __str__(self) -> str:
+        """A table of the weights, then what was found on the whole."""
+        table = [("weight", "used by", "shape", "bytes", "SQNR dB", "how, or why not")]
+        for r in self.rows:
+            size = f"{r.bytes_before:,} → {r.bytes_after:,}" if r.treated else f"{r.bytes_before:,}"
+            lost = "" if r.sqnr_db is None else f"{r.sqnr_db:.1f}"
+            done = f"{r.how}; activations {r.activations or 'float'}" if r.sqnr_db is not None else r.how or r.why_not
+            done += f" ({r.note})" if r.note else ""
+            table.append((r.name or "(the model)", r.kind, "×".join(map(str, r.shape)), size, lost, done))
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        aligned = "<<>>><"
+        lines = [
+            "  ".join(f"{cell:{to}{width}}" for cell, to, width in zip(row, aligned, widths, strict=True)).rstrip()
+            for row in table
+        ]
+        lines.append(
+            f"{len(self.treated)} of {len(self.rows)} weights quantized; {self.bytes_before:,} → {self.bytes_after:,} "
+            f"bytes ({self.ratio:.2f}× smaller)"
+        )
+        lines += [f"{a.output}: SQNR {a.sqnr_db:.1f} dB, largest error {a.max_error:.4g}" for a in self.accuracy]
+        lines += [f"{t.runtime}, {t.shape}: {t.float_ms:.3g} ms → {t.quantized_ms:.3g} ms" for t in self.latency]
+        return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
+
     def but(self, **changes: Any) -> ModelReport:
         return dataclasses.replace(self, **changes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,13 +17,14 @@ from lowbit.bench.timing import measure
 from lowbit.metrics import error_report
 from lowbit.models.report import Accuracy, Latency, WeightRow
 from lowbit.threads import get_num_threads
+from lowbit.torch.batches import call_on
 from lowbit.torch.decisions import Decision
 from lowbit.torch.layers import QuantizedModule
-from lowbit.torch.never_slower import call_on
 
-__all__ = ["accuracy_on", "for_inference", "latency_on", "model_bytes", "weight_rows"]
+__all__ = ["accuracy_on", "for_inference", "latency_on", "left_float", "model_bytes", "weight_rows"]
 
 _MODEL_SECONDS = 0.3  # to time both models
+_REASONS, _NAMED = 5, 3  # how many reasons a warning gives, and how many modules it names for each
 
 
 @contextmanager
@@ -67,6 +69,31 @@ def weight_rows(done: Sequence[Decision], norms: Mapping[str, str]) -> list[Weig
             for other in h.names[1:]
         ]
     return rows
+
+
+def left_float(done: Sequence[Decision]) -> str:
+    """Why less than half of what could be quantized was: the reasons, by how much they hold back. Empty where at least
+    half was. Counted are elements of matrices, kernels and tables, but for what the recipe names as left alone."""
+    elements, reasons, seen, names = 0, Counter[str](), set[int](), dict[str, list[str]]()
+    for d in sorted(done, key=lambda d: d.made is None):  # what is shared counts as treated where one of its users is
+        if not d.wanted.holder.kind or d.wanted.declined:
+            continue
+        own = [p for p in d.wanted.holder.module.parameters(recurse=False) if not is_lazy(p) and p.ndim > 1]
+        count = sum(p.numel() for p in own if id(p) not in seen)
+        seen |= {id(p) for p in own}
+        elements += count
+        if d.made is None:
+            reasons[d.why_not] += count
+            names.setdefault(d.why_not, []).append(d.wanted.holder.name or type(d.wanted.holder.module).__name__)
+    left = sum(reasons.values())
+    if 2 * left <= elements:
+        return ""
+    said = [
+        f"{why} ({count:,} in {', '.join(names[why][:_NAMED])}{', …' * (len(names[why]) > _NAMED)})"
+        for why, count in reasons.most_common(_REASONS)
+    ]
+    said += [f"{len(reasons) - _REASONS} more reasons"] if len(reasons) > _REASONS else []
+    return f"{elements - left:,} of {elements:,} weights were quantized. The rest stayed float: {'; '.join(said)}"
 
 
 def model_bytes(model: nn.Module) -> int:

@@ -31,6 +31,7 @@ class Wanted:
     rule: Rule
     asked: bool
     why_not: str
+    declined: bool = False  # the recipe names it, or its kind, as one to leave alone
 
     @property
     def key(self) -> int:
@@ -47,10 +48,11 @@ class Wanted:
         if not holder.kind:
             return Wanted(holder, Rule(recipe.weights, None), False, holder.why_not)
         elements = int(np.prod(holder.shape))
-        weights = (f"{name}.weight".lstrip(".") for name in holder.names)
+        weights = [f"{name}.weight".lstrip(".") for name in holder.names]
         rule = recipe.rule(holder.name, holder.kind, elements, (*holder.names[1:], *weights))
         if rule.skip:
-            return Wanted(holder, rule, False, rule.skip)
+            by_name = recipe.rule(holder.name, holder.kind, None, (*holder.names[1:], *weights))
+            return Wanted(holder, rule, False, rule.skip, bool(by_name.skip))
         if not holder.why_not:
             check_memory(holder)
         return Wanted(holder, rule, True, holder.why_not or obstacle_in(rule, holder.kind))

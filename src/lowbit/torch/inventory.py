@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from lowbit.errors import Unsupported, UnsupportedDType
 from lowbit.torch.embedding import QuantizedEmbedding
+from lowbit.torch.fast_paths import readers
 from lowbit.torch.layers import QuantizedModule
 
 __all__ = ["Holder", "check_memory", "inventory"]
@@ -23,8 +24,6 @@ _OTHERS: dict[type[nn.Module], str] = {
     nn.Conv3d: "conv", nn.ConvTranspose1d: "conv", nn.ConvTranspose2d: "conv", nn.ConvTranspose3d: "conv",
     nn.EmbeddingBag: "embedding",
 }  # fmt: skip
-# These multiply with weights of the modules inside them without calling those.
-_READERS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -68,10 +67,10 @@ def inventory(model: nn.Module) -> list[Holder]:
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
         modules[id(module)] = module
-        if isinstance(module, _READERS):
+        if read := readers(module):
             for child in module.modules():
                 if child is not module:
-                    inside.setdefault(id(child), type(module).__name__)
+                    inside[id(child)] = read  # the innermost counts
     found = []
     for key, module in modules.items():
         is_done = isinstance(module, QuantizedModule | QuantizedEmbedding)
@@ -102,7 +101,7 @@ def _judged(module: nn.Module, reader: str | None) -> tuple[str, str]:
 
 def _obstacle(module: nn.Module, base: type[nn.Module], reader: str | None) -> str:
     if reader is not None:
-        return f"{reader} reads its weight without calling it"
+        return reader
     if hasattr(module, "parametrizations"):
         return "its weight is parametrized"
     if type(module) is not base:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lowbit.errors import FormatError, InvalidProblem
 from lowbit.torch.embedding import QuantizedEmbedding
+from lowbit.torch.fast_paths import leave_fast_paths
 from lowbit.torch.folding import FoldedNorm, swapped
 from lowbit.torch.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, QuantizedModule
 from lowbit.torch.memory_formats import settle_memory_formats
@@ -71,6 +72,7 @@ def load_quantized(model: M, state: Mapping[str, Tensor]) -> M:
         raise FormatError(f"state: {'; '.join(said)}")
     result.eval()
     settle_memory_formats(result)
+    leave_fast_paths(result)
     return result  # type: ignore[return-value]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from lowbit.bench.timing import measure
 from lowbit.errors import InvalidProblem
+from lowbit.torch.batches import call_on
 
-__all__ = ["Pace", "Sighting", "call_on", "paced", "sightings"]
+__all__ = ["Pace", "Sighting", "paced", "sightings"]
 
 _NOISE = 1.02  # times closer than this are the same
 
@@ -42,13 +43,6 @@ class Pace:
 
     def __str__(self) -> str:
         return f"float {1e3 * self.float_s:.4g} ms, quantized {1e3 * self.quantized_s:.4g} ms"
-
-
-def call_on(model: nn.Module, batch: Any) -> Any:
-    """The model on a batch: a mapping as keywords, a tuple or list as positional arguments, anything else as one."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
 
 
 def sightings(model: nn.Module, batch: Any, modules: Iterable[nn.Module]) -> tuple[dict[int, Sighting], Any]:

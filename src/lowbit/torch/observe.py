@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lowbit.calibration import Calibrator
 from lowbit.calibration.calibrator import MethodLike, tracked
 from lowbit.errors import InvalidProblem
+from lowbit.torch.batches import Inputs, call_on
 
 __all__ = ["observe"]
 
@@ -21,6 +22,7 @@ def observe(
     model: nn.Module,
     loader: Iterable[Any],
     *,
+    inputs: Inputs | None = None,
     modules: Callable[[str, nn.Module], bool] | None = None,
     outputs: bool = False,
     method: MethodLike = "adaptive",
@@ -30,10 +32,11 @@ def observe(
 ) -> dict[str, Calibrator]:
     """A calibrator for the input of each Linear, Conv1d and Conv2d, by name; memory does not grow with the loader.
 
-    loader: batches; a mapping is passed as keywords, a tuple or list as positional arguments. modules: which to
-    look at instead, from name and module. outputs: what they give instead of what they take. axis and other options are
-    those of Calibrator. The model keeps its mode, and is run without gradients. Modules that no batch reached are left
-    out.
+    loader: batches. inputs: what of a batch the model takes: an index or a key, or a sequence of them. By default all
+    of it, a mapping as keywords, a tuple or list as positional arguments; where the model takes one, the first.
+    modules: which to look at instead, from name and module. outputs: what they give instead of what they take. axis and
+    other options are those of Calibrator. The model keeps its mode, and is run without gradients. Modules that no batch
+    reached are left out.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> found = observe(model, [torch.ones(2, 4), torch.zeros(5, 4)], progress=False)
@@ -64,7 +67,7 @@ def observe(
     try:
         with torch.no_grad():
             for batch in tracked(loader, "Calibrating", progress):
-                _run(model, batch)
+                call_on(model, batch, inputs)
                 batches += 1
     finally:
         for handle in handles:
@@ -72,12 +75,3 @@ def observe(
     if batches == 0:
         raise InvalidProblem("loader: no batches; there is nothing to find ranges in")
     return {name: c for name, c in found.items() if c.num_samples}
-
-
-def _run(model: nn.Module, batch: Any) -> None:
-    if isinstance(batch, Mapping):
-        model(**batch)
-    elif isinstance(batch, tuple | list):
-        model(*batch)
-    else:
-        model(batch)

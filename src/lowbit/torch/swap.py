@@ -6,6 +6,7 @@ import copy
 import itertools
 import os
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -19,8 +20,10 @@ from lowbit.hardware import hardware
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import ModelReport
 from lowbit.ops.fitting import Products, fastest_fit
-from lowbit.torch.accounts import accuracy_on, for_inference, latency_on, model_bytes, weight_rows
+from lowbit.torch.accounts import accuracy_on, for_inference, latency_on, left_float, model_bytes, weight_rows
+from lowbit.torch.batches import Inputs, inputs_of
 from lowbit.torch.decisions import Stopwatch, Wanted, decided
+from lowbit.torch.fast_paths import leave_fast_paths
 from lowbit.torch.folding import FoldedNorm, folds, swapped
 from lowbit.torch.inventory import Holder, inventory
 from lowbit.torch.memory_formats import settle_memory_formats
@@ -31,6 +34,7 @@ __all__ = ["quantize_model", "report"]
 
 M = TypeVar("M", bound=nn.Module)
 RecipeLike = Recipe | str | os.PathLike[str] | Mapping[str, Any]
+_CALLER = 3  # whose call warnings are about: that of `lowbit.torch.quantize`
 _NEVER_CALLED = "not called in the run on the example: its weight may be read without it"
 
 
@@ -40,6 +44,7 @@ def quantize_model(
     *,
     calibration: Iterable[Any] | None = None,
     example: Any = None,
+    inputs: Inputs | None = None,
     inplace: bool = False,
     strict: bool = False,
     keep_float: Literal["slower", "never"] = "slower",
@@ -47,18 +52,7 @@ def quantize_model(
     fit_products: Products | None = None,
     progress: bool = True,
 ) -> M:
-    """The model for inference with Linear, Conv1d, Conv2d and Embedding swapped for lowbit's modules, as a recipe says.
-
-    recipe: a preset's name, a Recipe, a mapping, or a YAML or JSON file. calibration: batches that static ranges are
-    found in, in one pass (a mapping is passed as keywords, a tuple or list as positional arguments). example: one such
-    batch; by default the first of calibration. With one, every layer is timed against its float self on what it gets,
-    and stays float where that is faster (keep_float="never": swapped all the same). A copy is changed, or with inplace
-    the model itself; either is set to eval(). strict: InvalidProblem where something asked for could not be done.
-    fold_norms: batch norms that certainly follow a convolution become part of it. fit_products: 2 or 4 for int8
-    weights with steps for which products fit 16 bits two by two, or four by four, which costs 1 to 3 dB, or 3 to 5, and
-    gains much on CPUs without VNNI; 1 for weights as the recipe says. By default 4 where it gains.
-
-    `report(model)` says what was done to each weight, or why not.
+    """What `lowbit.torch.quantize` gives for a model, with the same arguments.
 
     >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
     >>> small = quantize_model(net, "W8A8")
@@ -89,8 +83,12 @@ def quantize_model(
     notes = []
     if any(m.training for m in model.modules()):
         notes.append("the model was in training mode; what was returned is in eval() mode")
+    if inputs is not None and example is None and calibration is None:
+        raise InvalidProblem("inputs: given without batches; expected calibration or example")
     with for_inference(model):
         example, calibration = _first_of(example, calibration)
+        if example is not None:
+            example = inputs_of(model, example, inputs)
         seen: dict[int, Sighting] = {}
         output: Any = None
         if example is not None:
@@ -98,7 +96,7 @@ def quantize_model(
             wanted = [w if w.why_not or w.key in seen else replace(w, why_not=_NEVER_CALLED) for w in wanted]
         else:
             notes.append("neither example nor calibration was given: nothing could be timed, layers may be slower")
-        ranges = _ranges(model, wanted, calibration, progress) if needs_data else {}
+        ranges = _ranges(model, wanted, calibration, inputs, progress) if needs_data else {}
         norms = folds(model) if fold_norms and any(w.holder.kind == "conv" and not w.why_not for w in wanted) else {}
         stopwatch = Stopwatch(seen) if keep_float == "slower" else None
         done = [decided(w, ranges, _norm_of(model, w.holder, norms), products, stopwatch) for w in wanted]
@@ -107,12 +105,15 @@ def quantize_model(
     if strict and skipped:
         listed = "; ".join(f"{row.name}: {row.why_not}" for row in skipped)
         raise InvalidProblem(f"strict: {len(skipped)} weights asked for were not quantized: {listed}")
+    if left := left_float(done):
+        warnings.warn(f"quantize: {left}. print(lowbit.torch.report(model)) lists them", stacklevel=_CALLER)
     new: dict[str, nn.Module] = {d.wanted.holder.name: d.made.module for d in done if d.made is not None}
     new |= {norms[name]: FoldedNorm() for name in new if name in norms}
     source = type(model).__name__
     result = _swapped(model, new, inplace)
     result.eval()
     settle_memory_formats(result)
+    leave_fast_paths(result)
     made = ModelReport(
         source=source, target=type(result).__name__, format="torch", recipe=recipe.to_dict(), rows=rows,
         bytes_before=bytes_before, bytes_after=model_bytes(result), notes=notes, machine=hardware().to_dict(),
@@ -134,12 +135,14 @@ def report(model: nn.Module) -> ModelReport:
     return found
 
 
-def _ranges(model: nn.Module, wanted: list[Wanted], batches: Any, progress: bool) -> dict[str, Calibrator]:
+def _ranges(
+    model: nn.Module, wanted: list[Wanted], batches: Any, inputs: Inputs | None, progress: bool
+) -> dict[str, Calibrator]:
     """Calibrators of the inputs of all layers with static ranges; every method is served by the same pass."""
     static = {w.key for w in wanted if w.is_static}
     if not static:
         return {}
-    return observe(model, batches, modules=lambda _, module: id(module) in static, progress=progress)
+    return observe(model, batches, inputs=inputs, modules=lambda _, module: id(module) in static, progress=progress)
 
 
 def _norm_of(model: nn.Module, holder: Holder, norms: dict[str, str]) -> nn.Module | None:

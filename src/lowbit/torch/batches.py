@@ -1,0 +1,76 @@
+"""What of a batch a model is called on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from lowbit.errors import InvalidProblem
+
+__all__ = ["Inputs", "call_on", "inputs_of"]
+
+Inputs = int | str | Sequence[int] | Sequence[str]
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def inputs_of(model: nn.Module, batch: Any, inputs: Inputs | None = None) -> tuple[Any, ...] | dict[str, Any]:
+    """The arguments in a batch: a tuple of positional ones, or a dict of keywords.
+
+    inputs: an index or a key for the only argument, a sequence of indices for positional arguments, or of keys for
+    keywords. By default all of a mapping are keywords, and all of a tuple or list positional arguments, but where
+    `forward` takes one, it is the first: the rest of (x, y) are labels. Anything else is the only argument.
+
+    >>> inputs_of(nn.Linear(2, 2), ("x", "label"))
+    ('x',)
+    >>> inputs_of(nn.Linear(2, 2), {"image": "x", "label": 3}, "image")
+    ('x',)
+    """
+    if inputs is not None:
+        return _chosen(batch, inputs)
+    if not isinstance(batch, Mapping | tuple | list):
+        return (batch,)
+    parameters = inspect.signature(model.forward).parameters
+    kinds, names = [p.kind for p in parameters.values()], ", ".join(parameters)
+    if isinstance(batch, Mapping):
+        unknown = [key for key in batch if key not in parameters]
+        if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
+            raise InvalidProblem(
+                f"batch: the key {unknown[0]!r}, which forward does not take ({names}). Say which are meant: "
+                "inputs=['image']"
+            )
+        return dict(batch)
+    takes = sum(kind in _POSITIONAL for kind in kinds)
+    if inspect.Parameter.VAR_POSITIONAL in kinds or len(batch) <= takes:
+        return tuple(batch)
+    if takes == 1:
+        return (batch[0],)
+    raise InvalidProblem(
+        f"batch: {len(batch)} elements; forward takes {takes} ({names}). Say which are meant: inputs=(0, 1)"
+    )
+
+
+def call_on(model: nn.Module, batch: Any, inputs: Inputs | None = None) -> Any:
+    """The model on what of a batch it takes."""
+    given = inputs_of(model, batch, inputs)
+    return model(**given) if isinstance(given, dict) else model(*given)
+
+
+def _chosen(batch: Any, inputs: Inputs) -> tuple[Any, ...] | dict[str, Any]:
+    many = isinstance(inputs, Sequence) and not isinstance(inputs, str)
+    wanted: Any = tuple(inputs) if many else (inputs,)  # type: ignore[arg-type]
+    if not wanted or not (all(type(w) is int for w in wanted) or all(isinstance(w, str) for w in wanted)):
+        raise InvalidProblem(f"inputs: {inputs!r}; expected an index or a key of batches, or a sequence of them")
+    by_key = isinstance(wanted[0], str)
+    if not isinstance(batch, Mapping if by_key else tuple | list):
+        expected = "mappings" if by_key else "tuples or lists"
+        raise InvalidProblem(f"inputs: {inputs!r}; batches are {type(batch).__name__}, expected {expected}")
+    try:
+        found = [batch[w] for w in wanted]
+    except (KeyError, IndexError):
+        has = ", ".join(map(repr, batch)) if by_key else f"{len(batch)} elements"
+        raise InvalidProblem(f"inputs: {inputs!r}; a batch has {has}") from None
+    return dict(zip(wanted, found, strict=True)) if by_key and many else tuple(found)
