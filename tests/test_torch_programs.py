@@ -147,6 +147,18 @@ def test_a_compiled_model_fails_where_the_gradient_is_asked_for(kind: str) -> No
         y.sum().backward()
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("given", [torch.contiguous_format, torch.channels_last])
+def test_results_may_be_written_into(memory_format: Any, given: Any) -> None:
+    model, x = model_of("conv2d")
+    model[1].memory_format = memory_format
+    x = x.to(memory_format=given)
+    expected = torch.no_grad()(model)(x).relu()
+    y = nn.Sequential(*model, nn.ReLU(inplace=True))(x)  # with gradients enabled, as many a model is called
+    assert torch.equal(y, expected)
+    assert y.is_contiguous(memory_format=memory_format)
+
+
 def test_nothing_is_recorded_where_no_gradient_is_needed(kind: str) -> None:
     model, x = model_of(kind)
     assert model[1](x).grad_fn is None

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from lowbit import layers
 from lowbit.errors import FormatError, InvalidProblem, Unsupported
-from lowbit.torch.channels_last import is_channels_last
-from lowbit.torch.library import _define, no_gradient
+from lowbit.torch.channels_last import as_it_was, is_channels_last
+from lowbit.torch.library import _define
 from lowbit.torch.state import layer_tensors, made_layer, own_tensors
 
 __all__ = ["QuantizedConv1d", "QuantizedConv2d", "QuantizedLinear", "QuantizedModule", "numeric_padding"]
@@ -261,10 +261,10 @@ def _gives_channels_last(x: Tensor, number: int) -> bool:
 def _conv2d(x: Tensor, number: int, _: Any) -> Tensor:
     layer, last = _layer(number), _gives_channels_last(x, number)
     if is_channels_last(x):
-        y = _tensor(layer(x.permute(0, 2, 3, 1), "NHWC"), x).permute(0, 3, 1, 2)
+        y = as_it_was(_tensor(layer(x.permute(0, 2, 3, 1), "NHWC"), x))
         return y if last else y.contiguous()
     if last:
-        return _tensor(layer(x, "NCHW", "NHWC"), x).permute(0, 3, 1, 2)
+        return as_it_was(_tensor(layer(x, "NCHW", "NHWC"), x))
     return _tensor(layer(x), x)
 
 
@@ -273,16 +273,29 @@ def _conv2d_shape(x: Tensor, number: int, shape: Any) -> Tensor:
     return y.to(memory_format=torch.channels_last) if _gives_channels_last(x, number) else y
 
 
-def _no_gradient(name: str) -> Callable[..., tuple[Tensor | None, ...]]:
+def _refuse_gradient(dy: Tensor, x: Tensor, of: str) -> Tensor:
+    raise Unsupported(
+        f"{of}: a gradient by its input was asked for, and quantized modules have none; call them under "
+        "torch.no_grad() or detach their result for inference, and train with lowbit.torch.prepare_qat"
+    )
+
+
+# An operator, so that a compiled model only fails where a gradient is asked for.
+no_gradient = _define(
+    "no_gradient(Tensor dy, Tensor x, str of) -> Tensor", _refuse_gradient, lambda dy, x, of: torch.empty_like(x)
+)
+
+
+def _none_of(name: str) -> Callable[..., tuple[Tensor | None, ...]]:
     return lambda dy, x, *_: (no_gradient(dy, x, name),)
 
 
 quantized_linear = _define(
     "quantized_linear(Tensor x, int module, int out) -> Tensor",
     _linear, lambda x, _, out: x.new_empty((*x.shape[:-1], out)),
-    1, _no_gradient("quantized_linear"), diagonal=False, guard=_refuse_programs,
+    1, _none_of("quantized_linear"), diagonal=False, guard=_refuse_programs,
 )  # fmt: skip
 quantized_conv2d = _define(
     "quantized_conv2d(Tensor x, int module, SymInt[] shape) -> Tensor", _conv2d, _conv2d_shape,
-    1, _no_gradient("quantized_conv2d"), diagonal=False, guard=_refuse_programs,
+    1, _none_of("quantized_conv2d"), diagonal=False, guard=_refuse_programs,
 )  # fmt: skip

@@ -23,8 +23,8 @@ from lowbit.torch.kernels import compute_dtype, granularity
 # The operators.
 __all__ = [
     "affine_params", "dequantize", "dequantize_ste", "dequantize_ste_backward", "fake_quantize",
-    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "keep_where", "no_gradient",
-    "observe_", "quantize", "quantize_ste", "quantize_ste_backward", "range_params",
+    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "keep_where", "observe_",
+    "quantize", "quantize_ste", "quantize_ste_backward", "range_params",
 ]  # fmt: skip
 
 _lib: Any = torch.library.Library("lowbit", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -232,19 +232,6 @@ class _FakeQuantizeMasked(torch.autograd.Function):
 def _by_mask(x: Tensor, *rest: Any) -> Any:
     *_, axis, block = rest
     return _FakeQuantizeMasked.apply(x, *rest) if kernels.mask_fits(x, axis, block) else None  # type: ignore[no-untyped-call]
-
-
-def _refuse_gradient(dy: Tensor, x: Tensor, of: str) -> Tensor:
-    raise Unsupported(
-        f"{of}: a gradient by its input was asked for, and quantized modules have none; call them under "
-        "torch.no_grad() or detach their result for inference, and train with lowbit.torch.prepare_qat"
-    )
-
-
-# An operator, so that a compiled model only fails where a gradient is asked for.
-no_gradient = _define(
-    "no_gradient(Tensor dy, Tensor x, str of) -> Tensor", _refuse_gradient, lambda dy, x, of: torch.empty_like(x)
-)
 
 
 def _learned_gradient(dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *a: Any) -> tuple[Tensor | None, ...]:
