@@ -55,6 +55,11 @@ def _fake_range_params(
 # ---- registration ---------------------------------------------------------------------------------------------------
 
 
+# Bound here, as every call asks them.
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+_transforms, _tracing = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state
+_included = torch._C._dispatch_tls_is_dispatch_key_included
+
 _PLAIN = (Tensor, nn.Parameter)
 _BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")  # of torch.autograd.grad(..., is_grads_batched=True)
 
@@ -76,11 +81,11 @@ def is_direct(name: str, *tensors: Tensor) -> bool:
             return False
     # A mode of torch functions may be a default device, on which kernels must not allocate their results.
     return not (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS)
-        or torch._C._get_tracing_state() is not None
+        _dispatch_modes()
+        or _function_modes()
+        or _transforms()
+        or _included(_BATCHED_GRADIENTS)
+        or _tracing() is not None
         or forward_ad._current_level >= 0
     )
 
@@ -182,14 +187,18 @@ def _define(
     function: Any = type(name, (torch.autograd.Function,), methods)
 
     def learns(arguments: tuple[Any, ...]) -> bool:
-        return torch.is_grad_enabled() and any(a.requires_grad for a in arguments[:tensors])
+        if torch.is_grad_enabled():
+            for t in arguments[:tensors]:
+                if t.requires_grad:
+                    return True
+        return False
 
     def autograd(keyset: Any, *arguments: Any) -> Any:
         run = functools.partial(below_autograd, keyset)
         moves = forward_ad._current_level >= 0 and any(_has_tangent(a) for a in arguments[:tensors])
         if not (moves or learns(arguments)):
             return run(*arguments)
-        if not torch._C._are_functorch_transforms_active():
+        if not _transforms():
             return function.apply(run, *arguments)
         # The dispatcher has arrived at one level of transforms: what is below is reached through `run`.
         with enable_single_level_autograd_function():
