@@ -16,7 +16,6 @@ from lowbit.hardware import HardwareFeatures, hardware
 from lowbit.kernels.gpu.presence import GpuDevice
 from lowbit.ops.conv import ConvGeometry
 from lowbit.ops.matmul import float_bias, path_of
-from lowbit.ops.operands import multiplies_as_bytes
 from lowbit.ops.outcome import Outcome
 from lowbit.params import QuantizationParams, QuantizationScheme
 from lowbit.tensor import QuantizedTensor
@@ -271,9 +270,9 @@ def _channels_first(image: Array, g: ConvGeometry) -> Array:
 
 
 def sums_integers(x: QuantizationParams, w: QuantizationParams) -> bool:
-    """Whether a convolution sums integers: linear codes of at most 8 bits, one scale for x, one per output for w."""
-    per_output = w.axis is None or (w.block_size is None and w.axis in (0, -4))
-    return multiplies_as_bytes(x) and multiplies_as_bytes(w) and x.axis is None and per_output
+    """Whether a convolution sums integers: linear codes, one scale for x, one or one per output for w."""
+    linear = not any(p.is_logarithmic or p.dtype.is_mixed or p.dtype.is_binary for p in (x, w))
+    return linear and x.axis is None and w.block_size is None and w.axis in (None, 0, -4)
 
 
 if TYPE_CHECKING:
