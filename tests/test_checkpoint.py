@@ -418,7 +418,7 @@ def test_what_is_put_into_the_target_during_a_run_is_kept_and_so_is_the_run(tmp_
     with pytest.raises(FileExistsError, match="meanwhile") as caught:
         quantize_checkpoint(source, target, G32, overwrite=True, progress=meanwhile)
     assert caught.value.__notes__ == [
-        f"1 finished shards are kept in {tmp_path / '.q.partial'}; resume goes on from them"
+        f"1 finished shard is kept in {tmp_path / '.q.partial'}; resume goes on from there"
     ]
     assert listed(target) == ["precious"]
     (target / "precious").unlink()

@@ -182,7 +182,7 @@ def test_a_failure_after_the_writing_says_what_is_kept(
     common = ("quantize", model, "-o", "o.onnx", "--data", data, "--seconds", "0")
     found = run(*common, "--metric", "mine:broken")
     assert found.exit_code == 2
-    assert "o.onnx was written before, and is kept" in found.stderr
+    assert "o.onnx is written and kept" in found.stderr
     assert found.stderr.strip().count("\n") == 0
     onnx.checker.check_model(onnx.load("o.onnx"))
 
@@ -192,7 +192,7 @@ def test_a_failure_after_the_writing_says_what_is_kept(
     monkeypatch.setattr("lowbit.models.ModelReport.save", full)
     found = run(*common, "--overwrite", "--report", "r.json")
     assert found.exit_code == 2
-    assert "No space left on device; o.onnx was written before, and is kept" in found.stderr
+    assert "No space left on device; o.onnx is written and kept" in found.stderr
 
 
 def test_a_symlinked_checkpoint_target_works_and_a_foreign_one_is_refused(run: Any, tmp_path: Path) -> None:

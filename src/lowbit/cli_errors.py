@@ -55,8 +55,8 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except (typer.Exit, typer.Abort, _USAGE, BrokenPipeError):
             raise
-        except KeyboardInterrupt:
-            end_interrupted("nothing was written")
+        except KeyboardInterrupt as error:
+            end_interrupted("; ".join(notes_of(error)) or "nothing was written")
         except Exception as error:
             expected = isinstance(error, _EXPECTED)
             _say(_told(error) if expected else f"internal error: {_told(error)}; --traceback shows where", ctx.obj)
@@ -89,8 +89,8 @@ def kept_on_interrupt(kept: Callable[[], str]) -> Iterator[None]:
     """Ends the command on Ctrl-C with what is left of its work, which `kept` says when it comes."""
     try:
         yield
-    except KeyboardInterrupt as error:
-        end_interrupted("; ".join(notes_of(error)) or kept())
+    except KeyboardInterrupt:
+        end_interrupted(kept())
 
 
 def refuse_given(ctx: typer.Context, why: str, *names: str) -> None:

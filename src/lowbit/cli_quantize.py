@@ -3,13 +3,12 @@
 # No `from __future__ import annotations`: typer reads the annotations.
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.cli_errors import kept_on_interrupt, printable, refuse_given, refuse_unwritable, screen
+from lowbit.cli_errors import printable, refuse_given, refuse_unwritable, screen
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -116,43 +115,21 @@ def quantize(
     target = output if output is not None else default_target(source, made_by)
     if report is not None:
         refuse_report(report, source, target, overwrite)
-    with kept_on_interrupt(_kept(target)):
-        made = quantize_file(
-            source, target, made_by, data=data, batch_size=batch_size, max_batches=max_batches, metric=metric,
-            strict=strict, overwrite=overwrite, resume=resume, seconds=seconds, threads=tuple(threads),
-            operator=operator, external_data=True if external_data else "auto", allow_pickle=allow_pickle,
-            progress=not as_json,
-        )  # fmt: skip
+    made = quantize_file(
+        source, target, made_by, data=data, batch_size=batch_size, max_batches=max_batches, metric=metric,
+        strict=strict, overwrite=overwrite, resume=resume, seconds=seconds, threads=tuple(threads), operator=operator,
+        external_data=True if external_data else "auto", allow_pickle=allow_pickle, progress=not as_json,
+    )  # fmt: skip
+    with says_what_is_kept(target):
         if report is not None:
-            with says_what_is_kept(target):
-                _write_report(made, report)
-    if as_json:
-        typer.echo(json.dumps(made.to_dict(), indent=1))
-        return
-    shown = screen()
-    show_report(made, shown)
-    if report is not None:
-        shown.print(f"Report: {printable(str(report))}", style="dim")
-
-
-def _kept(target: Path) -> Callable[[], str]:
-    """What is left of an interrupted run, asked for when it is interrupted."""
-    before = _identity(target)
-
-    def kept() -> str:
-        if _identity(target) != before:
-            return f"{target} is written and complete; what was to be measured or reported after that is not"
-        return "nothing was written"
-
-    return kept
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
+            _write_report(made, report)
+        if as_json:
+            typer.echo(json.dumps(made.to_dict(), indent=1))
+            return
+        shown = screen()
+        show_report(made, shown)
+        if report is not None:
+            shown.print(f"Report: {printable(str(report))}", style="dim")
 
 
 def _recipe(source: Path, name: str | None, group_size: int | None, method: str | None, skip: list[str]) -> "Recipe":

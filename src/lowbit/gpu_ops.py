@@ -16,11 +16,11 @@ from lowbit.errors import InvalidProblem, Unsupported
 from lowbit.granularity import granularity_of
 from lowbit.hardware import HardwareFeatures, hardware
 from lowbit.kernels.gpu.presence import GpuDevice, find_device
-from lowbit.ops.conv import ConvGeometry, check_image, check_kernel
+from lowbit.ops.conv import ConvGeometry, check_image, check_kernel, conv_path_of
 from lowbit.ops.matmul import path_of
 from lowbit.ops.outcome import Outcome
 from lowbit.params import QuantizationParams, QuantizationScheme
-from lowbit.quantization_ops import arrays_of, sums_integers
+from lowbit.quantization_ops import arrays_of
 from lowbit.tensor import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ def convolve(x: GpuQuantizedTensor, w: GpuPacked, g: ConvGeometry, finish: Finis
     """x by w, finished. path: as in `launch_conv.conv2d`."""
     from lowbit.kernels.gpu.launch_conv import conv2d
 
-    if not sums_integers(x.params, w.params):
-        raise Unsupported(f"qconv2d: {x.params!r} by {w.params!r} takes path 'general'; GPU kernels have 'integer'")
+    way = conv_path_of(x.params, w.params, w.shape, g.groups)
+    if way not in ("integer", "depthwise"):
+        raise Unsupported(f"qconv2d: {x.params!r} by {w.params!r} takes path {way!r}; GPU kernels have 'integer'")
     check_image(x.shape, x.params, w.shape, g)
     check_kernel(w.shape, w.params, g.groups)
     return conv2d(

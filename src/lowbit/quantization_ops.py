@@ -14,13 +14,13 @@ from lowbit.dtypes import DTypeLike
 from lowbit.errors import InvalidProblem, Unsupported
 from lowbit.hardware import HardwareFeatures, hardware
 from lowbit.kernels.gpu.presence import GpuDevice
-from lowbit.ops.conv import ConvGeometry
+from lowbit.ops.conv import ConvGeometry, conv_path_of
 from lowbit.ops.matmul import float_bias, path_of
 from lowbit.ops.outcome import Outcome
 from lowbit.params import QuantizationParams, QuantizationScheme
 from lowbit.tensor import QuantizedTensor
 
-__all__ = ["CpuQuantizationOps", "QuantizationOps", "ReferenceQuantizationOps", "arrays_of", "sums_integers"]
+__all__ = ["CpuQuantizationOps", "QuantizationOps", "ReferenceQuantizationOps", "arrays_of"]
 
 Array = npt.NDArray[Any]
 F32 = np.float32
@@ -179,7 +179,7 @@ class ReferenceQuantizationOps:
         activation: str | None = None,
         clamp: tuple[float, float] | None = None,
     ) -> Array | QuantizedTensor:
-        outcome = Outcome.of(b.shape[-1], bias, out_params, out_dtype, activation, clamp)
+        outcome = Outcome.of(b.shape[-1], bias, out_params, out_dtype, activation, clamp, any_codes=True)
         path = path_of(a.params, b.params, a.ndim, b.ndim)
         left, right, za, zb = a.unpack(), b.unpack(), a.params.zero_point, b.params.zero_point
         sa, sb = a.params.scale.astype(F32), b.params.scale.astype(F32)
@@ -220,21 +220,23 @@ class ReferenceQuantizationOps:
         clamp: tuple[float, float] | None = None,
     ) -> Array | QuantizedTensor:
         g = ConvGeometry.of(stride, padding, dilation, groups, layout)
-        outcome = Outcome.of(w.shape[0], bias, out_params, out_dtype, activation, clamp)
+        outcome = Outcome.of(w.shape[0], bias, out_params, out_dtype, activation, clamp, any_codes=True)
         geometry = g.stride, g.padding, g.dilation, g.groups
-        if sums_integers(x.params, w.params):
-            zx, zw = int(x.params.zero_point), w.params.zero_point
-            sums = reference_compute.conv2d_integer(_channels_first(x.unpack(), g), w.unpack(), zx, zw, *geometry)
+        path = conv_path_of(x.params, w.params, w.shape, g.groups)
+        if path == "general":
+            image, kernel = _channels_first(_numbers(x, np.float64), g), _numbers(w, np.float64)
+            rows = np.moveaxis(reference_compute.conv2d_general(image, kernel, *geometry).astype(F32), 1, -1)
+            y = outcome.narrow(rows.reshape(-1, w.shape[0]), float_bias(outcome, path))
+        else:
+            image, kernel, zx, zw = x.unpack(), w.unpack(), int(x.params.zero_point), w.params.zero_point
+            if path == "binary":  # -1 and 1; padding is 0
+                image, kernel = (2 * bits.astype(np.int64) - 1 for bits in (image, kernel))
+            sums = reference_compute.conv2d_integer(_channels_first(image, g), kernel, zx, zw, *geometry)
             rows = np.moveaxis(sums, 1, -1)
             sx, sw = x.params.scale.astype(F32), w.params.scale.astype(F32)
-            y = outcome.general(rows.reshape(-1, w.shape[0]), sx, sw)
-        else:
-            image, kernel = _channels_first(_numbers(x, np.float64), g), _numbers(w, np.float64)
-            sums = reference_compute.conv2d_general(image, kernel, *geometry).astype(F32)
-            rows = np.moveaxis(sums, 1, -1)
-            y = outcome.from_floats(rows.reshape(-1, w.shape[0]), float_bias(outcome, "general"))
-        found = (y.data if isinstance(y, QuantizedTensor) else y).reshape(rows.shape)
-        return outcome.wrap(found if layout == "NHWC" else np.ascontiguousarray(np.moveaxis(found, -1, 1)))
+            y = outcome.scale_sums(rows.reshape(-1, w.shape[0]), sx, sw)
+        y = y.reshape(rows.shape)
+        return outcome.wrap(y if layout == "NHWC" else np.ascontiguousarray(np.moveaxis(y, -1, 1)))
 
     def qadd(
         self, a: QuantizedTensor, b: QuantizedTensor, *, out_params: QuantizationParams | None = None
@@ -267,12 +269,6 @@ def _numbers(q: QuantizedTensor, dtype: npt.DTypeLike) -> Array:
 
 def _channels_first(image: Array, g: ConvGeometry) -> Array:
     return image if g.layout == "NCHW" else np.moveaxis(image, -1, 1)
-
-
-def sums_integers(x: QuantizationParams, w: QuantizationParams) -> bool:
-    """Whether a convolution sums integers: linear codes, one scale for x, one or one per output for w."""
-    linear = not any(p.is_logarithmic or p.dtype.is_mixed or p.dtype.is_binary for p in (x, w))
-    return linear and x.axis is None and w.block_size is None and w.axis in (None, 0, -4)
 
 
 if TYPE_CHECKING:

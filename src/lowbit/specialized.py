@@ -10,10 +10,9 @@ from lowbit.gpu_features import GpuFeatures
 from lowbit.gpu_ops import GpuQuantizationOps
 from lowbit.hardware import HardwareFeatures, hardware
 from lowbit.kernels.gpu.presence import is_interpreted, why_not
-from lowbit.ops.conv import PackedConv, is_depthwise, qconv2d
+from lowbit.ops.conv import PackedConv, conv_path_of, qconv2d
 from lowbit.ops.matmul import PackedMatrix, path_of, qmatmul
 from lowbit.ops.matmul import _transposed as transposed
-from lowbit.quantization_ops import sums_integers
 from lowbit.tensor import QuantizedTensor
 
 __all__ = [
@@ -98,10 +97,11 @@ class VnniQuantizationOps(SpecializedQuantizationOps):
         self._require(x, w)
         if isinstance(x, QuantizedTensor) and isinstance(w, QuantizedTensor | PackedConv):
             groups = w.groups if isinstance(w, PackedConv) else groups
-            if not sums_integers(x.params, w.params):
-                raise Unsupported(f"{self.instruction}: {x.params!r} by {w.params!r} takes the path 'general'")
-            if len(w.shape) == 4 and is_depthwise(w.shape, groups):
+            path = conv_path_of(x.params, w.params, w.shape, groups)
+            if path == "depthwise":
                 raise Unsupported(f"{self.instruction}: depthwise convolutions multiply 16-bit codes (vpmaddwd)")
+            if path != "integer":
+                raise Unsupported(f"{self.instruction}: {x.params!r} by {w.params!r} takes the path {path!r}")
         return qconv2d(x, w, bias, groups=groups, **options)
 
 

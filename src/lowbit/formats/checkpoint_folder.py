@@ -106,12 +106,13 @@ class Assembly:
         if error is None:
             self._work.close()
         elif not self.folder.exists():  # put in its place already
-            add_note(error, f"{self.target} was written before, and is kept")
+            add_note(error, f"{self.target} is written and kept")
             self._work.close()
         elif isinstance(error, (InvalidProblem, FormatError, NotImplementedError)) or not self.finished:
             self._work.remove()
         else:
-            add_note(error, f"{len(self.finished)} finished shards are kept in {self.folder}; resume goes on from them")
+            shards = "1 finished shard is" if len(self.finished) == 1 else f"{len(self.finished)} finished shards are"
+            add_note(error, f"{shards} kept in {self.folder}; resume goes on from there")
             self._work.close()
 
     def finish(self, name: str, shard: Finished) -> None:

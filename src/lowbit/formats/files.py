@@ -188,7 +188,7 @@ def says_what_is_kept(target: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        add_note(error, f"{target} was written before, and is kept")
+        add_note(error, f"{target} is written and kept")
         raise
 
 

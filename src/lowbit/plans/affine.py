@@ -48,6 +48,7 @@ class _Forward(QuantizationPlan[ForwardArgs]):
         return x, out, *self._parameters(args.scale, args.zero_point)
 
     def can_implement(self, args: ForwardArgs) -> None:
+        super().can_implement(args)
         _, out, scale, zero = self._buffers(args)
         cpu.require_apart("output", out, False, scale=scale, zero_point=zero)
 
@@ -115,6 +116,7 @@ class _Backward(QuantizationPlan[BackwardArgs]):
         return x, dy, dx, *self._parameters(args.scale, args.zero_point)
 
     def can_implement(self, args: BackwardArgs) -> None:
+        super().can_implement(args)
         _, _, dx, scale, zero = self._buffers(args)
         cpu.require_apart("d_input", dx, False, scale=scale, zero_point=zero)
 
@@ -199,6 +201,7 @@ class _DequantizeBackward(QuantizationPlan[DequantizeBackwardArgs]):
         return dy, dq, self._parameters(args.scale, None)[0]
 
     def can_implement(self, args: DequantizeBackwardArgs) -> None:
+        super().can_implement(args)
         _, dq, scale = self._buffers(args)
         cpu.require_apart("d_input", dq, False, scale=scale)
 
