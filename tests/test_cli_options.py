@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime")
 from typer.testing import CliRunner
 
 from lowbit.cli import _app
-from lowbit.container import read_arrays, write_arrays
+from lowbit.container import write_arrays
 from lowbit.errors import InvalidProblem
 from lowbit.formats.comparison import compare_files
 from lowbit.formats.files import quantize_file
@@ -382,27 +382,18 @@ def test_ctrl_c_says_that_the_model_is_written(run: Any, here: Path, monkeypatch
 
 def test_ctrl_c_says_how_to_go_on_with_a_checkpoint(run: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lowbit.formats import checkpoint
+    from lowbit.formats.checkpoint_folder import Assembly
 
-    (here / "ck2" / "model.safetensors").rename(here / "ck" / "second.safetensors")
-    arrays, metadata = read_arrays(here / "ck" / "second.safetensors")
-    write_arrays(here / "ck" / "second.safetensors", {"v.weight": arrays.popitem()[1]}, metadata)
-    (here / "ck" / "model.safetensors").rename(here / "ck" / "first.safetensors")
-    names = {"layers.0.q_proj.weight": "first.safetensors", "v.weight": "second.safetensors"}
-    (here / "ck" / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
-    whole, calls = checkpoint.stream_shard, []
-
-    def interrupted_later(*given: Any, **options: Any) -> Any:
-        calls.append(given)
-        return interrupt() if len(calls) > 1 else whole(*given, **options)
-
-    monkeypatch.setattr(checkpoint, "stream_shard", interrupt)
-    result = run("quantize", "ck", "-o", "out")
-    assert (result.exit_code, result.stderr) == (130, "lowbit: interrupted; nothing was written\n")
-    monkeypatch.setattr(checkpoint, "stream_shard", interrupted_later)
-    result = run("quantize", "ck", "-o", "out")
-    assert result.exit_code == 130
-    assert "interrupted; 1 finished shard is kept in .out.partial; resume goes on from there" in result.stderr
-    monkeypatch.setattr(checkpoint, "stream_shard", whole)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "stream_shard", interrupt)
+        result = run("quantize", "ck", "-o", "out")
+        assert (result.exit_code, result.stderr) == (130, "lowbit: interrupted; nothing was written\n")
+    finish = Assembly.finish
+    with monkeypatch.context() as patched:
+        patched.setattr(Assembly, "finish", lambda *given: (finish(*given), interrupt()))
+        result = run("quantize", "ck", "-o", "out")
+        assert result.exit_code == 130
+        assert "interrupted; 1 finished shard is kept in .out.partial; resume goes on from there" in result.stderr
     assert run("quantize", "ck", "-o", "out", "--resume").exit_code == 0
 
 
