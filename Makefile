@@ -12,7 +12,7 @@ NATIVE := $(shell find core CMakeLists.txt pyproject.toml -type f)
 FOLDERS := $(shell find src/lowbit -type d -not -name __pycache__)
 JOBS   ?= $(shell nproc)
 
-.PHONY: demo test test-cpp test-python test-gpu check format bench build stubs test-deep deep-tools clean
+.PHONY: demo test test-cpp test-python test-models test-gpu check format bench build stubs test-deep deep-tools clean
 
 # ---- environment: one stamp a step, so that a second run costs nothing --------------------------------
 $(VENV)/.made:
@@ -58,9 +58,9 @@ build: $(VENV)/.built
 demo: $(VENV)/.cli
 	$(BIN)/lowbit demo
 
-# The two parts of Python beside each other: most tests keep one core busy.
+# The parts of Python beside each other: most tests keep one core busy.
 test: test-cpp $(VENV)/.test
-	$(MAKE) --no-print-directory --output-sync=target -j2 test-python test-gpu
+	$(MAKE) --no-print-directory --output-sync=target -j2 test-python test-models test-gpu
 
 build/python/lowbit_tests: $(VENV)/.built
 	$(CMAKE) --build build/python --target lowbit_tests
@@ -69,8 +69,14 @@ build/python/lowbit_tests: $(VENV)/.built
 test-cpp: build/python/lowbit_tests
 	build/python/lowbit_tests
 
+# What reads, writes and runs whole models; test-python is all the rest.
+MODEL_TESTS := $(wildcard $(addprefix tests/test_,torch_*.py qat.py onnx_*.py cli*.py checkpoint*.py report.py \
+  example_*.py bad_*.py killed_runs.py inspection_*.py recipe*.py safetensors.py compressed_tensors.py observe.py docs.py))
+test-models: $(VENV)/.test
+	$(BIN)/python -m pytest -m "not deep" $(MODEL_TESTS)
+
 test-python: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not deep"
+	$(BIN)/python -m pytest -m "not deep" $(addprefix --ignore=,$(MODEL_TESTS))
 
 # GPU kernels without a GPU, a process each: Triton's interpreter, compiled ahead of time, executed PTX.
 GPU_INTERPRETED := $(addprefix tests/gpu/test_,elementwise.py reductions.py gemm.py int4_and_conv.py doors.py)

@@ -2,7 +2,7 @@
 STATIC := -DLOWBIT_PYTHON=OFF -DLOWBIT_TESTS=ON -DLOWBIT_WERROR=ON -DCMAKE_EXE_LINKER_FLAGS=-static
 CONFIGURE = $(CMAKE) -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
-.PHONY: deep-proof deep-x86 deep-arm deep-avx512 deep-sanitizers deep-python tsan
+.PHONY: deep-proof deep-x86 deep-arm deep-avx512 deep-sanitizers deep-python deep-mutants tsan
 
 deep-tools:
 	@for tool in aarch64-linux-gnu-g++ qemu-aarch64 qemu-x86_64 bochs-bin xorriso cpio /usr/lib/ISOLINUX/isolinux.bin; do \
@@ -10,7 +10,7 @@ deep-tools:
 	if [ -n "$$missing" ]; then apt-get update -q && apt-get install -y -q --no-install-recommends g++-aarch64-linux-gnu \
 	  qemu-user bochs bochs-term bochsbios vgabios isolinux syslinux-common xorriso cpio; fi
 
-test-deep: test deep-tools deep-proof deep-x86 deep-arm deep-avx512 deep-sanitizers tsan deep-python
+test-deep: test deep-tools deep-proof deep-x86 deep-arm deep-avx512 deep-sanitizers tsan deep-python deep-mutants
 
 # The multiply-speed quotient by exhaustion, for every ISA of this CPU.
 deep-proof: build/python/lowbit_tests
@@ -65,3 +65,7 @@ deep-python: $(VENV)/.test
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m deep $(GPU_INTERPRETED)
 	$(BIN)/python -m pytest -m deep $(GPU_COMPILED)
 	$(BIN)/python -m pytest -m deep $(wildcard tests/gpu/test_ptx*.py)
+
+# Every fault in scripts/mutants.txt makes a test fail.
+deep-mutants: $(VENV)/.test
+	$(BIN)/python scripts/mutants.py

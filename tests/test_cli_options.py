@@ -393,7 +393,8 @@ def test_ctrl_c_says_how_to_go_on_with_a_checkpoint(run: Any, here: Path, monkey
         patched.setattr(Assembly, "finish", lambda *given: (finish(*given), interrupt()))
         result = run("quantize", "ck", "-o", "out")
         assert result.exit_code == 130
-        assert "interrupted; 1 finished shard is kept in .out.partial; resume goes on from there" in result.stderr
+        kept = here / ".out.partial"
+        assert f"interrupted; 1 finished shard is kept in {kept}; resume goes on from there" in result.stderr
     assert run("quantize", "ck", "-o", "out", "--resume").exit_code == 0
 
 

@@ -76,8 +76,7 @@ def _channel_params(params: QuantizationParams, at: int | slice, axis: int, chan
         changes["dtype"] = QuantizedDType.mixed(widths)
         changes["qmin"] = changes["qmax"] = None
     if params.scale.ndim:
-        # "..." keeps a single scale an array: a float64 scalar would pass for a Python number.
-        changes["scale"], changes["zero_point"] = params.scale[at, ...], params.zero_point[at, ...]
+        changes["scale"], changes["zero_point"] = params.scale[at], params.zero_point[at]
     if isinstance(at, int):
         changes["axis"] = None
         if str(params.scheme) == "channel_wise":
