@@ -496,3 +496,20 @@ def test_layouts_of_torch_are_kept_by_shape_axis_and_block() -> None:
 
 def _layout(found: Any) -> str:
     return repr(found and (found[0], found[2]))
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: lb.prepack(lb.quantize(np.eye(4, dtype=np.float32))), ["params", "shape"]),
+        (lambda: lb.prepack_conv2d(lb.quantize(np.ones((2, 2, 1, 1), np.float32))), ["params", "groups", "shape"]),
+        (lambda: lb.QuantizedLinear(np.eye(4, dtype=np.float32)), ["activation", "input_params", "out_params", "path"]),
+        (lambda: lb.QuantizedConv2d(np.ones((2, 2, 1, 1), np.float32)), ["activation", "bias", "out_params", "path"]),
+    ],
+    ids=["matrix", "convolution", "linear", "conv2d"],
+)
+def test_fields_that_settled_calls_would_ignore_cannot_be_assigned(make, names):
+    made = make()
+    for name in names:
+        with pytest.raises(AttributeError, match=f"{name}: a .* does not change"):
+            setattr(made, name, None)

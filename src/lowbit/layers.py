@@ -27,7 +27,7 @@ from lowbit.ops.conv import (
 from lowbit.ops.fitting import Products
 from lowbit.ops.fitting import fit_products as fitted
 from lowbit.ops.matmul import PackedMatrix, float_bias, multiply_groups, multiply_into, pack_groups
-from lowbit.ops.operands import multiplies_as_bytes
+from lowbit.ops.operands import Settled, multiplies_as_bytes
 from lowbit.ops.outcome import Outcome, row_pieces
 from lowbit.ops.quantize import quantize, refuse_nonfinite
 from lowbit.ops.workspace import codes_workspace, conv_workspace, linear_workspace
@@ -47,7 +47,7 @@ _FIXED = 2
 _DTYPES = {0: "float32", 2: "float16", 3: "bfloat16"}
 
 
-class QuantizedLinear:
+class QuantizedLinear(Settled):
     """x @ weight.T + bias over quantized weights [out, in], for x [..., in] of float32, float16 or bfloat16.
 
     The result has x's type, or codes of `out_params`, of any dtype, scheme and granularity: as in `qmatmul`, integer
@@ -95,14 +95,14 @@ class QuantizedLinear:
             raise InvalidProblem(f"weight: shape {weight.shape}; expected (out, in)")
         p = weight.params
         self.out_features, self.in_features = weight.shape
+        if input_params is not None:
+            check_input(input_params)
+            input_params = input_params.for_compute(F32)
         self.activation, self.input_params, self.out_params = activation, input_params, out_params
         self.params = p
         self._outcome = Outcome.of(self.out_features, bias, out_params, any_codes=True)
         self._settled: dict[int, tuple[Any, ...]] = {}  # by the element type of x
         self._typed: dict[int, Outcome] = {}
-        if input_params is not None:
-            check_input(input_params)
-            self.input_params = input_params.for_compute(F32)
         self.path = linear_path(p, activation, input_params)
         self._packed: Any
         if self.path == "integer":
@@ -272,7 +272,7 @@ class QuantizedLinear:
         return f"QuantizedLinear({', '.join(parts)})"
 
 
-class QuantizedConv2d:
+class QuantizedConv2d(Settled):
     """A convolution over quantized weights [out, in / groups, kh, kw], called on float images.
 
     The result has x's type, or codes of `out_params`. x becomes codes with one scale, found in it: int8 (±127), or with

@@ -42,6 +42,7 @@ from lowbit.ops.conv_geometry import (
 from lowbit.ops.matmul import float_bias
 from lowbit.ops.operands import (
     SUMS,
+    Settled,
     float_operand,
     in_bytes,
     multiplies_as_bytes,
@@ -65,7 +66,7 @@ Array = npt.NDArray[Any]
 F32 = np.float32
 
 
-class PackedConv:
+class PackedConv(Settled):
     """A kernel [out, in / groups, kh, kw], arranged once as the product's kernels read it. Made by `prepack_conv2d`."""
 
     def __init__(self, tensor: QuantizedTensor, groups: int = 1) -> None:
@@ -85,7 +86,7 @@ class PackedConv:
             line = line_of(kh, run, zero)
             filled = np.pad(codes.reshape(out, kh, run), ((0, 0), (0, 0), (0, line - run)))
             rows, zeros = filled.reshape(groups, out // groups, kh * line), zero.reshape(groups, out // groups)
-            self.parts = [_pack_rows(r, z) for r, z in zip(rows, zeros, strict=True)]
+            self.parts.extend(_pack_rows(r, z) for r, z in zip(rows, zeros, strict=True))
 
     def depthwise(self, dtype: np.dtype[Any], g: ConvGeometry) -> PackedDepthwise:
         key = dtype, g.stride, g.dilation, _core.active_isa()

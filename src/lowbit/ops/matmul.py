@@ -30,6 +30,7 @@ from lowbit.kernels import binary
 from lowbit.ops.operands import (
     BYTES,
     SUMS,
+    Settled,
     float_operand,
     in_bytes,
     multiplies_as_bytes,
@@ -52,7 +53,7 @@ Array = npt.NDArray[Any]
 F32 = np.float32
 
 
-class PackedMatrix:
+class PackedMatrix(Settled):
     """The right side of a product, [k, n], arranged once as the kernels read it. Made by `prepack`.
 
     >>> import lowbit as lb

@@ -16,7 +16,8 @@ from lowbit.params import QuantizationParams
 from lowbit.tensor import QuantizedTensor
 
 __all__ = [
-    "BYTES", "SUMS", "float_operand", "in_bytes", "multiplies_as_bytes", "remember", "require_tensor", "sum_dtype",
+    "BYTES", "SUMS", "Settled", "float_operand", "in_bytes", "multiplies_as_bytes", "remember", "require_tensor",
+    "sum_dtype",
     "zero_points",
 ]  # fmt: skip
 
@@ -25,6 +26,16 @@ BYTES = {np.dtype(np.int8): True, np.dtype(np.uint8): False}  # whether signed
 SUMS = _core.Finish(0, None, None, None, None, 0.0, 0.0, 1.0, 0, 0, 0)  # sums as they are
 _REMEMBERED = 16
 _RANGES = {np.dtype(np.int8): range(-128, 128), np.dtype(np.uint8): range(256)}
+
+
+class Settled:
+    """Something whose public fields are set once, since calls keep what was settled from them."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name in vars(self):
+            kind = type(self).__name__
+            raise AttributeError(f"{name}: a {kind} does not change, as calls are settled for it; make another one")
+        object.__setattr__(self, name, value)
 
 
 def remember(known: dict[Any, Any], key: Any, made: Any) -> None:

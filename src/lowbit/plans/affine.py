@@ -48,9 +48,9 @@ class _Forward(QuantizationPlan[ForwardArgs]):
         return x, out, *self._parameters(args.scale, args.zero_point)
 
     def can_implement(self, args: ForwardArgs) -> None:
-        super().can_implement(args)
         _, out, scale, zero = self._buffers(args)
         cpu.require_apart("output", out, False, scale=scale, zero_point=zero)
+        super().can_implement(args)
 
 
 class _Quantize(_Forward):
@@ -116,9 +116,9 @@ class _Backward(QuantizationPlan[BackwardArgs]):
         return x, dy, dx, *self._parameters(args.scale, args.zero_point)
 
     def can_implement(self, args: BackwardArgs) -> None:
-        super().can_implement(args)
         _, _, dx, scale, zero = self._buffers(args)
         cpu.require_apart("d_input", dx, False, scale=scale, zero_point=zero)
+        super().can_implement(args)
 
     def run(self, args: BackwardArgs) -> None:
         given = (args.input, args.d_output, args.d_input, args.scale, args.zero_point)
@@ -201,9 +201,9 @@ class _DequantizeBackward(QuantizationPlan[DequantizeBackwardArgs]):
         return dy, dq, self._parameters(args.scale, None)[0]
 
     def can_implement(self, args: DequantizeBackwardArgs) -> None:
-        super().can_implement(args)
         _, dq, scale = self._buffers(args)
         cpu.require_apart("d_input", dq, False, scale=scale)
+        super().can_implement(args)
 
     def run(self, args: DequantizeBackwardArgs) -> None:
         if (
