@@ -200,6 +200,19 @@ def test_numbers_that_were_quantized_before_are_recognised():
     assert true_mse(x, p) < 1e-6 * float(np.mean(x.astype(np.float64) ** 2))
 
 
+def test_the_sample_decides_where_the_histogram_misleads():
+    """Of a grid of 47 numbers, min_max keeps each; by the histogram, which spreads them over bins, mse loses less."""
+    rng = np.random.default_rng(30)
+    levels, step = int(rng.integers(3, 200)), rng.uniform(0.001, 1)
+    x = (rng.integers(-levels, levels + 1, 20000) * step).astype(np.float32)
+    c = Calibrator()
+    c.add(x)
+    c.calibrate("int8")
+    choice = c.choices[0]
+    assert (choice.method, choice.decided_by) == ("min_max", "values")
+    assert min(choice.costs, key=lambda cost: cost.mse).method == "mse"
+
+
 # ---- every method, dtype and scope ----------------------------------------------------------------------------------
 
 
@@ -262,7 +275,8 @@ def test_custom_methods_see_the_distribution():
     p = lb.calibrate(x, "int8", lambda d: (-3 * d.std, 3 * d.std))
     assert float(p.scale) == pytest.approx(3 * x.std() / 127, rel=1e-5)
     assert Custom(lambda d: (0, 1)).name == "custom"
-    for wrong in (lambda d: 3, lambda d: (1, 0), lambda d: (0, np.nan), lambda d: "ab"):
+    wrongs = (lambda d: 3, lambda d: (1, 0), lambda d: (0, np.nan), lambda d: (0, np.inf), lambda d: "ab")
+    for wrong in wrongs:
         with pytest.raises(InvalidProblem, match="the callable returned"):
             lb.calibrate(x, "int8", wrong)
 

@@ -12,7 +12,7 @@ import pytest
 from lowbit import reference
 from lowbit.errors import InvalidProblem
 from lowbit.models import Latency, ModelReport, WeightRecipe, WeightRow
-from lowbit.models.weights import quantize_weight
+from lowbit.models.weights import quantize_weight, refuse_nonfinite
 
 W = np.random.default_rng(3).standard_t(4, (24, 100)).astype(np.float32)
 
@@ -77,3 +77,11 @@ def test_a_report_is_json_whatever_it_holds(tmp_path: Path) -> None:
     assert found["latency"][0]["speedup"] == 2.0
     assert found["latency"][0]["float_interval"] == ["nan", "nan"]
     assert (found["treated"], found["skipped"]) == (1, ["b"])
+
+
+def test_a_nan_is_found_in_every_piece_of_a_weight(monkeypatch):
+    monkeypatch.setattr("lowbit.models.weights._PIECE", 4)
+    w = np.zeros((3, 5), np.float32)
+    w[2, 1] = np.inf
+    with pytest.raises(InvalidProblem, match=r"up: inf at index \(2, 1\)"):
+        refuse_nonfinite(w, "up")
