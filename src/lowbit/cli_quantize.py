@@ -49,7 +49,7 @@ METRIC = Annotated[
     typer.Option(help="Your own figure of both models: metric(predict, batches).", metavar="MODULE:FUNCTION"),
 ]
 SECONDS = Annotated[float, typer.Option(help="How long to measure latency; 0 for not at all.", callback=_finite, min=0)]
-THREADS = Annotated[list[int], typer.Option(help="Measure latency with so many threads.", min=1, max=4096)]
+THREADS = Annotated[list[int], typer.Option(help="Thread counts to measure latency with.", min=1, max=4096)]
 AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 _ROWS = 40  # of weights on the screen; the report has all

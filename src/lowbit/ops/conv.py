@@ -11,7 +11,7 @@ Which path an image and a kernel take, and `conv_path_of` says so:
 - "general": every other dtype, scheme and granularity: the numbers that codes stand for, accumulated in float64, some
   rows of the result at a time.
 
-Images [n, c, h, w] are turned to [n, h, w, c] first, and results back. What becomes of the sums, whatever the path, is
+Images [n, c, h, w] are turned to [n, h, w, c] first, and results back. The epilogue, on every path, is
 the epilogue of `lowbit.ops.outcome`.
 """
 

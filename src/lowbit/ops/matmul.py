@@ -10,7 +10,7 @@ Which path a pair of dtypes takes, and `path_of` says so:
 - "general": logarithmic and mixed codes, scales along k, and blocks along leading dimensions: products of the numbers
   they stand for, in float64.
 
-What becomes of the sums, whatever the path, is the epilogue of `lowbit.ops.outcome`.
+On every path the accumulators pass through the epilogue of `lowbit.ops.outcome`.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def require_tensor(name: str, value: Any, otherwise: str = "") -> None:
 
 
 def float_operand(name: str, value: Any, how: str) -> cpu.FloatArray:
-    """The floats given where a QuantizedTensor might be; `how` says what becomes of them."""
+    """The floats given where a QuantizedTensor might be; `how` names the way they are quantized."""
     try:
         return cpu.as_float_array(value, name)
     except UnsupportedDType:

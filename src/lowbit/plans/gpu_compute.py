@@ -77,7 +77,7 @@ class _Compute(OnGpu):
             raise Unsupported(f"{name}: on {held.device}; expected {self._place.name}")
 
     def _finish(self, bias: Any, n: int) -> Finish:
-        """What becomes of sums, the bias checked."""
+        """The epilogue, its bias checked."""
         finish = finish_of(self._outcome, bias, self._place)
         if finish.bias is not None and tuple(finish.bias.shape) != (n,):
             raise InvalidProblem(f"bias: shape {tuple(finish.bias.shape)}; expected ({n},), one an output")
