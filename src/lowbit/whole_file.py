@@ -7,7 +7,6 @@ import fcntl
 import itertools
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -96,6 +95,8 @@ def refuse_unwritable(path: str | os.PathLike[str]) -> None:
         folder = folder.parent
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(folder))
+    import tempfile  # slow to import, and every import of lowbit imports this module
+
     try:
         tempfile.TemporaryFile(dir=folder).close()  # os.access does not know of every file system's rules
     except OSError as error:

@@ -11,8 +11,8 @@ Which path an image and a kernel take, and `conv_path_of` says so:
 - "general": every other dtype, scheme and granularity: the numbers that codes stand for, accumulated in float64, some
   rows of the result at a time.
 
-Images [n, c, h, w] are turned to [n, h, w, c] first, and results back. The epilogue, on every path, is
-the epilogue of `lowbit.ops.outcome`.
+Images [n, c, h, w] are turned to [n, h, w, c] first, and results back. On every path the accumulators pass through the
+epilogue of `lowbit.ops.outcome`.
 """
 
 from __future__ import annotations
