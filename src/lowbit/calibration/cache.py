@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -59,7 +58,7 @@ class CalibrationCache:
             _VERSION, fingerprint, repr(method), target.template.to_json(), target.full_range, target.wide,
             target.codes, scope.get("axis"), scope.get("block_size"), scope.get("options"),
         ]  # fmt: skip
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        return _digest(json.dumps(asked))
 
     def get(self, key: str) -> QuantizationParams | None:
         found = self._entries.get(key) or self._stored(key)
@@ -94,4 +93,10 @@ class CalibrationCache:
 
 
 def _digest(key: str, text: str) -> str:
-    return hashlib.sha256(f"{key} {text}".encode()).hexdigest()
+    return _digest(f"{key} {text}")
+
+
+def _digest(text: str) -> str:
+    import hashlib  # loads a library; most programs that import lowbit keep no cache
+
+    return hashlib.sha256(text.encode()).hexdigest()
