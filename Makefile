@@ -70,13 +70,12 @@ test-cpp: build/python/lowbit_tests
 	build/python/lowbit_tests
 
 # What reads, writes and runs whole models; test-python is all the rest.
-MODEL_TESTS := $(wildcard $(addprefix tests/test_,torch_*.py qat.py onnx_*.py cli*.py checkpoint*.py report.py \
-  example_*.py bad_*.py killed_runs.py inspection_*.py recipe*.py safetensors.py compressed_tensors.py observe.py docs.py))
+MODEL_TESTS := $(addprefix tests/,cli docs examples formats models report torch)
 test-models: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not deep" $(MODEL_TESTS)
 
 test-python: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not deep" $(addprefix --ignore=,$(MODEL_TESTS))
+	$(BIN)/python -m pytest -m "not deep" $(addprefix --ignore=,$(MODEL_TESTS) tests/gpu)
 
 # GPU kernels without a GPU, a process each: Triton's interpreter, compiled ahead of time, executed PTX.
 GPU_INTERPRETED := $(addprefix tests/gpu/test_,elementwise.py reductions.py gemm.py int4_and_conv.py doors.py)

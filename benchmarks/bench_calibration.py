@@ -14,7 +14,7 @@ from benchmarks.machine import READS, reads
 from benchmarks.peers import Peers, torch_with
 from benchmarks.shapes import CACHED, MEDIUM, SPLIT, STREAMED, normal
 from benchmarks.timing import Call, Case, Contender, Target
-from lowbit.ops.sketch import Sketch
+from lowbit.calibration.sketch import Sketch
 
 __all__ = ["ORT_ENTROPY", "ORT_PERCENTILE", "TORCH_HISTOGRAM", "cases", "ort_collector"]
 

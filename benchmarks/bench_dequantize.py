@@ -53,7 +53,7 @@ def _int4_per_tensor(peers: Peers) -> Case:
 
 def _int4_groups(peers: Peers, block: int) -> Case:
     w = normal(MATRIX, spread=0.02)
-    q = lb.quantize(w, "int4", block_size=block)
+    q = lb.quantize(w, "int4", group_size=block)
     contenders = [
         _lowbit(q),
         peers.ort_dequantize_int4(q.data, q.shape, q.params.scale, block),

@@ -25,7 +25,7 @@ def cases(peers: Peers) -> Iterator[Case]:
 
 def _case(peers: Peers, w: npt.NDArray[np.float32], block: int, dtype: str, scheme: str) -> Case:
     symmetric = scheme == "symmetric"
-    options: dict[str, Any] = {"dtype": dtype, "scheme": scheme, "block_size": block}
+    options: dict[str, Any] = {"dtype": dtype, "scheme": scheme, "group_size": block}
     out = lb.quantize(w, **options)
     contenders = [
         Contender(

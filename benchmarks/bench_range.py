@@ -9,8 +9,8 @@ import numpy as np
 from benchmarks.peers import Peers
 from benchmarks.shapes import CACHED, STREAMED, normal
 from benchmarks.timing import Case, Contender
-from lowbit.kernels import cpu
-from lowbit.params import Granularity
+from lowbit.numerics.params import Granularity
+from lowbit.runtime import arrays as cpu
 
 __all__ = ["cases"]
 

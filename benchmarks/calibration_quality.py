@@ -127,8 +127,9 @@ class Watch:
         return {**found, ORT_MIN_MAX: self.ours.sketch.ranges()}
 
     def _of_torch(self, goal: Goal, few: bool) -> tuple[float, int]:
-        import torch
         from torch.ao.quantization import HistogramObserver
+
+        import torch
 
         scheme = torch.per_tensor_symmetric if goal.is_symmetric else torch.per_tensor_affine
         dtype = torch.qint8 if goal.is_symmetric else torch.quint8

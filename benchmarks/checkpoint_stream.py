@@ -193,7 +193,7 @@ def _quantize(nbytes: int) -> float:
     import lowbit as lb
 
     rows = np.random.default_rng(2).standard_normal((1024, _HIDDEN), np.float32).astype(ml_dtypes.bfloat16)
-    best = min(_timed(lambda: lb.quantize(rows, "int4", axis=1, block_size=128) and None) for _ in range(20))
+    best = min(_timed(lambda: lb.quantize(rows, "int4", axis=1, group_size=128) and None) for _ in range(20))
     return best * nbytes / rows.nbytes
 
 

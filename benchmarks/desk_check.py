@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from lowbit import _core
-from lowbit.hardware import hardware
-from lowbit.limits import _sizes
+from lowbit.runtime.hardware import hardware
+from lowbit.runtime.limits import _sizes
 from lowbit.tuning import AutoTuningConfig, QuantizationWorkload, auto_tune
 
 SEARCHED = [("matmul", "128x768x768"), ("matmul", "8x64x64"), ("matmul", "1x2048x2048"),

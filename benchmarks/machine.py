@@ -17,8 +17,8 @@ from benchmarks.peers import torch_with
 from benchmarks.shapes import aligned
 from benchmarks.timing import Contender
 from lowbit import _core
-from lowbit.kernels import cpu
-from lowbit.params import Granularity
+from lowbit.numerics.params import Granularity
+from lowbit.runtime import arrays as cpu
 
 __all__ = ["DOT_LIMIT", "READS", "capped", "cpus_given", "dot_limit", "keep_freed_memory", "reads"]
 

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from torch import Tensor, nn
 from torch.nn import functional
+
+import torch
+from torch import Tensor, nn
 
 __all__ = [
     "MODEL", "TEXTS", "MiniLM", "Pair", "encode", "linear_inputs", "load", "pairs", "sentences", "spearman",

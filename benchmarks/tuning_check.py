@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lowbit.bench.timing import measure
-from lowbit.hardware import hardware
+from lowbit.runtime.hardware import hardware
 from lowbit.tuning import AutoTuningConfig, QuantizationWorkload, auto_tune
 from lowbit.tuning.candidates import build, candidates_for, float_work
 

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 import lowbit as lb
 import lowbit.torch as lt
+import torch
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fashion_mnist_qat import Batches, Images, accuracy, load_fashion_mnist, some, train

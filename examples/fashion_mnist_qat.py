@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 import lowbit as lb
 import lowbit.torch as lt
+import torch
+from torch import Tensor, nn
 
 PACKAGE = "dataset-fashion-mnist"
 FOLDER = Path("/usr/share/datasets/fashion-mnist")  # where the Debian package puts it

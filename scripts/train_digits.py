@@ -12,12 +12,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import torch
 from sklearn.datasets import load_digits
-from torch import nn
 from torch.nn import functional as F
 
+import torch
 from lowbit.data import digits_logits
+from torch import nn
 
 SEED = 0
 TEST_IMAGES = 360

@@ -1,6 +1,6 @@
 """lowbit's compute functions by the reference: the same names and arguments, in plain NumPy, arguments unchecked.
 
-Where lowbit.reference_compute has the arithmetic, this page has the meaning of the arguments around it.
+Where lowbit.reference.compute has the arithmetic, this page has the meaning of the arguments around it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import ml_dtypes  # noqa: F401  "bfloat16" is a dtype once it is imported
 import numpy as np
 
 import lowbit as lb
-from lowbit import QuantizationParams, QuantizedTensor, reference, reference_compute
-from lowbit.ranges import affine_from_range
+from lowbit import QuantizationParams, QuantizedTensor, reference
+from lowbit.numerics.ranges import affine_from_range
+from lowbit.reference import compute as reference_compute
 
 Array = np.ndarray[Any, Any]
 F32 = np.float32
@@ -170,13 +171,13 @@ def quantized_from_data(x: Array, dtype: str, scheme: str, axis: int | None = No
 class QuantizedLinear:
     def __init__(
         self, weight: Any, bias: Array | None = None, *, dtype: str = "int8", scheme: str = "symmetric",
-        block_size: int | None = None, activation: str = "int8", input_params: QuantizationParams | None = None,
+        group_size: int | None = None, activation_dtype: str = "int8", input_params: QuantizationParams | None = None,
         out_params: QuantizationParams | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(weight, QuantizedTensor):
-            axis = -1 if block_size else 0  # blocks of inputs, or a scale an output
-            weight = lb.quantize(weight, dtype, scheme=scheme, axis=axis, block_size=block_size)
-        self.weight, self.bias, self.activation = weight, bias, activation
+            axis = -1 if group_size else 0  # blocks of inputs, or a scale an output
+            weight = lb.quantize(weight, dtype, scheme=scheme, axis=axis, group_size=group_size)
+        self.weight, self.bias, self.activation_dtype = weight, bias, activation_dtype
         self.input_params, self.out_params = input_params, out_params
 
     @property
@@ -185,7 +186,7 @@ class QuantizedLinear:
 
     def __repr__(self) -> str:
         out, inputs = self.weight.shape
-        return f"QuantizedLinear({inputs}, {out}, {self.weight.dtype}, activation={self.activation!r})"
+        return f"QuantizedLinear({inputs}, {out}, {self.weight.dtype}, activation_dtype={self.activation_dtype!r})"
 
     def __call__(self, x: Array) -> Any:
         out, inputs = self.weight.shape
@@ -194,18 +195,18 @@ class QuantizedLinear:
 
     def _rows(self, x: Array, dtype: np.dtype[Any]) -> Any:
         w, p = self.weight, self.weight.params
-        if self.activation == "float":
+        if self.activation_dtype == "float":
             terms = x.astype(np.float64) @ w.dequantize(dtype=np.float64).T
             return (terms + (0 if self.bias is None else self.bias)).astype(F32).astype(dtype)
         if self.input_params is not None:
             params = self.input_params.for_compute(F32)
             q = QuantizedTensor.from_codes(reference.quantize(x, params), params)
         else:
-            scheme = "symmetric" if self.activation == "int8" else "asymmetric"
-            q = quantized_from_data(x, self.activation, scheme, axis=0)
-        if p.block_size is not None:
+            scheme = "symmetric" if self.activation_dtype == "int8" else "asymmetric"
+            q = quantized_from_data(x, self.activation_dtype, scheme, axis=0)
+        if p.group_size is not None:
             y = reference_compute.matmul_groups(
-                q.data, w.unpack().T, q.params.scale, p.scale.T, p.zero_point.T, p.block_size,
+                q.data, w.unpack().T, q.params.scale, p.scale.T, p.zero_point.T, p.group_size,
                 0 if self.bias is None else self.bias,
             )  # fmt: skip
             return y.astype(dtype)

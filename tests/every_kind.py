@@ -25,12 +25,12 @@ def kinds(ndim: int) -> dict[str, dict[str, Any]]:
     for dtype, scheme, (axis, block) in itertools.product(DTYPES, SCHEMES, scopes):
         kind = lb.QuantizedDType.mixed(WIDTHS[dtype]) if dtype in WIDTHS else lb.QuantizedDType.of(dtype)
         try:
-            lb.QuantizationParams(kind, scheme, axis=axis, block_size=block)
+            lb.QuantizationParams(kind, scheme, axis=axis, group_size=block)
         except (lb.InvalidProblem, lb.Unsupported):
             continue
         if kind.is_mixed and axis is None:
             continue
-        options = {"dtype": kind, "scheme": scheme, "axis": axis, "block_size": block}
+        options = {"dtype": kind, "scheme": scheme, "axis": axis, "group_size": block}
         found[f"{dtype} {scheme} axis={axis} block={block}"] = options
     return found
 

@@ -63,9 +63,9 @@ def cases(draw: st.DrawFn) -> Case:
     base = draw(st.sampled_from([0.03, 1.0, 2.0**-3, 1e-5, 0.1, 2.0**-125, 3e-30, 1e30, 7.77]))
     scale = (base * rng.uniform(1, 2, scale_shape)).astype(draw(st.sampled_from([np.float32, np.float64])))
     if signed_log:
-        params = QuantizationParams(dtype, "logarithmic", scale, axis=axis, block_size=block)
+        params = QuantizationParams(dtype, "logarithmic", scale, axis=axis, group_size=block)
     elif dtype == "binary":
-        params = QuantizationParams(dtype, "symmetric", scale, axis=axis, block_size=block)
+        params = QuantizationParams(dtype, "symmetric", scale, axis=axis, group_size=block)
     else:
         probe = QuantizationParams(dtype)
         lo, hi = sorted(rng.integers(probe.qmin, probe.qmax + 1, 2).tolist())

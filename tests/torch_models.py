@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import lowbit.torch as lt
+import torch
 from lowbit.models import Recipe
 from lowbit.torch import never_slower
+from torch import nn
 
 ALL = {"min_elements": 0}
 

@@ -5,14 +5,6 @@ from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING, Any
 
 from lowbit._version import __version__
-from lowbit.accuracy import (
-    AccuracyImpact,
-    auto_quantize_tensor,
-    create_optimal_params,
-    estimate_accuracy_impact,
-    estimate_memory_savings,
-    measure_accuracy_impact,
-)
 from lowbit.calibration import (
     CalibrationMethod,
     CalibrationStatistics,
@@ -20,11 +12,12 @@ from lowbit.calibration import (
     PercentileCalibrator,
     calibrate,
 )
-from lowbit.dtypes import QuantizedDType
-from lowbit.errors import FormatError, InvalidProblem, Unsupported, UnsupportedDType
-from lowbit.hardware import HardwareFeatures, hardware
 from lowbit.layers import QuantizedConv2d, QuantizedLinear
-from lowbit.metrics import ErrorReport
+from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.numerics.metrics import ErrorReport
+from lowbit.numerics.params import QuantizationParams, QuantizationScheme
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import (
     PackedConv,
     PackedMatrix,
@@ -56,34 +49,46 @@ from lowbit.ops import (
     quantize_backward,
     quantize_to_int8,
 )
-from lowbit.params import QuantizationParams, QuantizationScheme
-from lowbit.quantization_ops import CpuQuantizationOps, QuantizationOps, ReferenceQuantizationOps
-from lowbit.tensor import QuantizedTensor
-from lowbit.threads import get_num_threads, set_num_threads
+from lowbit.runtime.hardware import HardwareFeatures, hardware
+from lowbit.runtime.threads import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from lowbit import bench as bench
     from lowbit import data as data
     from lowbit import formats as formats
-    from lowbit import gpu_linear as gpu_linear
-    from lowbit import gpu_ops as gpu_ops
-    from lowbit import hints as hints
-    from lowbit import limits as limits
+    from lowbit import gpu as gpu
     from lowbit import models as models
     from lowbit import plans as plans
-    from lowbit import reference_calibration as reference_calibration
+    from lowbit import reference as reference
     from lowbit import report as report
-    from lowbit import specialized as specialized
     from lowbit import system as system
     from lowbit import torch as torch
     from lowbit import tuning as tuning
     from lowbit.system import QuantizationSystem, create_quantization_system
+    from lowbit.system.accuracy import (
+        AccuracyImpact,
+        auto_quantize_tensor,
+        create_optimal_params,
+        estimate_accuracy_impact,
+        estimate_memory_savings,
+        measure_accuracy_impact,
+    )
+    from lowbit.system.backends import CpuQuantizationOps, QuantizationOps, ReferenceQuantizationOps
 
-# Imported when they are first used, so that `import lowbit` stays light.
-_MODULES = (
-    "bench", "data", "formats", "gpu_linear", "gpu_ops", "hints", "limits", "models", "plans", "reference_calibration",
-    "report", "specialized", "system", "torch", "tuning",
-)  # fmt: skip
+# Imported on first use, so that `import lowbit` stays light.
+_MODULES = ("bench", "data", "formats", "gpu", "models", "plans", "report", "system", "torch", "tuning")
+_LAZY = {
+    "lowbit.system": ("QuantizationSystem", "create_quantization_system"),
+    "lowbit.system.accuracy": (
+        "AccuracyImpact",
+        "auto_quantize_tensor",
+        "create_optimal_params",
+        "estimate_accuracy_impact",
+        "estimate_memory_savings",
+        "measure_accuracy_impact",
+    ),
+    "lowbit.system.backends": ("CpuQuantizationOps", "QuantizationOps", "ReferenceQuantizationOps"),
+}
 
 __all__ = [
     "AccuracyImpact",
@@ -151,8 +156,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("QuantizationSystem", "create_quantization_system"):
-        return getattr(_import_module("lowbit.system"), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(_import_module(module), name)
     if name in _MODULES:
         return _import_module(f"lowbit.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

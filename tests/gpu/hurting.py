@@ -7,10 +7,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import torch
 
+import torch
 from lowbit import reference
-from lowbit.granularity import Granularity, granularity_of, per_token
+from lowbit.numerics.granularity import Granularity, granularity_of, per_token
 
 Array = np.ndarray[Any, Any]
 

@@ -18,8 +18,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import torch
 
+import torch
 from gpu.ptx_executor import run
 
 __all__ = ["Compiled", "Launch", "compile_launch", "numpy_of", "on_target"]
@@ -124,8 +124,8 @@ def on_target(
             most=most, contraction=bool(fusion),
         )  # fmt: skip
 
-    from lowbit.kernels.gpu import launch as elementwise
-    from lowbit.kernels.gpu import launch_reductions as reductions
+    from lowbit.gpu import launch as elementwise
+    from lowbit.gpu import launch_reductions as reductions
 
     host = elementwise.launch
 

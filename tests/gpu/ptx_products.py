@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
+import torch
 from gpu.ptx_launch import on_target
 from gpu.ptx_tensors import gpu_of
-from lowbit.kernels.gpu import launch_gemm
-from lowbit.kernels.gpu.launch_gemm import Finish, Weight
+from lowbit.gpu import launch_gemm
+from lowbit.gpu.launch_gemm import Finish, Weight
 
 __all__ = ["S8", "U8", "codes_of", "floats_of", "multiply", "product_case", "sums_of"]
 

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-import torch
 
+import torch
 from gpu.ptx_launch import numpy_of
 from lowbit import reference
-from lowbit.dtypes import QuantizedDType
-from lowbit.granularity import Granularity, granularity_of, per_token
-from lowbit.kernels.gpu.tiles import Gpu
-from lowbit.packing import pack
+from lowbit.gpu.tiles import Gpu
+from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.granularity import Granularity, granularity_of, per_token
+from lowbit.numerics.packing import pack
 
 __all__ = [
     "CODES", "FLOATS", "GRANULARITIES", "TARGETS", "Affine", "affine_of", "as_numpy", "gpu_of", "same_bits",

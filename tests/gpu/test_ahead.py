@@ -18,11 +18,11 @@ import pytest
 if os.environ.get("TRITON_INTERPRET"):
     raise RuntimeError("these tests compile kernels; run them in a process of their own without TRITON_INTERPRET")
 
-from lowbit.errors import InvalidProblem, Unsupported
-from lowbit.kernels.gpu import instructions as emitted
-from lowbit.kernels.gpu.ahead import AMD, NVIDIA, TARGETS, Case, backend_of, compile_case
-from lowbit.kernels.gpu.gemm_cases import CASES as PRODUCTS
-from lowbit.kernels.gpu.language import jit, tl
+from lowbit.gpu import instructions as emitted
+from lowbit.gpu.ahead import AMD, NVIDIA, TARGETS, Case, backend_of, compile_case
+from lowbit.gpu.gemm_cases import CASES as PRODUCTS
+from lowbit.gpu.language import jit, tl
+from lowbit.numerics.errors import InvalidProblem, Unsupported
 
 Pair = tuple[int, str]
 Texts = dict[str, str]
@@ -146,7 +146,7 @@ def test_every_case_has_a_quick_target() -> None:
 
 def test_saturating_sums_cannot_saturate() -> None:
     """`.satfinite` stops at int32's ends; the host refuses a k with which a sum of products of bytes could be there."""
-    from lowbit.kernels.gpu.launch_gemm import MAX_DEPTH
+    from lowbit.gpu.launch_gemm import MAX_DEPTH
 
     assert 128 * 128 * MAX_DEPTH < 2**31 <= 128 * 128 * (MAX_DEPTH + 1)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import torch
 from gpu import interpreter_shim
 
 interpreter_shim.install()
@@ -23,13 +23,18 @@ interpreter_shim.install()
 import lowbit as lb  # noqa: E402
 from gpu.hurting import TORCH, array, same, tensor  # noqa: E402
 from lowbit import plans  # noqa: E402
-from lowbit.errors import InvalidProblem, Unsupported  # noqa: E402
-from lowbit.gpu_linear import GpuLinear  # noqa: E402
-from lowbit.gpu_ops import GpuQuantizationOps, pack, pack_conv  # noqa: E402
-from lowbit.kernels.gpu import launch, launch_reductions, self_check, self_check_compute  # noqa: E402
-from lowbit.kernels.gpu.presence import find_device  # noqa: E402
-from lowbit.kernels.gpu.tensors import GpuQuantizedTensor  # noqa: E402
-from lowbit.specialized import Dp4aQuantizationOps, TensorCoreQuantizationOps  # noqa: E402
+from lowbit.gpu import (
+    launch,
+    launch_reductions,
+    self_check,
+    self_check_compute,
+)
+from lowbit.gpu.linear import GpuLinear  # noqa: E402
+from lowbit.gpu.ops import GpuQuantizationOps, pack, pack_conv  # noqa: E402
+from lowbit.gpu.tensors import GpuQuantizedTensor  # noqa: E402
+from lowbit.numerics.errors import InvalidProblem, Unsupported  # noqa: E402
+from lowbit.runtime.devices import find_device  # noqa: E402
+from lowbit.system.specialized import Dp4aQuantizationOps, TensorCoreQuantizationOps  # noqa: E402
 from lowbit.torch import library  # noqa: E402
 
 F32 = np.float32
@@ -261,7 +266,7 @@ def test_a_workspace_is_checked() -> None:
 
 KINDS = [
     {"dtype": "int8"}, {"dtype": "uint8", "scheme": "asymmetric"}, {"dtype": "int4", "axis": 0},
-    {"dtype": "uint4", "scheme": "asymmetric", "axis": 1, "block_size": 4}, {"dtype": "int16", "axis": 1},
+    {"dtype": "uint4", "scheme": "asymmetric", "axis": 1, "group_size": 4}, {"dtype": "int16", "axis": 1},
 ]  # fmt: skip
 
 
@@ -378,7 +383,7 @@ def test_convolutions(options: dict[str, Any]) -> None:
 
 def test_no_other_path_is_taken_silently() -> None:
     a = lb.quantize(random(2, 8))
-    for b in (lb.quantize(random(8, 3), "int4", axis=0, block_size=4), lb.quantize(random(8, 3), "int16")):
+    for b in (lb.quantize(random(8, 3), "int4", axis=0, group_size=4), lb.quantize(random(8, 3), "int16")):
         with pytest.raises(Unsupported, match=r"path '(groups|integer16)'"):
             GpuQuantizationOps().qmatmul(a, b)
     with pytest.raises(Unsupported, match="products of matrices"):
@@ -452,7 +457,7 @@ def test_convolution_plans(groups: int) -> None:
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"activation": "uint8"}, {"dtype": "int4"}, {"input_params": lb.QuantizationParams("int8", scale=F32(0.02))},
+    {}, {"activation_dtype": "uint8"}, {"dtype": "int4"}, {"input_params": lb.QuantizationParams("int8", scale=F32(0.02))},
     {"out_params": lb.QuantizationParams("int8", scale=F32(0.1))},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("kind", ["f32", "f16"])
@@ -462,7 +467,7 @@ def test_linear_layers(options: dict[str, Any], kind: str) -> None:
     want = layer(x)
     there = GpuLinear(layer)
     found = there(tensor(x))
-    given = {name: getattr(layer, name) for name in ("activation", "input_params", "out_params")}
+    given = {name: getattr(layer, name) for name in ("activation_dtype", "input_params", "out_params")}
     d = plans.LinearDescriptor(3, 12, 5, layer.params, **given, input_element=kind)
     plan = plans.LinearPlan.select(d, "cuda")
     assert plan.precision_guarantee.bit_stable
@@ -482,8 +487,8 @@ def test_linear_layers(options: dict[str, Any], kind: str) -> None:
 @pytest.mark.parametrize("kind", ["f32", "f16"])
 @pytest.mark.parametrize("block", [None, 8])
 def test_int4_weights_on_floats(kind: str, block: int | None) -> None:
-    weight = lb.quantize(random(5, 21), "uint4", scheme="asymmetric", axis=0 if block is None else 1, block_size=block)
-    layer = lb.QuantizedLinear(weight, random(5), activation="float")
+    weight = lb.quantize(random(5, 21), "uint4", scheme="asymmetric", axis=0 if block is None else 1, group_size=block)
+    layer = lb.QuantizedLinear(weight, random(5), activation_dtype="float")
     x = random(3, 21, dtype=FLOATS[kind])
     found = GpuLinear(layer)(tensor(x)).double().numpy()
     wide = weight.dequantize().astype(np.float64)
@@ -491,12 +496,12 @@ def test_int4_weights_on_floats(kind: str, block: int | None) -> None:
     size = np.abs(x.astype(np.float64)) @ np.abs(wide).T + np.abs(random(5))
     narrow = 2**-11 if kind == "f16" else 0
     assert (np.abs(found - exact) <= 8 * 2**-23 * size + narrow * np.abs(exact)).all()
-    d = plans.LinearDescriptor(3, 21, 5, layer.params, activation="float", input_element=kind)
+    d = plans.LinearDescriptor(3, 21, 5, layer.params, activation_dtype="float", input_element=kind)
     guarantee = plans.LinearPlan.select(d, "cuda").precision_guarantee
     assert guarantee.deterministic
     assert not guarantee.bit_stable
     with pytest.raises(Unsupported, match="GPU kernels have 'integer', and 'float' for weights of 4 bits"):
-        GpuLinear(lb.QuantizedLinear(random(5, 12), activation="float"))
+        GpuLinear(lb.QuantizedLinear(random(5, 12), activation_dtype="float"))
 
 
 # ---- torch operators: the kernels that the dispatcher has for CUDA, on the interpreter's memory --------------------

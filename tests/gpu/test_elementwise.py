@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 
+import torch
 from gpu import interpreter_shim
 
 interpreter_shim.install()
 
 from gpu.hurting import CODES, FLOATS, GRANULARITIES, TORCH, Guarded, Hurting, same, tensor  # noqa: E402
 from lowbit import reference  # noqa: E402
-from lowbit.dtypes import QuantizedDType  # noqa: E402
-from lowbit.errors import InvalidProblem, Unsupported  # noqa: E402
-from lowbit.granularity import granularity_of  # noqa: E402
-from lowbit.kernels.gpu import launch  # noqa: E402
-from lowbit.packing import pack, unpack  # noqa: E402
+from lowbit.gpu import launch  # noqa: E402
+from lowbit.numerics.dtypes import QuantizedDType  # noqa: E402
+from lowbit.numerics.errors import InvalidProblem, Unsupported  # noqa: E402
+from lowbit.numerics.granularity import granularity_of  # noqa: E402
+from lowbit.numerics.packing import pack, unpack  # noqa: E402
 
 F32 = np.float32
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+import torch
 from gpu import interpreter_shim
 
 interpreter_shim.install()
 
-from lowbit import reference_compute as reference  # noqa: E402
-from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType  # noqa: E402
-from lowbit.kernels.gpu.launch_gemm import MAX_DEPTH, Finish, Weight, gemm  # noqa: E402
-from lowbit.kernels.gpu.tiles import Gpu  # noqa: E402
+from lowbit.gpu.launch_gemm import MAX_DEPTH, Finish, Weight, gemm  # noqa: E402
+from lowbit.gpu.tiles import Gpu  # noqa: E402
+from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType  # noqa: E402
+from lowbit.reference import compute as reference  # noqa: E402
 
 F32 = np.float32
 AMPERE, TURING, REFERENCE = Gpu("cuda", 80), Gpu("cuda", 75), Gpu("reference", 0)
@@ -204,7 +204,7 @@ def test_rows_a_gigabyte_apart(path: str) -> None:
 
 
 def test_paths_follow_shape_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowbit.kernels.gpu import launch_gemm
+    from lowbit.gpu import launch_gemm
 
     seen: list[str] = []
     for name in ("int8_gemm", "int8_gemm_dp4a", "int8_gemv_dp4a"):

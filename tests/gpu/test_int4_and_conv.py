@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+import torch
 from gpu import interpreter_shim
 
 interpreter_shim.install()
 
-from lowbit import reference_compute as reference  # noqa: E402
-from lowbit.errors import InvalidProblem, Unsupported  # noqa: E402
-from lowbit.kernels.gpu.launch_conv import conv2d, conv_weight  # noqa: E402
-from lowbit.kernels.gpu.launch_gemm import Finish, Int4Weight, linear_int4  # noqa: E402
-from lowbit.kernels.gpu.tiles import Gpu  # noqa: E402
-from lowbit.packing import pack_bits  # noqa: E402
+from lowbit.gpu.launch_conv import conv2d, conv_weight  # noqa: E402
+from lowbit.gpu.launch_gemm import Finish, Int4Weight, linear_int4  # noqa: E402
+from lowbit.gpu.tiles import Gpu  # noqa: E402
+from lowbit.numerics.errors import InvalidProblem, Unsupported  # noqa: E402
+from lowbit.numerics.packing import pack_bits  # noqa: E402
+from lowbit.reference import compute as reference  # noqa: E402
 
 F32 = np.float32
 AMPERE, TURING = Gpu("cuda", 80), Gpu("cuda", 75)

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+import torch
 from gpu.ptx_executor import decode
 from gpu.ptx_launch import on_target
 from gpu.ptx_tensors import CODES, FLOATS, GRANULARITIES, TARGETS, Affine, affine_of, as_numpy, same_bits, tensor_of
 from lowbit import reference
-from lowbit.kernels.gpu import elementwise_cases, gemm_cases, launch, launch_reductions
-from lowbit.kernels.gpu.ahead import Case, compile_case
-from lowbit.kernels.gpu.language import jit, tl
-from lowbit.packing import unpack
+from lowbit.gpu import elementwise_cases, gemm_cases, launch, launch_reductions
+from lowbit.gpu.ahead import Case, compile_case
+from lowbit.gpu.language import jit, tl
+from lowbit.numerics.packing import unpack
 
 assert os.environ.get("TRITON_INTERPRET", "0") in ("", "0"), "run these tests without TRITON_INTERPRET: they compile"
 

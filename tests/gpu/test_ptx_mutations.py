@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-import torch
 
+import torch
 from gpu.ptx_launch import on_target
 from gpu.ptx_parser import PtxFault
 from gpu.ptx_products import codes_of, floats_of, multiply, product_case
 from gpu.ptx_tensors import affine_of, as_numpy, same_bits, tensor_of
 from lowbit import reference
-from lowbit.kernels.gpu import launch
-from lowbit.kernels.gpu.launch_gemm import Finish
-from lowbit.packing import unpack
+from lowbit.gpu import launch
+from lowbit.gpu.launch_gemm import Finish
+from lowbit.numerics.packing import unpack
 
 
 @dataclass(frozen=True)

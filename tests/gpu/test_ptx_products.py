@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
+import torch
 from gpu.ptx_launch import on_target
 from gpu.ptx_products import S8, U8, codes_of, floats_of, multiply, product_case, sums_of
 from gpu.ptx_tensors import FLOATS, TARGETS, gpu_of, same_bits
-from lowbit.kernels.gpu import launch_conv, launch_gemm
-from lowbit.kernels.gpu.launch_gemm import Finish
+from lowbit.gpu import launch_conv, launch_gemm
+from lowbit.gpu.launch_gemm import Finish
 
 PATHS = [(t, p) for t in TARGETS for p in ("gemv", "dp4a", "matrix") if not (t == "sm_75" and p == "matrix")]
 

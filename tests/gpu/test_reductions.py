@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+import torch
 from gpu import interpreter_shim
 
 interpreter_shim.install()
 
 from gpu.hurting import CODES, FLOATS, GRANULARITIES, TORCH, Array, Guarded, Hurting, same, tensor  # noqa: E402
 from lowbit import reference  # noqa: E402
-from lowbit.dtypes import QuantizedDType  # noqa: E402
-from lowbit.errors import InvalidProblem  # noqa: E402
-from lowbit.granularity import Granularity, granularity_of  # noqa: E402
-from lowbit.kernels.gpu import launch  # noqa: E402
-from lowbit.kernels.gpu import launch_reductions as reductions  # noqa: E402
-from lowbit.packing import pack  # noqa: E402
-from lowbit.ranges import affine_from_range  # noqa: E402
+from lowbit.gpu import launch  # noqa: E402
+from lowbit.gpu import launch_reductions as reductions  # noqa: E402
+from lowbit.numerics.dtypes import QuantizedDType  # noqa: E402
+from lowbit.numerics.errors import InvalidProblem  # noqa: E402
+from lowbit.numerics.granularity import Granularity, granularity_of  # noqa: E402
+from lowbit.numerics.packing import pack  # noqa: E402
+from lowbit.numerics.ranges import affine_from_range  # noqa: E402
 
 F32 = np.float32
 

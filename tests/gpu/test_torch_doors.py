@@ -9,19 +9,19 @@ import sys
 from typing import Any
 
 import pytest
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowbit as lb
 import lowbit.torch as lt
+import torch
 from lowbit import plans
-from lowbit.errors import InvalidProblem, Unsupported
-from lowbit.gpu_features import gpu_features
-from lowbit.gpu_ops import GpuQuantizationOps
-from lowbit.hardware import Gpu, HardwareFeatures, hardware
-from lowbit.kernels.gpu import presence
-from lowbit.specialized import Dp4aQuantizationOps, TensorCoreQuantizationOps
+from lowbit.gpu.ops import GpuQuantizationOps
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.runtime import devices as presence
+from lowbit.runtime.gpu_features import gpu_features
+from lowbit.runtime.hardware import Gpu, HardwareFeatures, hardware
+from lowbit.system.specialized import Dp4aQuantizationOps, TensorCoreQuantizationOps
 from lowbit.torch import library
 
 if "TRITON_INTERPRET" in os.environ:
@@ -149,7 +149,8 @@ REASON = r"no CUDA device: torch (has no CUDA build|finds none)"
 @pytest.mark.parametrize("n", [0, 1, 9, 64])
 def test_bits_keep_on_a_gpu_what_they_keep_on_the_cpu(n: int) -> None:
     """It is made of operators of torch, which run anywhere."""
-    from lowbit.torch import kernels, kernels_gpu
+    from lowbit.gpu import torch_kernels as kernels_gpu
+    from lowbit.torch import kernels
 
     dy, bits = torch.randn(n), torch.randint(0, 256, ((n + 7) // 8,), dtype=torch.uint8)
     assert torch.equal(kernels_gpu.keep_where(dy, bits), kernels.keep_where(dy, bits))

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.bench.timing import Timing
-from lowbit.errors import FormatError, InvalidProblem
-from lowbit.whole_file import written_whole
+from lowbit.numerics.atomic_file import written_whole
+from lowbit.numerics.errors import FormatError, InvalidProblem
 
 __all__ = [
     "BenchmarkResult", "BenchmarkSummary", "ComparativeBenchmarkResult", "MemoryBenchmarkResults", "MemoryUsage",

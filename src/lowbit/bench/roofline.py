@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.bench.results import BenchmarkSummary
-from lowbit.errors import InvalidProblem
+from lowbit.numerics.errors import InvalidProblem
 
 __all__ = ["plot_roofline"]
 

@@ -19,17 +19,17 @@ import numpy.typing as npt
 from lowbit._version import __version__
 from lowbit.bench.results import BenchmarkResult, BenchmarkSummary, MemoryUsage
 from lowbit.bench.timing import Timing, measure
-from lowbit.errors import InvalidProblem
-from lowbit.hardware import HardwareFeatures, hardware
 from lowbit.layers import QuantizedLinear
-from lowbit.limits import Limits, limits
-from lowbit.metrics import error_report
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.metrics import error_report
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.dequantize import dequantize
 from lowbit.ops.elementwise import qadd, qrelu
 from lowbit.ops.quantize import quantize
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
-from lowbit.threads import get_num_threads, set_num_threads
+from lowbit.runtime.hardware import HardwareFeatures, hardware
+from lowbit.runtime.limits import Limits, limits
+from lowbit.runtime.threads import get_num_threads, set_num_threads
 
 __all__ = ["FAMILIES", "BenchmarkConfig", "QuantizationBenchmarkSuite"]
 
@@ -46,9 +46,9 @@ _QUICK_SHAPES = ((1, 1024, 1024), (64, 1024, 1024))  # rows, outputs, inputs
 _SHAPES = {"quick": _QUICK_SHAPES, "full": (*_QUICK_SHAPES, (1, 4096, 4096), (16, 4096, 4096), (256, 4096, 4096))}
 _KINDS: dict[str, dict[str, Any]] = {
     "int8": {"dtype": "int8"},
-    "int4 g32": {"dtype": "int4", "block_size": 32},
-    "int4 g128": {"dtype": "int4", "block_size": 128},
-    "int2": {"dtype": "int2", "block_size": 32},
+    "int4 g32": {"dtype": "int4", "group_size": 32},
+    "int4 g128": {"dtype": "int4", "group_size": 128},
+    "int2": {"dtype": "int2", "group_size": 32},
 }
 
 

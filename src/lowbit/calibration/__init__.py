@@ -2,6 +2,7 @@
 
 from lowbit.calibration.cache import CalibrationCache
 from lowbit.calibration.calibrator import Calibrator, PercentileCalibrator, calibrate
+from lowbit.calibration.distribution import Distribution, Histogram
 from lowbit.calibration.methods import (
     MSE,
     Adaptive,
@@ -14,9 +15,8 @@ from lowbit.calibration.methods import (
     MovingAverage,
     Percentile,
 )
+from lowbit.calibration.sketch import Sketch
 from lowbit.calibration.statistics import CalibrationStatistics
-from lowbit.ops.distribution import Distribution, Histogram
-from lowbit.ops.sketch import Sketch
 
 __all__ = [
     "MSE", "Adaptive", "CalibrationCache", "CalibrationMethod", "CalibrationStatistics", "Calibrator", "Choice",

@@ -9,11 +9,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lowbit.cachefile import CacheFile
 from lowbit.calibration.methods import CalibrationMethod, Custom
-from lowbit.errors import InvalidProblem
-from lowbit.ops.scores import Target
-from lowbit.params import QuantizationParams
+from lowbit.calibration.scores import Target
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.params import QuantizationParams
+from lowbit.runtime.cache_file import CacheFile
 
 __all__ = ["CalibrationCache"]
 
@@ -56,7 +56,7 @@ class CalibrationCache:
             return None
         asked = [
             _VERSION, fingerprint, repr(method), target.template.to_json(), target.full_range, target.wide,
-            target.codes, scope.get("axis"), scope.get("block_size"), scope.get("options"),
+            target.codes, scope.get("axis"), scope.get("group_size"), scope.get("options"),
         ]  # fmt: skip
         return _sha256(json.dumps(asked))
 

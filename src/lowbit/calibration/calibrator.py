@@ -12,16 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.calibration.cache import CalibrationCache
+from lowbit.calibration.distribution import Distribution
 from lowbit.calibration.methods import Adaptive, CalibrationMethod, Choice, MinMax, Percentile
+from lowbit.calibration.scores import Target
+from lowbit.calibration.sketch import Sketch
 from lowbit.calibration.statistics import CalibrationStatistics, statistics_of
-from lowbit.container import read_arrays, write_arrays
-from lowbit.dtypes import DTypeLike, QuantizedDType
-from lowbit.errors import FormatError, InvalidProblem
-from lowbit.ops.distribution import Distribution
-from lowbit.ops.scores import Target
-from lowbit.ops.sketch import Sketch
-from lowbit.params import QuantizationParams
-from lowbit.schemes import QuantizationScheme
+from lowbit.numerics.container import read_arrays, write_arrays
+from lowbit.numerics.dtypes import DTypeLike, QuantizedDType
+from lowbit.numerics.errors import FormatError, InvalidProblem
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.schemes import QuantizationScheme
 
 __all__ = ["Calibrator", "MethodLike", "PercentileCalibrator", "calibrate", "tracked"]
 
@@ -33,7 +33,7 @@ SchemeLike = str | QuantizationScheme
 class Calibrator:
     """Sees arrays, then gives params for them: one pass, fixed memory, every method and dtype from the same pass.
 
-    One range for all; with `axis` one for each of its indices; with `block_size` one for so many along it. `name` is
+    One range for all; with `axis` one for each of its indices; with `group_size` one for so many along it. `name` is
     what errors call the tensor. on_nonfinite="ignore" leaves NaN and Inf out and counts them.
 
     >>> import lowbit as lb
@@ -52,7 +52,7 @@ class Calibrator:
         method: MethodLike = "adaptive",
         *,
         axis: int | None = None,
-        block_size: int | None = None,
+        group_size: int | None = None,
         name: str = "x",
         on_nonfinite: Literal["raise", "ignore"] = "raise",
         collect: Literal["all", "range"] = "all",
@@ -61,8 +61,8 @@ class Calibrator:
     ) -> None:
         self.method = CalibrationMethod.of(method)
         options = {"name": name, "on_nonfinite": on_nonfinite, "collect": collect, "bins": bins, "reservoir": reservoir}
-        self.sketch = Sketch(axis, block_size, **options)  # type: ignore[arg-type]
-        self._options = {"axis": axis, "block_size": block_size, **options}
+        self.sketch = Sketch(axis, group_size, **options)  # type: ignore[arg-type]
+        self._options = {"axis": axis, "group_size": group_size, **options}
         self.choices: list[Choice] = []  # how the last `calibrate` found each range
         self.from_cache = False  # whether the last `calibrate` found its answer in a cache
 
@@ -172,7 +172,7 @@ class Calibrator:
 
     def _derive(self, method: CalibrationMethod, target: Target) -> QuantizationParams:
         shape = self.sketch.shape
-        scope = {"axis": self._options["axis"], "block_size": self._options["block_size"]}
+        scope = {"axis": self._options["axis"], "group_size": self._options["group_size"]}
         p = target.template
         mean = None
         if p.dtype.is_binary or 1 in p.dtype.widths:
@@ -218,7 +218,7 @@ class Calibrator:
         self.sketch = sketch
         bins, reservoir = sketch._sizes
         self._options = {
-            "axis": sketch.axis, "block_size": sketch.block_size, "name": sketch.name, "bins": bins,
+            "axis": sketch.axis, "group_size": sketch.group_size, "name": sketch.name, "bins": bins,
             "on_nonfinite": sketch.on_nonfinite, "collect": sketch.collect, "reservoir": reservoir,
         }  # fmt: skip
 
@@ -261,7 +261,7 @@ def calibrate(
     *,
     scheme: SchemeLike = "linear",
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     name: str = "samples",
     on_nonfinite: Literal["raise", "ignore"] = "raise",
     cache: CalibrationCache | str | os.PathLike[str] | None = None,
@@ -279,7 +279,7 @@ def calibrate(
     QuantizationParams(uint8, linear, scale=0.01, zero_point=0)
     """
     chosen = CalibrationMethod.of(method)
-    scope = {"axis": axis, "block_size": block_size}
+    scope = {"axis": axis, "group_size": group_size}
     template = _template(
         dtype, scheme, options.get("qmin"), options.get("qmax"), options.get("steps_per_octave"), scope
     )
@@ -318,7 +318,7 @@ def _template(
     if wanted is QuantizationScheme.ASYMMETRIC and (kind.is_binary or kind.is_mixed):
         raise InvalidProblem(f"scheme: asymmetric; {kind} codes are symmetric")
     if not one_scale:
-        needs = "axis" if wanted is QuantizationScheme.CHANNEL_WISE else "block_size"
+        needs = "axis" if wanted is QuantizationScheme.CHANNEL_WISE else "group_size"
         if scope.get(needs) is None:
             raise InvalidProblem(f"scheme: {wanted} needs the calibrator to have {needs}")
         wanted = QuantizationScheme.LINEAR

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.errors import FormatError, InvalidProblem
+from lowbit.numerics.errors import FormatError, InvalidProblem
 
 __all__ = ["arrays_of"]
 

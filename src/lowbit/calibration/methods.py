@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import reference
+from lowbit.calibration.distribution import Distribution
+from lowbit.calibration.scores import Target, divergence, mean_squared_error
 from lowbit.calibration.search import best_range
-from lowbit.errors import InvalidProblem, Unsupported
-from lowbit.ops.distribution import Distribution
-from lowbit.ops.scores import Target, divergence, mean_squared_error
-from lowbit.params import QuantizationParams
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.params import QuantizationParams
 
 __all__ = [
     "MSE", "Adaptive", "CalibrationMethod", "Choice", "Custom", "Entropy", "MethodCost", "MinMax", "MovingAverage",

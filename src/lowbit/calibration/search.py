@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.ops.distribution import Distribution
+from lowbit.calibration.distribution import Distribution
 
 __all__ = ["best_range"]
 

@@ -6,10 +6,10 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lowbit.calibration.distribution import Distribution
 from lowbit.calibration.methods import Adaptive, MethodCost
-from lowbit.ops.distribution import Distribution
-from lowbit.ops.scores import Target
-from lowbit.ops.sketch import Sketch
+from lowbit.calibration.scores import Target
+from lowbit.calibration.sketch import Sketch
 
 __all__ = ["CalibrationStatistics", "statistics_of"]
 

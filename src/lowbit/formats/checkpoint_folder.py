@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from lowbit.errors import FormatError, InvalidProblem, add_note
 from lowbit.formats.shards import checksum
 from lowbit.formats.work_folder import MANIFEST, WorkFolder, read_manifest, refuse_foreign
-from lowbit.whole_file import sync_directory
+from lowbit.numerics.atomic_file import sync_directory
+from lowbit.numerics.errors import FormatError, InvalidProblem, add_note
 
 __all__ = ["MANIFEST", "Assembly", "Finished", "real_target"]
 

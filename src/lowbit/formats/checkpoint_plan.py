@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lowbit.errors import FormatError, InvalidProblem
 from lowbit.formats.compressed_tensors import FLOATS, Scheme
 from lowbit.formats.safetensors import SINGLE, TensorInfo, inside
 from lowbit.formats.shards import Stored
 from lowbit.models.recipe import Recipe, Rule
 from lowbit.models.report import WeightRow
+from lowbit.numerics.errors import FormatError, InvalidProblem
 
 __all__ = ["Item", "Plan", "existing_quantization", "plan_checkpoint", "read_config"]
 

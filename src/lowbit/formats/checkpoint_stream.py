@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.errors import InvalidProblem
 from lowbit.formats.checkpoint_plan import Item
 from lowbit.formats.compressed_tensors import widened
 from lowbit.formats.safetensors import TensorInfo, as_array
 from lowbit.formats.shards import ShardWriter
-from lowbit.tensor import QuantizedTensor
-from lowbit.threads import get_num_threads, set_num_threads
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.runtime.threads import get_num_threads, set_num_threads
 
 __all__ = ["Noise", "Source", "stream_shard"]
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.errors import FormatError, InvalidProblem
 from lowbit.formats.compressed_tensors import Scheme, decompressed, widened
 from lowbit.formats.files import check_measuring, kind_of, load_metric
 from lowbit.formats.safetensors import Checkpoint, TensorInfo
-from lowbit.metrics import error_report
 from lowbit.models import Accuracy, Latency, MetricResult, WeightRecipe
 from lowbit.models.report import plain
+from lowbit.numerics.errors import FormatError, InvalidProblem
+from lowbit.numerics.metrics import error_report
 
 __all__ = ["Comparison", "WeightDifference", "compare_files"]
 

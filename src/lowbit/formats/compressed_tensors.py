@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.dtypes import QuantizedDType
-from lowbit.errors import InvalidProblem, Unsupported
 from lowbit.formats.shards import Stored
 from lowbit.models.recipe import ActivationRecipe, WeightRecipe
 from lowbit.models.weights import quantize_weight
+from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.packing import pack_bits, unpack_bits
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
-from lowbit.packing import pack_bits, unpack_bits
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
 
 __all__ = ["INT", "PACK", "Rows", "Scheme", "decompressed", "packed_rows", "unpacked_rows", "widened"]
 
@@ -125,7 +125,7 @@ class Scheme:
         )
         if value is not p.scale:
             exact = QuantizationParams(
-                p.dtype, p.scheme, value, p.zero_point, axis=p.axis, block_size=p.block_size, qmin=p.qmin, qmax=p.qmax
+                p.dtype, p.scheme, value, p.zero_point, axis=p.axis, group_size=p.group_size, qmin=p.qmin, qmax=p.qmax
             )
             found = quantize(weight, params=exact)
         zero = None

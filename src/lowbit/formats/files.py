@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lowbit.errors import InvalidProblem, add_note
-from lowbit.hardware import hardware
 from lowbit.models import ModelReport, Recipe
-from lowbit.whole_file import refuse_unwritable
+from lowbit.numerics.atomic_file import refuse_unwritable
+from lowbit.numerics.errors import InvalidProblem, add_note
+from lowbit.runtime.hardware import hardware
 
 __all__ = [
     "check_measuring",

@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 from typing import IO, Any
 
-from lowbit.errors import FormatError, Unsupported
 from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
+from lowbit.numerics.errors import FormatError, Unsupported
 
 __all__ = ["GGML_TYPES", "inspect_gguf"]
 

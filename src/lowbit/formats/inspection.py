@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lowbit.errors import FormatError, InvalidProblem, Unsupported
+from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 
 __all__ = ["Inspection", "QuantizationFound", "StoredTensor", "inspect_file"]
 

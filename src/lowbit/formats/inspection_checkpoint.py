@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lowbit.container import read_description
-from lowbit.dtypes import QuantizedDType
-from lowbit.errors import FormatError
 from lowbit.formats.checkpoint_plan import read_config
 from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
 from lowbit.formats.safetensors import Checkpoint, TensorInfo
-from lowbit.schemes import QuantizationScheme
+from lowbit.numerics.container import read_description
+from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.errors import FormatError
+from lowbit.numerics.schemes import QuantizationScheme
 
 __all__ = ["inspect_checkpoint"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
-from lowbit.errors import FormatError
 from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
 from lowbit.formats.onnx.model_file import BITS, byte_count, check_tensor, external_place, read_proto, subgraphs
+from lowbit.numerics.errors import FormatError
 
 __all__ = ["inspect_onnx"]
 

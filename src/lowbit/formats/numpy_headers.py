@@ -13,8 +13,8 @@ from typing import IO
 
 from numpy.lib import format as npy
 
-from lowbit.errors import FormatError
 from lowbit.formats.inspection import Inspection, StoredTensor
+from lowbit.numerics.errors import FormatError
 
 __all__ = ["inspect_numpy"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from lowbit.errors import FormatError, Unsupported
 from lowbit.formats.safetensors import INDEX, TensorInfo, index_files
+from lowbit.numerics.errors import FormatError, Unsupported
 
 __all__ = ["PickledCheckpoint", "is_pickled"]
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from lowbit.errors import InvalidProblem
-from lowbit.whole_file import written_whole
+from lowbit.numerics.atomic_file import written_whole
+from lowbit.numerics.errors import InvalidProblem
 
 __all__ = ["MANIFEST", "WorkFolder", "read_manifest", "refuse_foreign"]
 

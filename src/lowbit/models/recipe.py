@@ -20,9 +20,9 @@ import numpy as np
 
 from lowbit.calibration import CalibrationMethod
 from lowbit.calibration.methods import Percentile
-from lowbit.dtypes import QuantizedDType
-from lowbit.errors import InvalidProblem
 from lowbit.models.recipe_file import Located, read_located, shown
+from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.errors import InvalidProblem
 
 __all__ = ["KINDS", "PRESETS", "ActivationRecipe", "Override", "Recipe", "Rule", "WeightRecipe", "load_recipe"]
 
@@ -231,7 +231,7 @@ class Recipe:
 
         >>> Recipe(skip=("lm_haed",)).refuse_unmatched([["lm_head"], ["up_proj"]])
         Traceback (most recent call last):
-        lowbit.errors.InvalidProblem: skip: 'lm_haed' matches no weight; the nearest names are 'lm_head'
+        lowbit.numerics.errors.InvalidProblem: skip: 'lm_haed' matches no weight; the nearest names are 'lm_head'
         """
         if not self.skip and not self.overrides:
             return

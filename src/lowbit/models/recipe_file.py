@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from lowbit.errors import InvalidProblem
+from lowbit.numerics.errors import InvalidProblem
 
 __all__ = ["Located", "read_located", "shown"]
 

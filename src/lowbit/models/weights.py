@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.dtypes import QuantizedDType
-from lowbit.errors import InvalidProblem
 from lowbit.models.recipe import WeightRecipe
 from lowbit.models.report import Histogram
+from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import fake_quantize, quantize
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
 
 __all__ = ["quantize_weight", "refuse_nonfinite", "spread"]
 
@@ -40,7 +40,7 @@ def quantize_weight(
     if recipe.granularity == "group":
         if weight.ndim != 2:
             raise InvalidProblem(f"{name}: shape {weight.shape}; groups are for matrices")
-        options |= {"axis": 1, "block_size": recipe.group_size}
+        options |= {"axis": 1, "group_size": recipe.group_size}
     elif recipe.granularity == "channel":
         options["axis"] = axis
     try:
@@ -87,12 +87,12 @@ def _losses(weight: npt.NDArray[Any], p: QuantizationParams, scale: npt.NDArray[
     """Squared error under each scale, in the shape of the scales."""
     dtype = QuantizedDType.of(p.dtype)
     low, high = (dtype.qmin if p.qmin is None else p.qmin), (dtype.qmax if p.qmax is None else p.qmax)
-    y = fake_quantize(weight, scale, p.zero_point, qmin=low, qmax=high, axis=p.axis, block_size=p.block_size)
+    y = fake_quantize(weight, scale, p.zero_point, qmin=low, qmax=high, axis=p.axis, group_size=p.group_size)
     lost = np.square(np.asarray(weight, np.float32) - np.asarray(y, np.float32))
     if p.axis is None:
         return np.asarray(lost.sum(dtype=np.float64))
-    if p.block_size is None:
+    if p.group_size is None:
         others = tuple(i for i in range(weight.ndim) if i != p.axis % weight.ndim)
         return np.asarray(lost.sum(axis=others, dtype=np.float64))
-    starts = np.arange(0, weight.shape[-1], p.block_size)
+    starts = np.arange(0, weight.shape[-1], p.group_size)
     return np.asarray(np.add.reduceat(lost, starts, axis=-1, dtype=np.float64))

@@ -12,7 +12,7 @@ from lowbit.ops.fake_quantize import (
     quantize_backward,
 )
 from lowbit.ops.matmul import PackedMatrix, matmul_integer, prepack, qmatmul
-from lowbit.ops.pooling import qavg_pool2d, qmax_pool2d
+from lowbit.ops.pool import qavg_pool2d, qmax_pool2d
 from lowbit.ops.quantize import quantize, quantize_to_int8
 
 __all__ = [

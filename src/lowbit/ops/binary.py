@@ -10,13 +10,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import _core
-from lowbit.errors import InvalidProblem, Unsupported
-from lowbit.fields import refuse_masked, whole
-from lowbit.kernels import binary, cpu
-from lowbit.ops.outcome import refuse_nan
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.fields import refuse_masked, whole
+from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.ops import binary_kernels as binary
+from lowbit.ops.epilogue import refuse_nan
 from lowbit.ops.quantize import quantize
-from lowbit.tensor import QuantizedTensor
+from lowbit.runtime import arrays as cpu
+from lowbit.runtime.native import core
 
 __all__ = [
     "PackedBinary",
@@ -38,7 +39,7 @@ Layout = Literal["NCHW", "NHWC"]
 class PackedBinary:
     """A binary matrix of n rows of k, laid out for products. It does not depend on the CPU's kernels."""
 
-    native: _core.BinaryMatrix
+    native: core.BinaryMatrix
     scale: Float32  # [1] or [n]
 
     @property
@@ -54,7 +55,7 @@ class PackedBinary:
 class PackedBinaryConv2d:
     """Binary weights of a convolution, laid out for the kernels."""
 
-    native: _core.BinaryConv
+    native: core.BinaryConv
     scale: Float32  # [1] or [out]
 
     @property
@@ -231,7 +232,7 @@ def _operand(a: Any, name: str, transposed: bool) -> tuple[Bits, Float32]:
         rows, k = x.shape[::-1] if transposed else (math.prod(x.shape[:-1]), x.shape[-1])
         return np.zeros((rows, -(-k // 8)), np.uint8), np.ones(1, np.float32)
     axis = 0 if transposed else -1
-    return _rows(quantize(a, "binary", axis=axis, block_size=x.shape[axis], name=name), name, transposed)
+    return _rows(quantize(a, "binary", axis=axis, group_size=x.shape[axis], name=name), name, transposed)
 
 
 def _rows(q: QuantizedTensor, name: str, transposed: bool, matrix: bool = False) -> tuple[Bits, Float32]:
@@ -260,7 +261,7 @@ def _scales(q: QuantizedTensor, summed: tuple[int, ...], name: str, each: str) -
         return scale.reshape(1)
     # As an array over q, in which whatever is summed has one scale.
     axis = (q.params.axis or 0) % q.ndim
-    if q.params.block_size is None:
+    if q.params.group_size is None:
         scale = scale.reshape([-1 if i == axis else 1 for i in range(q.ndim)])
     if any(scale.shape[i] > 1 for i in summed):
         raise Unsupported(f"{name}: scales within what is summed; expected one in all, or one for {each}")

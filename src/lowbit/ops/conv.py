@@ -12,7 +12,7 @@ Which path an image and a kernel take, and `conv_path_of` says so:
   rows of the result at a time.
 
 Images [n, c, h, w] are turned to [n, h, w, c] first, and results back. On every path the accumulators pass through the
-epilogue of `lowbit.ops.outcome`.
+epilogue of `lowbit.ops.epilogue`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import _core
-from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
-from lowbit.fields import refuse_masked
-from lowbit.kernels.dwconv import PackedDepthwise, prepack_depthwise
+from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.numerics.fields import refuse_masked
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.binary import conv2d_sums
 from lowbit.ops.conv_geometry import (
     ConvGeometry,
@@ -39,6 +39,8 @@ from lowbit.ops.conv_geometry import (
     is_depthwise,
     to_nhwc,
 )
+from lowbit.ops.depthwise import PackedDepthwise, prepack_depthwise
+from lowbit.ops.epilogue import Outcome, row_pieces
 from lowbit.ops.matmul import float_bias
 from lowbit.ops.operands import (
     SUMS,
@@ -51,10 +53,8 @@ from lowbit.ops.operands import (
     sum_dtype,
     zero_points,
 )
-from lowbit.ops.outcome import Outcome, row_pieces
 from lowbit.ops.quantize import quantize
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
+from lowbit.runtime.native import core
 
 __all__ = [
     "ConvGeometry", "PackedConv", "check_image", "check_kernel", "check_kernel_shape", "check_shapes",
@@ -89,7 +89,7 @@ class PackedConv(Settled):
             self.parts.extend(_pack_rows(r, z) for r, z in zip(rows, zeros, strict=True))
 
     def depthwise(self, dtype: np.dtype[Any], g: ConvGeometry) -> PackedDepthwise:
-        key = dtype, g.stride, g.dilation, _core.active_isa()
+        key = dtype, g.stride, g.dilation, core.active_isa()
         if key not in self._prepared:
             self._prepared[key] = prepack_depthwise(
                 self._filters, self._zero, x_dtype=dtype, stride=g.stride, dilation=g.dilation
@@ -145,7 +145,7 @@ def conv_path_of(x: QuantizationParams, w: QuantizationParams, w_shape: tuple[in
     >>> conv_path_of(QuantizationParams("uint8"), QuantizationParams("int4"), (8, 4, 3, 3))
     'integer'
     """
-    by_output = w.block_size is None and w.axis in (None, 0, -4)
+    by_output = w.group_size is None and w.axis in (None, 0, -4)
     if x.axis is not None or not by_output or any(p.is_logarithmic or p.dtype.is_mixed for p in (x, w)):
         return "general"
     bits = x.dtype.is_binary + w.dtype.is_binary
@@ -161,7 +161,7 @@ def check_kernel(shape: tuple[int, ...], p: QuantizationParams, groups: Any) -> 
     check_kernel_shape(shape, groups)
     if not multiplies_as_bytes(p):
         raise Unsupported(f"w: {p.dtype}, {p.scheme}; expected linear codes of at most 8 bits")
-    if p.block_size is not None or p.axis not in (None, 0, -4):
+    if p.group_size is not None or p.axis not in (None, 0, -4):
         raise Unsupported(f"w: scales along axis {p.axis}; expected one scale, or one an output (axis 0)")
 
 
@@ -296,7 +296,7 @@ class _Settled(NamedTuple):
     shape: tuple[int, int, int, int]  # of the result, channels last
     scales: tuple[Array, Array]
     zero: int
-    parts: list[_core.Finish] | None  # what becomes of each group's sums; None: NumPy's business
+    parts: list[core.Finish] | None  # what becomes of each group's sums; None: NumPy's business
     kept: tuple[Any, ...]
 
     @classmethod
@@ -442,7 +442,7 @@ def _convolve(image: Array, zero: int, w: PackedConv, g: ConvGeometry, parts: li
     batch, height, width, channels = x.shape
     out, per_group, kh, kw = w.shape
     if w.is_depthwise:
-        shape = _core.DwconvShape(batch, height, width, channels, kh, kw, *g.stride, *g.padding, *g.dilation)
+        shape = core.DwconvShape(batch, height, width, channels, kh, kw, *g.stride, *g.padding, *g.dilation)
         w.depthwise(x.dtype, g).native.run(shape, x, zero, parts[0], y)
         return
     (top, left, _, _), (out_h, out_w) = g.padding, y.shape[1:3]
@@ -451,7 +451,7 @@ def _convolve(image: Array, zero: int, w: PackedConv, g: ConvGeometry, parts: li
             batch, height, width, channels, kh, kw, *g.stride, top, left, *g.dilation, out_h, out_w,
             i * per_group, per_group,
         ]  # fmt: skip
-        _core.convolve(x, x.dtype == np.int8, zero, geometry, part, finish, y, i * (out // g.groups), out)
+        core.convolve(x, x.dtype == np.int8, zero, geometry, part, finish, y, i * (out // g.groups), out)
 
 
 def _part(outcome: Outcome, sa: Array, sb: Array, depth: int, i: int, groups: int) -> Any:
@@ -490,9 +490,9 @@ def _packed_codes(codes: Array, zero: Array, groups: int) -> PackedConv:
     return PackedConv(QuantizedTensor(codes, params), groups)
 
 
-def _pack_rows(rows: Array, zero: Array) -> _core.PackedMatrix:
+def _pack_rows(rows: Array, zero: Array) -> core.PackedMatrix:
     n, k = rows.shape
-    packed = _core.pack_matrix(
+    packed = core.pack_matrix(
         rows, rows.dtype == np.int8, k, n, True, np.ascontiguousarray(zero) if zero.any() else None
     )
     return packed
@@ -510,7 +510,7 @@ def _raised_params(name: str, p: QuantizationParams, axis: int) -> QuantizationP
     if not -3 <= p.axis < 3:
         raise InvalidProblem(f"{name}: axis {p.axis}; expected one of three dimensions")
     at = p.axis % 3
-    blocks = p.block_size is not None and p.scale.ndim == 3
+    blocks = p.group_size is not None and p.scale.ndim == 3
     more = {f: np.expand_dims(getattr(p, f), axis) for f in ("scale", "zero_point")} if blocks else {}
     return p.replace(axis=at + (at >= axis), **more)
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import _core
-from lowbit.dtypes import is_integer
-from lowbit.errors import InvalidProblem
-from lowbit.kernels.dwconv import MAX_TAPS
+from lowbit.numerics.dtypes import is_integer
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.ops.depthwise import MAX_TAPS
+from lowbit.runtime.native import core
 
 __all__ = [
     "ConvGeometry", "check_fit", "check_kernel_shape", "check_shapes", "counts", "from_nhwc", "height_width",
@@ -106,7 +106,7 @@ def to_nhwc(x: Array, g: ConvGeometry) -> Array:
         return np.ascontiguousarray(x)
     n, c, h, w = x.shape
     turned = np.empty((n, h, w, c), x.dtype)
-    _core.transpose(np.ascontiguousarray(x), turned, n, c, h * w, x.itemsize)
+    core.transpose(np.ascontiguousarray(x), turned, n, c, h * w, x.itemsize)
     return turned
 
 
@@ -117,7 +117,7 @@ def from_nhwc(y: Array, g: ConvGeometry, out: Array | None = None) -> Array:
     n, h, w, c = y.shape
     turned = np.empty((n, c, h, w), y.dtype) if out is None else out
     bits = np.dtype(f"u{y.itemsize}")  # bfloat16 lends no buffer
-    _core.transpose(y.view(bits), turned.view(bits), n, h * w, c, y.itemsize)
+    core.transpose(y.view(bits), turned.view(bits), n, h * w, c, y.itemsize)
     return turned
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.errors import InvalidProblem
-from lowbit.fields import refuse_masked
-from lowbit.kernels import cpu
-from lowbit.kernels.gpu.presence import find_device
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor, set_backend
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.fields import refuse_masked
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor, set_backend
+from lowbit.runtime import arrays as cpu
+from lowbit.runtime.devices import find_device
 
 __all__ = ["dequantize", "dequantize_from_int8"]
 
@@ -76,7 +76,7 @@ class _CpuBackend:
 
     def to(self, q: QuantizedTensor, device: str) -> Any:
         find_device(device)  # before torch is imported: it may not be there
-        from lowbit.kernels.gpu.tensors import GpuQuantizedTensor
+        from lowbit.gpu.tensors import GpuQuantizedTensor
 
         return GpuQuantizedTensor.of(q, device)
 

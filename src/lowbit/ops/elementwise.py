@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import reference
-from lowbit.errors import InvalidProblem, Unsupported
-from lowbit.kernels import codes, cpu
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.packing import pack
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.ops import code_kernels as codes
 from lowbit.ops.outputs import codes_for, finished
-from lowbit.packing import pack
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
+from lowbit.runtime import arrays as cpu
 
 __all__ = ["qadd", "qclamp", "qconcat", "qmul", "qrelu"]
 
@@ -304,7 +305,7 @@ def _joined_params(parts: Sequence[QuantizedTensor], axis: int) -> QuantizationP
     first = parts[0].params
     for t in parts:
         p = t.params
-        per_index = p.axis is not None and p.axis % t.ndim == axis and p.block_size is None and p.scale.ndim == 1
+        per_index = p.axis is not None and p.axis % t.ndim == axis and p.group_size is None and p.scale.ndim == 1
         alike = all(getattr(p, n) == getattr(first, n) for n in ("dtype", "scheme", "qmin", "qmax", "steps_per_octave"))
         if not per_index or not alike or p.dtype.is_mixed or p.scale.dtype != first.scale.dtype:
             return None

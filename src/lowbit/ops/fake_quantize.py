@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.errors import InvalidProblem
-from lowbit.fields import as_scale, as_zero_point, whole
-from lowbit.granularity import Granularity, granularity_of
-from lowbit.kernels import cpu
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.fields import as_scale, as_zero_point, whole
+from lowbit.numerics.granularity import Granularity, granularity_of
+from lowbit.runtime import arrays as cpu
 
 __all__ = [
     "dequantize_backward", "fake_quantize", "fake_quantize_backward", "fake_quantize_learned_backward",
@@ -28,20 +28,20 @@ def fake_quantize(
     qmin: int = -128,
     qmax: int = 127,
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     out: Any = None,
 ) -> Array:
     """What is left of x after quantization and back, in x's own type: dequantize(quantize(x)). NaN stays NaN.
 
-    scale, zero_point: one for all; with `axis` one for each of its indices; with `block_size` one for each block along
+    scale, zero_point: one for all; with `axis` one for each of its indices; with `group_size` one for each block along
     `axis` (default the last). out: an array of x's shape and type to write into; it may be x.
 
     >>> fake_quantize(np.float32([0.3, 1.0, 9.0]), 0.5, qmin=-2, qmax=2)
     array([0.5, 1. , 1. ], dtype=float32)
     """
-    if type(x) is np.ndarray and (done := _at_once(0, x, x, scale, zero_point, qmin, qmax, axis, block_size, out)):
+    if type(x) is np.ndarray and (done := _at_once(0, x, x, scale, zero_point, qmin, qmax, axis, group_size, out)):
         return done[0]
-    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, block_size)
+    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, group_size)
     result, target = a.output(out, x)
     cpu.fake_quantize(a.x, a.affine, a.g, target)
     return result
@@ -56,7 +56,7 @@ def fake_quantize_backward(
     qmin: int = -128,
     qmax: int = 127,
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     out: Any = None,
 ) -> Array:
     """The gradient by x: dy where the code of x was not clipped, else 0. NaN and ±Inf in x count as clipped.
@@ -66,9 +66,9 @@ def fake_quantize_backward(
     >>> fake_quantize_backward(np.float32([1.0, 2.0]), np.float32([0.9, 9.0]), 0.5, qmin=-2, qmax=2)
     array([1., 0.], dtype=float32)
     """
-    if type(x) is np.ndarray and (done := _at_once(1, x, dy, scale, zero_point, qmin, qmax, axis, block_size, out)):
+    if type(x) is np.ndarray and (done := _at_once(1, x, dy, scale, zero_point, qmin, qmax, axis, group_size, out)):
         return done[0]
-    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, block_size)
+    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, group_size)
     result, target = a.output(out, x)
     cpu.fake_quantize_backward(a.gradient(dy), a.x, a.affine, a.g, target)
     return result
@@ -83,7 +83,7 @@ def quantize_backward(
     qmin: int = -128,
     qmax: int = 127,
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     out: Any = None,
 ) -> Array:
     """The gradient of quantize by x, its codes taken as numbers: dy / s where not clipped, else 0.
@@ -91,9 +91,9 @@ def quantize_backward(
     >>> quantize_backward(np.float32([1.0, 2.0]), np.float32([0.9, 9.0]), 0.5, qmin=-2, qmax=2)
     array([2., 0.], dtype=float32)
     """
-    if type(x) is np.ndarray and (done := _at_once(2, x, dy, scale, zero_point, qmin, qmax, axis, block_size, out)):
+    if type(x) is np.ndarray and (done := _at_once(2, x, dy, scale, zero_point, qmin, qmax, axis, group_size, out)):
         return done[0]
-    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, block_size)
+    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, group_size)
     result, target = a.output(out, x)
     cpu.quantize_backward(a.gradient(dy), a.x, a.affine, a.g, target)
     return result
@@ -104,7 +104,7 @@ def dequantize_backward(
     scale: npt.ArrayLike,
     *,
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     out: Any = None,
 ) -> Array:
     """The gradient of dequantize by its codes, taken as numbers: dy * s.
@@ -112,7 +112,7 @@ def dequantize_backward(
     >>> dequantize_backward(np.float32([1.0, 2.0]), 0.5)
     array([0.5, 1. ], dtype=float32)
     """
-    a = _Arguments(dy, scale, 0, 0, 0, axis, block_size, name="dy")
+    a = _Arguments(dy, scale, 0, 0, 0, axis, group_size, name="dy")
     result, target = a.output(out, dy)
     cpu.dequantize_backward(a.x, a.affine, a.g, target)
     return result
@@ -127,7 +127,7 @@ def fake_quantize_learned_backward(
     qmin: int = -128,
     qmax: int = 127,
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     out: Any = None,
 ) -> tuple[Array, Array, Array]:
     """(dx, ds, dz): the gradients by x, by each scale and by each zero point, as in learned step size quantization.
@@ -140,7 +140,7 @@ def fake_quantize_learned_backward(
     >>> dx, round(float(ds), 3), float(dz)
     (array([1., 0.], dtype=float32), 4.2, -1.0)
     """
-    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, block_size)
+    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, group_size)
     result, target = a.output(out, x)
     ds, dz = cpu.fake_quantize_learned_backward(a.gradient(dy), a.x, a.affine, a.g, target)
     return result, ds, dz
@@ -148,15 +148,15 @@ def fake_quantize_learned_backward(
 
 def _at_once(
     op: int, x: Array, dy: Any, scale: Any, zero_point: Any, qmin: int, qmax: int, axis: int | None,
-    block_size: int | None, out: Any,
+    group_size: int | None, out: Any,
 ) -> tuple[Array] | None:  # fmt: skip
     """The call that repeats, with arrays of just the right kind: one native call. None: it needs a closer look."""
     # Problems are kept by value, and 1.0 == 1 == True.
     if type(qmin) is not int or type(qmax) is not int or (type(axis) is not int and axis is not None):
         return None
-    if type(block_size) is not int and block_size is not None:
+    if type(group_size) is not int and group_size is not None:
         return None
-    problem = cpu.problem(x.shape, x.dtype, axis, block_size, qmin, qmax)
+    problem = cpu.problem(x.shape, x.dtype, axis, group_size, qmin, qmax)
     if problem is None:
         return None
     target = np.empty(x.shape, x.dtype) if out is None else out
@@ -177,17 +177,17 @@ class _Arguments:
         qmin: int,
         qmax: int,
         axis: int | None,
-        block_size: int | None,
+        group_size: int | None,
         name: str = "x",
     ) -> None:
         self.x = cpu.as_float_array(x, name)
-        if block_size is not None:
-            block_size = whole("block_size", block_size)
-            if block_size < 1:
-                raise InvalidProblem(f"block_size: {block_size}; expected at least 1")
+        if group_size is not None:
+            group_size = whole("group_size", group_size)
+            if group_size < 1:
+                raise InvalidProblem(f"group_size: {group_size}; expected at least 1")
             axis = -1 if axis is None else axis
         axis = None if axis is None else whole("axis", axis)
-        self.g = granularity_of(self.x.shape, axis, block_size)
+        self.g = granularity_of(self.x.shape, axis, group_size)
         self.affine = affine_of(self.x.compute, scale, zero_point, qmin, qmax, self.g)
 
     def gradient(self, dy: Any) -> cpu.FloatArray:

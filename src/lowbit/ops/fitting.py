@@ -15,11 +15,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import _core
-from lowbit.errors import InvalidProblem
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import line_of
 from lowbit.ops.quantize import quantize
-from lowbit.tensor import QuantizedTensor
+from lowbit.runtime.native import core
 
 __all__ = ["LARGEST_SUM", "Products", "fastest_fit", "fit_products", "in_conv_order", "sums_of_codes", "unsaturated"]
 
@@ -112,4 +112,4 @@ def fit_products(weight: Array, q: QuantizedTensor, products: Products = 2) -> Q
 
 def fastest_fit() -> Products:
     """How many products should fit 16 bits for lowbit's to be fastest on this CPU."""
-    return 4 if _core.active_isa() in _ISAS else 1
+    return 4 if core.active_isa() in _ISAS else 1

@@ -10,7 +10,7 @@ Which path a pair of dtypes takes, and `path_of` says so:
 - "general": logarithmic and mixed codes, scales along k, and blocks along leading dimensions: products of the numbers
   they stand for, in float64.
 
-On every path the accumulators pass through the epilogue of `lowbit.ops.outcome`.
+On every path the accumulators pass through the epilogue of `lowbit.ops.epilogue`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import _core
-from lowbit.errors import InvalidProblem, Unsupported, UnsupportedDType
-from lowbit.fields import refuse_masked
-from lowbit.indexing import sliced
-from lowbit.kernels import binary
+from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.numerics.fields import refuse_masked
+from lowbit.numerics.indexing import sliced
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.ops import binary_kernels as binary
+from lowbit.ops.epilogue import Outcome, row_pieces
 from lowbit.ops.operands import (
     BYTES,
     SUMS,
@@ -39,10 +41,8 @@ from lowbit.ops.operands import (
     sum_dtype,
     zero_points,
 )
-from lowbit.ops.outcome import Outcome, row_pieces
 from lowbit.ops.quantize import quantize
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
+from lowbit.runtime.native import core
 
 __all__ = [
     "PackedMatrix", "float_bias", "matmul_integer", "multiply_groups", "multiply_into", "pack_groups", "path_of",
@@ -70,7 +70,7 @@ class PackedMatrix(Settled):
         self._settled: dict[Any, tuple[Any, ...]] = {}
         self.params = p if not transpose or p.axis is None else p.replace(axis=1 - p.axis % 2)
         zero = np.ascontiguousarray(p.zero_point.reshape(-1), np.int32)
-        self.native = _core.pack_matrix(
+        self.native = core.pack_matrix(
             np.ascontiguousarray(codes), codes.dtype == np.int8, k, n, transpose, zero if p.zero_point.any() else None
         )
 
@@ -113,7 +113,7 @@ def prepack(b: QuantizedTensor, transpose: bool = False) -> PackedMatrix:
         raise InvalidProblem(f"b: shape {b.shape}; expected two dimensions")
     if not multiplies_as_bytes(b.params):
         raise Unsupported(f"b: {b.dtype}, {b.params.scheme}; expected linear codes of at most 8 bits")
-    if b.params.block_size is not None or b.params.axis not in (None, 0 if transpose else 1, -2 if transpose else -1):
+    if b.params.group_size is not None or b.params.axis not in (None, 0 if transpose else 1, -2 if transpose else -1):
         raise Unsupported(f"b: scales along axis {b.params.axis}; expected one scale, or one an output")
     return PackedMatrix(b, transpose)
 
@@ -196,7 +196,7 @@ def qmatmul(
         if ready is not None and a.shape[-1] == b.shape[0] and a.data.flags.c_contiguous and a.data.ndim == 2:
             _, _, outcome, finish, signed, za = ready
             y, memory = outcome.empty((a.shape[0], b.shape[1]))
-            _core.multiply(a.data, signed, a.shape[0], za, b.native, finish, memory, False)
+            core.multiply(a.data, signed, a.shape[0], za, b.native, finish, memory, False)
             return cast("Array | QuantizedTensor", outcome.wrap(y))
     if not isinstance(b, PackedMatrix):
         require_tensor("b", b, "or a PackedMatrix; quantize floats first, lb.quantize(b, axis=1)")
@@ -242,13 +242,13 @@ def path_of(a: QuantizationParams, b: QuantizationParams, a_ndim: int = 2, b_ndi
     bits = a.dtype.is_binary + b.dtype.is_binary
     if not linear or bits == 1:
         return "general"
-    by_row = a.axis is None or (a.block_size is None and a.axis % a_ndim == a_ndim - 2 and a_ndim == 2)
-    by_column = b.axis is None or (b.block_size is None and b.axis % b_ndim == b_ndim - 1)
+    by_row = a.axis is None or (a.group_size is None and a.axis % a_ndim == a_ndim - 2 and a_ndim == 2)
+    by_column = b.axis is None or (b.group_size is None and b.axis % b_ndim == b_ndim - 1)
     if bits == 2:
         return "binary" if by_row and by_column else "general"
     if by_row and by_column:
         return "integer" if max(a.dtype.bits, b.dtype.bits) <= 8 else "integer16"
-    if by_row and b.block_size is not None and b.axis is not None and b.axis % b_ndim == b_ndim - 2:
+    if by_row and b.group_size is not None and b.axis is not None and b.axis % b_ndim == b_ndim - 2:
         signed = a.dtype.is_signed and a.dtype.bits <= 8 and not a.zero_point.any()
         low = b.dtype.bits in (2, 4)
         return "groups" if signed and low else "blocks" if max(a.dtype.bits, b.dtype.bits) <= 8 else "general"
@@ -276,21 +276,21 @@ def _integer(a: QuantizedTensor, b: PackedMatrix, outcome: Outcome, out: Array |
     finish, signed, za = settled(a.params, b.params, k, outcome)
     y, memory = outcome.empty((*a.shape[:-1], b.shape[1]), out)
     if finish is not None:
-        _core.multiply(codes, signed, rows, za, b.native, finish, memory, False)
+        core.multiply(codes, signed, rows, za, b.native, finish, memory, False)
         return y
     sa, sb = a.params.scale.astype(F32), b.params.scale.astype(F32)
     codes, target = codes.reshape(rows, k), y.reshape(rows, b.shape[1])
     for part in row_pieces(target.shape):
         acc = np.empty((part.stop - part.start, b.shape[1]), np.int64)
         own = za if za.size == 1 else za[part]
-        _core.multiply(codes[part], signed, len(acc), own, b.native, SUMS, acc, True)
+        core.multiply(codes[part], signed, len(acc), own, b.native, SUMS, acc, True)
         outcome.scale_sums(acc, sa[part] if sa.ndim else sa, sb, target[part])
     return y
 
 
 def settled(
     a: QuantizationParams, b: QuantizationParams, k: int, outcome: Outcome
-) -> tuple[_core.Finish | None, bool, Array]:
+) -> tuple[core.Finish | None, bool, Array]:
     """What one native call on the integer path needs beside codes: what becomes of the sums (None: NumPy's business),
     whether a is signed, and its zero points."""
     finish = outcome.finish(a.scale.astype(F32), b.scale.astype(F32), k)
@@ -321,7 +321,7 @@ def _groups(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array
 
 
 def multiply_groups(
-    a: QuantizedTensor, b: _core.PackedGroups, outcome: Outcome, bias: Array | None, out: Array | None = None
+    a: QuantizedTensor, b: core.PackedGroups, outcome: Outcome, bias: Array | None, out: Array | None = None
 ) -> Array:
     """a [m, k] of signed codes without zero points by packed groups. bias: the outcome's, or what it is as floats."""
     m, codes = a.shape[0], np.ascontiguousarray(a.unpack())
@@ -329,12 +329,12 @@ def multiply_groups(
     finish = outcome.groups_finish()
     y, memory = outcome.empty((m, b.n), out)
     if finish is not None:
-        _core.multiply_groups(codes, m, sa, b, finish, memory)
+        core.multiply_groups(codes, m, sa, b, finish, memory)
         return y
     plain = cast(Any, Outcome.of(b.n).groups_finish())
     for part in row_pieces(y.shape):
         sums = np.empty((part.stop - part.start, b.n), F32)
-        _core.multiply_groups(codes[part], len(sums), sa[part], b, plain, sums)
+        core.multiply_groups(codes[part], len(sums), sa[part], b, plain, sums)
         outcome.narrow(sums, bias, y[part])
     return y
 
@@ -342,11 +342,11 @@ def multiply_groups(
 def _blocks(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None) -> Array:
     bias = float_bias(outcome, "blocks")
     left, right, p = a.unpack(), b.unpack(), b.params
-    assert p.block_size is not None
+    assert p.group_size is not None
     za, sa = a.params.zero_point, a.params.scale.astype(F32)
     y = np.zeros((a.shape[0], b.shape[1]), F32)
     for g in range(p.scale.shape[0]):
-        part = slice(g * p.block_size, (g + 1) * p.block_size)
+        part = slice(g * p.group_size, (g + 1) * p.group_size)
         sums = matmul_integer(np.ascontiguousarray(left[:, part]), right[part], za, p.zero_point[g])
         y += sums.astype(F32) * p.scale[g].astype(F32)
     y *= sa[:, None] if sa.ndim else sa
@@ -382,16 +382,16 @@ _PATHS = {
 }  # fmt: skip
 
 
-def pack_groups(weight: QuantizedTensor) -> _core.PackedGroups:
+def pack_groups(weight: QuantizedTensor) -> core.PackedGroups:
     """[n, k] of 4 or 2 bits in blocks along k, arranged as the kernels read it."""
     p, (n, k) = weight.params, weight.shape
-    assert p.block_size is not None
+    assert p.group_size is not None
     up = -p.dtype.qmin  # kernels have codes from 0 on
     codes = (weight.unpack().astype(np.int16) + up).astype(np.uint8)
     zero = (p.zero_point + up).astype(np.uint8)
     same = bool((zero == up).all())
     scale = np.ascontiguousarray(p.scale, F32)
-    return _core.pack_groups(codes, k, n, p.dtype.bits, p.block_size, scale, None if same else zero, up)
+    return core.pack_groups(codes, k, n, p.dtype.bits, p.group_size, scale, None if same else zero, up)
 
 
 # ---- pieces ---------------------------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ class _Left(NamedTuple):
         x = np.ascontiguousarray(np.swapaxes(x, -1, -2)) if transpose else x
         if not x.size:
             return cls(None, np.zeros(x.shape, np.int8), np.ones(x.shape[:-1], F32), x.shape)
-        q = quantize(x, axis=-1, block_size=x.shape[-1], name="a")
+        q = quantize(x, axis=-1, group_size=x.shape[-1], name="a")
         return cls(None, q.data, q.params.scale.astype(F32).reshape(x.shape[:-1]), x.shape)
 
     def folded(self) -> QuantizedTensor | None:
@@ -475,7 +475,7 @@ def _across_matrices(t: QuantizedTensor) -> bool:
     """Whether a matrix of the batch is no tensor by itself: blocks or mixed channels lie along a leading dimension."""
     p = t.params
     leading = p.axis is not None and p.axis % t.ndim < t.ndim - 2
-    return leading and (p.block_size is not None or p.dtype.is_mixed)
+    return leading and (p.group_size is not None or p.dtype.is_mixed)
 
 
 def _matrices(t: QuantizedTensor, batch: tuple[int, ...]) -> Callable[[tuple[int, ...]], QuantizedTensor]:
@@ -496,20 +496,20 @@ def float_bias(outcome: Outcome, path: str) -> Array | None:
     return outcome.bias
 
 
-def _packed(b: Array, zero: Array) -> _core.PackedMatrix:
+def _packed(b: Array, zero: Array) -> core.PackedMatrix:
     k, n = b.shape
     turned = not b.flags.c_contiguous and b.T.flags.c_contiguous
     codes = b.T if turned else np.ascontiguousarray(b)
-    return _core.pack_matrix(codes, b.dtype == np.int8, k, n, turned, zero)
+    return core.pack_matrix(codes, b.dtype == np.int8, k, n, turned, zero)
 
 
-def _multiply_rows(a: Array, zero: Array, b: _core.PackedMatrix) -> Array:
+def _multiply_rows(a: Array, zero: Array, b: core.PackedMatrix) -> Array:
     """a [..., m, k] by one matrix. Zero points of rows repeat for each leading index."""
     rows = math.prod(a.shape[:-1])
     if zero.size != 1 and a.ndim > 2:
         zero = np.tile(zero, rows // zero.size if zero.size else 0)
     out = np.empty((*a.shape[:-1], b.n), sum_dtype(a.shape[-1]))
-    _core.multiply(np.ascontiguousarray(a), a.dtype == np.int8, rows, zero, b, SUMS, out, False)
+    core.multiply(np.ascontiguousarray(a), a.dtype == np.int8, rows, zero, b, SUMS, out, False)
     return out
 
 
@@ -543,6 +543,6 @@ def _transposed(t: QuantizedTensor) -> QuantizedTensor:
     axes = (*range(ndim - 2), ndim - 1, ndim - 2)
     if p.axis is not None:
         p = p.replace(axis=axes[p.axis % ndim])
-        if p.block_size is not None:
+        if p.group_size is not None:
             p = p.replace(scale=np.swapaxes(p.scale, -1, -2), zero_point=np.swapaxes(p.zero_point, -1, -2))
     return QuantizedTensor.from_codes(np.ascontiguousarray(np.swapaxes(t.unpack(), -1, -2)), p)

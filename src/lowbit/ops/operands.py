@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import _core
-from lowbit.errors import InvalidProblem, UnsupportedDType
-from lowbit.fields import as_integers, refuse_masked
-from lowbit.kernels import cpu
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
+from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
+from lowbit.numerics.fields import as_integers, refuse_masked
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.runtime import arrays as cpu
+from lowbit.runtime.native import core
 
 __all__ = [
     "BYTES", "SUMS", "Settled", "float_operand", "in_bytes", "multiplies_as_bytes", "remember", "require_tensor",
@@ -23,7 +23,7 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 BYTES = {np.dtype(np.int8): True, np.dtype(np.uint8): False}  # whether signed
-SUMS = _core.Finish(0, None, None, None, None, 0.0, 0.0, 1.0, 0, 0, 0)  # sums as they are
+SUMS = core.Finish(0, None, None, None, None, 0.0, 0.0, 1.0, 0, 0, 0)  # sums as they are
 _REMEMBERED = 16
 _RANGES = {np.dtype(np.int8): range(-128, 128), np.dtype(np.uint8): range(256)}
 
@@ -75,7 +75,7 @@ def in_bytes(codes: Array, zero: Array) -> list[tuple[Array, Array, int]]:
 
 
 def sum_dtype(k: int) -> type[np.signedinteger[Any]]:
-    return np.int64 if k > _core.exact_depth else np.int32
+    return np.int64 if k > core.exact_depth else np.int32
 
 
 @cache

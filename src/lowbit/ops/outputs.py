@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.errors import InvalidProblem
-from lowbit.fields import refuse_masked
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.fields import refuse_masked
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
 
 __all__ = ["codes_for", "finished"]
 

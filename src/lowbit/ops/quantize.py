@@ -10,14 +10,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.dtypes import DTypeLike, QuantizedDType
-from lowbit.errors import InvalidProblem
-from lowbit.granularity import Granularity
-from lowbit.kernels import cpu
+from lowbit.numerics.dtypes import DTypeLike, QuantizedDType
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.granularity import Granularity
+from lowbit.numerics.params import QuantizationParams, QuantizationScheme
+from lowbit.numerics.ranges import MAX_SCALE
+from lowbit.numerics.schemes import group_size_of
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.outputs import codes_for, finished
-from lowbit.params import QuantizationParams, QuantizationScheme
-from lowbit.ranges import MAX_SCALE
-from lowbit.tensor import QuantizedTensor
+from lowbit.runtime import arrays as cpu
 
 __all__ = ["quantize", "quantize_to_int8", "refuse_nonfinite"]
 
@@ -31,7 +32,7 @@ def quantize(
     *,
     scheme: str | QuantizationScheme = "symmetric",
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     params: QuantizationParams | None = None,
     out: QuantizedTensor | Array | None = None,
     qmin: int | None = None,
@@ -40,12 +41,13 @@ def quantize(
     steps_per_octave: float | None = None,
     on_nonfinite: Literal["raise", "ignore"] = "raise",
     name: str = "x",
+    block_size: int | None = None,
 ) -> QuantizedTensor:
     """The quantized form of a float array.
 
     With `params`, exactly those are used, and NaN gives the least code while ±Inf saturate. Without, they are
-    found in the data: per tensor, per channel (`axis`), or per block of `block_size` elements along `axis`
-    (default the last). NaN or Inf in the data is then an error that names `name` and the index, unless
+    found in the data: per tensor, per channel (`axis`), or per block of `group_size` elements along `axis`
+    (default the last; `block_size` is an alias). NaN or Inf in the data is then an error that names `name` and the index, unless
     `on_nonfinite="ignore"` leaves them out of the range.
 
     x: NumPy, torch (CPU), or any DLPack array of float32, float64, float16 or bfloat16. Contiguous input is
@@ -59,9 +61,11 @@ def quantize(
     >>> lb.quantize(np.float32([0.5, 1.5]), params=lb.QuantizationParams("uint8", scale=1.0)).unpack()
     array([0, 2], dtype=uint8)
     """
+    if block_size is not None:
+        group_size = group_size_of(group_size, block_size)
     if params is not None:
         # The call that repeats: everything but the kernel was settled the first time.
-        plain = axis is None and block_size is None and qmin is None and qmax is None and not full_range
+        plain = axis is None and group_size is None and qmin is None and qmax is None and not full_range
         plain = plain and steps_per_octave is None and dtype == "int8" and scheme == "symmetric"
         plain = plain and on_nonfinite == "raise"
         ready = params._cache.get(x.dtype) if plain and type(x) is np.ndarray else None
@@ -80,18 +84,18 @@ def quantize(
             elif type(out) is np.ndarray and out.dtype is storage and out.shape == shape and out.flags.carray:
                 spec.quantize(source, element, out)
                 return QuantizedTensor._trusted(out, resolved, shape)
-        _only_params(dtype, scheme, axis, block_size, qmin, qmax, full_range, steps_per_octave, params)
+        _only_params(dtype, scheme, axis, group_size, qmin, qmax, full_range, steps_per_octave, params)
         _check_on_nonfinite(on_nonfinite)
         return _with_params(cpu.as_float_array(x, name), params, out)
     _check_on_nonfinite(on_nonfinite)
     kind = QuantizationScheme.of(scheme)
-    if kind is QuantizationScheme.BLOCK_WISE and block_size is None:
-        block_size = _DEFAULT_BLOCK
+    if kind is QuantizationScheme.BLOCK_WISE and group_size is None:
+        group_size = _DEFAULT_BLOCK
     try:
-        shape_of = _template(dtype, kind, axis, block_size, qmin, qmax, steps_per_octave)
+        shape_of = _template(dtype, kind, axis, group_size, qmin, qmax, steps_per_octave)
     except TypeError:  # something that cannot be a key, and so is none of them
         shape_of = QuantizationParams(
-            dtype, kind, axis=axis, block_size=block_size, qmin=qmin, qmax=qmax, steps_per_octave=steps_per_octave
+            dtype, kind, axis=axis, group_size=group_size, qmin=qmin, qmax=qmax, steps_per_octave=steps_per_octave
         )
     array = cpu.as_float_array(x, name)
     if array.array.size == 0:
@@ -103,11 +107,11 @@ def quantize(
 
 @functools.lru_cache(maxsize=128, typed=True)
 def _template(
-    dtype: Any, scheme: Any, axis: Any, block_size: Any, qmin: Any, qmax: Any, steps_per_octave: Any
+    dtype: Any, scheme: Any, axis: Any, group_size: Any, qmin: Any, qmax: Any, steps_per_octave: Any
 ) -> QuantizationParams:
     """Params without scales yet. They are never changed, so that the same ones serve every call that asks for them."""
     return QuantizationParams(
-        dtype, scheme, axis=axis, block_size=block_size, qmin=qmin, qmax=qmax, steps_per_octave=steps_per_octave
+        dtype, scheme, axis=axis, group_size=group_size, qmin=qmin, qmax=qmax, steps_per_octave=steps_per_octave
     )
 
 
@@ -233,7 +237,7 @@ def _only_params(
     dtype: DTypeLike,
     scheme: str | QuantizationScheme,
     axis: int | None,
-    block_size: int | None,
+    group_size: int | None,
     qmin: int | None,
     qmax: int | None,
     full_range: bool,
@@ -241,7 +245,7 @@ def _only_params(
     params: QuantizationParams,
 ) -> None:
     """With params given, every other choice is theirs: saying it again is fine, contradicting it is not."""
-    said = {"axis": axis, "block_size": block_size, "qmin": qmin, "qmax": qmax, "steps_per_octave": steps_per_octave}
+    said = {"axis": axis, "group_size": group_size, "qmin": qmin, "qmax": qmax, "steps_per_octave": steps_per_octave}
     for key, value in said.items():
         if value is not None and value != getattr(params, key):
             raise InvalidProblem(f"{key}: {value} contradicts params, which have {getattr(params, key)}")

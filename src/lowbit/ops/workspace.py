@@ -10,12 +10,12 @@ import math
 
 import numpy as np
 
-from lowbit import _core
-from lowbit.errors import Unsupported
-from lowbit.kernels.dwconv import prepack_depthwise
+from lowbit.numerics.errors import Unsupported
+from lowbit.numerics.params import QuantizationParams
 from lowbit.ops.conv import ConvGeometry, conv_path_of, is_depthwise
-from lowbit.ops.outcome import PIECE, takes_sums
-from lowbit.params import QuantizationParams
+from lowbit.ops.depthwise import prepack_depthwise
+from lowbit.ops.epilogue import PIECE, takes_sums
+from lowbit.runtime.native import core
 
 __all__ = [
     "codes_workspace", "conv_workspace", "linear_workspace", "matmul_workspace", "reference_conv_workspace",
@@ -34,20 +34,20 @@ def matmul_workspace(
     left, right = m * k * a.dtype.is_packed, k * n * b.dtype.is_packed  # unpacked codes
     rest = left + right + _parameters(m, n, a, b) + (4 * k * n if prepacked and path != "integer" else 0)
     if path == "integer":
-        rest += 0 if prepacked else int(_core.packed_matrix_bytes(k, n)) + right
+        rest += 0 if prepacked else int(core.packed_matrix_bytes(k, n)) + right
         return rest + _integer(m, n, k)
     rest += _finishing(m, n)
     if path == "groups":
-        assert b.block_size is not None
-        native, kept = _core.groups_workspace(m, n, k, b.dtype.bits, b.block_size)
+        assert b.group_size is not None
+        native, kept = core.groups_workspace(m, n, k, b.dtype.bits, b.group_size)
         return int(rest + native + kept + 8 * k * n)  # transposed, packed, moved up, and packed as kernels read it
     if path == "binary":
-        return int(rest + _core.binary_matmul_workspace(m, n, k) + 2 * m * k + 3 * k * n + 4 * m * n)
+        return int(rest + core.binary_matmul_workspace(m, n, k) + 2 * m * k + 3 * k * n + 4 * m * n)
     if path == "general":
         numbers = m * k * (2 if a.dtype.is_mixed else 1) + k * n * (2 if b.dtype.is_mixed else 1)
         return rest + 9 * numbers + 12 * m * n  # mixed ones are put in order
-    depth = min(k, b.block_size or k)
-    native = int(_core.multiply_workspace(m, n, depth) + _core.packed_matrix_bytes(depth, n))
+    depth = min(k, b.group_size or k)
+    native = int(core.multiply_workspace(m, n, depth) + core.packed_matrix_bytes(depth, n))
     if path == "blocks":
         return rest + native + m * depth + depth * n + 24 * m * n
     return rest + native + 20 * (m * k + k * n) + 48 * m * n  # integer16
@@ -59,20 +59,20 @@ def linear_workspace(path: str, m: int, n: int, k: int, weight: QuantizationPara
     rows = _rows_at_once(m, max(n, k))
     parts = 5 * rows * k + 4 * rows * n + 8 * min(m * k, _LOOKED_AT) + _finishing(rows, n)  # activations first
     if path == "integer":
-        at_once = int(_core.linear_workspace(m, k)) + _integer(m, n, k, False)
+        at_once = int(core.linear_workspace(m, k)) + _integer(m, n, k, False)
         return rest + max(at_once, parts + _integer(rows, n, k))
     if path == "groups":
-        assert weight.block_size is not None
-        native = int(_core.groups_workspace(m, n, k, weight.dtype.bits, weight.block_size)[0])
-        return rest + native + max(int(_core.linear_workspace(m, k)), parts)
+        assert weight.group_size is not None
+        native = int(core.groups_workspace(m, n, k, weight.dtype.bits, weight.group_size)[0])
+        return rest + native + max(int(core.linear_workspace(m, k)), parts)
     if path == "float":
-        native = int(_core.weight_only_workspace(m, k))
-        if weight.block_size is not None and weight.dtype.bits in (2, 4):
-            native = max(native, int(_core.float_groups_workspace(m, n, k, weight.dtype.bits, weight.block_size)))
+        native = int(core.weight_only_workspace(m, k))
+        if weight.group_size is not None and weight.dtype.bits in (2, 4):
+            native = max(native, int(core.float_groups_workspace(m, n, k, weight.dtype.bits, weight.group_size)))
         return rest + native + _finishing(_rows_at_once(m, n), n)
     if path == "blocks":
-        depth = min(k, weight.block_size or k)
-        native = int(_core.multiply_workspace(rows, n, depth) + _core.packed_matrix_bytes(depth, n))
+        depth = min(k, weight.group_size or k)
+        native = int(core.multiply_workspace(rows, n, depth) + core.packed_matrix_bytes(depth, n))
         return rest + parts + native + 3 * k * n + rows * depth + 24 * rows * n
     return rest + parts + 18 * k * n + 12 * rows * k + 12 * rows * n
 
@@ -108,8 +108,8 @@ def conv_workspace(
         return rest + _depthwise(x_shape, w_shape, x, g)
     if not prepacked:
         filled = 2 * depth + 8  # kernel rows, at most
-        rest += 5 * math.prod(w_shape) + g.groups * int(_core.packed_matrix_bytes(filled, out // g.groups))
-    return rest + int(_core.multiply_workspace(pixels * y[0], out // g.groups, depth))
+        rest += 5 * math.prod(w_shape) + g.groups * int(core.packed_matrix_bytes(filled, out // g.groups))
+    return rest + int(core.multiply_workspace(pixels * y[0], out // g.groups, depth))
 
 
 def codes_workspace(elements: int, out: QuantizationParams | None) -> int:
@@ -153,10 +153,10 @@ def _parameters(m: int, n: int, *given: QuantizationParams) -> int:
 
 
 def _integer(m: int, n: int, k: int, numpy_may_finish: bool = True) -> int:
-    native = int(_core.multiply_workspace(m, n, k))
+    native = int(core.multiply_workspace(m, n, k))
     if not numpy_may_finish:
         return native
-    return max(native, int(_core.multiply_workspace(m, n, k, True)) + 8 * _rows_at_once(m, n) * n + _finishing(m, n))
+    return max(native, int(core.multiply_workspace(m, n, k, True)) + 8 * _rows_at_once(m, n) * n + _finishing(m, n))
 
 
 def _general_conv(
@@ -186,7 +186,7 @@ def _depthwise(x_shape: tuple[int, ...], w_shape: tuple[int, ...], x: Quantizati
     weights = prepack_depthwise(
         np.zeros((out, kh, kw), np.int8), x_dtype=x.dtype.code_dtype, stride=g.stride, dilation=g.dilation
     ).native
-    shape = _core.DwconvShape(n, height, width, c, kh, kw, *g.stride, *g.padding, *g.dilation)
-    threads = _core.num_threads() * _core.dwconv_thread_bytes(shape, weights)
+    shape = core.DwconvShape(n, height, width, c, kh, kw, *g.stride, *g.padding, *g.dilation)
+    threads = core.num_threads() * core.dwconv_thread_bytes(shape, weights)
     # Weights are prepared when a stride and dilation are first met, and kept.
-    return int(threads + _core.dwconv_call_bytes(shape, weights) + 2 * weights.nbytes + 16 * (out + 16))
+    return int(threads + core.dwconv_call_bytes(shape, weights) + 2 * weights.nbytes + 16 * (out + 16))

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import _core, reference
-from lowbit.kernels import cpu
+from lowbit import reference
 from lowbit.plans.arguments import (
     BackwardArgs,
     DequantizeBackwardArgs,
@@ -21,6 +20,8 @@ from lowbit.plans.arguments import (
 )
 from lowbit.plans.kinds import CODES, FLOATS, ElementKind, kind_of
 from lowbit.plans.quantization import QuantizationPlan
+from lowbit.runtime import arrays as cpu
+from lowbit.runtime.native import core
 
 __all__ = [
     "DequantizePerChannelBackwardPlan", "DequantizePerChannelPlan", "DequantizePerGroupBackwardPlan",
@@ -63,7 +64,7 @@ class _Quantize(_Forward):
         if self.preference == "reference":
             return reference_quantize(self, x, out, scale, zero)
         kind = FLOATS[d.input_element]
-        self._finish(_core.convert(True, code, x, out, kind, scale, zero, d.qmin, d.qmax, self._layout), scale, zero)
+        self._finish(core.convert(True, code, x, out, kind, scale, zero, d.qmin, d.qmax, self._layout), scale, zero)
 
 
 class _Dequantize(_Forward):
@@ -75,7 +76,7 @@ class _Dequantize(_Forward):
         if self.preference == "reference":
             return _reference_dequantize(self, q, out, scale, zero)
         code, kind = CODES[d.input_element][0], FLOATS[kind_of("", d.output_element)]
-        self._finish(_core.convert(False, code, q, out, kind, scale, zero, d.qmin, d.qmax, self._layout), scale, zero)
+        self._finish(core.convert(False, code, q, out, kind, scale, zero, d.qmin, d.qmax, self._layout), scale, zero)
 
 
 class _FakeQuantize(_Forward):
@@ -97,7 +98,7 @@ class _FakeQuantize(_Forward):
             seen(out, d.input_element)[...] = y
             return
         kind = FLOATS[d.input_element]
-        status = _core.fake_quant(0, x, None, out, kind, scale, zero, d.qmin, d.qmax, self._layout)
+        status = core.fake_quant(0, x, None, out, kind, scale, zero, d.qmin, d.qmax, self._layout)
         self._finish(status, scale, zero)
 
 
@@ -133,7 +134,7 @@ class _Backward(QuantizationPlan[BackwardArgs]):
             dy, x = (seen(a, d.input_element) for a in (dy, x))
             seen(dx, d.input_element)[...] = formula(dy, x, scale, zero, d.qmin, d.qmax, self._g)
             return
-        status = _core.fake_quant(self._native, x, dy, dx, kind, scale, zero, d.qmin, d.qmax, self._layout)
+        status = core.fake_quant(self._native, x, dy, dx, kind, scale, zero, d.qmin, d.qmax, self._layout)
         self._finish(status, scale, zero)
 
 
@@ -148,7 +149,7 @@ class _FakeQuantizeBackward(_Backward):
 
     @property
     def workspace_size(self) -> int:
-        return int(_core.learned_workspace(self._layout)) if self.descriptor.learned else 0
+        return int(core.learned_workspace(self._layout)) if self.descriptor.learned else 0
 
     def _learned_buffers(self, args: BackwardArgs) -> tuple[Array, Array, Array]:
         return (
@@ -180,7 +181,7 @@ class _FakeQuantizeBackward(_Backward):
                 target[...] = value
             return
         kind = FLOATS[d.input_element]
-        status = _core.fake_quant_learned(
+        status = core.fake_quant_learned(
             x, dy, dx, kind, scale, zero, d.qmin, d.qmax, self._layout, room, ds, dz
         )  # fmt: skip
         self._finish(status, scale, zero)
@@ -220,7 +221,7 @@ class _DequantizeBackward(QuantizationPlan[DequantizeBackwardArgs]):
             seen(dq, element)[...] = reference.dequantize_backward(seen(dy, element), scale, self._g)
             return
         zero = self._no_zero
-        status = _core.fake_quant(3, None, dy, dq, FLOATS[element], scale, zero, 0, 0, self._layout)
+        status = core.fake_quant(3, None, dy, dq, FLOATS[element], scale, zero, 0, 0, self._layout)
         self._finish(status, scale, zero)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.errors import InvalidProblem, Unsupported
-from lowbit.fields import as_zero_point, refuse_masked
-from lowbit.kernels import cpu
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.fields import as_zero_point, refuse_masked
 from lowbit.plans.kinds import CODES, STORED, ElementKind
+from lowbit.runtime import arrays as cpu
 
 __all__ = [
     "INT32", "BackwardArgs", "DequantizeBackwardArgs", "DynamicArgs", "ForwardArgs", "array", "output_parameters",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from lowbit.errors import InvalidProblem
-from lowbit.kernels.gpu.presence import find_device
+from lowbit.numerics.errors import InvalidProblem
 from lowbit.plans.kinds import KernelSku, PrecisionGuarantee
+from lowbit.runtime.devices import find_device
 
 __all__ = ["PLANS", "Plan", "Preference", "select_again"]
 
@@ -59,7 +59,7 @@ class Plan(Generic[A]):
     def _on_gpu(cls: type[P], device: str) -> type[P]:
         """This class for a GPU, once it is clear that there is one: the rest imports torch and triton."""
         find_device(device)
-        from lowbit.plans.gpu import gpu_plan
+        from lowbit.gpu.plans import gpu_plan
 
         plan: Any = cls
         found: Any = gpu_plan(plan)

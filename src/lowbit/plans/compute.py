@@ -1,5 +1,5 @@
 """Plans of integer compute: products, convolutions and linear layers. They check, settle and call; the arithmetic is
-that of `lowbit.ops` and `lowbit.layers`, or for "reference" that of `lowbit.reference_compute`."""
+that of `lowbit.ops` and `lowbit.layers`, or for "reference" that of `lowbit.reference.compute`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import _core, reference
-from lowbit.errors import InvalidProblem, Unsupported
-from lowbit.kernels import cpu
+from lowbit import reference
 from lowbit.layers import QuantizedLinear, check_input, linear_path
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import PackedConv, check_image, check_kernel, convolution, is_depthwise, prepack_conv2d
+from lowbit.ops.epilogue import Outcome
 from lowbit.ops.matmul import PackedMatrix, float_bias, multiply_into, path_of, settled
 from lowbit.ops.operands import multiplies_as_bytes
-from lowbit.ops.outcome import Outcome
 from lowbit.ops.quantize import refuse_nonfinite
 from lowbit.ops.workspace import (
     conv_workspace,
@@ -25,7 +26,6 @@ from lowbit.ops.workspace import (
     reference_conv_workspace,
     reference_workspace,
 )
-from lowbit.params import QuantizationParams
 from lowbit.plans.arguments import array, seen
 from lowbit.plans.base import Plan, Preference
 from lowbit.plans.kinds import FLOATS, ElementKind, KernelSku, PrecisionGuarantee, code_name
@@ -39,8 +39,9 @@ from lowbit.plans.problems import (
     MatMulDescriptor,
     same_layer,
 )
-from lowbit.quantization_ops import ReferenceQuantizationOps
-from lowbit.tensor import QuantizedTensor
+from lowbit.runtime import arrays as cpu
+from lowbit.runtime.native import core
+from lowbit.system.backends import ReferenceQuantizationOps
 
 __all__ = ["ComputePlan", "Conv2dPlan", "LinearPlan", "MatMulPlan"]
 
@@ -64,7 +65,7 @@ class ComputePlan(Plan[A]):
 
     def _settle(self, path: str, depth: int, outcome: Outcome, element: str, aux: str) -> None:
         plain = self.preference == "reference"
-        arch = "numpy" if plain or path == "general" else _core.active_isa()
+        arch = "numpy" if plain or path == "general" else core.active_isa()
         sku = KernelSku(
             "compute", f"{self.op}_{path}", element, aux, arch, "reference" if plain else self.device,
             _guarantee(path, depth, plain),
@@ -133,7 +134,7 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
     def _check(cls, d: MatMulDescriptor) -> None:
         fits("a", d.a, (d.m, d.k))
         fits("b", d.b, (d.k, d.n))
-        if d.prepacked and (not multiplies_as_bytes(d.b) or d.b.block_size is not None or d.b.axis == 0):
+        if d.prepacked and (not multiplies_as_bytes(d.b) or d.b.group_size is not None or d.b.axis == 0):
             raise Unsupported(
                 f"b: {d.b!r}; a PackedMatrix has linear codes of at most 8 bits, one scale or one a column"
             )
@@ -159,7 +160,7 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
             ))  # fmt: skip
         elif self._ready is not None and args.bias is None and isinstance(b, PackedMatrix):
             finish, signed, zero = self._ready
-            _core.multiply(a.data, signed, d.m, zero, b.native, finish, outcome.empty(out.shape, out)[1], False)
+            core.multiply(a.data, signed, d.m, zero, b.native, finish, outcome.empty(out.shape, out)[1], False)
         else:
             multiply_into(self.path, a, b, outcome, out)
 
@@ -266,7 +267,7 @@ class LinearPlan(ComputePlan[LinearArgs]):
         super().__init__(d, device, preference)
         name = next(name for name, kind in _KINDS.items() if kind is d.input_element)
         outcome = Outcome.of(d.out_features, None, d.out_params, name)
-        path = linear_path(d.weight, d.activation, d.input_params)
+        path = linear_path(d.weight, d.activation_dtype, d.input_params)
         self._settle(path, d.in_features, outcome, d.input_element, code_name(d.weight))
 
     @classmethod
@@ -315,7 +316,7 @@ def _reference_linear(x: cpu.FloatArray, layer: QuantizedLinear, outcome: Outcom
     given = _activation_params(x, layer)
     q = QuantizedTensor.from_codes(reference.quantize(rows, given), given)
     if p.axis is not None:
-        turned = {"scale": p.scale.T, "zero_point": p.zero_point.T} if p.block_size is not None else {}
+        turned = {"scale": p.scale.T, "zero_point": p.zero_point.T} if p.group_size is not None else {}
         p = p.replace(axis=1 - p.axis % 2, **turned)
     if layer.path != "integer" and bias is not None:
         bias = bias.astype(F32)
@@ -329,9 +330,9 @@ def _activation_params(x: cpu.FloatArray, layer: QuantizedLinear) -> Quantizatio
         return layer.input_params
     refuse_nonfinite(x, "x")
     rows = x.widened()
-    scheme = "symmetric" if layer.activation == "int8" else "asymmetric"
+    scheme = "symmetric" if layer.activation_dtype == "int8" else "asymmetric"
     lo, hi = rows.min(1, initial=0), rows.max(1, initial=0)
-    return QuantizationParams.from_statistics(lo, hi, dtype=layer.activation, scheme=scheme, axis=0)
+    return QuantizationParams.from_statistics(lo, hi, dtype=layer.activation_dtype, scheme=scheme, axis=0)
 
 
 def _guarantee(path: str, depth: int, plain: bool) -> PrecisionGuarantee:
@@ -342,7 +343,7 @@ def _guarantee(path: str, depth: int, plain: bool) -> PrecisionGuarantee:
         return PrecisionGuarantee(ElementKind.F32, ElementKind.F64, bit_stable=False)
     if path in ("groups", "blocks"):  # exact in a block; blocks are added in order
         return PrecisionGuarantee(ElementKind.F32, ElementKind.F32)
-    wide = plain or path == "integer16" or depth > _core.exact_depth
+    wide = plain or path == "integer16" or depth > core.exact_depth
     return PrecisionGuarantee(ElementKind.F32, "s64" if wide else "s32")
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.errors import InvalidProblem
-from lowbit.granularity import Granularity, granularity_of, per_token
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.granularity import Granularity, granularity_of, per_token
 from lowbit.plans.kinds import ElementKind, kind_of
 
 __all__ = ["PerChannelDescriptor", "PerGroupDescriptor", "PerTensorDescriptor", "PerTokenDescriptor", "whole"]

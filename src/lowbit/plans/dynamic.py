@@ -7,14 +7,15 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import _core, reference
-from lowbit.errors import InvalidProblem
-from lowbit.kernels import cpu
+from lowbit import reference
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.ranges import affine_from_range
 from lowbit.plans.affine import reference_quantize
 from lowbit.plans.arguments import INT32, DynamicArgs, array, output_parameters, seen, workspace
 from lowbit.plans.kinds import CODES, FLOATS, ElementKind, kind_of
 from lowbit.plans.quantization import QuantizationPlan
-from lowbit.ranges import affine_from_range
+from lowbit.runtime import arrays as cpu
+from lowbit.runtime.native import core
 
 __all__ = [
     "DynamicRangeQuantizeAsymmetricPerChannelPlan", "DynamicRangeQuantizeAsymmetricPerGroupPlan",
@@ -37,7 +38,7 @@ class _Dynamic(QuantizationPlan[DynamicArgs]):
 
     @property
     def workspace_size(self) -> int:
-        return int(_core.dynamic_workspace(self._layout, FLOATS[self.descriptor.input_element]))
+        return int(core.dynamic_workspace(self._layout, FLOATS[self.descriptor.input_element]))
 
     def _buffers(self, args: DynamicArgs) -> tuple[Array, Array, Array, Array | None, Array]:
         d = self.descriptor
@@ -82,7 +83,7 @@ class _Dynamic(QuantizationPlan[DynamicArgs]):
         if self.preference == "reference":
             return _reference_dynamic(self, x, out, scale, zero)
         divisor = max(1, d.qmax) if self._symmetric else 0
-        nan, bad = _core.quantize_from_data(
+        nan, bad = core.quantize_from_data(
             x, kind, out, code, self._layout, d.qmin, d.qmax, divisor, scale, zero, room
         )  # fmt: skip
         if nan or bad:

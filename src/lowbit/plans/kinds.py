@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.errors import Unsupported
-from lowbit.params import QuantizationParams
+from lowbit.numerics.errors import Unsupported
+from lowbit.numerics.params import QuantizationParams
 
 __all__ = ["CODES", "FLOATS", "STORED", "ElementKind", "KernelSku", "PrecisionGuarantee", "code_name", "kind_of"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.errors import InvalidProblem
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
 
 __all__ = ["fits", "on_axis", "operand", "same_params"]
 

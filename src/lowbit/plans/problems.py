@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.errors import InvalidProblem, Unsupported
-from lowbit.kernels import cpu
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.params import QuantizationParams
 from lowbit.ops.conv import ConvGeometry
-from lowbit.params import QuantizationParams
 from lowbit.plans.descriptors import whole
 from lowbit.plans.kinds import ElementKind, kind_of
 from lowbit.plans.operands import on_axis, same_params
+from lowbit.runtime import arrays as cpu
 
 __all__ = [
     "Conv2dArgs", "Conv2dDescriptor", "LinearArgs", "LinearDescriptor", "MatMulArgs", "MatMulDescriptor",
@@ -97,7 +97,7 @@ class LinearDescriptor:
     in_features: int
     out_features: int
     weight: QuantizationParams
-    activation: str = "int8"
+    activation_dtype: str = "int8"
     input_params: QuantizationParams | None = None
     out_params: QuantizationParams | None = None
     input_element: ElementKind = ElementKind.F32
@@ -181,7 +181,7 @@ def same_layer(layer: Any, kind: type[Any], d: LinearDescriptor) -> None:
     """Raises unless a layer, of the CPU or of a GPU, is what a plan was described for."""
     if not isinstance(layer, kind):
         raise InvalidProblem(f"layer: {type(layer).__name__}; expected a {kind.__name__}")
-    for name in ("in_features", "out_features", "activation"):
+    for name in ("in_features", "out_features", "activation_dtype"):
         if getattr(layer, name) != getattr(d, name):
             raise InvalidProblem(f"layer: {name} {getattr(layer, name)!r}; expected {getattr(d, name)!r}")
     same_params("layer: weight", layer.params, d.weight, 2)

@@ -8,10 +8,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit import _core
-from lowbit.errors import InvalidProblem, Unsupported
-from lowbit.granularity import Granularity
-from lowbit.kernels import cpu
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.granularity import Granularity
+from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE
 from lowbit.plans.arguments import INT32, parameters, widened
 from lowbit.plans.base import Plan, Preference
 from lowbit.plans.descriptors import (
@@ -21,7 +20,8 @@ from lowbit.plans.descriptors import (
     PerTokenDescriptor,
 )
 from lowbit.plans.kinds import CODES, FLOATS, STORED, ElementKind, KernelSku, PrecisionGuarantee
-from lowbit.ranges import MAX_SCALE, MIN_SCALE
+from lowbit.runtime import arrays as cpu
+from lowbit.runtime.native import core
 
 __all__ = ["QuantizationPlan"]
 
@@ -44,11 +44,11 @@ class QuantizationPlan(Plan[A]):
 
     descriptor: PerTensorDescriptor
     _g: Granularity
-    _layout: _core.Layout
+    _layout: core.Layout
     _compute: np.dtype[Any]
     _scales: tuple[int, ...]
     _no_zero: Array
-    _problem: _core.Problem
+    _problem: core.Problem
 
     def __init_subclass__(cls) -> None:
         if not cls.__name__.startswith("_"):
@@ -64,13 +64,13 @@ class QuantizationPlan(Plan[A]):
         number = element if element.is_float else descriptor.output_element
         wide = ElementKind.F64 if number is ElementKind.F64 else ElementKind.F32
         total = ElementKind.F64 if descriptor.learned else wide
-        arch = "numpy" if preference == "reference" else _core.active_isa()
+        arch = "numpy" if preference == "reference" else core.active_isa()
         backend = "reference" if preference == "reference" else device
         layout, no_zero = cpu.layout_of(g), np.zeros(g.scale_shape, np.int32)
         no_zero.flags.writeable = False
         kind = FLOATS[number or ElementKind.F32]
         bounds = (0, 0) if self.op.startswith("dequantize") and self._backward() else (descriptor.qmin, descriptor.qmax)
-        problem = _core.Problem(layout, kind, list(descriptor.shape), list(g.scale_shape), *bounds)
+        problem = core.Problem(layout, kind, list(descriptor.shape), list(g.scale_shape), *bounds)
         guarantee = PrecisionGuarantee(wide, total)
         sku = KernelSku("quantization", self.op, element, descriptor.output_element, arch, backend, guarantee)
         self._set(_g=g, _layout=layout, _compute=STORED[wide], _scales=g.scale_shape, _no_zero=no_zero)

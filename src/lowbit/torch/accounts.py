@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
+import torch
 from lowbit.bench.timing import measure
-from lowbit.metrics import error_report
 from lowbit.models.report import Accuracy, Latency, WeightRow
-from lowbit.threads import get_num_threads
+from lowbit.numerics.metrics import error_report
+from lowbit.runtime.threads import get_num_threads
 from lowbit.torch.batches import call_on
 from lowbit.torch.decisions import Decision
 from lowbit.torch.layers import QuantizedModule
+from torch import Tensor, nn
 
 __all__ = ["accuracy_on", "for_inference", "latency_on", "left_float", "model_bytes", "weight_rows"]
 

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lowbit.numerics.errors import InvalidProblem
 from torch import nn
-
-from lowbit.errors import InvalidProblem
 
 __all__ = ["Inputs", "call_on", "inputs_of"]
 

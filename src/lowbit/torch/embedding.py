@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from lowbit.errors import FormatError, InvalidProblem, Unsupported
+import torch
+from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
+from lowbit.numerics.packing import pack_bits
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
-from lowbit.packing import pack_bits
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
 from lowbit.torch.state import MARK, described, made_weight, own_tensors, weight_tensors
+from torch import Tensor, nn
 
 __all__ = ["QuantizedEmbedding"]
 
@@ -45,18 +45,18 @@ class QuantizedEmbedding(nn.Module):
 
     @classmethod
     def from_float(
-        cls, module: nn.Embedding, dtype: str = "int8", scheme: str = "symmetric", block_size: int | None = None
+        cls, module: nn.Embedding, dtype: str = "int8", scheme: str = "symmetric", group_size: int | None = None
     ) -> QuantizedEmbedding:
         """The same table with quantized rows."""
-        axis = 0 if block_size is None else 1
-        weight = quantize(module.weight.detach(), dtype, scheme=scheme, axis=axis, block_size=block_size, name="weight")
+        axis = 0 if group_size is None else 1
+        weight = quantize(module.weight.detach(), dtype, scheme=scheme, axis=axis, group_size=group_size, name="weight")
         return cls(weight, module.padding_idx, module.weight.dtype)
 
     def _hold(self, weight: QuantizedTensor) -> None:
         p = weight.params
         if weight.ndim != 2:
             raise InvalidProblem(f"weight: shape {weight.shape}; expected (rows, width)")
-        by_rows, by_blocks = p.axis in (None, 0, -2) and p.block_size is None, p.axis in (1, -1) and p.block_size
+        by_rows, by_blocks = p.axis in (None, 0, -2) and p.group_size is None, p.axis in (1, -1) and p.group_size
         if p.dtype.is_mixed or p.dtype.is_binary or p.is_logarithmic or p.dtype.bits > 8 or not (by_rows or by_blocks):
             raise Unsupported(f"weight: {p}; expected linear codes of 2, 4 or 8 bits, scales by rows or blocks of them")
         self.num_embeddings, self.embedding_dim = weight.shape
@@ -92,7 +92,7 @@ class QuantizedEmbedding(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         flat = input.reshape(-1)
         numbers = _unpacked(self.codes.index_select(0, flat), self.params, self.embedding_dim).to(torch.float32)
-        scale, zero, block = self.scale, self.zero_point, self.params.block_size
+        scale, zero, block = self.scale, self.zero_point, self.params.group_size
         if scale.shape[0] > 1:
             scale = scale.index_select(0, flat)
             zero = None if zero is None else zero.index_select(0, flat)
@@ -146,7 +146,7 @@ class QuantizedEmbedding(nn.Module):
         self._hold(found)
 
     def extra_repr(self) -> str:
-        blocks = "" if self.params.block_size is None else f", block_size={self.params.block_size}"
+        blocks = "" if self.params.group_size is None else f", group_size={self.params.group_size}"
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.params.dtype}{blocks}"
 
 

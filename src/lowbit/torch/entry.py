@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from typing import Any, Literal, TypeVar, overload
 
 import torch
-from torch import Tensor, nn
-
-from lowbit.errors import InvalidProblem
+from lowbit.numerics.errors import InvalidProblem
 from lowbit.ops.fitting import Products
 from lowbit.torch import ops
 from lowbit.torch.batches import Inputs
 from lowbit.torch.ops import Number
 from lowbit.torch.swap import RecipeLike, quantize_model
+from torch import Tensor, nn
 
 __all__ = ["quantize"]
 
@@ -46,7 +45,7 @@ def quantize(
     qmin: int = -128,
     qmax: int = 127,
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     per_token: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor: ...
@@ -68,7 +67,7 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
     qmin: int = -128,
     qmax: int = 127,
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     per_token: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Any:
@@ -89,13 +88,13 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
     VNNI; 1 for weights as the recipe says. By default 4 where it gains.
     `report(model)` says what was done to each weight, or why not; a warning does where less than half was quantized.
 
-    quantize(tensor, scale, zero_point=0, *, qmin=-128, qmax=127, axis=None, block_size=None, per_token=False,
+    quantize(tensor, scale, zero_point=0, *, qmin=-128, qmax=127, axis=None, group_size=None, per_token=False,
     dtype=None) gives integer codes, one an element, in the narrowest type for [qmin, qmax] or in `dtype`. Granularity
     is that of `fake_quantize`. Not differentiable.
 
     >>> quantize(nn.Sequential(nn.Linear(64, 32)), "W8A8")
     Sequential(
-      (0): QuantizedLinear(in=64, out=32, int8, activation='int8')
+      (0): QuantizedLinear(in=64, out=32, int8, activation_dtype='int8')
     )
     >>> quantize(torch.tensor([-9.0, 0.3, 1.0]), 0.5, qmin=-8, qmax=7)
     tensor([-8,  1,  2], dtype=torch.int8)
@@ -105,7 +104,7 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
         "keep_float": keep_float, "fold_norms": fold_norms, "fit_products": fit_products, "progress": progress,
     }  # fmt: skip
     of_tensor = {
-        "zero_point": zero_point, "qmin": qmin, "qmax": qmax, "axis": axis, "block_size": block_size,
+        "zero_point": zero_point, "qmin": qmin, "qmax": qmax, "axis": axis, "group_size": group_size,
         "per_token": per_token, "dtype": dtype,
     }  # fmt: skip
     if isinstance(x, nn.Module):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from lowbit.torch.layers import QuantizedModule
+from torch import nn
 
 __all__ = ["leave_fast_paths", "readers"]
 

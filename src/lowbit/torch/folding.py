@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-
 from lowbit.torch.state import MARK, marked
+from torch import Tensor, fx, nn
 
 __all__ = ["FoldedNorm", "folded", "folds", "swapped"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import nn
 from torch.nn.parameter import is_lazy
 
-from lowbit.errors import Unsupported, UnsupportedDType
+import torch
+from lowbit.numerics.errors import Unsupported, UnsupportedDType
 from lowbit.torch.embedding import QuantizedEmbedding
 from lowbit.torch.fast_paths import readers
 from lowbit.torch.layers import QuantizedModule
+from torch import nn
 
 __all__ = ["Holder", "check_memory", "inventory"]
 

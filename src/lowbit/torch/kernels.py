@@ -12,21 +12,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
+import torch
 from lowbit import ops
-from lowbit.errors import InvalidProblem
-from lowbit.fields import as_zero_point
-from lowbit.granularity import Granularity, granularity_of
-from lowbit.kernels import cpu
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.fields import as_zero_point
+from lowbit.numerics.granularity import Granularity, granularity_of
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE, affine_from_range
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.fake_quantize import affine_of
 from lowbit.ops.quantize import refuse_nonfinite
-from lowbit.params import QuantizationParams
-from lowbit.ranges import MAX_SCALE, MIN_SCALE, affine_from_range
 from lowbit.reference import spread
-from lowbit.tensor import QuantizedTensor
+from lowbit.runtime import arrays as cpu
 from lowbit.torch.channels_last import as_it_lies, axis_as_it_lies, empty_like, is_channels_last
+from torch import Tensor
 
 __all__ = [
     "CODES", "HIGHEST", "LOWEST", "WIDEST", "affine_params", "codes_dtype", "compute_dtype", "dequantize",
@@ -58,9 +58,9 @@ def codes_dtype(qmin: int, qmax: int) -> torch.dtype:
     raise InvalidProblem(f"qmin, qmax: [{qmin}, {qmax}]; expected a range that {', '.join(CODES.values())} holds")
 
 
-def granularity(shape: torch.Size, axis: int | None, block_size: int | None) -> Granularity:
+def granularity(shape: torch.Size, axis: int | None, group_size: int | None) -> Granularity:
     """`granularity_of`, blocks running along the last axis unless told otherwise."""
-    return granularity_of(tuple(shape), -1 if axis is None and block_size is not None else axis, block_size)
+    return granularity_of(tuple(shape), -1 if axis is None and group_size is not None else axis, group_size)
 
 
 _granularity = functools.lru_cache(4096)(granularity)
@@ -162,7 +162,7 @@ def fake_quantize_masked(
     last = is_channels_last(x)
     found = _masked_as_it_lies(x, last, axis, block)
     if found is None:
-        raise InvalidProblem(f"x: shape {tuple(x.shape)}, axis {axis}, block_size {block}; scales change within a byte")
+        raise InvalidProblem(f"x: shape {tuple(x.shape)}, axis {axis}, group_size {block}; scales change within a byte")
     g, layout, size = found
     x, element = x if last else x.contiguous(), _element(x, "x")
     out, bits = torch.empty_like(x), torch.empty(size, dtype=torch.uint8)
@@ -231,7 +231,7 @@ def _scaled(sums: Array, by: float, dtype: torch.dtype) -> Tensor:
 
 def _params(s: Tensor, z: Tensor, dtype: torch.dtype, qmin: int, qmax: int, axis: int | None, block: int | None) -> Any:
     return QuantizationParams(
-        CODES[dtype], "asymmetric", _numbers(s), _numbers(z), axis=axis, block_size=block, qmin=qmin, qmax=qmax
+        CODES[dtype], "asymmetric", _numbers(s), _numbers(z), axis=axis, group_size=block, qmin=qmin, qmax=qmax
     )
 
 

@@ -9,16 +9,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from lowbit.errors import Unsupported
-from lowbit.kernels.gpu.presence import find_device
+import torch
+from lowbit.numerics.errors import Unsupported
+from lowbit.runtime.devices import find_device
 from lowbit.torch import kernels
 from lowbit.torch.channels_last import as_it_lies, empty_like, in_memory_order, is_channels_last
 from lowbit.torch.kernels import compute_dtype, granularity
+from torch import Tensor, nn
 
 # The operators.
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
 ]  # fmt: skip
 
 _lib: Any = torch.library.Library("lowbit", "FRAGMENT")  # type: ignore[no-untyped-call]
-_AFFINE = "Tensor scale, Tensor zero_point, int qmin, int qmax, int? axis, int? block_size"
+_AFFINE = "Tensor scale, Tensor zero_point, int qmin, int qmax, int? axis, int? group_size"
 
 # ---- what tracing needs to know: shapes and types -------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ def _for_cuda(name: str) -> Callable[..., Any]:
     @functools.cache
     def found() -> Callable[..., Any]:
         find_device("cuda")  # says what is missing, before anything fails for want of it
-        from lowbit.torch import kernels_gpu
+        from lowbit.gpu import torch_kernels as kernels_gpu
 
         kernel: Callable[..., Any] = getattr(kernels_gpu, name)
         return kernel
@@ -285,21 +285,21 @@ quantize_ste_backward: Callable[..., Any] = _define(
     4, lambda g, dy, *a: (quantize_ste_backward(g, *a), None, None, None), arrays=2,
 )  # fmt: skip
 dequantize = _define(
-    "dequantize(Tensor codes, Tensor scale, Tensor zero_point, int? axis, int? block_size, ScalarType dtype) -> Tensor",
+    "dequantize(Tensor codes, Tensor scale, Tensor zero_point, int? axis, int? group_size, ScalarType dtype) -> Tensor",
     kernels.dequantize, lambda q, *rest: empty_like(q, rest[-1]), arrays=1,
 )  # fmt: skip
 dequantize_ste = _define(
-    "dequantize_ste(Tensor codes, Tensor scale, Tensor zero_point, int? axis, int? block_size) -> Tensor",
+    "dequantize_ste(Tensor codes, Tensor scale, Tensor zero_point, int? axis, int? group_size) -> Tensor",
     kernels.dequantize_ste, lambda q, *_: empty_like(q),
     3, lambda dy, q, s, z, *a: (dequantize_ste_backward(dy, s, *a), None, None), arrays=1,
 )  # fmt: skip
 dequantize_ste_backward: Callable[..., Any] = _define(
-    "dequantize_ste_backward(Tensor dy, Tensor scale, int? axis, int? block_size) -> Tensor",
+    "dequantize_ste_backward(Tensor dy, Tensor scale, int? axis, int? group_size) -> Tensor",
     kernels.dequantize_ste_backward, lambda dy, *_: empty_like(dy),
     2, lambda g, dy, *a: (dequantize_ste_backward(g, *a), None), arrays=1,
 )  # fmt: skip
 range_params = _define(
-    "range_params(Tensor x, int qmin, int qmax, bool symmetric, int? axis, int? block_size, str name, bool ignore) "
+    "range_params(Tensor x, int qmin, int qmax, bool symmetric, int? axis, int? group_size, str name, bool ignore) "
     "-> (Tensor, Tensor)",
     kernels.range_params, _fake_range_params,
 )  # fmt: skip
@@ -309,6 +309,6 @@ affine_params = _define(
 )  # fmt: skip
 observe_ = _define(
     "observe_(Tensor x, Tensor(a!) lo, Tensor(b!) hi, Tensor(c!) left_out, float? momentum, int? axis, "
-    "int? block_size, str name, bool ignore) -> ()",
+    "int? group_size, str name, bool ignore) -> ()",
     kernels.observe_, lambda *_: None,
 )  # fmt: skip

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from torch import nn
-
 from lowbit.torch.folding import FoldedNorm
 from lowbit.torch.layers import QuantizedConv2d
+from torch import nn
 
 __all__ = ["settle_memory_formats"]
 

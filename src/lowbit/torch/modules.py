@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
+import torch
 from lowbit import ops
-from lowbit.errors import InvalidProblem, Unsupported
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.torch.observers import FixedBuffers
 from lowbit.torch.quantizer import FakeQuantize
+from torch import Tensor, nn
 
 __all__ = ["ConvertedConv1d", "ConvertedConv2d", "ConvertedLinear", "QATConv1d", "QATConv2d", "QATLinear"]
 
@@ -157,7 +157,7 @@ class _Quantized(FixedBuffers):
             codes = ops.quantize(weight, params=params)
         p = codes.params
         new.shape, new.dtype, new._strides = tuple(weight.shape), weight.dtype, weight.stride()
-        new._fields = {n: getattr(p, n) for n in ("dtype", "scheme", "axis", "block_size", "qmin", "qmax")}
+        new._fields = {n: getattr(p, n) for n in ("dtype", "scheme", "axis", "group_size", "qmin", "qmax")}
         new.register_buffer("weight_codes", torch.from_numpy(codes.data))
         new.register_buffer("weight_scale", torch.from_numpy(p.scale.copy()))
         new.register_buffer("weight_zero_point", torch.from_numpy(p.zero_point.copy()))

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from lowbit.bench.timing import measure
-from lowbit.errors import InvalidProblem
+from lowbit.numerics.errors import InvalidProblem
 from lowbit.torch.batches import call_on
+from torch import Tensor, nn
 
 __all__ = ["Pace", "Sighting", "paced", "sightings"]
 

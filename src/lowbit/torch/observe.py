@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
 from lowbit.calibration import Calibrator
 from lowbit.calibration.calibrator import MethodLike, tracked
-from lowbit.errors import InvalidProblem
+from lowbit.numerics.errors import InvalidProblem
 from lowbit.torch.batches import Inputs, call_on
+from torch import Tensor, nn
 
 __all__ = ["observe"]
 

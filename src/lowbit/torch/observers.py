@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from lowbit.errors import InvalidProblem
+from lowbit.numerics.errors import InvalidProblem
 from lowbit.torch import library
 from lowbit.torch.kernels import granularity
+from torch import Tensor, nn
 
 __all__ = ["Histogram", "MinMax", "MovingAverage", "Observer", "make_observer"]
 
@@ -52,15 +51,15 @@ class Observer(FixedBuffers):
     ignore_nonfinite = False
     momentum: float | None = None  # how far the range moves to that of new data; None: it only grows
 
-    def __init__(self, axis: int | None = None, block_size: int | None = None) -> None:
+    def __init__(self, axis: int | None = None, group_size: int | None = None) -> None:
         super().__init__()
-        self.axis, self.block_size = axis, block_size
+        self.axis, self.group_size = axis, group_size
         self.register_buffer("lo", torch.tensor(torch.inf))
         self.register_buffer("hi", torch.tensor(-torch.inf))
         self.register_buffer("left_out", torch.tensor(0))
 
     def _shape_to(self, x: Tensor) -> None:
-        shape = granularity(x.shape, self.axis, self.block_size).scale_shape
+        shape = granularity(x.shape, self.axis, self.group_size).scale_shape
         if self.lo.shape != shape:
             if self.ready():
                 raise InvalidProblem(
@@ -72,10 +71,10 @@ class Observer(FixedBuffers):
     def forward(self, x: Tensor) -> Tensor:
         """Takes note of x and gives it back."""
         if x.numel():
-            if self.axis is not None or self.block_size is not None:
+            if self.axis is not None or self.group_size is not None:
                 self._shape_to(x)
             library.observe_(
-                x.detach(), self.lo, self.hi, self.left_out, self.momentum, self.axis, self.block_size, self.name,
+                x.detach(), self.lo, self.hi, self.left_out, self.momentum, self.axis, self.group_size, self.name,
                 self.ignore_nonfinite,
             )  # fmt: skip
         return x
@@ -85,7 +84,7 @@ class Observer(FixedBuffers):
         return bool((self.lo <= self.hi).all())
 
     def params(self, qmin: int, qmax: int, symmetric: bool) -> tuple[Tensor, Tensor]:
-        """Scales and zero points that cover the range seen, by the formulas of `lowbit.ranges`.
+        """Scales and zero points that cover the range seen, by the formulas of `lowbit.numerics.ranges`.
 
         >>> o = MinMax()
         >>> o(torch.tensor([-1.0, 3.0])).shape
@@ -97,7 +96,7 @@ class Observer(FixedBuffers):
         return scale, zero
 
     def extra_repr(self) -> str:
-        said = {"axis": self.axis, "block_size": self.block_size, "momentum": self.momentum}
+        said = {"axis": self.axis, "group_size": self.group_size, "momentum": self.momentum}
         return ", ".join(f"{name}={value}" for name, value in said.items() if value is not None)
 
 
@@ -115,8 +114,8 @@ class MovingAverage(Observer):
     tensor(2.)
     """
 
-    def __init__(self, momentum: float = 0.01, axis: int | None = None, block_size: int | None = None) -> None:
-        super().__init__(axis, block_size)
+    def __init__(self, momentum: float = 0.01, axis: int | None = None, group_size: int | None = None) -> None:
+        super().__init__(axis, group_size)
         if not 0 < momentum <= 1:
             raise InvalidProblem(f"momentum: {momentum}; expected in (0, 1]")
         self.momentum = momentum
@@ -203,21 +202,21 @@ class Histogram(Observer):
         return scale, zero
 
 
-def make_observer(given: str | Observer | None, axis: int | None, block_size: int | None) -> Observer:
+def make_observer(given: str | Observer | None, axis: int | None, group_size: int | None) -> Observer:
     """An observer by name ("min_max", "moving_average", "histogram"), or the one given."""
     if isinstance(given, Observer):
-        if (given.axis, given.block_size) != (axis, block_size):
+        if (given.axis, given.group_size) != (axis, group_size):
             raise InvalidProblem(
-                f"observer: axis={given.axis}, block_size={given.block_size}; expected axis={axis}, "
-                f"block_size={block_size} as in the quantizer"
+                f"observer: axis={given.axis}, group_size={given.group_size}; expected axis={axis}, "
+                f"group_size={group_size} as in the quantizer"
             )
         return given
     if given in (None, "moving_average"):
-        return MovingAverage(axis=axis, block_size=block_size)
+        return MovingAverage(axis=axis, group_size=group_size)
     if given == "min_max":
-        return MinMax(axis, block_size)
+        return MinMax(axis, group_size)
     if given == "histogram":
-        if block_size is not None:
-            raise InvalidProblem("observer: 'histogram' is per tensor or per channel; expected no block_size")
+        if group_size is not None:
+            raise InvalidProblem("observer: 'histogram' is per tensor or per channel; expected no group_size")
         return Histogram(axis=axis)
     raise InvalidProblem(f"observer: {given!r}; expected 'min_max', 'moving_average', 'histogram' or an Observer")

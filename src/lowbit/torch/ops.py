@@ -1,7 +1,7 @@
 """Functions of torch tensors: fake quantization, codes and back, with straight-through gradients.
 
 Granularity, everywhere: scale and zero_point are one for all; with `axis` one for each of its indices; with
-`block_size` one for each block along `axis` (default the last); with `per_token` one for each row of the last axis,
+`group_size` one for each block along `axis` (default the last); with `per_token` one for each row of the last axis,
 shaped x.shape[:-1]. They are numbers, arrays or tensors; zero points are integers, also as floats (2.0, but not 2.7).
 Results have x's dtype, inside torch.autocast too, and lie in memory as x does if that is torch.channels_last; else they
 are contiguous. Transforms of torch.func and tracers give the same numbers; only forward-mode differentiation of
@@ -14,13 +14,13 @@ import functools
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from lowbit.errors import InvalidProblem, UnsupportedDType
-from lowbit.fields import as_zero_point
+import torch
+from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
+from lowbit.numerics.fields import as_zero_point
 from lowbit.torch import library
 from lowbit.torch.kernels import CODES, codes_dtype, granularity
+from torch import Tensor
 
 __all__ = [
     "dequantize", "dequantize_ste", "fake_quantize", "fake_quantize_learned", "quantize", "quantize_ste",
@@ -37,7 +37,7 @@ def fake_quantize(
     qmin: int = -128,
     qmax: int = 127,
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     per_token: bool = False,
 ) -> Tensor:
     """dequantize(quantize(x)); NaN stays NaN. Gradient by x: dy where the code was not clipped, else 0; by scale none.
@@ -48,8 +48,8 @@ def fake_quantize(
     >>> y.tolist(), x.grad.tolist()
     ([0.5, 1.0, 1.0], [1.0, 1.0, 0.0])
     """
-    rows, s, z, axis = _arguments("x", x, scale, zero_point, axis, block_size, per_token)
-    return _shaped(library.fake_quantize(rows, s, z, qmin, qmax, axis, block_size), x)
+    rows, s, z, axis = _arguments("x", x, scale, zero_point, axis, group_size, per_token)
+    return _shaped(library.fake_quantize(rows, s, z, qmin, qmax, axis, group_size), x)
 
 
 def fake_quantize_learned(
@@ -60,7 +60,7 @@ def fake_quantize_learned(
     qmin: int = -128,
     qmax: int = 127,
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     per_token: bool = False,
     gradient_scale: float = 1.0,
 ) -> Tensor:
@@ -75,10 +75,10 @@ def fake_quantize_learned(
     >>> round(s.grad.item(), 3)
     2.2
     """
-    rows, s, z, axis = _arguments("x", x, scale, zero_point, axis, block_size, per_token)
-    shape = granularity(rows.shape, axis, block_size).scale_shape
+    rows, s, z, axis = _arguments("x", x, scale, zero_point, axis, group_size, per_token)
+    shape = granularity(rows.shape, axis, group_size).scale_shape
     s, z = _spread("scale", s, shape), _spread("zero_point", z, shape)
-    return _shaped(library.fake_quantize_learned(rows, s, z, qmin, qmax, axis, block_size, gradient_scale), x)
+    return _shaped(library.fake_quantize_learned(rows, s, z, qmin, qmax, axis, group_size, gradient_scale), x)
 
 
 def quantize(
@@ -89,7 +89,7 @@ def quantize(
     qmin: int = -128,
     qmax: int = 127,
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     per_token: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -102,8 +102,8 @@ def quantize(
         dtype = codes_dtype(qmin, qmax)
     elif dtype not in CODES:
         raise UnsupportedDType(f"dtype: {dtype}; expected one of {', '.join(map(str, CODES))}")
-    rows, s, z, axis = _arguments("x", x, scale, zero_point, axis, block_size, per_token)
-    return _shaped(library.quantize(rows.detach(), s.detach(), z, qmin, qmax, axis, block_size, dtype), x)
+    rows, s, z, axis = _arguments("x", x, scale, zero_point, axis, group_size, per_token)
+    return _shaped(library.quantize(rows.detach(), s.detach(), z, qmin, qmax, axis, group_size, dtype), x)
 
 
 def quantize_ste(
@@ -114,7 +114,7 @@ def quantize_ste(
     qmin: int = -128,
     qmax: int = 127,
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     per_token: bool = False,
 ) -> Tensor:
     """The codes of x as floats of x's dtype. Gradient by x: dy / s where the code was not clipped, else 0.
@@ -125,8 +125,8 @@ def quantize_ste(
     >>> codes.tolist(), x.grad.tolist()
     ([2.0, 2.0], [2.0, 0.0])
     """
-    rows, s, z, axis = _arguments("x", x, scale, zero_point, axis, block_size, per_token)
-    return _shaped(library.quantize_ste(rows, s, z, qmin, qmax, axis, block_size), x)
+    rows, s, z, axis = _arguments("x", x, scale, zero_point, axis, group_size, per_token)
+    return _shaped(library.quantize_ste(rows, s, z, qmin, qmax, axis, group_size), x)
 
 
 def dequantize(
@@ -135,7 +135,7 @@ def dequantize(
     zero_point: Number = 0,
     *,
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     per_token: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
@@ -146,8 +146,8 @@ def dequantize(
     """
     if isinstance(codes, Tensor) and codes.dtype not in CODES:
         raise UnsupportedDType(f"codes: {codes.dtype}; expected one of {', '.join(map(str, CODES))}")
-    rows, s, z, axis = _arguments("codes", codes, scale, zero_point, axis, block_size, per_token, dtype)
-    return _shaped(library.dequantize(rows, s.detach(), z, axis, block_size, dtype), codes)
+    rows, s, z, axis = _arguments("codes", codes, scale, zero_point, axis, group_size, per_token, dtype)
+    return _shaped(library.dequantize(rows, s.detach(), z, axis, group_size, dtype), codes)
 
 
 def dequantize_ste(
@@ -156,7 +156,7 @@ def dequantize_ste(
     zero_point: Number = 0,
     *,
     axis: int | None = None,
-    block_size: int | None = None,
+    group_size: int | None = None,
     per_token: bool = False,
 ) -> Tensor:
     """(codes - zero_point) * scale for codes held as floats, in their dtype. Gradient by codes: dy * s.
@@ -167,8 +167,8 @@ def dequantize_ste(
     >>> y.tolist(), codes.grad.tolist()
     ([-4.5, 0.5], [0.5, 0.5])
     """
-    rows, s, z, axis = _arguments("codes", codes, scale, zero_point, axis, block_size, per_token)
-    return _shaped(library.dequantize_ste(rows, s, z, axis, block_size), codes)
+    rows, s, z, axis = _arguments("codes", codes, scale, zero_point, axis, group_size, per_token)
+    return _shaped(library.dequantize_ste(rows, s, z, axis, group_size), codes)
 
 
 def _arguments(
@@ -177,7 +177,7 @@ def _arguments(
     scale: Any,
     zero_point: Any,
     axis: int | None,
-    block_size: int | None,
+    group_size: int | None,
     per_token: bool,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, int | None]:
@@ -193,8 +193,8 @@ def _arguments(
             zero_point = _zero_point(x, zero_point, direct)
     if not per_token:
         return x, scale, zero_point, axis
-    if axis is not None or block_size is not None:
-        raise InvalidProblem("per_token: True contradicts axis and block_size, which say another granularity")
+    if axis is not None or group_size is not None:
+        raise InvalidProblem("per_token: True contradicts axis and group_size, which say another granularity")
     if x.ndim == 0:
         raise InvalidProblem(f"{name}: no dimensions; per_token needs at least one, a token's features")
     for what, given in (("scale", scale), ("zero_point", zero_point)):

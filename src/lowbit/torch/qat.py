@@ -9,9 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
-
-from lowbit.errors import InvalidProblem
+from lowbit.numerics.errors import InvalidProblem
 from lowbit.torch.folding import folds as find_folds
 from lowbit.torch.folding import swapped
 from lowbit.torch.modules import (
@@ -23,6 +21,7 @@ from lowbit.torch.modules import (
     QATLinear,
 )
 from lowbit.torch.quantizer import FakeQuantize
+from torch import nn
 
 __all__ = ["Coverage", "CoverageRow", "QATRecipe", "calibrate", "convert", "prepare_qat"]
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import nn
 
-from lowbit.errors import InvalidProblem, Unsupported
-from lowbit.metrics import error_report
 from lowbit.models.recipe import ActivationRecipe, Rule
 from lowbit.models.weights import quantize_weight
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.metrics import error_report
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.fitting import Products, fit_products
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
 from lowbit.torch.embedding import QuantizedEmbedding
 from lowbit.torch.folding import folded
 from lowbit.torch.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, numeric_padding
+from torch import nn
 
 __all__ = ["Made", "made_module", "obstacle_in"]
 
@@ -101,10 +101,10 @@ def _may_fit(module: Any, rule: Rule, q: QuantizedTensor) -> bool:
 def _input_of(a: ActivationRecipe | None, given: QuantizationParams | None, rows: bool) -> tuple[dict[str, Any], str]:
     """Options of a layer, and how they are said. Dynamic ranges are as fine as the kernels find them: a token's."""
     if a is None:
-        return {"activation": "float"}, ""
+        return {"activation_dtype": "float"}, ""
     if not a.dynamic:
         if given is None:
             raise Unsupported("no calibration batch reached it")
         return {"input_params": given}, str(a)
     code = "int8" if a.scheme == "symmetric" else "uint8"
-    return {"activation": code}, f"{code} {a.scheme}, dynamic per {'token' if rows else 'tensor'}"
+    return {"activation_dtype": code}, f"{code} {a.scheme}, dynamic per {'token' if rows else 'tensor'}"

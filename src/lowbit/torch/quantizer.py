@@ -6,16 +6,15 @@ import math
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-
-from lowbit.dtypes import DTypeLike, QuantizedDType
-from lowbit.errors import InvalidProblem, Unsupported
-from lowbit.kernels import cpu
-from lowbit.params import QuantizationParams
-from lowbit.ranges import MAX_SCALE, MIN_SCALE
+from lowbit.numerics.dtypes import DTypeLike, QuantizedDType
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE
+from lowbit.runtime import arrays as cpu
 from lowbit.torch import library
 from lowbit.torch.kernels import granularity
 from lowbit.torch.observers import FixedBuffers, Observer, make_observer
+from torch import Tensor, nn
 
 __all__ = ["FakeQuantize"]
 
@@ -32,7 +31,7 @@ class FakeQuantize(FixedBuffers):
     1 / sqrt(n qmax), n elements sharing a scale.
 
     scheme: "symmetric" (codes ±qmax, zero point 0), "asymmetric", or "linear": the one or the other as the dtype has
-    a sign or not. axis, block_size: as everywhere in lowbit. Where ranges are found, NaN or Inf is an error that says
+    a sign or not. axis, group_size: as everywhere in lowbit. Where ranges are found, NaN or Inf is an error that says
     `name` and the index; on_nonfinite="ignore" leaves such data out (dynamic: Inf counts as very large). Switches
     (enable_observer, enable_fake_quant) are no part of the state_dict.
 
@@ -52,7 +51,7 @@ class FakeQuantize(FixedBuffers):
         dtype: DTypeLike = "int8",
         scheme: str = "symmetric",
         axis: int | None = None,
-        block_size: int | None = None,
+        group_size: int | None = None,
         mode: str = "static",
         observer: str | Observer | None = None,
         on_nonfinite: Literal["raise", "ignore"] = "raise",
@@ -68,15 +67,15 @@ class FakeQuantize(FixedBuffers):
             raise InvalidProblem(f"mode: {mode!r}; expected one of {', '.join(_MODES)}")
         if observer is not None and mode != "static":
             raise InvalidProblem(f"observer: given, but mode {mode!r} has none; expected mode='static'")
-        shape_of = QuantizationParams(kind, scheme, axis=axis, block_size=block_size)
+        shape_of = QuantizationParams(kind, scheme, axis=axis, group_size=group_size)
         if shape_of.is_logarithmic:
             raise InvalidProblem("scheme: 'logarithmic'; expected 'symmetric', 'asymmetric' or 'linear'")
         self.dtype, self.scheme, self.mode = kind.name, shape_of.scheme.value, mode
-        self.axis, self.block_size = shape_of.axis, shape_of.block_size
+        self.axis, self.group_size = shape_of.axis, shape_of.group_size
         self.symmetric = shape_of.is_symmetric
         narrow = self.symmetric and kind.is_signed
         self.qmin, self.qmax = -shape_of.qmax if narrow else shape_of.qmin, shape_of.qmax
-        self.observer = make_observer(observer, self.axis, self.block_size) if mode == "static" else None
+        self.observer = make_observer(observer, self.axis, self.group_size) if mode == "static" else None
         self.on_nonfinite, self.name = on_nonfinite, name
         if self.observer is not None:
             self.observer.name, self.observer.ignore_nonfinite = name, on_nonfinite == "ignore"
@@ -118,11 +117,11 @@ class FakeQuantize(FixedBuffers):
         if self.mode == "learned":
             by = 1 / math.sqrt(max(1, x.numel() // max(1, self.scale.numel())) * self.qmax)
             y: Tensor = library.fake_quantize_learned(
-                x, self.scale, self.zero_point, self.qmin, self.qmax, self.axis, self.block_size, by
+                x, self.scale, self.zero_point, self.qmin, self.qmax, self.axis, self.group_size, by
             )
             return y
         scale, zero = (self.scale, self.zero_point) if self.mode == "static" else self._range_params(x)
-        y = library.fake_quantize(x, scale, zero, self.qmin, self.qmax, self.axis, self.block_size)
+        y = library.fake_quantize(x, scale, zero, self.qmin, self.qmax, self.axis, self.group_size)
         return y
 
     def params(self, x: Tensor | None = None) -> QuantizationParams:
@@ -139,12 +138,12 @@ class FakeQuantize(FixedBuffers):
                 zero = torch.round(zero).clamp(self.qmin, self.qmax)
         wide = scale if scale.dtype is torch.float64 else scale.float()
         return QuantizationParams(
-            self.dtype, self.scheme, wide.numpy(), zero.int().numpy(), self.axis, self.block_size, self.qmin, self.qmax
+            self.dtype, self.scheme, wide.numpy(), zero.int().numpy(), self.axis, self.group_size, self.qmin, self.qmax
         )
 
     def _range_params(self, x: Tensor) -> Any:
         return library.range_params(
-            x.detach(), self.qmin, self.qmax, self.symmetric, self.axis, self.block_size, self.name,
+            x.detach(), self.qmin, self.qmax, self.symmetric, self.axis, self.group_size, self.name,
             self.on_nonfinite == "ignore",
         )  # fmt: skip
 
@@ -171,7 +170,7 @@ class FakeQuantize(FixedBuffers):
         scale, zero = self._range_params(x)
         if self.symmetric:
             floats = cpu.as_float_array(x)
-            mean = cpu.mean_abs(floats, granularity(x.shape, self.axis, self.block_size))
+            mean = cpu.mean_abs(floats, granularity(x.shape, self.axis, self.group_size))
             scale = torch.as_tensor(2 * mean / math.sqrt(self.qmax)).clamp_min(MIN_SCALE)
         self.scale.data = scale.to(self.scale.dtype)
         self.zero_point.data = zero.to(self.zero_point.dtype)
@@ -199,6 +198,6 @@ class FakeQuantize(FixedBuffers):
         self._checked = False
 
     def extra_repr(self) -> str:
-        said = {"axis": self.axis, "block_size": self.block_size}
+        said = {"axis": self.axis, "group_size": self.group_size}
         parts = [self.dtype, self.scheme, self.mode, f"codes=[{self.qmin}, {self.qmax}]"]
         return ", ".join(parts + [f"{name}={value}" for name, value in said.items() if value is not None])

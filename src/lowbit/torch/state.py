@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from lowbit import layers
-from lowbit.errors import FormatError
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
+import torch
+from lowbit.layers import layers
+from lowbit.numerics.errors import FormatError
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
+from torch import Tensor
 
 __all__ = [
     "MARK",
@@ -46,10 +46,10 @@ def layer_tensors(layer: Any) -> dict[str, Tensor]:
     >>> sorted(found)
     ['lowbit', 'weight_codes', 'weight_scale', 'weight_zero_point']
     >>> made_layer(found, "layer")
-    QuantizedLinear(in=4, out=4, int8, activation='int8')
+    QuantizedLinear(in=4, out=4, int8, activation_dtype='int8')
     """
     kind = next(name for name, of in _KINDS.items() if type(layer) is of)
-    text: dict[str, Any] = {"kind": kind, "activation": layer.activation}
+    text: dict[str, Any] = {"kind": kind, "activation": layer.activation_dtype}
     tensors: dict[str, Tensor] = {}
     if kind == "conv2d":
         text |= {name: getattr(layer.geometry, name) for name in _GEOMETRY}
@@ -116,7 +116,7 @@ def made_layer(tensors: Mapping[str, Tensor], name: str) -> Any:
         raise FormatError(f"{name}.{MARK}: a layer of kind {kind!r}; expected {' or '.join(_KINDS)}")
     weight = made_weight(tensors, text, name)
     try:
-        options: dict[str, Any] = {"activation": text.get("activation")}
+        options: dict[str, Any] = {"activation_dtype": text.get("activation")}
         if kind == "conv2d":
             options |= {key: text[key] for key in _GEOMETRY}
         if "input" in text:

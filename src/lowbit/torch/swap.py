@@ -11,15 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from torch import Tensor, nn
-
 from lowbit import __version__
 from lowbit.calibration import Calibrator
-from lowbit.errors import InvalidProblem
-from lowbit.hardware import hardware
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import ModelReport
+from lowbit.numerics.errors import InvalidProblem
 from lowbit.ops.fitting import Products, fastest_fit
+from lowbit.runtime.hardware import hardware
 from lowbit.torch.accounts import accuracy_on, for_inference, latency_on, left_float, model_bytes, weight_rows
 from lowbit.torch.batches import Inputs, inputs_of
 from lowbit.torch.decisions import Stopwatch, Wanted, decided
@@ -29,6 +27,7 @@ from lowbit.torch.inventory import Holder, inventory
 from lowbit.torch.memory_formats import settle_memory_formats
 from lowbit.torch.never_slower import Sighting, sightings
 from lowbit.torch.observe import observe
+from torch import Tensor, nn
 
 __all__ = ["quantize_model", "report"]
 

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.bench.timing import Within
-from lowbit.errors import InvalidProblem
 from lowbit.layers import QuantizedConv2d, QuantizedLinear
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.params import QuantizationParams
 from lowbit.ops.elementwise import qadd, qmul, qrelu
 from lowbit.ops.quantize import quantize
-from lowbit.params import QuantizationParams
-from lowbit.threads import get_num_threads, set_num_threads
+from lowbit.runtime.threads import get_num_threads, set_num_threads
 from lowbit.tuning.workload import QuantizationWorkload
 
 __all__ = ["Candidate", "Work", "build", "candidates_for", "float_work"]
@@ -36,14 +36,14 @@ class Candidate:
 
     dtype: str
     scheme: str = "symmetric"
-    block_size: int | None = None
-    activation: str = "int8"
+    group_size: int | None = None
+    activation_dtype: str = "int8"
     threads: int = 1
 
     def __post_init__(self) -> None:
         known = (
-            self.dtype in _DTYPES and self.scheme in ("symmetric", "asymmetric") and self.activation in _ACTIVATIONS
-            and (self.block_size is None or self.block_size in (*_GROUPS, 16, 64, 256))
+            self.dtype in _DTYPES and self.scheme in ("symmetric", "asymmetric") and self.activation_dtype in _ACTIVATIONS
+            and (self.group_size is None or self.group_size in (*_GROUPS, 16, 64, 256))
             and isinstance(self.threads, int) and 1 <= self.threads <= 4096
         )  # fmt: skip
         if not known:
@@ -51,8 +51,8 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        block = "" if self.block_size is None else f" g{self.block_size}"
-        by = f", {self.activation} activations" if self.activation else ""
+        block = "" if self.group_size is None else f" g{self.group_size}"
+        by = f", {self.activation_dtype} activations" if self.activation_dtype else ""
         return f"{self.dtype}{block} {self.scheme}{by}, {self.threads} thread{'s' * (self.threads > 1)}"
 
     def layer(self, weight: Any, bias: Any = None, workload: QuantizationWorkload | None = None) -> Any:
@@ -62,7 +62,12 @@ class Candidate:
             geometry = {} if g is None else g._asdict()
             return QuantizedConv2d(weight, bias, dtype=self.dtype, scheme=self.scheme, **geometry)
         return QuantizedLinear(
-            weight, bias, dtype=self.dtype, scheme=self.scheme, block_size=self.block_size, activation=self.activation
+            weight,
+            bias,
+            dtype=self.dtype,
+            scheme=self.scheme,
+            group_size=self.group_size,
+            activation_dtype=self.activation_dtype,
         )
 
 
@@ -94,21 +99,21 @@ def _settings(workload: QuantizationWorkload) -> Iterator[Candidate]:
         yield Candidate("int8")
         for block in _GROUPS:
             if block <= k:
-                yield Candidate("int4", block_size=block)
-        yield Candidate("int8", activation="uint8")
+                yield Candidate("int4", group_size=block)
+        yield Candidate("int8", activation_dtype="uint8")
         for block in _GROUPS:
             if block <= k:
-                yield Candidate("int4", scheme="asymmetric", block_size=block)
-        yield Candidate("int8", activation="float")
+                yield Candidate("int4", scheme="asymmetric", group_size=block)
+        yield Candidate("int8", activation_dtype="float")
         if k >= _GROUPS[0]:
-            yield Candidate("int4", block_size=_GROUPS[0], activation="float")
-            yield Candidate("int2", block_size=_GROUPS[0])
+            yield Candidate("int4", group_size=_GROUPS[0], activation_dtype="float")
+            yield Candidate("int2", group_size=_GROUPS[0])
     elif workload.kind == "conv2d":
         yield Candidate("int8")
         yield Candidate("int8", scheme="asymmetric")
     else:
-        yield Candidate("int8", activation="")
-        yield Candidate("uint8", scheme="asymmetric", activation="")
+        yield Candidate("int8", activation_dtype="")
+        yield Candidate("uint8", scheme="asymmetric", activation_dtype="")
 
 
 def build(workload: QuantizationWorkload, candidate: Candidate, data: tuple[Array, Array | None]) -> Work:

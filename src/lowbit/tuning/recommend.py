@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lowbit.hints import optimal_block_size
-from lowbit.limits import Limits, limits
+from lowbit.runtime.hints import optimal_block_size
+from lowbit.runtime.limits import Limits, limits
 from lowbit.tuning.result import OptimalQuantizationConfig
 from lowbit.tuning.tuner import auto_tune
 from lowbit.tuning.workload import AutoTuningConfig, PerformanceRequirements, QuantizationWorkload
@@ -21,8 +21,8 @@ class QuantizationRecommendations:
     workload: str
     dtype: str  # "float32": do not quantize
     scheme: str
-    block_size: int | None
-    activation: str
+    group_size: int | None
+    activation_dtype: str
     threads: int
     reasons: tuple[str, ...]
     bound: str  # "reading weights" or "arithmetic": what the float work waits for
@@ -32,7 +32,7 @@ class QuantizationRecommendations:
         return asdict(self)
 
     def __str__(self) -> str:
-        block = "" if self.block_size is None else f", groups of {self.block_size}"
+        block = "" if self.group_size is None else f", groups of {self.group_size}"
         return f"{self.workload}: {self.dtype}{block}\n" + "\n".join(f"  - {r}" for r in self.reasons)
 
 
@@ -62,12 +62,12 @@ def recommend(
             repr(workload), "float32", "", None, "", 1, tuple(reasons), bound, bool(found.results)
         )
     w = found.winner
-    if w.block_size is not None and w.block_size != optimal_block_size():
-        reasons.append(f"groups of {w.block_size} measured better than {optimal_block_size()}, which kernels prefer")
+    if w.group_size is not None and w.group_size != optimal_block_size():
+        reasons.append(f"groups of {w.group_size} measured better than {optimal_block_size()}, which kernels prefer")
     if not workload.is_sampled:
         reasons.append("errors are those of normal numbers; give x and weight for your own")
     return QuantizationRecommendations(
-        repr(workload), w.dtype, w.scheme, w.block_size, w.activation, w.threads, tuple(reasons), bound, True
+        repr(workload), w.dtype, w.scheme, w.group_size, w.activation_dtype, w.threads, tuple(reasons), bound, True
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lowbit.bench.timing import Timing
-from lowbit.errors import InvalidProblem
+from lowbit.numerics.errors import InvalidProblem
 from lowbit.tuning.candidates import Candidate
 from lowbit.tuning.workload import QuantizationWorkload
 

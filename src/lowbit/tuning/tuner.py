@@ -14,10 +14,10 @@ import numpy as np
 
 from lowbit._version import __version__
 from lowbit.bench.timing import OtherWork, Timing
-from lowbit.cachefile import CacheFile
-from lowbit.errors import InvalidProblem
-from lowbit.hardware import hardware
-from lowbit.metrics import error_report
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.metrics import error_report
+from lowbit.runtime.cache_file import CacheFile
+from lowbit.runtime.hardware import hardware
 from lowbit.tuning.candidates import Candidate, Work, build, candidates_for, float_work
 from lowbit.tuning.race import race
 from lowbit.tuning.result import FLOAT, CandidateResult, OptimalQuantizationConfig

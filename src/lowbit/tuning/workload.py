@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.errors import InvalidProblem
+from lowbit.numerics.errors import InvalidProblem
 from lowbit.ops.conv import ConvGeometry
 
 __all__ = ["AutoTuningConfig", "PerformanceRequirements", "QuantizationWorkload"]

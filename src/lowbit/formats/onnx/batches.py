@@ -11,8 +11,8 @@ import numpy as np
 import onnx
 
 from lowbit.calibration.files import arrays_of
-from lowbit.errors import FormatError, InvalidProblem
 from lowbit.formats.onnx.observe import check_fits, fixed_sizes
+from lowbit.numerics.errors import FormatError, InvalidProblem
 
 __all__ = ["Batches", "model_inputs"]
 

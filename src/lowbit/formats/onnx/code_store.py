@@ -15,9 +15,9 @@ from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.weight_uses import WeightUse
 from lowbit.models.recipe import WeightRecipe
 from lowbit.models.weights import quantize_weight, refuse_nonfinite
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
 from lowbit.ops.fitting import unsaturated
-from lowbit.tensor import QuantizedTensor
 
 __all__ = ["CodeStore", "StoredWeight", "narrow"]
 

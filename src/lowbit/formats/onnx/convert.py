@@ -15,7 +15,6 @@ import onnxruntime  # type: ignore[import-untyped]
 
 from lowbit._version import __version__
 from lowbit.calibration.calibrator import tracked
-from lowbit.errors import FormatError, InvalidProblem, Unsupported
 from lowbit.formats.onnx.code_store import CodeStore, StoredWeight
 from lowbit.formats.onnx.dynamic import OPSET as DYNAMIC_OPSET
 from lowbit.formats.onnx.dynamic import Dynamic, dynamic_note, why_not_dynamic
@@ -28,6 +27,7 @@ from lowbit.formats.onnx.weight_only import OPERATORS, apply_weight_only, opset_
 from lowbit.models import Histogram, ModelReport, Recipe, Rule, WeightRow
 from lowbit.models.recipe import KINDS
 from lowbit.models.weights import spread
+from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 
 __all__ = ["quantize_onnx"]
 

@@ -16,10 +16,10 @@ import numpy.typing as npt
 import onnxruntime  # type: ignore[import-untyped]
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from lowbit.errors import InvalidProblem
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.model_file import reads
 from lowbit.formats.onnx.weight_uses import attribute
+from lowbit.numerics.errors import InvalidProblem
 
 __all__ = ["emulate", "exact_session"]
 

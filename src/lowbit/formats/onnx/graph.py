@@ -12,7 +12,6 @@ import numpy.typing as npt
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from lowbit.errors import FormatError, InvalidProblem
 from lowbit.formats.onnx.inference import inferred_types
 from lowbit.formats.onnx.model_file import (
     check_graph,
@@ -26,6 +25,7 @@ from lowbit.formats.onnx.model_file import (
 from lowbit.formats.onnx.opset import raised
 from lowbit.formats.onnx.saving import save_model
 from lowbit.formats.onnx.weight_uses import WeightUse, quantized_uses, weights
+from lowbit.numerics.errors import FormatError, InvalidProblem
 
 __all__ = ["Graph", "WeightUse", "quantized_uses", "weights"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TypeProto
 
-from lowbit.errors import FormatError
 from lowbit.formats.onnx.model_file import byte_count, subgraphs
+from lowbit.numerics.errors import FormatError
 
 __all__ = ["brief", "check_model", "inferred_types"]
 

@@ -11,9 +11,9 @@ import numpy as np
 import onnxruntime  # type: ignore[import-untyped]
 
 from lowbit.bench.timing import measure as measure_calls
-from lowbit.errors import FormatError, InvalidProblem
 from lowbit.formats.onnx.inference import brief
 from lowbit.models import Accuracy, Latency, MetricResult
+from lowbit.numerics.errors import FormatError, InvalidProblem
 
 __all__ = ["compare_metric", "compare_outputs", "compare_speed", "session"]
 

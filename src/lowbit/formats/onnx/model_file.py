@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from lowbit.errors import FormatError
+from lowbit.numerics.errors import FormatError
 
 __all__ = ["check_graph", "check_tensor", "external_place", "read_proto", "subgraphs", "tensor_array", "tensors"]
 

@@ -12,10 +12,10 @@ import onnxruntime  # type: ignore[import-untyped]
 
 from lowbit.calibration import Calibrator
 from lowbit.calibration.calibrator import MethodLike, tracked
-from lowbit.errors import FormatError, InvalidProblem
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.inference import brief, check_model, inferred_types
 from lowbit.formats.onnx.model_file import read_proto
+from lowbit.numerics.errors import FormatError, InvalidProblem
 
 __all__ = ["check_fits", "fixed_sizes", "observe"]
 

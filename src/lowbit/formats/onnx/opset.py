@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, defs, numpy_helper
 
-from lowbit.errors import Unsupported
 from lowbit.formats.onnx.model_file import subgraphs
+from lowbit.numerics.errors import Unsupported
 
 __all__ = ["raised"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from lowbit.errors import InvalidProblem
 from lowbit.formats.onnx.graph import Graph, WeightUse
 from lowbit.formats.onnx.model_file import byte_count
 from lowbit.models import WeightRow
 from lowbit.models.recipe import KINDS
+from lowbit.numerics.errors import InvalidProblem
 
 __all__ = ["left_row", "notes_on", "once", "one_row", "refuse_skipped", "sizes", "stored_bytes"]
 

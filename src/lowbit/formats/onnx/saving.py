@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
-from lowbit.errors import InvalidProblem
 from lowbit.formats.onnx.model_file import byte_count, external_place, subgraphs, tensor_array, tensors
 from lowbit.formats.work_folder import MANIFEST, WorkFolder
-from lowbit.whole_file import refuse_unwritable, sync_directory
+from lowbit.numerics.atomic_file import refuse_unwritable, sync_directory
+from lowbit.numerics.errors import InvalidProblem
 
 __all__ = ["refuse_target", "save_model"]
 

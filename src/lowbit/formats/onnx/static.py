@@ -15,17 +15,17 @@ import numpy.typing as npt
 from onnx import NodeProto, helper
 
 from lowbit.calibration import Calibrator
-from lowbit.errors import InvalidProblem
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.observe import observe
 from lowbit.formats.onnx.placement import Placement, place
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models import ActivationRecipe, Histogram, Rule, WeightRow
 from lowbit.models.weights import quantize_weight, spread
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
 from lowbit.ops.fitting import in_conv_order, unsaturated
-from lowbit.params import QuantizationParams
-from lowbit.tensor import QuantizedTensor
 
 __all__ = ["quantize_static", "why_not_static"]
 

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper
 
-from lowbit.errors import InvalidProblem, Unsupported
 from lowbit.formats.onnx.code_store import CodeStore, StoredWeight, narrow
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models.recipe import Rule, WeightRecipe
+from lowbit.numerics.errors import InvalidProblem, Unsupported
 
 __all__ = ["OPERATORS", "apply_weight_only", "opset_needed", "takes_nbits"]
 
@@ -78,7 +78,7 @@ def _dequantize(graph: Graph, use: WeightUse, w: StoredWeight) -> None:
         inputs.append(w.zero_point(shape))
     options: dict[str, Any] = {}
     if w.recipe.granularity == "group":
-        options = {"axis": 1 - use.channel_axis, "block_size": w.recipe.group_size}
+        options = {"axis": 1 - use.channel_axis, "group_size": w.recipe.group_size}
     elif w.recipe.granularity == "channel":
         options = {"axis": use.channel_axis}
     made = graph.fresh(f"{use.name}_float")

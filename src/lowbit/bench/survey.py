@@ -1,0 +1,198 @@
+"""A small trained network quantized in every dtype and scheme: size, error, accuracy and speed of each.
+
+Weights of two and more dimensions are quantized, each seen as a matrix with one row an output channel;
+biases stay float32. Speed is measured on the same weights tiled to a larger array, since the network
+itself fits in a cache.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import lowbit as lb
+from lowbit import reference
+from lowbit.data import digits_accuracy, load_digits_cnn
+
+__all__ = ["SETTINGS", "Setting", "SurveyRow", "run_survey"]
+
+# 16 MiB of float32 in rows of 1024: well beyond a core's own caches, and quick enough to repeat.
+TIMED_ELEMENTS = 4 << 20
+ROW = 1024
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to quantize; `widths` are a mixed dtype's bits, the first for the rows of largest range."""
+
+    dtype: str
+    scheme: str
+    group_size: int | None = None
+    widths: tuple[int, ...] = ()
+
+    @property
+    def dtype_name(self) -> str:
+        return f"mixed {'/'.join(map(str, self.widths))}" if self.widths else self.dtype
+
+    @property
+    def scheme_name(self) -> str:
+        return self.scheme if self.group_size is None else f"{self.scheme} {self.group_size}"
+
+    def quantize(self, matrix: NDArray[np.float32]) -> lb.QuantizedTensor:
+        """The matrix in this setting, with parameters taken from its own values."""
+        dtype = lb.QuantizedDType.mixed(_widths(matrix, self.widths)) if self.widths else self.dtype
+        axis = {"channel_wise": 0, "block_wise": -1}.get(self.scheme)
+        return lb.quantize(matrix, dtype, scheme=self.scheme, axis=axis, group_size=self.group_size)
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("int16", "symmetric"),
+    Setting("uint16", "asymmetric"),
+    Setting("int8", "linear"),
+    Setting("int8", "symmetric"),
+    Setting("int8", "asymmetric"),
+    Setting("int8", "channel_wise"),
+    Setting("int8", "block_wise", 32),
+    Setting("int8", "logarithmic"),
+    Setting("uint8", "linear"),
+    Setting("uint8", "channel_wise"),
+    Setting("uint8", "block_wise", 32),
+    Setting("mixed", "channel_wise", widths=(8, 4)),
+    Setting("int4", "symmetric"),
+    Setting("int4", "asymmetric"),
+    Setting("int4", "channel_wise"),
+    Setting("int4", "block_wise", 32),
+    Setting("int4", "logarithmic"),
+    Setting("uint4", "asymmetric"),
+    Setting("uint4", "channel_wise"),
+    Setting("uint4", "block_wise", 32),
+    Setting("mixed", "channel_wise", widths=(8, 4, 2, 1)),
+    Setting("int2", "symmetric"),
+    Setting("int2", "channel_wise"),
+    Setting("int2", "block_wise", 32),
+    Setting("uint2", "asymmetric"),
+    Setting("uint2", "channel_wise"),
+    Setting("uint2", "block_wise", 32),
+    Setting("binary", "symmetric"),
+    Setting("binary", "channel_wise"),
+    Setting("binary", "block_wise", 32),
+)
+
+
+@dataclass(frozen=True)
+class SurveyRow:
+    """What one setting costs and gives; the float32 baseline has no error and no speed."""
+
+    dtype: str
+    scheme: str
+    nbytes: int
+    bits_per_weight: float
+    sqnr_db: float | None
+    accuracy: float
+    gb_per_s: float | None
+    times_numpy: float | None
+    # Whether the codes of the timed array are those of the NumPy reference, every one.
+    exact: bool | None
+
+
+def run_survey(
+    settings: Sequence[Setting] = SETTINGS,
+    *,
+    elements: int = TIMED_ELEMENTS,
+    progress: Callable[[str], None] | None = None,
+) -> list[SurveyRow]:
+    """The float32 baseline and a row for each setting; `progress` is told the name of each as it begins.
+
+    >>> baseline, row = run_survey([Setting("int8", "channel_wise")], elements=4096)
+    >>> baseline.bits_per_weight, row.exact, row.accuracy > 0.97
+    (32.0, True, True)
+    """
+    network = load_digits_cnn()
+    weights = {name: array for name, array in network.items() if name.endswith("weight") and array.ndim >= 2}
+    count = sum(array.size for array in weights.values())
+    timed = _tiled(weights, elements)
+    rows = [SurveyRow("float32", "", count * 4, 32.0, None, digits_accuracy(network), None, None, None)]
+    for setting in settings:
+        if progress is not None:
+            progress(f"{setting.dtype_name} {setting.scheme_name}")
+        quantized = {name: setting.quantize(_matrix(array)) for name, array in weights.items()}
+        restored = {name: q.dequantize().reshape(weights[name].shape) for name, q in quantized.items()}
+        nbytes = sum(q.nbytes for q in quantized.values())
+        rows.append(
+            SurveyRow(
+                setting.dtype_name,
+                setting.scheme_name,
+                nbytes,
+                nbytes * 8 / count,
+                _sqnr_db(weights, restored),
+                digits_accuracy(network | restored),
+                *_speed(setting, timed),
+            )
+        )
+    return rows
+
+
+def _matrix(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    return weight.reshape(len(weight), -1)
+
+
+def _tiled(weights: dict[str, NDArray[Any]], elements: int) -> NDArray[np.float32]:
+    """All weights one after another, again and again, as rows of 1024."""
+    once = np.concatenate([array.ravel() for array in weights.values()])
+    return np.resize(once, (max(1, elements // ROW), ROW))
+
+
+def _widths(matrix: NDArray[np.float32], choices: tuple[int, ...]) -> list[int]:
+    """Bits for each row, in equal shares: the rows of largest range get the first choice."""
+    order = np.argsort(-np.abs(matrix).max(axis=1), kind="stable")
+    widths = np.empty(len(matrix), np.int64)
+    for bits, rows in zip(choices, np.array_split(order, len(choices)), strict=True):
+        widths[rows] = bits
+    return [int(bits) for bits in widths]
+
+
+def _sqnr_db(weights: dict[str, NDArray[Any]], restored: dict[str, NDArray[Any]]) -> float:
+    """10 log10 of signal power over error power, over all weights together."""
+    signal = sum(float(np.sum(np.square(w, dtype=np.float64))) for w in weights.values())
+    pairs = ((w.astype(np.float64), restored[name]) for name, w in weights.items())
+    noise = sum(float(np.sum(np.square(w - y))) for w, y in pairs)
+    return 10 * math.log10(signal / noise)
+
+
+def _speed(setting: Setting, x: NDArray[np.float32]) -> tuple[float, float, bool]:
+    """(GB/s of float32 read, times the NumPy reference's speed, whether all codes agree)."""
+    params = setting.quantize(x).params
+    q, seconds = _best(lambda: lb.quantize(x, params=params), repeats=30)
+    codes, numpy_seconds = _best(lambda: _numpy_codes(x, params), repeats=3)
+    exact = bool(np.array_equal(q.unpack(), codes))
+    return x.nbytes / seconds / 1e9, numpy_seconds / seconds, exact
+
+
+def _numpy_codes(x: NDArray[np.float32], params: lb.QuantizationParams) -> NDArray[Any]:
+    """The reference's codes; mixed rows of one width go together, since a loop over rows would flatter us."""
+    if not params.dtype.is_mixed:
+        return reference.quantize(x, params)
+    codes = np.empty(x.shape, params.dtype.code_dtype)
+    widths = np.array(params.dtype.widths)
+    for width in np.unique(widths):
+        rows = np.flatnonzero(widths == width)
+        dtype = params.dtype.channel(int(rows[0]))
+        same = lb.QuantizationParams(dtype, "symmetric", params.scale[rows], axis=0)
+        codes[rows] = reference.quantize(x[rows], same)
+    return codes
+
+
+def _best(work: Callable[[], Any], repeats: int) -> tuple[Any, float]:
+    """(what the work gave, its least time in seconds)."""
+    best = math.inf
+    for _ in range(repeats):
+        start = time.perf_counter()
+        result = work()
+        best = min(best, time.perf_counter() - start)
+    return result, best

@@ -1,0 +1,340 @@
+"""What a stream of arrays looks like, in fixed memory: counts, moments, a histogram, a few of the numbers themselves.
+
+A sketch depends on the arrays it has seen and on nothing else: not on their order, on the number of threads, on how
+they were spread over several sketches merged later, or on how often it was saved and loaded in between.
+`core/drivers/sketch.h` says why.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.calibration.distribution import Distribution, exact_sum
+from lowbit.numerics.container import read_arrays, write_arrays
+from lowbit.numerics.errors import FormatError, InvalidProblem
+from lowbit.numerics.granularity import Granularity, granularity_of
+from lowbit.ops.quantize import refuse_nonfinite
+from lowbit.runtime import arrays as cpu
+from lowbit.runtime.native import core
+
+__all__ = ["Sketch"]
+
+Array = npt.NDArray[Any]
+_ONE = (4096, 3072)  # bins and reservoir of a sketch of one distribution
+_SOME = (1024, 256)  # of up to _MANY
+_MANY = 8192
+_MORE = (256, 64)
+_MOST_MEMORY = 2 << 30
+_VERSION = 1
+_GRAINS = {0: 0, 1: 0, 2: 13, 3: 16}  # by element: float32 bits that float32, 64, 16 and bfloat16 leave unused
+_LOW, _HIGH = 3, 4  # moments: x, x^2, |x|, each array's least, its greatest
+
+
+class Sketch:
+    """What a stream of arrays looks like: one distribution, one for each index of `axis`, or one a block along it.
+
+    Takes float32, float64, float16 and bfloat16 arrays of any shape (of one size along `axis`; with `group_size` of one
+    shape). Memory is fixed: 61 KB for one distribution, 14 KB each for up to 8,192, 6 KB each for more; `nbytes` says.
+    Histograms tell numbers apart to 1 part in 64 at worst (16, 4), over 30 octaves below the greatest; where the data
+    spans less, more finely, down to single float32 values. float64 numbers are rounded to float32 for them.
+
+    on_nonfinite: "raise" refuses an array with NaN or Inf, naming the first, and takes nothing from it; "ignore" leaves
+    such values out and counts them. collect "range" keeps least and greatest alone, at the speed of memory.
+
+    >>> s = Sketch()
+    >>> s.add(np.float32([1, 2, 4])), s.add(np.float32([[-8]]))
+    (None, None)
+    >>> d = s.distribution()
+    >>> d.count, d.lo, d.hi, d.mean
+    (4, -8.0, 4.0, -0.25)
+    """
+
+    def __init__(
+        self,
+        axis: int | None = None,
+        group_size: int | None = None,
+        *,
+        name: str = "x",
+        on_nonfinite: Literal["raise", "ignore"] = "raise",
+        collect: Literal["all", "range"] = "all",
+        bins: int | None = None,
+        reservoir: int | None = None,
+    ) -> None:
+        if on_nonfinite not in ("raise", "ignore"):
+            raise InvalidProblem(f"on_nonfinite: {on_nonfinite!r}; expected 'raise' or 'ignore'")
+        if collect not in ("all", "range"):
+            raise InvalidProblem(f"collect: {collect!r}; expected 'all' or 'range'")
+        if collect == "range" and on_nonfinite == "ignore":
+            raise InvalidProblem("collect: 'range' cannot leave values out; use 'all' with on_nonfinite='ignore'")
+        for field, value in (("axis", axis), ("group_size", group_size)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise InvalidProblem(f"{field}: {value!r}; expected an integer")
+        if group_size is not None and axis is None:
+            raise InvalidProblem(f"group_size: {group_size} needs an axis")
+        if group_size is not None and group_size < 1:
+            raise InvalidProblem(f"group_size: {group_size}; expected at least 1")
+        for field, size, least in (("bins", bins, 128), ("reservoir", reservoir, 0)):
+            if size is not None and (not isinstance(size, int) or size < least or size > 1 << 20 or size % 2):
+                raise InvalidProblem(f"{field}: {size!r}; expected an even number from {least} to {1 << 20}")
+        self.axis, self.group_size, self.name = axis, group_size, name
+        self.on_nonfinite, self.collect = on_nonfinite, collect
+        self._sizes = (bins, reservoir)
+        self._native: core.Sketches | None = None
+        self._shape: tuple[int, ...] = ()  # of the scales
+        self._axis_size: int | None = None
+        self._wide = False  # float64 arrays were among them
+        self._grain = 16  # bits of a float32 that no array seen has used
+
+    # ---- filling ------------------------------------------------------------------------------------------------
+
+    def add(self, x: Any, name: str | None = None) -> None:
+        """Takes an array into account. Raises, changing nothing, for one that does not fit or is not finite."""
+        floats = cpu.as_float_array(x, name or self.name)
+        g = granularity_of(floats.shape, self.axis, self.group_size)
+        native = self._native_for(g, floats.shape, name)
+        bad = native.add(floats.array, floats.element, cpu.layout_of(g), self.on_nonfinite == "ignore")
+        if bad and self.on_nonfinite == "raise":
+            refuse_nonfinite(floats, name or self.name)
+        self._wide = self._wide or floats.element == 1
+        self._grain = min(self._grain, _GRAINS[floats.element])
+        self.__dict__.pop("_state", None)
+
+    def merge(self, other: Sketch) -> None:
+        """Takes all that another sketch has seen into account."""
+        if not isinstance(other, Sketch):
+            raise InvalidProblem(f"other: {type(other).__name__}; expected a Sketch")
+        if other is self:
+            raise InvalidProblem("other: the sketch itself")
+        mine = (self.axis, self.group_size, self.collect, self._sizes)
+        if mine != (other.axis, other.group_size, other.collect, other._sizes):
+            raise InvalidProblem(f"other: {other!r} does not fit {self!r}")
+        if other._native is None:
+            return
+        if self._native is None:
+            self._shape, self._axis_size = other._shape, other._axis_size
+            self._native = core.Sketches(other._native.scales, other._native.bins, other._native.reservoir)
+        if self._shape != other._shape:
+            raise InvalidProblem(f"other: scales of shape {other._shape}; expected {self._shape}")
+        self._native.merge(other._native)
+        self._wide, self._grain = self._wide or other._wide, min(self._grain, other._grain)
+        self.__dict__.pop("_state", None)
+
+    def _native_for(self, g: Granularity, shape: tuple[int, ...], name: str | None) -> core.Sketches:
+        if self._native is not None:
+            if g.scale_shape != self._shape or (self.group_size is not None and g.axis != self._axis_size):
+                raise InvalidProblem(
+                    f"{name or self.name}: shape {shape} has scales of shape {g.scale_shape}; "
+                    f"those before had {self._shape}"
+                )
+            return self._native
+        scales = int(np.prod(g.scale_shape))
+        if scales == 0:
+            raise InvalidProblem(f"{name or self.name}: shape {shape} has nothing along axis {self.axis}")
+        default = _ONE if scales == 1 else _SOME if scales <= _MANY else _MORE
+        bins, reservoir = (d if s is None else s for s, d in zip(self._sizes, default, strict=True))
+        if self.collect == "range":
+            bins = reservoir = 0
+        each = 8 * bins + 8 * reservoir + 8 * core.sketch_moments * core.sketch_limbs
+        if scales * each > _MOST_MEMORY:
+            raise InvalidProblem(
+                f"{name or self.name}: {scales} sketches of {each} bytes; expected at most {_MOST_MEMORY} in all "
+                "(a larger group_size, or fewer bins)"
+            )
+        self._native = core.Sketches(scales, bins, reservoir)
+        self._shape, self._axis_size = g.scale_shape, g.axis
+        return self._native
+
+    # ---- what it says -------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the distributions: () for one."""
+        return self._shape
+
+    @property
+    def nbytes(self) -> int:
+        """Memory the sketch takes; it does not grow with the stream."""
+        return 0 if self._native is None else self._native.nbytes
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether float64 arrays were among those seen."""
+        return self._wide
+
+    @property
+    def num_samples(self) -> int:
+        """Arrays with at least one finite number."""
+        return 0 if self._native is None else int(self._arrays["counters"][:, 2].max())
+
+    @property
+    def count(self) -> int:
+        """Finite numbers seen."""
+        return 0 if self._native is None else int(self._arrays["counters"][:, 0].sum())
+
+    @property
+    def num_nonfinite(self) -> int:
+        """NaN and Inf left out."""
+        return 0 if self._native is None else int(self._arrays["counters"][:, 3:6].sum())
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the arrays seen, whatever their order: equal for equal data, and for practical purposes only then."""
+        if self._native is None or self.collect == "range":
+            return ""
+        words = self._arrays["counters"][:, [0, 6, 7]].reshape(-1)
+        mixed = np.bitwise_xor.reduce(words * np.arange(1, 2 * words.size, 2, dtype=np.uint64))
+        return "".join(f"{int(w):016x}" for w in (words[1], words[2], mixed))
+
+    def distribution(self, index: int = 0) -> Distribution:
+        """One of the distributions, counted along `shape` in order."""
+        if self._native is None:
+            raise InvalidProblem(f"{self.name}: no samples yet")
+        if not 0 <= index < self._native.scales:
+            raise InvalidProblem(f"index: {index}; expected 0 to {self._native.scales - 1}")
+        a = self._arrays
+        return Distribution(
+            counters=a["counters"][index], extremes=a["extremes"][index], limbs=a["limbs"][index],
+            counts=a["counts"][index], values=a["values"][index], tails=a["tails"][index],
+            layout=self._native.bin_layout(index),            grain=self._grain,
+        )  # fmt: skip
+
+    def sample_means(self) -> tuple[Array, Array]:
+        """Means over arrays of their least and greatest numbers."""
+        a = self._arrays
+        samples = a["counters"][:, 2]
+        pairs = [
+            [float(exact_sum(limbs[which]) / max(1, int(n))) for which in (_LOW, _HIGH)]
+            for limbs, n in zip(a["limbs"], samples, strict=True)
+        ]
+        lo, hi = np.asarray(pairs).T
+        return lo.reshape(self._shape), hi.reshape(self._shape)
+
+    def ranges(self) -> tuple[Array, Array]:
+        """Least and greatest of each distribution, in float64."""
+        extremes = self._arrays["extremes"]
+        return extremes[:, 0].reshape(self._shape), extremes[:, 1].reshape(self._shape)
+
+    # ---- keeping ------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _state(self) -> dict[str, Array]:
+        assert self._native is not None
+        n, bins, kept = self._native.scales, self._native.bins, self._native.reservoir
+        arrays: dict[str, Array] = {
+            "counters": np.empty((n, core.sketch_counters), np.uint64), "extremes": np.empty((n, 2)),
+            "limbs": np.empty((n, core.sketch_moments, core.sketch_limbs), np.int64),
+            "counts": np.empty((n, bins), np.uint64), "priorities": np.empty((n, kept), np.uint32),
+            "values": np.empty((n, kept), np.float32),
+            "tails": np.zeros((n, 2, core.sketch_tail if bins else 0), np.float32),
+        }  # fmt: skip
+        self._native.state(*arrays.values())
+        return arrays
+
+    @property
+    def _arrays(self) -> dict[str, Array]:
+        if self._native is None:
+            raise InvalidProblem(f"{self.name}: no samples yet")
+        return self._state
+
+    def to_arrays(self, prefix: str = "") -> tuple[dict[str, Array], dict[str, Any]]:
+        """All there is, as arrays and as JSON: what `from_arrays` takes."""
+        kept = {} if self._native is None else {prefix + k: v for k, v in self._arrays.items()}
+        native = self._native
+        return kept, {
+            "version": _VERSION, "axis": self.axis, "group_size": self.group_size, "name": self.name,
+            "on_nonfinite": self.on_nonfinite, "collect": self.collect, "sizes": list(self._sizes),
+            "shape": list(self._shape), "axis_size": self._axis_size, "wide": self._wide,
+            "grain": self._grain,
+            "native": None if native is None else [native.scales, native.bins, native.reservoir],
+        }  # fmt: skip
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, Array], about: dict[str, Any], prefix: str = "") -> Sketch:
+        """The sketch `to_arrays` took apart; raises FormatError for anything else."""
+        try:
+            if about["version"] != _VERSION:
+                raise FormatError(f"version: {about['version']!r}; this lowbit reads {_VERSION}")
+            bins, reservoir = about["sizes"]
+            made = cls(
+                about["axis"], about["group_size"], name=str(about["name"]), on_nonfinite=about["on_nonfinite"],
+                collect=about["collect"], bins=bins, reservoir=reservoir,
+            )  # fmt: skip
+            made._shape = tuple(int(n) for n in about["shape"])
+            made._axis_size, made._wide, made._grain = about["axis_size"], bool(about["wide"]), int(about["grain"])
+            if about["native"] is not None:
+                made._restore(arrays, about["native"], prefix)
+        except FormatError:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise FormatError(f"not a sketch: {error}") from None
+        return made
+
+    def _restore(self, arrays: dict[str, Array], sizes: list[int], prefix: str) -> None:
+        scales, bins, kept = (int(n) for n in sizes)
+        if scales != int(np.prod(self._shape)) or scales < 1 or not (bins == 0 or bins >= 128) or kept < 0:
+            raise FormatError(f"sizes: {sizes}; not those of a sketch of shape {self._shape}")
+        native = core.Sketches(0, bins, kept)
+        expected: dict[str, tuple[tuple[int, ...], str]] = {
+            "counters": ((scales, core.sketch_counters), "uint64"), "extremes": ((scales, 2), "float64"),
+            "limbs": ((scales, core.sketch_moments, core.sketch_limbs), "int64"),
+            "counts": ((scales, bins), "uint64"),
+            "priorities": ((scales, kept), "uint32"), "values": ((scales, kept), "float32"),
+            "tails": ((scales, 2, core.sketch_tail if bins else 0), "float32"),
+        }  # fmt: skip
+        given = []
+        for field, (shape, dtype) in expected.items():
+            a = arrays[prefix + field]
+            if a.shape != shape or a.dtype.name != dtype:
+                raise FormatError(f"{field}: {a.dtype} of shape {a.shape}; expected {dtype} of shape {shape}")
+            given.append(np.ascontiguousarray(a))
+        counters, extremes, _, counts, _, values, tails = given
+        if bins and (counts.sum(1) != counters[:, 0]).any():
+            raise FormatError("counts: they do not add up to the number of values")
+        if (counters[:, 0] > 0).any() and not np.isfinite(extremes[counters[:, 0] > 0]).all():
+            raise FormatError("extremes: not finite")
+        if not (np.isfinite(values).all() and np.isfinite(tails).all()):
+            raise FormatError("values, tails: not finite")
+        native = core.Sketches(scales, bins, kept)
+        native.restore(*given)
+        self._native = native
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the sketch, whole or not at all: a safetensors file with JSON in its header."""
+        arrays, about = self.to_arrays()
+        write_arrays(path, arrays, {"lowbit.sketch": json.dumps(about)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Sketch:
+        """The sketch that `save` wrote; adding to it goes on where it stopped, to the bit."""
+        arrays, metadata = read_arrays(path)
+        try:
+            about = json.loads(metadata["lowbit.sketch"])
+        except (KeyError, ValueError):
+            raise FormatError(f"{path}: not a sketch") from None
+        return cls.from_arrays(arrays, about)
+
+    def __getstate__(self) -> dict[str, Any]:
+        arrays, about = self.to_arrays()
+        return {"arrays": arrays, "about": about}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(Sketch.from_arrays(state["arrays"], state["about"]).__dict__)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sketch):
+            return NotImplemented
+        mine, theirs = self.to_arrays(), other.to_arrays()
+        return mine[1] == theirs[1] and all(np.array_equal(v, theirs[0][k]) for k, v in mine[0].items())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        scope = "" if self.axis is None else f", axis={self.axis}"
+        scope += "" if self.group_size is None else f", group_size={self.group_size}"
+        return f"Sketch({self.name!r}{scope}: {self.count} numbers in {self.num_samples} samples)"

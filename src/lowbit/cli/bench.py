@@ -1,0 +1,181 @@
+"""`lowbit bench`: operations beside float ones on this machine, kept in files and held against earlier ones."""
+
+# No `from __future__ import annotations`: typer reads the annotations.
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lowbit.cli.errors import end_interrupted, printable, refuse_given, refuse_unwritable, screen
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from lowbit.bench import BenchmarkSummary, Change
+
+__all__ = ["bench"]
+
+_WIDEST = 100
+
+
+def bench(
+    ctx: typer.Context,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            help="Some of quantization, matrix, elementwise, memory, comparative.",
+            metavar="FAMILY,...",
+            show_default=False,
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes.")] = False,
+    seconds: Annotated[float, typer.Option(help="For each operation.")] = 0.5,
+    timeout: Annotated[float, typer.Option(help="Seconds after which an operation is given up.")] = 10.0,
+    threads: Annotated[int | None, typer.Option(help="Instead of those in use.", show_default=False)] = None,
+    out: Annotated[list[Path], typer.Option(help="Keep the results: .json, .csv or .md.", show_default=False)] = [],  # noqa: B006
+    roofline: Annotated[
+        Path | None, typer.Option(help="Draw products below the machine's limits: PNG, SVG or PDF.", show_default=False)
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Only say what changed between two .json files.", metavar="OLD NEW", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Time operations beside float32 ones, and against what the machine can do."""
+    if compare is not None:
+        why = "--compare measures nothing"
+        refuse_given(ctx, why, "only", "quick", "seconds", "timeout", "threads", "out", "roofline")
+        _compared(*compare, as_json=as_json)
+        return
+    _check_targets(out, roofline, only)
+    summary = _run(only, quick, seconds, timeout, threads, quiet=as_json)
+    for path in out:
+        summary.save(path)
+    if not summary.complete and not any(r.timing for r in summary.of("matrix")):
+        roofline = None  # Ctrl-C came before there was anything to draw
+    if roofline is not None:
+        from lowbit.bench import plot_roofline
+
+        plot_roofline(summary, roofline)
+    if as_json:
+        typer.echo(summary.to_json())
+    else:
+        _show(summary, [*out, *([] if roofline is None else [roofline])])
+    if not summary.complete:
+        end_interrupted(f"{', '.join(map(str, out)) or 'shown'} is what was measured until then")
+
+
+def _check_targets(out: list[Path], roofline: Path | None, only: str | None) -> None:
+    """Before minutes are spent on measuring."""
+    from lowbit.numerics.errors import InvalidProblem
+
+    for path in out:
+        refuse_unwritable("--out", path, (".json", ".csv", ".md"))
+    if roofline is not None:
+        refuse_unwritable("--roofline", roofline, (".png", ".svg", ".pdf"))
+        if only is not None and "matrix" not in _families(only):
+            raise InvalidProblem("--roofline: it draws the matrix family, which --only leaves out")
+
+
+def _families(only: str) -> list[str]:
+    return [family.strip() for family in only.split(",")]
+
+
+def _run(
+    only: str | None, quick: bool, seconds: float, timeout: float, threads: int | None, quiet: bool
+) -> "BenchmarkSummary":
+    from lowbit.bench import BenchmarkConfig, QuantizationBenchmarkSuite
+
+    config = BenchmarkConfig(seconds=seconds, timeout=timeout, threads=threads, sizes="quick" if quick else "full")
+    shown = screen(stderr=True, quiet=quiet)
+    with shown.status("Starting") as status:
+
+        def say(text: str) -> None:
+            status.update(text)
+            if not shown.is_terminal:  # there a status shows nothing
+                shown.print(text)
+
+        return QuantizationBenchmarkSuite(config).run(None if only is None else _families(only), say)
+
+
+def _console() -> "Console":
+    shown = screen()
+    if shown.width > _WIDEST:
+        shown.width = _WIDEST
+    return shown
+
+
+def _show(summary: "BenchmarkSummary", written: list[Path]) -> None:
+    shown = _console()
+    for family in dict.fromkeys(r.family for r in summary.results):
+        shown.print(_table(summary, family))
+    shown.print(f"{summary.setting}.", style="dim")
+    if written:
+        shown.print(printable("Wrote " + ", ".join(map(str, written))), style="dim")
+
+
+def _table(summary: "BenchmarkSummary", family: str) -> "RenderableType":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from lowbit.bench.results import table_cells, table_heads
+
+    table = Table(
+        title=f"{family}\n", title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, caption=" ",
+        header_style="bold cyan", show_edge=False, pad_edge=False,
+    )  # fmt: skip
+    for i, heading in enumerate(table_heads(family)):
+        table.add_column(heading, justify="right" if i else "left", no_wrap=bool(i))
+    for r in summary.of(family):
+        first, *rest = table_cells(r)
+        table.add_row(Text(first, style={"ok": "", "timeout": "yellow", "failed": "red"}[r.status]), *rest)
+    return table
+
+
+def _compared(old_path: Path, new_path: Path, as_json: bool) -> None:
+    import json
+    from dataclasses import asdict
+
+    from lowbit.bench import BenchmarkSummary
+    from lowbit.bench import compare as changes_between
+
+    old, new = BenchmarkSummary.load(old_path), BenchmarkSummary.load(new_path)
+    changes = changes_between(old, new)
+    if as_json:
+        typer.echo(json.dumps([asdict(c) | {"ratio": c.ratio} for c in changes], indent=2))
+    else:
+        for what, one, other in (
+            ("CPUs", old.hardware.get("cpu"), new.hardware.get("cpu")),
+            ("kernels", old.limits.get("isa"), new.limits.get("isa")),
+            ("threads", old.threads, new.threads),
+        ):
+            if one != other:
+                typer.echo(printable(f"lowbit: the {what} differ: {one} and {other}"), err=True)
+        _show_changes(changes)
+    if any(c.kind == "regression" for c in changes):
+        raise typer.Exit(1)
+
+
+def _show_changes(changes: "list[Change]") -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from lowbit.bench.results import seconds_text
+
+    shown = _console()
+    styles = {"regression": "red", "improvement": "green", "missing": "yellow", "added": "cyan"}
+    flagged = sorted((c for c in changes if c.kind in styles), key=lambda c: list(styles).index(c.kind))
+    if flagged:
+        table = Table(box=box.SIMPLE_HEAD, header_style="bold cyan", show_edge=False, pad_edge=False)
+        for i, heading in enumerate(("operation", "change", "old", "new", "new / old")):
+            table.add_column(heading, justify="right" if i > 1 else "left", no_wrap=i > 0)
+        for c in flagged:
+            name = printable(c.name) + (f"\n  {printable(c.note)}" if c.note else "")
+            times = ["" if t is None else seconds_text(t) for t in (c.old, c.new)]
+            table.add_row(name, Text(c.kind, style=styles[c.kind]), *times, "" if c.ratio is None else f"{c.ratio:.2f}")
+        shown.print(table)
+    kinds = [f"{sum(c.kind == kind for c in changes)} {kind}" for kind in ("same", *styles)]
+    shown.print(", ".join(kinds), style="dim")

@@ -1,0 +1,165 @@
+"""`lowbit calibrate`: what each method would make of the arrays in files."""
+
+# No `from __future__ import annotations`: typer reads the annotations.
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lowbit.cli.errors import printable, refuse_unwritable, screen
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from lowbit.calibration import CalibrationMethod, CalibrationStatistics, Calibrator
+    from lowbit.numerics.params import QuantizationParams
+
+__all__ = ["calibrate"]
+
+
+def calibrate(
+    files: Annotated[list[Path], typer.Argument(help=".npy and .npz files.", metavar="FILE...", show_default=False)],
+    dtype: Annotated[str, typer.Option(help="The dtype to quantize to.")] = "int8",
+    scheme: Annotated[str, typer.Option(help="linear, symmetric, asymmetric or logarithmic.")] = "linear",
+    method: Annotated[
+        str, typer.Option(help="min_max, moving_average, percentile, percentile:99.9, entropy, mse or adaptive.")
+    ] = "adaptive",
+    array: Annotated[str | None, typer.Option(help="Only this array of each file.", show_default=False)] = None,
+    join: Annotated[bool, typer.Option("--join", help="Take all arrays as samples of one tensor.")] = False,
+    axis: Annotated[int | None, typer.Option(help="A range for each index of this axis.", show_default=False)] = None,
+    ignore_nonfinite: Annotated[
+        bool, typer.Option("--ignore-nonfinite", help="Leave NaN and Inf out and count them.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw a picture: PNG, SVG or PDF.", show_default=False)] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Go on from this file if it exists, and keep what was seen in it.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Find ranges for arrays, and show what each method would cost."""
+    from lowbit.numerics.dtypes import QuantizedDType
+    from lowbit.numerics.schemes import QuantizationScheme
+
+    if plot is not None:
+        refuse_unwritable("--plot", plot, (".png", ".svg", ".pdf"))
+    if state is not None:
+        refuse_unwritable("--state", state)
+    _method(method), QuantizedDType.of(dtype), QuantizationScheme.of(scheme)  # before anything is read
+    found = _collected(files, array, join, axis, ignore_nonfinite, state, quiet=as_json)
+    rows = [_answer(c, dtype, scheme, method) for c in found]
+    if plot is not None:
+        drawn = _draw(rows, plot)
+    if state is not None:
+        found[0].save(state)
+    if as_json:
+        typer.echo(json.dumps([_as_json(*row) for row in rows], indent=2))
+        return
+    shown = screen()
+    for row in rows:
+        shown.print(_table(*row))
+    if plot is not None:
+        shown.print(printable("Drew " + ", ".join(map(str, drawn))), style="dim")
+
+
+def _collected(
+    files: list[Path], only: str | None, join: bool, axis: int | None, ignore: bool, state: Path | None, quiet: bool
+) -> "list[Calibrator]":
+    from rich.text import Text
+
+    from lowbit.calibration import Calibrator
+    from lowbit.calibration.files import arrays_of
+    from lowbit.numerics.errors import InvalidProblem
+
+    if state is not None and not (join or only is not None or len(files) == 1):
+        raise InvalidProblem("state: it keeps one tensor; use --join or --array")
+    found: dict[str, Calibrator] = {}
+    if state is not None and state.exists():
+        kept = Calibrator.load(state)
+        if axis not in (None, kept.sketch.axis):
+            raise InvalidProblem(f"axis: {axis}; {state} was begun with {kept.sketch.axis}")
+        if ignore and kept.sketch.on_nonfinite != "ignore":
+            raise InvalidProblem(f"ignore_nonfinite: given; {state} was begun without it")
+        found[kept.name] = kept
+    policy = "ignore" if ignore else "raise"
+    with screen(stderr=True, quiet=quiet).status("Reading") as status:
+        for file in files:
+            for i, (name, x) in enumerate(arrays_of(file, only)):
+                if state is not None and i and not join:
+                    raise InvalidProblem(f"state: it keeps one tensor, and {file} has several; use --join or --array")
+                status.update(Text(printable(f"Reading {file.name}: {name}")))
+                key = next(iter(found), "samples") if join or state is not None else name
+                if key not in found:
+                    found[key] = Calibrator(axis=axis, name=key, on_nonfinite=policy)  # type: ignore[arg-type]
+                found[key].sketch.add(x, f"{file.name}:{name}")
+    if not found:
+        raise InvalidProblem("files: no arrays in them")
+    return list(found.values())
+
+
+Answer = tuple["Calibrator", "CalibrationStatistics", "QuantizationParams"]
+
+
+def _method(name: str) -> "CalibrationMethod":
+    from lowbit.models import ActivationRecipe
+
+    return ActivationRecipe(method=name).calibration_method()
+
+
+def _answer(c: "Calibrator", dtype: str, scheme: str, method: str) -> "tuple[Any, Any, Any]":
+    params = c.calibrate(dtype, scheme, method=_method(method))
+    return c, c.statistics(dtype, scheme), params
+
+
+def _draw(rows: list[Any], path: Path) -> list[Path]:
+    drawn = []
+    for c, statistics, _ in rows:
+        safe = "".join(ch if ch.isalnum() or ch in "-_." else "_" for ch in c.name)
+        target = path if len(rows) == 1 else path.with_name(f"{path.stem}-{safe}{path.suffix}")
+        try:
+            statistics.plot(target)
+        except ValueError as error:  # a suffix that matplotlib does not know
+            from lowbit.numerics.errors import InvalidProblem
+
+            raise InvalidProblem(f"plot: {error}") from None
+        drawn.append(target)
+    return drawn
+
+
+def _as_json(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationParams") -> dict[str, Any]:
+    chosen = c.choices[0]
+    return {
+        "statistics": s.to_dict(), "params": json.loads(params.to_json()), "method": c.method.name,
+        "chosen": chosen.method, "explanation": str(chosen),
+    }  # fmt: skip
+
+
+def _table(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationParams") -> "RenderableType":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    scope = "" if c.sketch.axis is None else f", index 0 of {c.sketch.shape[0]} along axis {c.sketch.axis}"
+    facts = (
+        f"{s.count:,} numbers in {s.num_samples} samples, {s.min:.6g} to {s.max:.6g}, mean {s.mean:.4g}, "
+        f"std {s.std:.4g}, zeros {s.zero_share:.1%}, beyond 4 std {s.outlier_share:.2%}, "
+        f"excess kurtosis {s.excess_kurtosis:.3g}"
+    )
+    if s.num_nan or s.num_inf:
+        facts += f"; {s.num_nan} NaN and {s.num_inf} Inf left out"
+    scale = f"scale {float(params.scale):.6g}" if params.scale.ndim == 0 else f"{params.scale.size} scales"
+    zero = "" if params.zero_point.any() == 0 else f", zero point {int(params.zero_point.reshape(-1)[0])}"
+    table = Table(
+        title=printable(f"{c.name}{scope}, at {s.target}") + "\n", title_style="bold", title_justify="left",
+        box=box.SIMPLE_HEAD, caption=f"\n{facts}\n{c.choices[0]}: {scale}{zero}\n", caption_justify="left",
+        header_style="bold cyan", show_edge=False, pad_edge=False,
+    )  # fmt: skip
+    table.add_column("method", no_wrap=True, style="bold")
+    for heading in ("from", "to", "clipped", "MSE", "SQNR dB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cost in s.methods:
+        style = "green" if cost.method == c.choices[0].method else ""
+        cells = f"{cost.lo:.5g}", f"{cost.hi:.5g}", f"{cost.clipped:.3%}", f"{cost.mse:.4g}", f"{cost.sqnr_db:.2f}"
+        table.add_row(Text(cost.method, style=style), *cells)
+    return table

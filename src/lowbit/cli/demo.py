@@ -1,0 +1,128 @@
+"""`lowbit demo`: the main job, on a model that comes with the library."""
+
+# No `from __future__ import annotations`: typer reads the annotations.
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from lowbit.cli.errors import kept_on_interrupt, printable, screen
+from lowbit.cli.quantize import SECONDS
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from lowbit.models import ModelReport
+
+__all__ = ["demo", "digits_accuracy"]
+
+# Ranges are found in the first images, accuracy is measured on the others.
+_CALIBRATION = 60
+_RECIPES: dict[str, Any] = {
+    "int8 static": "static-int8",
+    "int4 weights": {"name": "W4A16-g32", "weights": {"dtype": "int4", "group_size": 32}},
+}
+
+
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where models and reports are written.")] = Path("lowbit-demo"),
+    seconds: SECONDS = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Quantize the model that comes with the library: int8 static and int4 weights; accuracy, size, latency, report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        kept_on_interrupt(lambda: f"{folder} has what was finished"),
+        screen(stderr=True, quiet=as_json).status("Quantizing"),
+    ):
+        found = {name: _quantized(folder, name, recipe, seconds) for name, recipe in _RECIPES.items()}
+    if as_json:
+        typer.echo(json.dumps({name: r.to_dict() for name, r in found.items()}, indent=1))
+        return
+    screen().print(_table(found, folder))
+
+
+def digits_accuracy(predict: Any, batches: Iterable[Mapping[str, Any]]) -> float:
+    """The share of images read correctly, in percent: a metric as `lowbit quantize --metric` takes it."""
+    right = total = 0
+    for batch in batches:
+        right += int((predict(batch)["logits"].argmax(axis=1) == batch["labels"]).sum())
+        total += len(batch["labels"])
+    return 100 * right / total
+
+
+def _quantized(folder: Path, name: str, recipe: Any, seconds: float) -> "ModelReport":
+    from lowbit.data import digits_onnx, load_digits_cnn
+    from lowbit.formats.files import quantize_file
+    from lowbit.formats.onnx import measure
+    from lowbit.models import Recipe
+    from lowbit.report import write_html
+
+    arrays = load_digits_cnn()
+    images = (arrays["test_images"][:, None].astype(np.float32) / 16).astype(np.float32)
+    labels = arrays["test_labels"]
+    source = folder / "digits.onnx"
+    source.write_bytes(digits_onnx())
+    made = Recipe.of(recipe)
+    place = folder / made.name
+    place.mkdir(exist_ok=True)
+    target = place / "digits.onnx"
+    report = quantize_file(
+        source, target, made, data=[{"images": images[:_CALIBRATION]}], overwrite=True, seconds=0, progress=False
+    )
+    held_out = [{"images": images[_CALIBRATION:], "labels": labels[_CALIBRATION:]}]
+    pair = measure.session(source), measure.session(target)
+    feeds = [{"images": b["images"]} for b in held_out]
+    samples = len(labels) - _CALIBRATION
+    report = report.but(
+        accuracy=measure.compare_outputs(*pair, feeds),
+        metrics=[measure.compare_metric("accuracy, %", digits_accuracy, *pair, lambda: held_out)],
+        latency=measure.compare_speed(source, target, {"images": images[:32]}, (1,), seconds) if seconds > 0 else [],
+        notes=[*report.notes, f"Ranges are from {_CALIBRATION} images, accuracy is from {samples} others."],
+    )
+    write_html(report, place / "report.html")
+    report.save(place / "report.json")
+    return report
+
+
+def _table(found: "Mapping[str, ModelReport]", folder: Path) -> "RenderableType":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title="A digits CNN, from file to file\n", title_style="bold", title_justify="left", box=box.SIMPLE_HEAD,
+        header_style="bold cyan", show_edge=False, pad_edge=False, caption_justify="left",
+        caption=_caption(found, folder),
+    )  # fmt: skip
+    table.add_column("model", style="bold", no_wrap=True)
+    for heading in ("bytes", "smaller", "accuracy", "outputs", "latency", "speed-up"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    first = next(iter(found.values()))
+    base = first.metrics[0].float_value
+    timed = f"{first.latency[0].float_ms:.3f} ms" if first.latency else "–"
+    table.add_row("float32", f"{first.bytes_before:,}", "", f"{base:.2f} %", "", timed, "")
+    for name, r in found.items():
+        quick = r.latency[0] if r.latency else None
+        table.add_row(
+            name, f"{r.bytes_after:,}", f"{r.ratio:.2f}×", f"{r.metrics[0].quantized_value:.2f} %",
+            f"{r.accuracy[0].sqnr_db:.1f} dB", f"{quick.quantized_ms:.3f} ms" if quick else "–",
+            Text(f"{quick.speedup:.2f}×", style="" if quick.speedup >= 1 else "red") if quick else "–",
+        )  # fmt: skip
+    return table
+
+
+def _caption(found: "Mapping[str, ModelReport]", folder: Path) -> str:
+    r = next(iter(found.values()))
+    samples = r.accuracy[0].samples
+    where = f"{r.latency[0].runtime}, one thread, 32 images, each model in turn. " if r.latency else ""
+    slower = [name for name, f in found.items() if f.latency and f.latency[0].speedup < 1]
+    warning = f"Slower than float: {', '.join(slower)}, which is for size. " if slower else ""
+    reports = ", ".join(printable(str(folder / f.recipe["name"] / "report.html")) for f in found.values())
+    return (
+        f"\nAccuracy on {samples} test images that no range was found in (one is {100 / samples:.2f} %). "
+        f"{where}{warning}Reports: {reports}"
+    )

@@ -1,0 +1,140 @@
+"""`lowbit inspect`: what a model's file holds."""
+
+# No `from __future__ import annotations`: typer reads the annotations.
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lowbit.cli.errors import printable, screen
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from lowbit.formats.inspection import Inspection, StoredTensor
+
+__all__ = ["inspect"]
+
+
+def inspect(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="An .onnx, .safetensors, .gguf, .npz or .npy file, an index, or a folder.", show_default=False
+        ),
+    ],
+    match: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="PATTERN", help="Only these: a pattern or /regex/.", show_default=False),
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option(help="size, name or dtype; else as in the file.", show_default=False)
+    ] = None,
+    top: Annotated[int | None, typer.Option(help="Show the first so many.", min=1, show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Show a model's tensors, dtypes and sizes, and how it is already quantized. No weight is read."""
+    from lowbit.formats.inspection import inspect_file
+    from lowbit.models import Override
+    from lowbit.numerics.errors import InvalidProblem
+
+    if sort not in (None, *_ORDERS):
+        raise InvalidProblem(f"sort: {sort!r}; expected {', '.join(_ORDERS)}")
+    pattern = Override(match) if match is not None else None
+    found = inspect_file(file)
+    shown = [t for t in found.tensors if pattern is None or pattern.matches(t.name)]
+    if sort is not None:
+        shown.sort(key=_ORDERS[sort])
+    matched, shown = len(shown), shown[:top]
+    if as_json:
+        tensors = [dataclasses.asdict(t) for t in shown]
+        typer.echo(json.dumps(found.to_dict() | {"tensors": tensors}, indent=2))
+        return
+    out = screen()
+    out.print(_summary(found))
+    out.print(_tensors(found, shown, matched))
+    out.print(_totals(found))
+
+
+_ORDERS = {
+    "size": lambda t: (-t.nbytes, t.name),
+    "name": lambda t: t.name,
+    "dtype": lambda t: (t.dtype, -t.nbytes, t.name),
+}
+
+
+def _size(count: float) -> str:
+    from lowbit.report.wording import size
+
+    return size(count)
+
+
+def _summary(found: "Inspection") -> "RenderableType":
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold cyan", no_wrap=True)
+    grid.add_column(overflow="fold")
+    elements = sum(t.elements for t in found.tensors)
+    lines = [
+        ("File", found.path),
+        ("Format", found.format),
+        ("Size", f"{_size(found.file_bytes)}, {len(found.tensors):,} tensors of {elements:,} elements"),
+        *((k[:1].upper() + k[1:], v) for k, v in found.facts.items()),
+    ]
+    for label, text in lines:
+        grid.add_row(printable(label), Text(printable(text)))
+    for i, q in enumerate(found.quantization):
+        text = printable(f"{q.count:,} × {q.scheme}: {q.what}")
+        grid.add_row("Quantized" if i == 0 else "", Text(text, style="green"))
+    if not found.quantization:
+        grid.add_row("Quantized", Text("no, or in no way that is known here", style="dim"))
+    return grid
+
+
+def _tensors(found: "Inspection", shown: "list[StoredTensor]", matched: int) -> "RenderableType":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    left = matched - len(shown)
+    caption = "" if matched == len(found.tensors) else f"{matched:,} of {len(found.tensors):,} tensors match"
+    caption += f"{'; ' * bool(caption)}{left:,} more are not shown" if left else ""
+    table = Table(
+        box=box.SIMPLE_HEAD, header_style="bold cyan", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
+        caption=caption or None, caption_justify="left",
+    )  # fmt: skip
+    table.add_column("\ntensor", overflow="fold", ratio=3)
+    table.add_column("\ndtype", no_wrap=True)
+    table.add_column("\nshape")
+    for heading in ("\nsize", "\nshare"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    quantized = any(t.quantized for t in shown)
+    if quantized:
+        table.add_column("\nquantized", overflow="fold")
+    whole = found.nbytes or 1
+    for t in shown:
+        cells = [printable(t.name), printable(t.dtype), "×".join(map(str, t.shape)) or "scalar", _size(t.nbytes)]
+        cells += [f"{t.nbytes / whole:.1%}"] + ([printable(t.quantized)] if quantized else [])
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _totals(found: "Inspection") -> "RenderableType":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=box.SIMPLE_HEAD, header_style="bold cyan", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )  # fmt: skip
+    table.add_column("\ndtype", no_wrap=True)
+    for heading in ("\ntensors", "\nsize", "\nshare"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    whole = found.nbytes or 1
+    for dtype, (count, nbytes) in found.by_dtype().items():
+        table.add_row(Text(printable(dtype)), f"{count:,}", _size(nbytes), f"{nbytes / whole:.1%}")
+    return table

@@ -1,0 +1,85 @@
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+"""What becomes of sums of products of codes: the contract's formulas on a tile [rows, columns].
+
+Codes are multiplied as signed bytes: one that is unsigned is first taken xor 0x80, which is 128 less, and so is its
+zero point. With a, b, za and zb meant so,
+
+    sum over k of (a - za) * (b - zb) = sum a * b - za * sum b - zb * (sum a - K * za)
+
+to the bit: every product is exact in int32 for K <= 131,071, and where the result might not be, WIDE makes it int64.
+
+Floats are rounded after each operation, as on the CPU: kernels are launched with contraction off.
+"""
+
+from __future__ import annotations
+
+from lowbit.gpu.language import jit, tl
+
+__all__ = ["centred", "corrected", "finished", "rounded"]
+
+
+@jit
+def centred(codes, UNSIGNED: tl.constexpr):
+    """Codes as signed bytes; unsigned ones become 128 less."""
+    if UNSIGNED:
+        return (codes ^ 0x80).to(tl.int8, bitcast=True)
+    else:
+        return codes
+
+
+@jit
+def corrected(dot, row_sum, column_sum, za, zb, K, HAS_ZA: tl.constexpr, HAS_ZB: tl.constexpr, WIDE: tl.constexpr):
+    """dot - za * column_sum - zb * (row_sum - K * za), for za, row_sum [rows, 1] and zb, column_sum [1, columns]."""
+    if WIDE:
+        dot = dot.to(tl.int64)
+        za = za.to(tl.int64)
+        zb = zb.to(tl.int64)
+    if HAS_ZA:
+        dot -= za * column_sum
+    if HAS_ZB:
+        dot -= zb * (row_sum - K * za)
+    return dot
+
+
+@jit
+def rounded(x):
+    """The nearest integer to an f32, ties to even, as an f32: 2^23 + |x| has no room for a fraction."""
+    magnitude = tl.abs(x)
+    whole = (magnitude + 8388608.0) - 8388608.0
+    whole = tl.where(magnitude < 8388608.0, whole, magnitude)
+    return tl.where(x < 0.0, -whole, whole)
+
+
+@jit
+def finished(sums, sa, sb, bias, sy, zy, lo, hi, floor, ceiling, OUT: tl.constexpr, BIAS: tl.constexpr):
+    """The tile as it is stored, in i32, i64 or f32; the store narrows it.
+
+    OUT "sums":   sums
+    OUT "floats": y = clamp(f32(sums) * (sa * sb) + bias, floor, ceiling); NaN stays NaN
+    OUT "codes":  q = clamp(rne(f32(sums) * ((sa * sb) / sy)) + zy, lo, hi)
+
+    BIAS "integers" is added to the sums, "floats" to float results; "steps" are floats that become steps of the sums,
+    rne(bias / (sa * sb)), where codes are asked for. sa: [rows, 1]; sb, bias: [1, columns].
+    """
+    if OUT == "sums":
+        return sums
+    else:
+        by = sa * sb
+        if BIAS == "integers":
+            sums = sums.to(tl.int64) + bias
+        elif BIAS == "steps":
+            # Beyond 2^62 a code is saturated either way.
+            steps = tl.minimum(tl.maximum(rounded(tl.div_rn(bias, by)), -4.6e18), 4.6e18)
+            sums = sums.to(tl.int64) + steps.to(tl.int64)
+        y = sums.to(tl.float32)
+        if OUT == "codes":
+            y = y * tl.div_rn(by, sy)
+            y = tl.minimum(tl.maximum(y, 1.0 * (lo - zy)), 1.0 * (hi - zy))
+            # Small by now: 1.5 * 2^23 is enough, and keeps the sign.
+            return ((y + 12582912.0) - 12582912.0).to(tl.int32) + zy
+        else:
+            y = y * by
+            if BIAS == "floats":
+                y = y + bias
+            y = tl.where(y < floor, floor, y)
+            return tl.where(y > ceiling, ceiling, y)

@@ -1,0 +1,106 @@
+"""From a granularity to what kernels are launched with: kinds of places, runs and columns, sizes of programs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from lowbit.numerics.granularity import Granularity
+
+__all__ = [
+    "BAND", "PIECE", "RANGE_PIECE", "Parts", "Places", "indices_are_wide", "parts_of", "places_of", "power_of_two",
+]  # fmt: skip
+
+TENSOR, ROWS, COLUMNS, FLAT, GROUPS, GROUP_ROWS = range(6)  # as in places.py
+PIECE, BAND = 4096, 64  # of learned sums: the contract's order, as in learned.py
+RANGE_PIECE = 16384  # of ranges: any will do
+
+
+class Places(NamedTuple):
+    """Arguments of element-wise kernels that say which scale an element has."""
+
+    kind: int
+    columns: int
+    axis: int
+    groups: int
+    group: int
+
+
+def places_of(g: Granularity, scales: int) -> Places:
+    """scales: how many there are; one serves every granularity.
+
+    >>> places_of(Granularity(2, 4, 70, 1, 32, (4, 3)), 12)
+    Places(kind=4, columns=70, axis=70, groups=3, group=32)
+    """
+    group = max(1, min(g.block, g.axis))
+    groups = -(-g.axis // group)
+    if scales == 1:
+        return Places(TENSOR, 1, 1, 1, 1)
+    if g.kind == 1:
+        return Places(*((COLUMNS, g.axis) if g.inner == 1 else (ROWS, g.inner)), g.axis, 1, 1)
+    if g.inner > 1:
+        return Places(GROUP_ROWS, g.inner, g.axis, groups, group)
+    return Places(GROUPS if g.axis % group else FLAT, g.axis, g.axis, groups, group)
+
+
+class Parts(NamedTuple):
+    """How a reduction by scale is cut up: see reductions.py. `length` is of a row, or for columns how many rows."""
+
+    by_columns: bool
+    length: int
+    group: int
+    groups: int
+    pieces: int  # or bands, of a group
+    longest: int  # of the pieces
+    columns: int
+    scales: int
+    outer: int  # rows that share a scale
+
+    @property
+    def total(self) -> int:
+        return self.outer * self.scales * self.pieces
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every run is a whole group, in one piece."""
+        return self.pieces == 1 and self.length % self.group == 0
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a part is all that a scale has."""
+        return self.outer * self.pieces == 1
+
+
+def parts_of(g: Granularity, piece: int) -> Parts:
+    """Runs are cut into pieces of so many elements, columns into bands of 64 rows.
+
+    >>> parts_of(Granularity(1, 2, 3, 5000, 1, (3,)), 4096).pieces
+    2
+    """
+    if g.varies:
+        # Channels of the last axis are the columns of one group: all rows.
+        rows, columns = (g.outer, g.axis) if g.kind == 1 else (g.axis, g.inner)
+        group = max(1, min(g.block, rows)) if g.kind == 2 else rows
+        groups = -(-rows // group)
+        owners = groups * (1 if g.kind == 1 else g.outer)
+        return Parts(True, rows, group, groups, -(-group // BAND), min(group, BAND), columns, owners * columns, 1)
+    if g.kind == 2:
+        group = max(1, min(g.block, g.axis))
+        length, groups, scales, outer = g.axis, -(-g.axis // group), g.outer * -(-g.axis // group), 1
+    else:
+        length = g.outer * g.axis * g.inner if g.kind == 0 else g.inner
+        group, groups, (scales, outer) = length, 1, ((1, 1) if g.kind == 0 else (g.axis, g.outer))
+    return Parts(False, length, group, groups, -(-group // piece), min(group, piece), 1, scales, outer)
+
+
+def power_of_two(least: int, most: int = 1 << 30) -> int:
+    """The least power of two that is not below `least`, at most `most`.
+
+    >>> power_of_two(9), power_of_two(9, 8), power_of_two(0)
+    (16, 8, 1)
+    """
+    return min(most, 1 << max(0, least - 1).bit_length())
+
+
+def indices_are_wide(elements: int) -> bool:
+    """Whether an index, with what kernels add to it, may not fit 32 bits."""
+    return elements >= 1 << 30

@@ -1,0 +1,132 @@
+"""Which instructions each kernel becomes on each target, as docs/gpu_instructions.md has them.
+
+    python -m lowbit.gpu.instructions > docs/gpu_instructions.md
+
+Compiles every case for every target: minutes in all.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+from lowbit.gpu import elementwise_cases, gemm_cases
+from lowbit.gpu.ahead import TARGETS, Case, compile_case
+
+__all__ = ["all_cases", "cell", "emitted", "fused", "instructions", "opcodes", "pairs", "parsed", "rows", "table"]
+
+HEADER = """\
+# Kernels and the instructions they become
+
+Made by `python -m lowbit.gpu.instructions` and checked by `tests/gpu/test_ahead.py`; do not edit. Compiled by
+Triton 3.9 for GPUs that were not there: it shows what would run, not how fast. Left out are moves, addresses and the
+like; `.aligned`, `.row.col` and `cta_group` are dropped from names. A dash: nothing of this kind, plain arithmetic.
+
+| kernel | target | instructions |
+|---|---|---|
+"""
+
+# What tells how a kernel computes: matrix units, dot products of bytes, divisions, fused operations, conversions that
+# round. Only what multiplies floats and adds in one step is fused: mad.lo.s32 and v_mad_u32 are integer arithmetic.
+_MATRIX = r"mma\.sync\S*|wgmma\.mma_async\S*|tcgen05\.mma\S*|v_s?mfmac?_\w+|v_wmma_\w+"
+_DOT = r"dp4a\.\S+|v_dot4\w*"
+_DIVISION = r"div\.\w+(?:\.ftz)?\.f\d+|v_div_fixup_f\d+"
+_FUSED = r"\bfma\.rn\.\S+|\bv_(?:dual_|pk_)?(?:fma|fmac|fmaak|fmamk|mad|mac)_f\d+\w*"
+_OPCODE = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z]\w*(?:[.:]+\w+)*)", re.M)
+
+
+def opcodes(texts: dict[str, str]) -> list[str]:
+    """Every instruction of the emitted text, in order: what stands first on its line, or after its predicate."""
+    return _OPCODE.findall(texts["ptx"] if "ptx" in texts else texts["amdgcn"])
+
+
+def instructions(texts: dict[str, str]) -> list[str]:
+    """Those that matter, each once: the matrix unit's or byte products where there are any, and divisions.
+
+    Fused operations are named where they do the products; on AMD they are also the steps of a division.
+    """
+    found = sorted(set(opcodes(texts)))
+    product = [f for f in found if re.fullmatch(_MATRIX, f)] or [f for f in found if re.fullmatch(_DOT, f)]
+    division = [f for f in found if re.fullmatch(_DIVISION, f)]
+    steps = [] if product or division else [f for f in found if re.fullmatch(_FUSED, f)]
+    return [*product, *division, *steps]
+
+
+def cell(texts: dict[str, str]) -> str:
+    """One cell of the table."""
+    short = (re.sub(r"\.aligned|\.row\.col|\.cta_group::1", "", name) for name in instructions(texts))
+    return ", ".join(f"`{name}`" for name in short) or "–"
+
+
+def fused(texts: dict[str, str]) -> int:
+    """How many fused multiply-adds of floats the text has, beyond AMD's divisions: five steps of each are fused."""
+    if "ptx" in texts:
+        return len(re.findall(r"\bfma\.", texts["ptx"]))
+    code = texts["amdgcn"]
+    return len(re.findall(_FUSED, code)) - 5 * len(re.findall(r"\bv_div_fixup_f\d+", code))
+
+
+def all_cases() -> list[Case]:
+    return [*gemm_cases.CASES, *elementwise_cases.CASES]
+
+
+def pairs() -> list[tuple[int, str]]:
+    """(number of a case, target) of everything that is compiled."""
+    return [(i, target) for i, case in enumerate(all_cases()) for target in case.targets]
+
+
+def emitted(pair: tuple[int, str]) -> dict[str, str]:
+    """The last texts of a case on a target, for another process."""
+    texts = compile_case(all_cases()[pair[0]], pair[1])
+    return {name: texts[name] for name in ("ptx", "amdgcn", "llir", "shared") if name in texts}
+
+
+def rows(of: dict[tuple[int, str], str]) -> dict[tuple[str, str], str]:
+    """Cells by (kernel, target), of cells by pair. Where no case of a name serves a target, the reason."""
+    cases, found = all_cases(), {}
+    for i, case in enumerate(cases):
+        for target in TARGETS:
+            if (i, target) in of:
+                found[case.name, target] = of[i, target]
+            elif target not in case.targets:
+                found.setdefault((case.name, target), f"not compiled: {case.not_on[target]}")
+    order = {name: n for n, name in enumerate(dict.fromkeys(case.name for case in cases))}
+    return dict(sorted(found.items(), key=lambda item: (order[item[0][0]], TARGETS.index(item[0][1]))))
+
+
+def table(cells: dict[tuple[str, str], str]) -> str:
+    """The document: targets of a kernel with the same instructions share a line."""
+    lines = []
+    for kernel in dict.fromkeys(name for name, _ in cells):
+        own = {target: text for (name, target), text in cells.items() if name == kernel}
+        for text in dict.fromkeys(own.values()):
+            lines.append(f"| {kernel} | {', '.join(t for t in own if own[t] == text)} | {text} |")
+    return HEADER + "\n".join(lines) + "\n"
+
+
+def parsed(document: str) -> dict[tuple[str, str], str]:
+    """The cells of a document that `table` made.
+
+    >>> parsed(table({("k", "sm_80"): "`a`", ("k", "sm_90"): "`a`"})) == {("k", "sm_80"): "`a`", ("k", "sm_90"): "`a`"}
+    True
+    """
+    cells = {}
+    for line in document.split("|---|---|---|\n")[1].splitlines():
+        kernel, targets, text = line.strip("| ").split(" | ")
+        cells.update({(kernel, target): text for target in targets.split(", ")})
+    return cells
+
+
+def _cell_of(pair: tuple[int, str]) -> str:
+    return cell(emitted(pair))
+
+
+def main() -> None:
+    wanted = pairs()
+    with ProcessPoolExecutor() as pool:
+        sys.stdout.write(table(rows(dict(zip(wanted, pool.map(_cell_of, wanted), strict=True)))))
+
+
+if __name__ == "__main__":
+    main()

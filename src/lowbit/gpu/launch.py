@@ -1,0 +1,179 @@
+"""Torch tensors in, Triton kernels, torch tensors out: the quantize family on a GPU, on torch's current stream.
+
+Tensors are contiguous, on one GPU; callers have checked values and shapes. scale: of the compute type, as many as the
+granularity g has, or one; zero: as many, int32, or None for all 0. Without `out` results are new; with it and, where
+there is one, a `workspace`, nothing is allocated. Nothing here waits for the GPU.
+
+Tensors on the CPU are taken only where Triton interprets kernels (TRITON_INTERPRET=1), which is for tests.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from lowbit.gpu import elementwise
+from lowbit.gpu.grids import Places, indices_are_wide, places_of
+from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.granularity import Granularity
+from torch import Tensor
+
+__all__ = [
+    "STORED", "THREADS", "add", "compute_dtype", "dequantize", "dequantize_backward", "empty_codes", "fake_quantize",
+    "fake_quantize_backward", "launch", "quantize", "quantize_backward", "warps",
+]  # fmt: skip
+
+STORED = {
+    "int8": torch.int8, "uint8": torch.uint8, "int16": torch.int16, "uint16": torch.uint16, "int4": torch.uint8,
+    "uint4": torch.uint8,
+}  # fmt: skip
+THREADS = 256  # of a program, each with 16 bytes of floats
+_SHORTEST_LONG_ROW = 256
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """f64 for f64, f32 for everything narrower."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def empty_codes(shape: tuple[int, ...], dtype: QuantizedDType, like: Tensor) -> Tensor:
+    """Room for codes of this dtype: bytes where they are packed, else one an element."""
+    stored = (dtype.storage_bytes(math.prod(shape)),) if dtype.is_sub_byte else shape
+    return torch.empty(stored, dtype=_stored(dtype), device=like.device)
+
+
+def warps(threads: int, like: Tensor) -> int:
+    size = torch.cuda.get_device_properties(like.device).warp_size if like.is_cuda else 32
+    return max(1, min(threads, 1024) // size)
+
+
+def launch(kernel: Any, programs: int, like: Tensor, num_warps: int, *args: Any, **constants: Any) -> None:
+    """Runs a kernel's programs on the GPU of `like`. Contraction is off: it would change codes at ties."""
+    if programs == 0:
+        return
+    if programs >= 1 << 31:
+        raise Unsupported(f"shape: {programs} programs; a launch has fewer than 2^31")
+    options = {"num_warps": num_warps, "enable_fp_fusion": False}
+    if like.is_cuda:
+        with torch.cuda.device(like.device):
+            kernel[(programs,)](*args, **constants, **options)
+    elif not hasattr(kernel, "cache_key"):  # an interpreted function
+        kernel[(programs,)](*args, **constants, **options)
+    else:
+        raise Unsupported(f"x: on {like.device}; expected a GPU's memory")
+
+
+def quantize(
+    x: Tensor, scale: Tensor, zero: Tensor | None, qmin: int, qmax: int, g: Granularity, dtype: QuantizedDType,
+    *, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Codes of x as the dtype stores them: q = int(clamp(rne(x / s), qmin - z, qmax - z)) + z."""
+    out = empty_codes(tuple(x.shape), dtype, x) if out is None else out
+    _same_device(x, scale, zero, out)
+    _run(elementwise.quantize, x, scale, g, (x, scale, zero, out), (qmin, qmax), stored=out.numel(),
+         PACKED=dtype.is_sub_byte)  # fmt: skip
+    return out
+
+
+def dequantize(
+    codes: Tensor, scale: Tensor, zero: Tensor | None, g: Granularity, dtype: QuantizedDType, *, out: Tensor
+) -> Tensor:
+    """y = float(q - z) * s of stored codes, into `out`, which says the shape and the type."""
+    _same_device(codes, scale, zero, out)
+    _run(elementwise.dequantize, out, scale, g, (codes, scale, zero, out), (), stored=codes.numel(),
+         PACKED=dtype.is_sub_byte, SIGNED=dtype.is_signed)  # fmt: skip
+    return out
+
+
+def fake_quantize(
+    x: Tensor, scale: Tensor, zero: Tensor | None, qmin: int, qmax: int, g: Granularity, *, out: Tensor | None = None
+) -> Tensor:
+    """dequantize(quantize(x)), except that NaN stays NaN. out may be x."""
+    out = torch.empty_like(x) if out is None else out
+    _same_device(x, scale, zero, out)
+    _run(elementwise.fake_quantize, x, scale, g, (x, scale, zero, out), (qmin, qmax))
+    return out
+
+
+def fake_quantize_backward(
+    dy: Tensor, x: Tensor, scale: Tensor, zero: Tensor | None, qmin: int, qmax: int, g: Granularity,
+    *, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """dx = m ? dy : 0, m = qmin <= rne(x / s) + z <= qmax. out may be dy or x."""
+    out = torch.empty_like(dy) if out is None else out
+    _same_device(x, dy, scale, zero, out)
+    _run(elementwise.fake_quantize_backward, x, scale, g, (dy, x, scale, zero, out), (qmin, qmax))
+    return out
+
+
+def quantize_backward(
+    dy: Tensor, x: Tensor, scale: Tensor, zero: Tensor | None, qmin: int, qmax: int, g: Granularity,
+    *, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """dx = m ? dy / s : 0, m = qmin <= rne(x / s) + z <= qmax. out may be dy or x."""
+    out = torch.empty_like(dy) if out is None else out
+    _same_device(x, dy, scale, zero, out)
+    _run(elementwise.quantize_backward, x, scale, g, (dy, x, scale, zero, out), (qmin, qmax))
+    return out
+
+
+def dequantize_backward(dy: Tensor, scale: Tensor, g: Granularity, *, out: Tensor | None = None) -> Tensor:
+    """dq = dy * s. out may be dy."""
+    out = torch.empty_like(dy) if out is None else out
+    _same_device(dy, scale, out)
+    _run(elementwise.dequantize_backward, dy, scale, g, (dy, scale, out), ())
+    return out
+
+
+def add(
+    a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, b_scale: Tensor, b_zero: Tensor | None,
+    qmin: int, qmax: int, *, out: Tensor, scale: Tensor, zero: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """q = quantize((qa - za) * sa + (qb - zb) * sb) of codes that are not packed, one scale for each of the three, all
+    scales of one type. out may be a or b."""
+    _same_device(a, a_scale, a_zero, b, b_scale, b_zero, out, scale, zero)
+    n, block = a.numel(), 4 * THREADS
+    launch(
+        elementwise.add, -(-n // block), a, warps(THREADS, a), a, a_scale, a_zero, b, b_scale, b_zero, out, scale,
+        zero, n, qmin, qmax, INDEX64=indices_are_wide(n), BLOCK=block,
+    )  # fmt: skip
+    return out
+
+
+def _stored(dtype: QuantizedDType) -> torch.dtype:
+    try:
+        return STORED[dtype.name]
+    except KeyError:
+        raise Unsupported(f"dtype: {dtype}; kernels on GPUs have {', '.join(STORED)}") from None
+
+
+def _same_device(x: Tensor, *others: Tensor | None) -> None:
+    for t in (x, *(o for o in others if o is not None)):
+        if t.device != x.device or not t.is_contiguous():
+            raise InvalidProblem(f"expected contiguous tensors on {x.device}; one is on {t.device}, {t.stride()}")
+
+
+def _run(
+    kernel: Any, numbers: Tensor, scale: Tensor, g: Granularity, tensors: tuple[Tensor | None, ...],
+    codes: tuple[int, ...], *, stored: int | None = None, **constants: Any,
+) -> None:  # fmt: skip
+    """One program for each BLOCK elements of `numbers`."""
+    n, places = numbers.numel(), places_of(g, scale.numel())
+    block = _block(numbers, places)
+    sizes = (n,) if stored is None else (n, stored)
+    launch(
+        kernel, -(-n // block), numbers, warps(block * numbers.element_size() // 16, numbers),
+        *tensors, *sizes, places.columns, places.axis, places.groups, *codes,
+        KIND=places.kind, GROUP=places.group, LONG=places.columns >= block, INDEX64=indices_are_wide(n), BLOCK=block,
+        **constants,
+    )  # fmt: skip
+
+
+def _block(numbers: Tensor, places: Places) -> int:
+    """16 bytes a thread; fewer threads where a row would otherwise be shorter than a program."""
+    most = 16 // numbers.element_size() * THREADS
+    if _SHORTEST_LONG_ROW <= places.columns < most:
+        return 1 << (places.columns.bit_length() - 1)
+    return most

@@ -1,0 +1,210 @@
+"""Torch tensors in, Triton kernels, torch tensors out: ranges, scales from data, learned gradients.
+
+As in launch.py: contiguous tensors on one GPU, checked by callers; nothing waits for the GPU. A workspace is a uint8
+tensor of the size that the function of that name gives; without one, it is allocated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lowbit.gpu import launch as plain
+from lowbit.gpu import learned, reductions
+from lowbit.gpu.grids import BAND, PIECE, RANGE_PIECE, Parts, indices_are_wide, parts_of, power_of_two
+from lowbit.gpu.launch import compute_dtype, empty_codes, launch, warps
+from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.granularity import Granularity
+from torch import Tensor
+
+__all__ = [
+    "absmax", "dynamic_workspace", "fake_quantize_learned_backward", "learned_workspace", "quantize_dynamic",
+    "range_workspace", "value_range",
+]  # fmt: skip
+
+_LONGEST_FUSED = 8192  # elements of a run that a program can hold
+
+
+def range_workspace(g: Granularity, dtype: torch.dtype) -> int:
+    """Bytes: a least, a greatest and a count for each part."""
+    return parts_of(g, RANGE_PIECE).total * (2 * compute_dtype(dtype).itemsize + 4)
+
+
+def learned_workspace(g: Granularity) -> int:
+    """Bytes: two f64 sums for each part; 0 where a part is all there is."""
+    parts = parts_of(g, PIECE)
+    return 0 if parts.is_final else 16 * parts.total
+
+
+def dynamic_workspace(g: Granularity, dtype: torch.dtype, codes: QuantizedDType) -> int:
+    return 0 if _is_fused(g, codes) else range_workspace(g, dtype)
+
+
+def value_range(
+    x: Tensor, g: Granularity, *, out: tuple[Tensor, Tensor, Tensor] | None = None, workspace: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(least, greatest, number of NaN) by scale, NaN left out, -0 as +0; NaN where there is nothing else."""
+    wide = compute_dtype(x.dtype)
+    lo, hi, nans = out if out is not None else (
+        *(torch.empty(g.scale_shape, dtype=wide, device=x.device) for _ in range(2)),
+        torch.empty(g.scale_shape, dtype=torch.int64, device=x.device),
+    )  # fmt: skip
+    parts, found = _partial_ranges(x, g, False, workspace)
+    _fold(reductions.whole_range, x, parts, (*found, lo, hi, nans), ())
+    return lo, hi, nans
+
+
+def absmax(
+    x: Tensor, g: Granularity, *, out: Tensor | None = None, workspace: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(greatest |x|, number of NaN) by scale, NaN left out; NaN where there is nothing else."""
+    most = torch.empty(g.scale_shape, dtype=compute_dtype(x.dtype), device=x.device) if out is None else out
+    least, nans = torch.empty_like(most), torch.empty(g.scale_shape, dtype=torch.int64, device=x.device)
+    parts, found = _partial_ranges(x, g, True, workspace)
+    _fold(reductions.whole_range, x, parts, (*found, least, most, nans), ())
+    return most, nans
+
+
+def quantize_dynamic(
+    x: Tensor, g: Granularity, qmin: int, qmax: int, dtype: QuantizedDType, *, symmetric: bool,
+    full_range: bool = False, out: tuple[Tensor, Tensor, Tensor | None] | None = None,
+    workspace: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """(codes, scales, zero points) from the data's own range. Symmetric: no zero points unless `out` has room.
+
+    A scale is NaN where its data has NaN or ±Inf, or a range that no scale can cover: codes are then undefined, and
+    whoever needs an error looks at the scales, when it suits.
+    """
+    if not x.numel():
+        raise InvalidProblem(f"input: empty (shape {tuple(x.shape)}); there is nothing to find a range in")
+    if out is None:
+        scale = torch.empty(g.scale_shape, dtype=compute_dtype(x.dtype), device=x.device)
+        no_zero = symmetric and qmin <= 0 <= qmax
+        zero = None if no_zero else torch.empty(g.scale_shape, dtype=torch.int32, device=x.device)
+        out = empty_codes(tuple(x.shape), dtype, x), scale, zero
+    codes, scale, zero = out
+    if zero is None and not (symmetric and qmin <= 0 <= qmax):
+        raise InvalidProblem("zero_point: None; expected room for them, since they are not all 0")
+    divisor = max(1, (-qmin if full_range and qmin < 0 else qmax) if symmetric else qmax - qmin)
+    numbers = (qmin, qmax, divisor)
+    if _is_fused(g, dtype):
+        _quantize_runs(x, codes, scale, zero, parts_of(g, _LONGEST_FUSED), numbers, symmetric, dtype.is_sub_byte)
+        return out
+    parts, found = _partial_ranges(x, g, False, workspace)
+    _fold(reductions.parameters_from_ranges, x, parts, (*found, scale, zero), numbers, SYMMETRIC=symmetric)
+    plain.quantize(x, scale, zero, qmin, qmax, g, dtype, out=codes)
+    return out
+
+
+def fake_quantize_learned_backward(
+    dy: Tensor, x: Tensor, scale: Tensor, zero: Tensor | None, qmin: int, qmax: int, g: Granularity,
+    *, out: tuple[Tensor, Tensor, Tensor] | None = None, workspace: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(dx, ds, dz) of fake_quantize with a learned scale and zero point; the same bits as on the CPU. There is a scale
+    for each of the granularity. dx may be dy."""
+    dx, ds, dz = out if out is not None else (torch.empty_like(dy), *(torch.empty_like(scale) for _ in range(2)))
+    if not x.numel():
+        ds.zero_(), dz.zero_()
+        return dx, ds, dz
+    parts = parts_of(g, PIECE)
+    sums: tuple[Tensor, Tensor] = (ds, dz)
+    if not parts.is_final:
+        room = _workspace(workspace, learned_workspace(g), x).view(torch.float64)
+        sums = room[: parts.total], room[parts.total : 2 * parts.total]
+    tensors = (dy, x, scale, zero, dx, *sums)
+    wide = indices_are_wide(x.numel())
+    sizes: tuple[int, ...]
+    unroll = power_of_two(-(-parts.longest // (1 if parts.by_columns else 8)), 8)
+    if parts.by_columns:
+        block = power_of_two(parts.columns, plain.THREADS // 2)
+        sizes = (parts.length, parts.group, parts.groups, parts.pieces, parts.columns, parts.longest)
+        launch(learned.learned_of_columns, _column_programs(parts, block), x, warps(block, x),
+               *tensors, *sizes, qmin, qmax, INDEX64=wide, BLOCK=block, UNROLL=unroll)  # fmt: skip
+    else:
+        runs = plain.THREADS // 16
+        sizes = (parts.total, parts.length, parts.group, parts.groups, parts.pieces, parts.scales, parts.longest)
+        launch(learned.learned_of_runs, -(-parts.total // runs), x, warps(8 * runs, x),
+               *tensors, *sizes, qmin, qmax, INDEX64=wide, RUNS=runs, UNROLL=unroll)  # fmt: skip
+    if not parts.is_final:
+        # A chain of additions is as long as it is: what can be had is many loads at a time.
+        block = power_of_two(parts.scales, plain.THREADS // 2)
+        launch(learned.add_in_order, -(-parts.scales // block), x, warps(block, x),
+               *sums, ds, dz, parts.scales, parts.outer, parts.pieces, parts.columns, INDEX64=wide, BLOCK=block,
+               ROWS_UNROLL=16 if parts.pieces == 1 else 1, PIECES_UNROLL=1 if parts.pieces == 1 else 16)  # fmt: skip
+    return dx, ds, dz
+
+
+def _workspace(given: Tensor | None, size: int, like: Tensor) -> Tensor:
+    room = torch.empty(size, dtype=torch.uint8, device=like.device) if given is None else given
+    if room.dtype is not torch.uint8 or room.numel() < size or room.data_ptr() % 8:
+        raise InvalidProblem(f"workspace: {room.numel()} of {room.dtype}; expected {size} bytes, aligned to 8")
+    return room[:size]
+
+
+def _tile(x: Tensor) -> int:
+    """Elements a program has: 16 bytes a thread."""
+    return 16 // x.element_size() * plain.THREADS
+
+
+def _column_programs(parts: Parts, block: int) -> int:
+    return parts.total // parts.columns * -(-parts.columns // block)
+
+
+def _partial_ranges(
+    x: Tensor, g: Granularity, absolute: bool, workspace: Tensor | None
+) -> tuple[Parts, tuple[Tensor, Tensor, Tensor]]:
+    if not x.numel():
+        raise InvalidProblem(f"x: empty (shape {tuple(x.shape)}); there is nothing to find a range in")
+    parts = parts_of(g, RANGE_PIECE)
+    wide = compute_dtype(x.dtype)
+    room, end = _workspace(workspace, range_workspace(g, x.dtype), x), parts.total * wide.itemsize
+    lo, hi, nans = room[:end].view(wide), room[end : 2 * end].view(wide), room[2 * end :].view(torch.int32)
+    options: dict[str, Any] = {"ABSOLUTE": absolute, "INDEX64": indices_are_wide(x.numel())}
+    if parts.by_columns:
+        block = power_of_two(parts.columns, plain.THREADS)
+        height = power_of_two(parts.longest, _tile(x) // block)
+        sizes = (parts.length, parts.group, parts.groups, parts.pieces, parts.columns, parts.longest)
+        launch(reductions.range_of_columns, _column_programs(parts, block), x,
+               warps(height * block * x.element_size() // 16, x), x, lo, hi, nans, *sizes, BAND=BAND, HEIGHT=height,
+               BLOCK=block, **options)  # fmt: skip
+    else:
+        width = power_of_two(parts.longest, _tile(x))
+        runs = power_of_two(parts.total, _tile(x) // width)
+        sizes = (parts.total, parts.length, parts.group, parts.groups, parts.pieces, parts.longest)
+        launch(reductions.range_of_runs, -(-parts.total // runs), x, warps(runs * width * x.element_size() // 16, x),
+               x, lo, hi, nans, *sizes, UNIFORM=parts.is_uniform, PIECE=RANGE_PIECE, RUNS=runs, WIDTH=width,
+               **options)  # fmt: skip
+    return parts, (lo, hi, nans)
+
+
+def _fold(
+    kernel: Any, x: Tensor, parts: Parts, tensors: tuple[Tensor | None, ...], numbers: tuple[int, ...], **more: Any
+) -> None:
+    width = power_of_two(parts.outer * parts.pieces, 1024)
+    scales = power_of_two(parts.scales, 1024 // width)
+    sizes = (parts.scales, parts.outer, parts.pieces, parts.columns)
+    launch(kernel, -(-parts.scales // scales), x, warps(width * scales // 4, x), *tensors, *sizes, *numbers,
+           INDEX64=indices_are_wide(x.numel()), SCALES=scales, WIDTH=width, **more)  # fmt: skip
+
+
+def _is_fused(g: Granularity, codes: QuantizedDType) -> bool:
+    """Whether one program can have all that a scale has, and bytes of codes have one program each."""
+    parts = parts_of(g, _LONGEST_FUSED)
+    if parts.by_columns or not parts.is_final:
+        return False
+    rows = parts.scales // parts.groups
+    whole_bytes = (parts.groups == 1 or parts.group % 2 == 0) and (rows == 1 or parts.length % 2 == 0)
+    return whole_bytes or not codes.is_sub_byte
+
+
+def _quantize_runs(
+    x: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None, parts: Parts, numbers: tuple[int, int, int],
+    symmetric: bool, packed: bool,
+) -> None:  # fmt: skip
+    width = power_of_two(max(2, parts.longest))
+    runs = power_of_two(parts.total, max(1, _tile(x) // width))
+    launch(reductions.quantize_runs, -(-parts.total // runs), x, warps(runs * width * x.element_size() // 16, x),
+           x, codes, scale, zero, parts.total, parts.length, parts.group, -(-parts.group // 2), parts.groups, *numbers,
+           SYMMETRIC=symmetric, INDEX64=indices_are_wide(x.numel()), PACKED=packed,
+           UNIFORM=parts.is_uniform, RUNS=runs, WIDTH=width)  # fmt: skip

@@ -1,0 +1,278 @@
+"""The operations of a backend on a GPU: quantize, dequantize, products, convolutions and sums of codes, on torch's
+stream.
+
+What has no GPU kernel raises Unsupported by its name; nothing runs on the CPU instead. torch is imported when a
+`GpuQuantizationOps` is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from lowbit.numerics.dtypes import DTypeLike
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.granularity import granularity_of
+from lowbit.numerics.params import QuantizationParams, QuantizationScheme
+from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.ops.conv import ConvGeometry, check_image, check_kernel, conv_path_of
+from lowbit.ops.epilogue import Outcome
+from lowbit.ops.matmul import path_of
+from lowbit.runtime.devices import GpuDevice, find_device
+from lowbit.runtime.hardware import HardwareFeatures, hardware
+from lowbit.system.backends import arrays_of
+
+if TYPE_CHECKING:
+    from lowbit.gpu.launch_gemm import Finish, Weight
+    from lowbit.gpu.tensors import GpuQuantizedTensor
+    from torch import Tensor
+
+__all__ = ["GpuPacked", "GpuQuantizationOps", "convolve", "finish_of", "multiply", "pack", "pack_conv"]
+
+
+class GpuPacked(NamedTuple):
+    """A matrix [k, n] or filters [out, in / groups, kh, kw], arranged once as GPU kernels read them."""
+
+    weight: Weight
+    params: QuantizationParams
+    shape: tuple[int, ...]
+
+
+def pack(b: GpuQuantizedTensor) -> GpuPacked:
+    """b [k, n] for products. Kernels read [n, k], so this copies."""
+    if b.ndim != 2:
+        raise Unsupported(f"b: shape {b.shape}; GPU kernels have products of matrices, [k, n]")
+    from lowbit.gpu.launch_gemm import Weight
+
+    return GpuPacked(Weight.of(_bytes("b", b).T, b.scale, b.zero_point), b.params, b.shape)
+
+
+def pack_conv(w: GpuQuantizedTensor) -> GpuPacked:
+    """Filters [out, in / groups, kh, kw] for convolutions; copied, with channels last."""
+    from lowbit.gpu.launch_conv import conv_weight
+
+    return GpuPacked(conv_weight(_bytes("w", w), w.scale, w.zero_point), w.params, w.shape)
+
+
+def finish_of(outcome: Outcome, bias: Any, device: GpuDevice) -> Finish:
+    """What becomes of sums, as GPU kernels take it. bias: numbers of the host, which are copied, or a tensor there."""
+    import torch
+    from lowbit.gpu.launch_gemm import Finish
+
+    given = _bias(bias, device)
+    if outcome.params is None:
+        return Finish(getattr(torch, outcome.dtype.name), given, outcome.floor, outcome.ceiling)
+    p = outcome.params
+    if outcome.dtype.name not in ("int8", "uint8") or p.dtype.is_packed or p.is_logarithmic or p.axis is not None:
+        raise Unsupported(f"out_params: {p!r}; GPU kernels have linear int8 or uint8 with one scale")
+    return Finish(
+        getattr(torch, outcome.dtype.name), given, scale=float(p.scale), zero_point=int(p.zero_point), lo=outcome.lo,
+        hi=outcome.hi,
+    )  # fmt: skip
+
+
+def multiply(a: GpuQuantizedTensor, b: GpuPacked, finish: Finish, path: str | None = None) -> Tensor:
+    """a [..., k] by b [k, n], finished. path: as in `launch_gemm.gemm`."""
+    from lowbit.gpu.launch_gemm import gemm
+
+    _require_integer_path(a, b)
+    if a.ndim < 1 or a.shape[-1] != b.shape[0]:
+        raise InvalidProblem(f"a: shape {a.shape}; expected (..., {b.shape[0]})")
+    codes = _bytes("a", a)
+    y = gemm(codes.reshape(-1, b.shape[0]), b.weight, a.scale, a.zero_point, finish, path=path)
+    return y.reshape(*a.shape[:-1], b.shape[1])
+
+
+def _require_integer_path(a: GpuQuantizedTensor, b: GpuPacked | GpuQuantizedTensor) -> None:
+    way = path_of(a.params, b.params, a.ndim, len(b.shape))
+    if way != "integer":
+        raise Unsupported(f"qmatmul: {a.params!r} by {b.params!r} takes path {way!r}; GPU kernels have 'integer'")
+
+
+def convolve(x: GpuQuantizedTensor, w: GpuPacked, g: ConvGeometry, finish: Finish, path: str | None = None) -> Tensor:
+    """x by w, finished. path: as in `launch_conv.conv2d`."""
+    from lowbit.gpu.launch_conv import conv2d
+
+    way = conv_path_of(x.params, w.params, w.shape, g.groups)
+    if way not in ("integer", "depthwise"):
+        raise Unsupported(f"qconv2d: {x.params!r} by {w.params!r} takes path {way!r}; GPU kernels have 'integer'")
+    check_image(x.shape, x.params, w.shape, g)
+    check_kernel(w.shape, w.params, g.groups)
+    return conv2d(
+        _bytes("x", x), w.weight, x.scale, int(x.params.zero_point), finish, stride=g.stride, padding=g.padding,
+        dilation=g.dilation, groups=g.groups, layout=g.layout, path=path,
+    )  # fmt: skip
+
+
+class GpuQuantizationOps:
+    """QuantizationOps on a device: GpuQuantizedTensor and torch tensors in and out. Those of the host, QuantizedTensor
+    and arrays, are copied there first; results stay there. `path` fixes the instruction: None, "matrix" or "dp4a".
+
+    Unsupported, with the reason, where the device is not there.
+    """
+
+    def __init__(self, device: str = "cuda", path: str | None = None) -> None:
+        self.device, self.path = find_device(device), path
+
+    @property
+    def hardware_features(self) -> HardwareFeatures:
+        return hardware()
+
+    def calibrate(
+        self, samples: Any, dtype: DTypeLike = "int8", *, scheme: str | QuantizationScheme = "linear"
+    ) -> QuantizationParams:
+        """Params that cover the least and the greatest number of samples: one array or tensor, or an iterable of them.
+        It waits for the device."""
+        from lowbit.gpu import launch_reductions
+        from lowbit.gpu.tensors import supported
+
+        supported("dtype", QuantizationParams(dtype, scheme))
+        ranges = []
+        for i, x in enumerate(arrays_of(samples)):
+            there = self._floats(f"samples[{i}]", x)
+            if not there.numel():
+                continue
+            lo, hi, nans = launch_reductions.value_range(there, granularity_of(tuple(there.shape), None, None))
+            found = np.array([lo.item(), hi.item()], str(lo.dtype).removeprefix("torch."))
+            if nans.item() or not np.isfinite(found).all():
+                raise InvalidProblem(f"samples[{i}]: NaN or Inf; a range needs finite numbers")
+            ranges.append(found)
+        if not ranges:
+            raise InvalidProblem("samples: none; there is nothing to find a range in")
+        lows, highs = np.stack(ranges, 1)
+        return QuantizationParams.from_statistics(
+            np.asarray(lows.min()), np.asarray(highs.max()), dtype=dtype, scheme=scheme
+        )
+
+    def quantize(self, x: Any, params: QuantizationParams) -> GpuQuantizedTensor:
+        import torch
+        from lowbit.gpu import launch
+        from lowbit.gpu.tensors import GpuQuantizedTensor, supported
+
+        there = self._floats("x", x)
+        p = supported("params", params.for_compute(np.float64 if there.dtype is torch.float64 else np.float32))
+        empty = launch.empty_codes(tuple(there.shape), p.dtype, there)
+        q = GpuQuantizedTensor(empty, p, tuple(there.shape), self.device)
+        g = p.granularity(q.shape)
+        launch.quantize(there, q.scale, q.zero_point, p.qmin, p.qmax, g, p.dtype, out=q.data)
+        return q
+
+    def dequantize(self, q: Any) -> Tensor:
+        return self._there("q", q).dequantize()
+
+    def qmatmul(
+        self, a: Any, b: Any, *, bias: Any = None, out_params: QuantizationParams | None = None,
+        out_dtype: Any = "float32", activation: str | None = None, clamp: tuple[float, float] | None = None,
+    ) -> Any:  # fmt: skip
+        """a @ b. b may be a GpuPacked of `pack`, which spares a copy a call."""
+        left, right = self._there("a", a), b if isinstance(b, GpuPacked) else self._there("b", b)
+        _require_integer_path(left, right)
+        packed = right if isinstance(right, GpuPacked) else pack(right)
+        outcome = Outcome.of(packed.shape[-1], None, out_params, out_dtype, activation, clamp)
+        y = multiply(left, packed, finish_of(outcome, bias, self.device), self.path)
+        return self._result(y, outcome)
+
+    def qconv2d(
+        self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+        groups: int = 1, layout: str = "NCHW", out_params: QuantizationParams | None = None,
+        out_dtype: Any = "float32", activation: str | None = None, clamp: tuple[float, float] | None = None,
+    ) -> Any:  # fmt: skip
+        """A convolution. w may be a GpuPacked of `pack_conv`."""
+        g = ConvGeometry.of(stride, padding, dilation, groups, layout)
+        packed = w if isinstance(w, GpuPacked) else pack_conv(self._there("w", w))
+        outcome = Outcome.of(packed.shape[0], None, out_params, out_dtype, activation, clamp)
+        y = convolve(self._there("x", x), packed, g, finish_of(outcome, bias, self.device), self.path)
+        return self._result(y, outcome)
+
+    def qadd(self, a: Any, b: Any, *, out_params: QuantizationParams | None = None) -> GpuQuantizedTensor:
+        """quantize((qa - za) * sa + (qb - zb) * sb), with the params of `a` where no others are given. Whole codes of
+        one shape with one scale take one kernel; packed codes, more scales and broadcasting take three."""
+        import torch
+        from lowbit.gpu import launch
+        from lowbit.gpu.tensors import GpuQuantizedTensor, supported
+
+        left, right = self._there("a", a), self._there("b", b)
+        compute = torch.promote_types(left.scale.dtype, right.scale.dtype)
+        given = left.params if out_params is None else out_params
+        p = supported("out_params", given.for_compute(np.float64 if compute is torch.float64 else np.float32))
+        try:
+            shape = np.broadcast_shapes(left.shape, right.shape)
+        except ValueError:
+            raise InvalidProblem(f"a, b: shapes {left.shape} and {right.shape} do not broadcast") from None
+        q = GpuQuantizedTensor(launch.empty_codes(shape, p.dtype, left.data), p, shape, self.device)
+        plain = all(not t.dtype.is_packed and t.params.axis is None for t in (left, right, q))
+        if plain and left.shape == right.shape:
+            launch.add(
+                left.data, left.scale.to(compute), left.zero_point, right.data, right.scale.to(compute),
+                right.zero_point, p.qmin, p.qmax, out=q.data, scale=q.scale, zero=q.zero_point,
+            )  # fmt: skip
+            return q
+        y = (left.dequantize(compute) + right.dequantize(compute)).contiguous()
+        launch.quantize(y, q.scale, q.zero_point, p.qmin, p.qmax, p.granularity(shape), p.dtype, out=q.data)
+        return q
+
+    def qrelu(self, a: Any) -> GpuQuantizedTensor:
+        """max(code, zero point), by torch, for codes with one scale that are not packed."""
+        from lowbit.gpu.tensors import GpuQuantizedTensor
+
+        q = self._there("a", a)
+        if q.dtype.is_packed or q.params.axis is not None or q.dtype.name == "uint16":
+            raise Unsupported(f"qrelu: {q.params!r}; on GPUs it takes int8, uint8 or int16 with one scale")
+        codes = q.data.clamp(min=int(q.params.zero_point))
+        return GpuQuantizedTensor(codes, q.params, q.shape, self.device, q.scale, q.zero_point)
+
+    def _floats(self, name: str, x: Any) -> Tensor:
+        """x on the device."""
+        import torch
+
+        there = torch.as_tensor(x).detach().to(self.device.memory).contiguous()
+        if not there.is_floating_point():
+            raise Unsupported(f"{name}: {there.dtype}; expected floats")
+        return there
+
+    def _there(self, name: str, q: Any) -> GpuQuantizedTensor:
+        from lowbit.gpu.tensors import GpuQuantizedTensor
+
+        if isinstance(q, QuantizedTensor):
+            return GpuQuantizedTensor.of(q, self.device.name)
+        if not isinstance(q, GpuQuantizedTensor):
+            raise InvalidProblem(f"{name}: {type(q).__name__}; expected a GpuQuantizedTensor or QuantizedTensor")
+        if q.device != self.device:
+            raise InvalidProblem(f"{name}: on {q.device.name}; expected {self.device.name}")
+        return q
+
+    def _result(self, y: Tensor, outcome: Outcome) -> Any:
+        from lowbit.gpu.tensors import GpuQuantizedTensor
+
+        if outcome.params is None:
+            return y
+        return GpuQuantizedTensor(y.contiguous(), outcome.params, tuple(y.shape), self.device)
+
+    def __repr__(self) -> str:
+        return f"GpuQuantizationOps({self.device.name!r}, {self.device.architecture})"
+
+
+def _bytes(name: str, q: GpuQuantizedTensor) -> Tensor:
+    if q.dtype.bits > 8:
+        raise Unsupported(f"{name}: {q.dtype}; GPU kernels multiply codes of at most 8 bits")
+    return q.unpack()
+
+
+def _bias(bias: Any, device: GpuDevice) -> Any:
+    """int32 or float32, on the device."""
+    if bias is None:
+        return None
+    import torch
+
+    try:
+        there = torch.as_tensor(bias).detach().to(device.memory)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidProblem(f"bias: {type(bias).__name__}; expected an array of numbers") from None
+    if there.is_floating_point():
+        return there.to(torch.float32)
+    if there.dtype in (torch.int32, torch.int64, torch.int16, torch.int8):
+        if there.dtype is torch.int64 and there.numel() and int(there.abs().max()) >= 2**31:
+            raise InvalidProblem("bias: integers beyond int32")
+        return there.to(torch.int32)
+    raise Unsupported(f"bias: {there.dtype}; expected floats or integers")

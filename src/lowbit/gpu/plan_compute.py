@@ -1,0 +1,200 @@
+"""Plans of integer compute on a GPU. Operands are GpuQuantizedTensor, matrices that stay GpuPacked, layers GpuLinear.
+
+Sums of codes are exact and what follows is rounded as on the CPU, so results are the CPU's to the bit; int4 weights on
+floats are added in the matrix unit's order, and are within the contract's bound.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from lowbit.gpu.launch_gemm import MAX_DEPTH, Finish
+from lowbit.gpu.linear import GpuLinear, gpu_linear_path
+from lowbit.gpu.ops import GpuPacked, convolve, finish_of, multiply, pack, pack_conv
+from lowbit.gpu.plan_arguments import tensor
+from lowbit.gpu.plans import OnGpu
+from lowbit.gpu.tensors import GpuQuantizedTensor
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.params import QuantizationParams
+from lowbit.ops.epilogue import Outcome
+from lowbit.plans.base import Preference
+from lowbit.plans.compute import Conv2dPlan, LinearPlan, MatMulPlan
+from lowbit.plans.kinds import ElementKind, PrecisionGuarantee
+from lowbit.plans.operands import same_params
+from lowbit.plans.problems import (
+    Conv2dArgs,
+    Conv2dDescriptor,
+    LinearArgs,
+    LinearDescriptor,
+    MatMulArgs,
+    MatMulDescriptor,
+    same_layer,
+)
+from torch import Tensor
+
+__all__ = ["COMPUTE_ON_GPU"]
+
+_KINDS = {
+    "float32": ElementKind.F32, "float16": ElementKind.F16, "bfloat16": ElementKind.BF16, "int8": ElementKind.S8,
+    "uint8": ElementKind.U8,
+}  # fmt: skip
+_BIAS = 16  # bytes a number of the host takes on its way to int32 or float32 on the device
+_UNPACKING = 6  # bytes a 4-bit code takes on its way to a byte of its own
+
+
+class _Compute(OnGpu):
+    path: str
+    _outcome: Outcome
+
+    def _promise(self, path: str, guarantee: PrecisionGuarantee) -> None:
+        sku = replace(self.sku, op=f"{self.sku.op.partition('_')[0]}_{path}", precision_guarantee=guarantee)
+        self._set(path=path, sku=sku)
+
+    def _exact(self, depth: int, *operands: QuantizationParams) -> None:
+        """What integer paths promise: exact sums of this depth, floats rounded once a step."""
+        if depth > MAX_DEPTH:
+            raise Unsupported(f"k: {depth}; expected at most {MAX_DEPTH}, so that no int32 sum saturates")
+        reach = [255 if not p.dtype.is_signed or p.zero_point.any() else 128 for p in operands]
+        wide = math.prod(reach) * depth >= 2**31
+        self._promise("integer", PrecisionGuarantee(ElementKind.F32, "s64" if wide else "s32"))
+
+    def _operand(
+        self, name: str, value: Any, shape: tuple[int, ...], params: QuantizationParams, only: type | None = None
+    ) -> None:
+        kinds: Any = (GpuQuantizedTensor, GpuPacked) if only is None else (only,)
+        if not isinstance(value, kinds):
+            raise InvalidProblem(
+                f"{name}: {type(value).__name__}; expected a {' or '.join(kind.__name__ for kind in kinds)}"
+            )
+        if value.shape != shape:
+            raise InvalidProblem(f"{name}: shape {value.shape}; expected {shape}")
+        same_params(name, value.params, params, len(shape))
+        held = value.weight.codes if isinstance(value, GpuPacked) else value.data
+        if not self._place.holds(held):
+            raise Unsupported(f"{name}: on {held.device}; expected {self._place.name}")
+
+    def _finish(self, bias: Any, n: int) -> Finish:
+        """The epilogue, its bias checked."""
+        finish = finish_of(self._outcome, bias, self._place)
+        if finish.bias is not None and tuple(finish.bias.shape) != (n,):
+            raise InvalidProblem(f"bias: shape {tuple(finish.bias.shape)}; expected ({n},), one an output")
+        return finish
+
+    def _output(self, value: Any, shape: tuple[int, ...]) -> Tensor:
+        if isinstance(value, GpuQuantizedTensor):
+            if self._outcome.params is None:
+                raise InvalidProblem(f"output: a GpuQuantizedTensor; expected a tensor of {self._outcome.dtype}")
+            same_params("output", value.params, self._outcome.params, len(shape))
+            value = value.data
+        return tensor("output", value, _KINDS[self._outcome.dtype.name], shape, self._place)
+
+
+class _MatMul(_Compute):
+    descriptor: MatMulDescriptor
+
+    def __init__(self, d: MatMulDescriptor, device: str, preference: Preference) -> None:
+        super().__init__(d, device, preference)
+        if self.path != "integer":
+            raise Unsupported(f"a, b: {d.a!r} by {d.b!r} takes path {self.path!r}; GPU kernels have 'integer'")
+        self._exact(d.k, d.a, d.b)
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes a run works in at most: the result before it is copied to the output, and b unless it is packed."""
+        d = self.descriptor
+        packing = 0 if d.prepacked else (_UNPACKING + 1 if d.b.dtype.is_packed else 1) * d.k * d.n + 12 * d.n
+        codes = _UNPACKING * d.m * d.k if d.a.dtype.is_packed else 0
+        return d.m * d.n * self._outcome.dtype.itemsize + packing + codes + _BIAS * d.n
+
+    def can_implement(self, args: MatMulArgs) -> None:
+        d = self.descriptor
+        self._operand("a", args.a, (d.m, d.k), d.a, GpuQuantizedTensor)
+        self._operand("b", args.b, (d.k, d.n), d.b, GpuPacked if d.prepacked else None)
+        self._output(args.output, (d.m, d.n))
+        self._finish(args.bias, d.n)
+
+    def run(self, args: MatMulArgs) -> None:
+        self.can_implement(args)
+        b = args.b if isinstance(args.b, GpuPacked) else pack(args.b)
+        y = multiply(args.a, b, self._finish(args.bias, self.descriptor.n))
+        self._output(args.output, (self.descriptor.m, self.descriptor.n)).copy_(y)
+
+
+class _Conv2d(_Compute):
+    descriptor: Conv2dDescriptor
+
+    def __init__(self, d: Conv2dDescriptor, device: str, preference: Preference) -> None:
+        super().__init__(d, device, preference)
+        path = self.path
+        if path not in ("integer", "depthwise"):
+            raise Unsupported(f"x, w: {d.x!r} by {d.w!r} takes path {path!r}; GPU kernels have 'integer'")
+        self._exact(math.prod(d.w_shape[1:]), d.x, d.w)
+        self._promise(path, self.sku.precision_guarantee)
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes a run works in at most: the result before it is copied, x with channels last and in whole words, and w
+        unless it is packed."""
+        d = self.descriptor
+        x = (5 + _UNPACKING) * math.prod(d.x_shape)
+        w = (4 if d.prepacked else 5 + _UNPACKING) * math.prod(d.w_shape) + 12 * d.w_shape[0]
+        return math.prod(d.output_shape) * self._outcome.dtype.itemsize + x + w + _BIAS * d.w_shape[0]
+
+    def can_implement(self, args: Conv2dArgs) -> None:
+        d = self.descriptor
+        self._operand("x", args.x, d.x_shape, d.x, GpuQuantizedTensor)
+        self._operand("w", args.w, d.w_shape, d.w, GpuPacked if d.prepacked else None)
+        self._output(args.output, d.output_shape)
+        self._finish(args.bias, d.w_shape[0])
+
+    def run(self, args: Conv2dArgs) -> None:
+        self.can_implement(args)
+        w = args.w if isinstance(args.w, GpuPacked) else pack_conv(args.w)
+        y = convolve(args.x, w, self.descriptor.geometry, self._finish(args.bias, self.descriptor.w_shape[0]))
+        self._output(args.output, self.descriptor.output_shape).copy_(y)
+
+
+class _Linear(_Compute):
+    descriptor: LinearDescriptor
+
+    def __init__(self, d: LinearDescriptor, device: str, preference: Preference) -> None:
+        super().__init__(d, device, preference)
+        path = gpu_linear_path(d.weight, d.activation_dtype, d.input_params)
+        if path == "integer":
+            given = QuantizationParams(d.activation_dtype) if d.input_params is None else d.input_params
+            self._exact(d.in_features, given, d.weight)
+        elif d.out_params is not None:
+            raise Unsupported("out_params: on GPUs int4 weights with float activations give floats")
+        else:
+            # Products are exact; sums are added in an order that is the matrix unit's own.
+            self._promise(path, PrecisionGuarantee(d.input_element, ElementKind.F32, bit_stable=False))
+
+    @property
+    def workspace_size(self) -> int:
+        """Bytes a run works in at most: the result before it is copied, codes of x, their scales and zero points."""
+        d = self.descriptor
+        return d.rows * (d.out_features * self._outcome.dtype.itemsize + d.in_features + 8) + 12 * d.rows * (
+            1 + d.in_features // 16384
+        )
+
+    def can_implement(self, args: LinearArgs) -> None:
+        self._input(args)
+        self._output(args.output, (self.descriptor.rows, self.descriptor.out_features))
+
+    def run(self, args: LinearArgs) -> None:
+        self.can_implement(args)
+        y = args.layer(self._input(args))
+        found = y.data if isinstance(y, GpuQuantizedTensor) else y
+        self._output(args.output, (self.descriptor.rows, self.descriptor.out_features)).copy_(found)
+
+    def _input(self, args: LinearArgs) -> Tensor:
+        d, layer = self.descriptor, args.layer
+        same_layer(layer, GpuLinear, d)
+        if layer.device != self._place:
+            raise Unsupported(f"layer: on {layer.device.name}; expected {self._place.name}")
+        return tensor("x", args.x, d.input_element, (d.rows, d.in_features), self._place)
+
+
+COMPUTE_ON_GPU = ((MatMulPlan, _MatMul), (Conv2dPlan, _Conv2d), (LinearPlan, _Linear))

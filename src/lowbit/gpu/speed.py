@@ -1,0 +1,161 @@
+"""How fast the kernels are on a device, beside torch on the same one: what `lowbit gpu-check` measures.
+
+Times are medians by the device's own clock, so that launches do not count but gaps between them do. In Triton's
+interpreter, for tests, one run by the host's clock: it says nothing about speed, and the report says that.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from lowbit.gpu import launch, launch_reductions
+from lowbit.gpu.launch_conv import conv2d, conv_weight
+from lowbit.gpu.launch_gemm import Finish, Int4Weight, Weight, gemm, linear_int4
+from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.granularity import granularity_of
+from lowbit.runtime.devices import GpuDevice
+from torch import Tensor
+
+__all__ = ["Speed", "measure"]
+
+_INT8 = QuantizedDType.of("int8")
+_SHORTEST, _MOST_RUNS = 0.2, 200  # seconds of runs that a median is taken of, and how many at most
+
+
+@dataclass(frozen=True)
+class Speed:
+    """seconds a run; rate in GB/s of memory that must be read and written, or in GOPS; torch's where it has such."""
+
+    name: str
+    unit: str
+    seconds: float
+    rate: float
+    torch_name: str = ""
+    torch_seconds: float | None = None
+    torch_error: str = ""
+
+    @property
+    def times_torch(self) -> float | None:
+        return None if self.torch_seconds is None else self.torch_seconds / self.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"times_torch": self.times_torch}
+
+
+def measure(device: GpuDevice, small: bool = False) -> list[Speed]:
+    """Kernels on sizes that fill a device; small: the same on sizes that test this file."""
+    return [*_elementwise(device, 4096 if small else 1 << 25), *_products(device, 32 if small else 4096, small)]
+
+
+def _elementwise(device: GpuDevice, n: int) -> list[Speed]:
+    x = torch.randn(n, device=device.memory)
+    scale, zero = torch.full((), 0.02, device=device.memory), torch.zeros((), dtype=torch.int32, device=device.memory)
+    whole, rows = granularity_of((n,), None, None), x.reshape(-1, 1024)
+    token = granularity_of(tuple(rows.shape), 0, None)
+    codes, y = launch.empty_codes((n,), _INT8, x), torch.empty_like(x)
+    affine = (scale, zero, -128, 127, whole)
+    launch.quantize(x, *affine, _INT8, out=codes)
+    found = [
+        _speed(device, "copy f32 (what memory gives)", 8 * n, lambda: y.copy_(x)),
+        _speed(
+            device, "quantize f32 to int8", 5 * n, lambda: launch.quantize(x, *affine, _INT8, out=codes),
+            "div, round, clamp, to", lambda: (x / 0.02).round_().clamp_(-128, 127).to(torch.int8),
+        ),
+        _speed(
+            device, "dequantize int8 to f32", 5 * n, lambda: launch.dequantize(codes, scale, zero, whole, _INT8, out=y),
+            "to, mul", lambda: codes.to(torch.float32).mul_(0.02),
+        ),
+        _speed(
+            device, "fake_quantize f32", 8 * n, lambda: launch.fake_quantize(x, *affine, out=y),
+            "fake_quantize_per_tensor_affine", lambda: torch.fake_quantize_per_tensor_affine(x, 0.02, 0, -128, 127),
+        ),
+        _speed(device, "fake_quantize backward", 12 * n, lambda: launch.fake_quantize_backward(y, x, *affine, out=y)),
+        _speed(
+            device, "quantize rows of 1024 by their own range", 5 * n,
+            lambda: launch_reductions.quantize_dynamic(rows, token, -127, 127, _INT8, symmetric=True),
+            "amax, div, round, to",
+            lambda: (rows / (rows.abs().amax(1, True) / 127)).round_().to(torch.int8),
+        ),
+        _speed(
+            device, "range of a tensor", 4 * n, lambda: launch_reductions.value_range(x, whole), "aminmax",
+            lambda: torch.aminmax(x),
+        ),
+    ]  # fmt: skip
+    return found
+
+
+def _products(device: GpuDevice, size: int, small: bool) -> list[Speed]:
+    def codes(*shape: int) -> Tensor:
+        return torch.randint(-128, 128, shape, dtype=torch.int8, device=device.memory)
+
+    one, found = torch.ones(1, device=device.memory), []
+    b = codes(size, size)
+    weight = Weight.of(b, one)
+    half = torch.randn(size, size, device=device.memory, dtype=torch.float16)
+    group = min(128, size)
+    packed = torch.randint(0, 256, (size, size // 2), dtype=torch.uint8, device=device.memory)
+    int4 = Int4Weight(packed, torch.ones((size, size // group), device=device.memory), None, size, group, True)
+    for m in (1, 4) if small else (1, 16, 128, 4096):
+        a, x = codes(m, size), torch.randn(m, size, device=device.memory, dtype=torch.float16)
+        ops = 2 * m * size * size
+
+        def ours(a: Tensor = a) -> Tensor:
+            return gemm(a, weight, one, None, Finish(torch.float16))
+
+        def other(a: Tensor = a) -> Tensor:
+            return torch._int_mm(a, b.T)
+
+        def int4_ours(x: Tensor = x) -> Tensor:
+            return linear_int4(x, int4)
+
+        def half_other(x: Tensor = x) -> Tensor:
+            return x @ half.T
+
+        name = f"{m} x {size} x {size}"
+        found.append(_speed(device, f"int8 product {name}", ops, ours, "_int_mm", other, "GOPS"))
+        found.append(_speed(device, f"int4 weights on f16 {name}", ops, int4_ours, "f16 matmul", half_other, "GOPS"))
+    n, channels, side = (1, 4, 4) if small else (32, 64, 56)
+    image, filters = codes(n, side, side, channels), conv_weight(codes(channels, channels, 3, 3), one)
+    found.append(_speed(
+        device, f"int8 convolution 3 x 3, {n} x {channels} x {side} x {side}", 18 * n * side * side * channels**2,
+        lambda: conv2d(image, filters, one, 0, Finish(torch.float16), padding=(1, 1, 1, 1), layout="NHWC"), unit="GOPS",
+    ))  # fmt: skip
+    return found
+
+
+def _speed(
+    device: GpuDevice, name: str, amount: int, run: Callable[[], Any], torch_name: str = "",
+    torch_run: Callable[[], Any] | None = None, unit: str = "GB/s",
+) -> Speed:  # fmt: skip
+    seconds, theirs, error = _seconds(device, run), None, ""
+    if torch_run is not None:
+        try:
+            theirs = _seconds(device, torch_run)
+        except (RuntimeError, NotImplementedError) as found:  # torch has no such kernel here: that is a result
+            error = str(found).splitlines()[0][:200]
+    return Speed(name, unit, seconds, amount / seconds / 1e9, torch_name, theirs, error)
+
+
+def _seconds(device: GpuDevice, run: Callable[[], Any]) -> float:
+    if device.backend == "interpreter":
+        started = time.perf_counter()
+        run()
+        return time.perf_counter() - started
+    with torch.cuda.device(device.memory):
+        for _ in range(3):  # compile, and wake the clocks
+            run()
+        torch.cuda.synchronize()
+        times, begun = list[float](), time.perf_counter()
+        while len(times) < 5 or (time.perf_counter() - begun < _SHORTEST and len(times) < _MOST_RUNS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1000)
+        return statistics.median(times)

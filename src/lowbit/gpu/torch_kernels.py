@@ -1,0 +1,218 @@
+"""GPU kernels of the torch operators: the functions of `kernels`, for CUDA tensors.
+
+Imported when an operator first meets one. Kernels run on torch's current stream. Values of scales are not looked at,
+since that would wait for the GPU; `range_params` and `observe_` wait only where they are told to refuse NaN and Inf.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from lowbit.gpu import launch, launch_reductions
+from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
+from lowbit.numerics.granularity import Granularity, granularity_of
+from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE
+from lowbit.torch.kernels import (
+    CODES,
+    HIGHEST,
+    LOWEST,
+    WIDEST,
+    codes_dtype,
+    compute_dtype,
+    granularity,
+    require_bits,
+)  # fmt: skip
+from torch import Tensor
+
+__all__ = [
+    "affine_params", "dequantize", "dequantize_ste", "dequantize_ste_backward", "fake_quantize",
+    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "keep_where", "observe_",
+    "quantize", "quantize_ste", "quantize_ste_backward", "range_params",
+]  # fmt: skip
+
+_granularity = functools.lru_cache(4096)(granularity)
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def _floats(x: Tensor, name: str = "x") -> Tensor:
+    if x.dtype not in _FLOATS:
+        raise UnsupportedDType(f"{name}: {x.dtype}; expected float32, float64, float16 or bfloat16")
+    return x.detach().contiguous()
+
+
+def _gradient(dy: Tensor, x: Tensor) -> Tensor:
+    if dy.shape != x.shape or dy.dtype is not x.dtype:
+        raise InvalidProblem(f"dy: {dy.dtype} {tuple(dy.shape)}; expected x's, {x.dtype} {tuple(x.shape)}")
+    return _floats(dy, "dy")
+
+
+def _each(name: str, values: Tensor, dtype: torch.dtype, g: Granularity) -> Tensor:
+    """One value for each parameter set, or one for all, contiguous."""
+    if tuple(values.shape) != g.scale_shape and values.numel() != 1:
+        raise InvalidProblem(f"{name}: shape {tuple(values.shape)}; expected {g.scale_shape}")
+    if dtype is torch.int32 and values.is_floating_point():
+        raise InvalidProblem(f"{name}: {values.dtype}; expected integers")
+    return values.detach().to(dtype).contiguous()
+
+
+def _one_each(values: Tensor, g: Granularity) -> Tensor:
+    return values.reshape(()).expand(g.scale_shape).contiguous() if values.numel() == 1 else values
+
+
+def _affine(
+    x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
+) -> tuple[Tensor, Tensor, int, int, Granularity]:
+    """Scales, zero points, code range and granularity, as launches take them."""
+    if not LOWEST <= qmin <= qmax <= HIGHEST:
+        raise InvalidProblem(f"qmin, qmax: [{qmin}, {qmax}]; expected within [{LOWEST}, {HIGHEST}]")
+    g = _granularity(x.shape, axis, block)
+    scale, zero = _each("scale", s, compute_dtype(x), g), _each("zero_point", z, torch.int32, g)
+    if scale.numel() != zero.numel():  # kernels take one for all, or one each, of both
+        scale, zero = _one_each(scale, g), _one_each(zero, g)
+    return scale, zero, qmin, qmax, g
+
+
+def fake_quantize(x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None) -> Tensor:
+    return launch.fake_quantize(_floats(x), *_affine(x, s, z, qmin, qmax, axis, block))
+
+
+def fake_quantize_backward(
+    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
+) -> Tensor:
+    return launch.fake_quantize_backward(_gradient(dy, x), _floats(x), *_affine(x, s, z, qmin, qmax, axis, block))
+
+
+def keep_where(dy: Tensor, bits: Tensor) -> Tensor:
+    """For the sake of being whole, in operators of torch: on a GPU nothing makes such bits yet."""
+    require_bits(dy, bits)
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    kept = (bits.unsqueeze(1) >> places & 1).flatten()[: dy.numel()].view(dy.shape) != 0
+    return torch.where(kept, dy, torch.zeros((), dtype=dy.dtype, device=dy.device)).contiguous()
+
+
+def quantize_ste_backward(
+    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
+) -> Tensor:
+    return launch.quantize_backward(_gradient(dy, x), _floats(x), *_affine(x, s, z, qmin, qmax, axis, block))
+
+
+def _learned(s: Tensor, z: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:
+    """As in kernels: a learned scale and zero point brought back into the range they must lie in."""
+    scale = s.detach().to(torch.promote_types(s.dtype, torch.float32)).clamp(MIN_SCALE, MAX_SCALE)
+    return scale, z.detach().round().clamp(qmin, qmax).to(torch.int32) if z.is_floating_point() else z
+
+
+def fake_quantize_learned(
+    x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None, gradient_scale: float
+) -> Tensor:
+    return fake_quantize(x, *_learned(s, z, qmin, qmax), qmin, qmax, axis, block)
+
+
+def fake_quantize_learned_backward(
+    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None,
+    gradient_scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    scale, zero, qmin, qmax, g = _affine(x, *_learned(s, z, qmin, qmax), qmin, qmax, axis, block)
+    scale, zero = _one_each(scale, g), _one_each(zero, g)
+    dx, ds, dz = launch_reductions.fake_quantize_learned_backward(
+        _gradient(dy, x), _floats(x), scale, zero, qmin, qmax, g
+    )
+    if gradient_scale != 1.0:
+        ds, dz = ds * gradient_scale, dz * gradient_scale
+    return dx, ds.to(s.dtype), dz.to(z.dtype if z.is_floating_point() else compute_dtype(x))
+
+
+def quantize(
+    x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None, dtype: torch.dtype
+) -> Tensor:
+    info = torch.iinfo(dtype)
+    if not info.min <= qmin <= qmax <= info.max:
+        raise InvalidProblem(f"qmin, qmax: [{qmin}, {qmax}]; expected within {dtype}'s, [{info.min}, {info.max}]")
+    return launch.quantize(_floats(x), *_affine(x, s, z, qmin, qmax, axis, block), QuantizedDType.of(CODES[dtype]))
+
+
+def quantize_ste(x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None) -> Tensor:
+    return quantize(x, s, z, qmin, qmax, axis, block, codes_dtype(qmin, qmax)).to(x.dtype)
+
+
+def dequantize(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int | None, dtype: torch.dtype) -> Tensor:
+    info = torch.iinfo(q.dtype)
+    out = torch.empty(q.shape, dtype=dtype, device=q.device)
+    scale, zero, _, _, g = _affine(out, s, z, info.min, info.max, axis, block)
+    return launch.dequantize(q.contiguous(), scale, zero, g, QuantizedDType.of(CODES[q.dtype]), out=out)
+
+
+def dequantize_ste(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int | None) -> Tensor:
+    g = _granularity(q.shape, axis, block)
+    each = _spread(_each("zero_point", z, torch.int32, g), g, q.shape)
+    wide = q.detach().to(compute_dtype(q)) - each  # exact
+    return dequantize_ste_backward(wide, s, axis, block).to(q.dtype)
+
+
+def dequantize_ste_backward(dy: Tensor, s: Tensor, axis: int | None, block: int | None) -> Tensor:
+    g = _granularity(dy.shape, axis, block)
+    return launch.dequantize_backward(_floats(dy, "dy"), _each("scale", s, compute_dtype(dy), g), g)
+
+
+def _spread(values: Tensor, g: Granularity, shape: torch.Size) -> Tensor:
+    """One value for each element."""
+    if values.numel() == 1:
+        return values.reshape(())
+    if g.kind == 1:
+        return values.reshape(1, g.axis, 1).expand(g.outer, g.axis, g.inner).reshape(shape)
+    groups = values.reshape(g.outer, -1, g.inner)
+    return groups.repeat_interleave(g.block, 1)[:, : g.axis].reshape(shape)
+
+
+def range_params(
+    x: Tensor, qmin: int, qmax: int, symmetric: bool, axis: int | None, block: int | None, name: str, ignore: bool
+) -> tuple[Tensor, Tensor]:
+    lo, hi = _value_range(x, axis, block, name, ignore)
+    # As in kernels: Inf counts as a very large number, and no number at all as 0.
+    lo, hi = (torch.where(lo <= hi, v, 0).clamp(-MAX_SCALE, MAX_SCALE) for v in (lo, hi))
+    return affine_params(lo, hi, qmin, qmax, symmetric)
+
+
+def observe_(
+    x: Tensor, lo: Tensor, hi: Tensor, left_out: Tensor, momentum: float | None, axis: int | None, block: int | None,
+    name: str, ignore: bool,
+) -> None:  # fmt: skip
+    new_lo, new_hi = _value_range(x, axis, block, name, ignore)
+    usable = ((new_lo <= new_hi) & (new_lo >= -WIDEST) & (new_hi <= WIDEST)).all()
+    left_out += (~usable).to(left_out.dtype)
+    low, high = torch.minimum(lo, new_lo.to(lo.dtype)), torch.maximum(hi, new_hi.to(hi.dtype))
+    if momentum is not None:
+        first = (lo > hi).any()
+        low, high = (
+            torch.where(first, begun, (old + momentum * (new - old)).to(old.dtype))
+            for begun, old, new in ((low, lo, new_lo), (high, hi, new_hi))
+        )
+    lo.copy_(torch.where(usable, low, lo))
+    hi.copy_(torch.where(usable, high, hi))
+
+
+def _value_range(x: Tensor, axis: int | None, block: int | None, name: str, ignore: bool) -> tuple[Tensor, Tensor]:
+    """(lo, hi) of each scope. Unless told to ignore them, NaN and Inf are an error, for which this waits."""
+    if x.numel() == 0:
+        raise InvalidProblem(f"{name}: empty (shape {tuple(x.shape)}); there is nothing to find a range in")
+    floats = _floats(x)
+    lo, hi, nan = launch_reductions.value_range(floats, _granularity(x.shape, axis, block))
+    if not ignore and not bool((torch.isfinite(lo) & torch.isfinite(hi) & (nan == 0)).all()):
+        index = tuple(int(i) for i in (~torch.isfinite(floats)).nonzero()[0])
+        raise InvalidProblem(f"{name}: {float(floats[index])} at index {index}; a range needs finite numbers")
+    return lo, hi
+
+
+def affine_params(lo: Tensor, hi: Tensor, qmin: int, qmax: int, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """The ends of a range are data with that range, so the kernel that finds scales in data finds these."""
+    ends = torch.stack((lo.detach().reshape(-1), hi.detach().reshape(-1)), 1)
+    g = granularity_of(tuple(ends.shape), 0, None)
+    kind = QuantizedDType.of(CODES[codes_dtype(qmin, qmax)])
+    zero = torch.empty(g.scale_shape, dtype=torch.int32, device=lo.device)
+    scale = torch.empty(g.scale_shape, dtype=compute_dtype(lo), device=lo.device)
+    codes: Any = launch.empty_codes(tuple(ends.shape), kind, ends)
+    launch_reductions.quantize_dynamic(ends, g, qmin, qmax, kind, symmetric=symmetric, out=(codes, scale, zero))
+    return scale.reshape(lo.shape), zero.reshape(lo.shape)

@@ -1,1 +1,0 @@
-"""Kernels by device. `cpu` calls the native module."""

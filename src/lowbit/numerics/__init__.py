@@ -1,0 +1,1 @@
+"""Numeric facts: dtypes, schemes, parameters, storage and tensors. NumPy only, no native module."""

@@ -1,0 +1,64 @@
+"""From a range to a scale and a zero point: the contract's formulas, on arrays of any shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.numerics.errors import InvalidProblem
+
+__all__ = ["MAX_SCALE", "MIN_SCALE", "SCALES", "affine_from_range", "log_scale_from_range"]
+
+Array = npt.NDArray[Any]
+
+# Below the one, flush-to-zero in a host library could change codes; above the other, code * scale overflows.
+MIN_SCALE = 2.0**-125
+MAX_SCALE = float(np.finfo(np.float32).max) / 65536.0
+SCALES = "finite, positive and in [2^-125, FLT_MAX / 65536]"  # as error messages put it
+
+
+def affine_from_range(
+    lo: Array, hi: Array, qmin: int, qmax: int, *, symmetric: bool, full_range: bool = False
+) -> tuple[Array, npt.NDArray[np.int32]]:
+    """Scales and zero points that cover [lo, hi], computed in lo's own type.
+
+    symmetric   s = max(|lo|, |hi|) / qmax, z = 0          (full_range: divide by -qmin)
+    asymmetric  widen to contain 0, s = (hi - lo) / (qmax - qmin), z = clamp(rne(qmin - lo / s), qmin, qmax)
+    All-zero data gets s = 1 and z = 0, clamped into the codes' range.
+
+    >>> affine_from_range(np.float32(-1), np.float32(3), 0, 255, symmetric=False)
+    (array(0.01568628, dtype=float32), array(64, dtype=int32))
+    """
+    lo, hi = np.asarray(lo), np.asarray(hi)
+    one = lo.dtype.type
+    with np.errstate(over="ignore", invalid="ignore"):
+        if symmetric:
+            most = np.maximum(-lo, hi)
+            divisor = -qmin if full_range and qmin < 0 else qmax
+            scale = np.where(most > 0, np.maximum(most / one(max(divisor, 1)), one(MIN_SCALE)), one(1))
+            zero = np.full(lo.shape, min(max(0, qmin), qmax), np.int32)
+        else:
+            lo, hi = np.minimum(lo, one(0)), np.maximum(hi, one(0))
+            some = hi > lo
+            scale = np.maximum((hi - lo) / one(max(qmax - qmin, 1)), one(MIN_SCALE))
+            scale = np.where(some, scale, one(1))
+            steps = np.where(some, one(qmin) - lo / scale, one(0))
+            zero = np.clip(np.rint(steps), qmin, qmax).astype(np.int32)
+    return _checked(np.asarray(scale)), np.asarray(zero)
+
+
+def log_scale_from_range(lo: Array, hi: Array) -> Array:
+    """max|x|, the value of the greatest logarithmic magnitude; 1 where all is zero."""
+    lo, hi = np.asarray(lo), np.asarray(hi)
+    most = np.maximum(-lo, hi)
+    one = lo.dtype.type
+    return _checked(np.asarray(np.where(most > 0, np.maximum(most, one(MIN_SCALE)), one(1))))
+
+
+def _checked(scale: Array) -> Array:
+    if not (scale <= MAX_SCALE).all():
+        worst = scale[~(scale <= MAX_SCALE)].flat[0]
+        raise InvalidProblem(f"scale: the range is too wide: it needs a scale of {worst}, above {MAX_SCALE:.6g}")
+    return scale

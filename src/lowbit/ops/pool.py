@@ -1,0 +1,223 @@
+"""Pooling of quantized images, without leaving codes where there is a way.
+
+int8 and uint8 tensors with one scale run natively. The greatest code of a window is right for every dtype whose windows
+share their params, and so is the integer average for every linear one; those run in NumPy. Any other average takes the
+general path: dequantize, add in float64, divide, quantize.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit import reference
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.fields import whole
+from lowbit.numerics.packing import pack
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.ops import code_kernels as codes
+from lowbit.ops.code_kernels import Window
+from lowbit.ops.outputs import codes_for, finished
+from lowbit.runtime import arrays as cpu
+
+__all__ = ["qavg_pool2d", "qmax_pool2d"]
+
+Array = npt.NDArray[Any]
+_LARGEST = 1 << 23  # places in a window whose codes a 32-bit sum holds
+
+
+def qmax_pool2d(
+    x: QuantizedTensor,
+    kernel: int | tuple[int, int],
+    *,
+    stride: int | tuple[int, int] | None = None,
+    padding: int | tuple[int, ...] = 0,
+    layout: str = "NCHW",
+    out: QuantizedTensor | Array | None = None,
+) -> QuantizedTensor:
+    """The greatest element of each window of images x, as codes under x's params. Padding never wins.
+
+    kernel, stride: one size, or (height, width); a stride of None is the kernel's. padding: one size, (height, width),
+    or (top, left, bottom, right), each less than the kernel. layout: "NCHW" or "NHWC". out: a tensor, or an array of
+    stored codes, to write into.
+
+    >>> import lowbit as lb
+    >>> x = lb.quantize(np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4), params=lb.QuantizationParams("uint8"))
+    >>> lb.qmax_pool2d(x, 2).unpack()[0, 0]
+    array([[ 5,  7],
+           [13, 15]], dtype=uint8)
+    """
+    window, nhwc, shape = _window(x, kernel, stride, padding, layout)
+    if not _windows_share_params(x, nhwc):
+        raise Unsupported(
+            f"x: scales along {_spatial(nhwc)} or in blocks; the greatest code may not be the greatest number"
+        )
+    data = codes_for(x.params, shape, out)
+    p = codes.byte_params(x.params)
+    if p is not None:
+        target = np.empty_like(data) if np.may_share_memory(data, x.data) else data
+        codes.max_pool(p, x.data, window, nhwc, target)
+        if target is not data:
+            data[...] = target
+    else:
+        unpacked = x.unpack()
+        fill = np.iinfo(unpacked.dtype).min
+        found = _windows(unpacked, window, nhwc, fill).max(axis=(-2, -1), initial=fill)
+        data[...] = pack(np.ascontiguousarray(found), x.dtype, x.params.axis)
+    return finished(data, x.params, shape, out)
+
+
+def qavg_pool2d(
+    x: QuantizedTensor,
+    kernel: int | tuple[int, int],
+    *,
+    stride: int | tuple[int, int] | None = None,
+    padding: int | tuple[int, ...] = 0,
+    layout: str = "NCHW",
+    count_include_pad: bool = False,
+    out_params: QuantizationParams | None = None,
+    out: QuantizedTensor | Array | None = None,
+) -> QuantizedTensor:
+    """The mean of each window of images x: clamp(rne(f32(sum(q - z)) * ((s / count) / sy)) + zy), the sum in integers.
+
+    count: the places of the window inside the image, or with count_include_pad all of them; padding adds 0.
+    out_params: the params of the result; None means those of x. The other arguments are those of `qmax_pool2d`.
+
+    >>> import lowbit as lb
+    >>> x = lb.quantize(np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4), params=lb.QuantizationParams("uint8"))
+    >>> lb.qavg_pool2d(x, 2, out_params=lb.QuantizationParams("uint8", scale=0.5)).dequantize()[0, 0]
+    array([[ 2.5,  4.5],
+           [10.5, 12.5]], dtype=float32)
+    """
+    window, nhwc, shape = _window(x, kernel, stride, padding, layout)
+    if out_params is not None and not isinstance(out_params, QuantizationParams):
+        raise InvalidProblem(f"out_params: {type(out_params).__name__}; expected QuantizationParams")
+    if window.kernel[0] * window.kernel[1] > _LARGEST:
+        raise Unsupported(f"kernel: {window.kernel}; windows have up to {_LARGEST} places")
+    params = (x.params if out_params is None else out_params).for_compute(x.params.scale.dtype)
+    try:
+        params.granularity(shape)
+    except InvalidProblem as error:
+        whose = "out_params: none, and x's do not fit the result" if out_params is None else "out_params"
+        raise InvalidProblem(f"{whose}: {error}") from None
+    data = codes_for(params, shape, out)
+    p, py = codes.byte_params(x.params), codes.byte_params(params)
+    if p is not None and py is not None:
+        target = np.empty_like(data) if np.may_share_memory(data, x.data) else data
+        codes.average_pool(p, x.data, window, nhwc, count_include_pad, target, py)
+        if target is not data:
+            data[...] = target
+    elif _is_integer(x.params) and _is_integer(params) and _windows_share_params(x, nhwc):
+        data[...] = pack(_integer_average(x, window, nhwc, count_include_pad, params, shape), params.dtype, params.axis)
+    else:
+        mean = _float_average(x, window, nhwc, count_include_pad)
+        cpu.quantize(cpu.as_float_array(np.ascontiguousarray(mean)), params, data)
+    return finished(data, params, shape, out)
+
+
+def _window(
+    x: QuantizedTensor, kernel: Any, stride: Any, padding: Any, layout: str
+) -> tuple[Window, bool, tuple[int, ...]]:
+    """The window, whether the layout is NHWC, and the result's shape; raises where there is none."""
+    if not isinstance(x, QuantizedTensor):
+        raise InvalidProblem(f"x: {type(x).__name__}; expected a QuantizedTensor")
+    if layout not in ("NCHW", "NHWC"):
+        raise InvalidProblem(f"layout: {layout!r}; expected 'NCHW' or 'NHWC'")
+    if x.ndim != 4:
+        raise InvalidProblem(f"x: shape {x.shape}; expected four dimensions, {layout}")
+    nhwc = layout == "NHWC"
+    size = x.shape[1:3] if nhwc else x.shape[2:]
+    k = _sizes("kernel", kernel, (2,), 1)
+    step = k if stride is None else _sizes("stride", stride, (2,), 1)
+    pad = _sizes("padding", padding, (2, 4), 0)
+    top, left, bottom, right = pad if len(pad) == 4 else (*pad, *pad)
+    if max(top, bottom) >= k[0] or max(left, right) >= k[1]:
+        raise InvalidProblem(
+            f"padding: {padding}; expected less than the kernel, {k}: no window may lie in it altogether"
+        )
+    if 0 in size:
+        raise InvalidProblem(f"x: shape {x.shape}; images have no places")
+    if size[0] + top + bottom < k[0] or size[1] + left + right < k[1]:
+        raise InvalidProblem(f"kernel: {k}; larger than the images with their padding, {x.shape} in {layout}")
+    places = (size[0] + top + bottom - k[0]) // step[0] + 1, (size[1] + left + right - k[1]) // step[1] + 1
+    shape = (x.shape[0], *places, x.shape[3]) if nhwc else (*x.shape[:2], *places)
+    return Window((k[0], k[1]), (step[0], step[1]), (top, left, bottom, right)), nhwc, shape
+
+
+def _sizes(name: str, value: Any, lengths: tuple[int, ...], least: int) -> tuple[int, ...]:
+    """One size for both axes, or a size each."""
+    found = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    sizes = tuple(whole(name, v) for v in found)
+    if len(sizes) not in lengths or min(sizes) < least:
+        counts = " or ".join(str(n) for n in lengths)
+        raise InvalidProblem(f"{name}: {value!r}; expected one integer or {counts} of them, at least {least}")
+    return sizes
+
+
+def _spatial(nhwc: bool) -> str:
+    return "axis 1 or 2 (height, width)" if nhwc else "axis 2 or 3 (height, width)"
+
+
+def _windows_share_params(x: QuantizedTensor, nhwc: bool) -> bool:
+    """Whether all of a window has one scale: there is only one, or one an image or channel."""
+    p = x.params
+    if p.dtype.is_mixed or p.scale.ndim:
+        return p.group_size is None and (p.axis or 0) % 4 in ((0, 3) if nhwc else (0, 1))
+    return True
+
+
+def _is_integer(params: QuantizationParams) -> bool:
+    """Whether params are linear, so that integers sum to what they stand for, in float32."""
+    special = params.is_logarithmic or params.dtype.is_binary or params.dtype.is_mixed
+    return not special and params.scale.dtype == np.float32
+
+
+def _windows(x: Array, window: Window, nhwc: bool, fill: Any) -> Array:
+    """x with its windows as two more axes at the end."""
+    top, left, bottom, right = window.padding
+    axes = (1, 2) if nhwc else (2, 3)
+    pads = [(0, 0)] * 4
+    pads[axes[0]], pads[axes[1]] = (top, bottom), (left, right)
+    padded = np.pad(x, pads, constant_values=fill)
+    view = np.lib.stride_tricks.sliding_window_view(padded, window.kernel, axes)
+    steps = [slice(None)] * 4
+    steps[axes[0]], steps[axes[1]] = slice(None, None, window.stride[0]), slice(None, None, window.stride[1])
+    return view[tuple(steps)]
+
+
+def _count(x: QuantizedTensor, window: Window, nhwc: bool, with_padding: bool) -> Array:
+    """Places of each window that count, as an array that spreads over the result."""
+    one = np.ones((1, *x.shape[1:3], 1) if nhwc else (1, 1, *x.shape[2:]), np.int64)
+    return np.asarray(_windows(one, window, nhwc, int(with_padding)).sum(axis=(-2, -1)))
+
+
+def _integer_average(
+    x: QuantizedTensor,
+    window: Window,
+    nhwc: bool,
+    with_padding: bool,
+    params: QuantizationParams,
+    shape: tuple[int, ...],
+) -> Array:
+    spread_of_x = x.params.granularity(x.shape)
+    steps_of_x = x.unpack().astype(np.int64) - reference.spread(x.params.zero_point, spread_of_x, x.shape)
+    sums = _windows(steps_of_x, window, nhwc, 0).sum(axis=(-2, -1))
+    # Scales do not vary along height and width, so the first place of each image has them all.
+    s = reference.spread(x.params.scale, spread_of_x, x.shape)
+    s = s[:, :1, :1, :] if nhwc else s[:, :, :1, :1]
+    g = params.granularity(shape)
+    sy, zy = (reference.spread(v, g, shape) for v in (params.scale, params.zero_point))
+    with np.errstate(all="ignore"):
+        steps = np.rint(sums.astype(np.float32) * ((s / _count(x, window, nhwc, with_padding).astype(np.float32)) / sy))
+    low, high = (params.qmin - zy).astype(np.float32), (params.qmax - zy).astype(np.float32)
+    clamped = np.minimum(np.where(np.isnan(steps), low, np.maximum(steps, low)), high)
+    return np.asarray(clamped.astype(np.int32) + zy)
+
+
+def _float_average(x: QuantizedTensor, window: Window, nhwc: bool, with_padding: bool) -> Array:
+    numbers = x.dequantize(dtype=x.params.scale.dtype)
+    sums = _windows(numbers.astype(np.float64), window, nhwc, 0.0).sum(axis=(-2, -1))
+    return np.asarray(sums / _count(x, window, nhwc, with_padding)).astype(numbers.dtype)

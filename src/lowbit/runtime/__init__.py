@@ -1,0 +1,1 @@
+"""What runs and on what: the native module, arrays, threads, hardware and its measured limits."""

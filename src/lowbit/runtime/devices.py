@@ -1,0 +1,103 @@
+"""Whether there is a GPU that kernels can run on, and if not, why: asked when a device is named, never at an import.
+
+LOWBIT_GPU_INTERPRETER=1 beside TRITON_INTERPRET=1 is for tests: a device "cuda" then has its memory on the CPU and its
+kernels run in Triton's interpreter, and says so wherever it names itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.runtime.gpu_features import GpuFeatures, architecture_of, gpu_features
+
+__all__ = ["OLDEST", "GpuDevice", "find_device", "is_interpreted", "why_not"]
+
+OLDEST = (7, 5)  # what the kernels have been compiled for
+
+
+@dataclass(frozen=True)
+class GpuDevice:
+    """backend: "cuda", "hip", or "interpreter", whose architecture is "interpreter" too."""
+
+    name: str
+    backend: str
+    architecture: str
+
+    @property
+    def memory(self) -> str:
+        """The torch device of its tensors."""
+        return "cpu" if self.backend == "interpreter" else self.name
+
+    @property
+    def features(self) -> GpuFeatures:
+        if self.backend == "interpreter":
+            return GpuFeatures("interpreted", "interpreted", ("s8", "f16", "bf16"))
+        return gpu_features(self.architecture)
+
+    def holds(self, tensor: Any) -> bool:
+        return str(tensor.device) == self.memory
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def is_interpreted() -> bool:
+    """Whether the door for tests is open."""
+    return os.environ.get("LOWBIT_GPU_INTERPRETER") == "1" and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def find_device(device: str = "cuda") -> GpuDevice:
+    """The GPU that "cuda" (torch's current one) or "cuda:1" names; Unsupported, with the reason, where there is none.
+
+    >>> find_device("tpu")
+    Traceback (most recent call last):
+    lowbit.numerics.errors.Unsupported: device: 'tpu'; expected 'cpu', 'cuda' or 'cuda:1' and so on
+    """
+    found = re.fullmatch(r"cuda(?::(\d+))?", device) if isinstance(device, str) else None
+    if found is None:
+        raise Unsupported(f"device: {device!r}; expected 'cpu', 'cuda' or 'cuda:1' and so on")
+    if missing := _missing():
+        raise Unsupported(f"device: {device!r}: {missing}")
+    if is_interpreted():
+        return GpuDevice("cuda:0", "interpreter", "interpreter")
+    import torch
+
+    index = torch.cuda.current_device() if found[1] is None else int(found[1])
+    if index >= torch.cuda.device_count():
+        raise InvalidProblem(f"device: {device!r}; torch finds {torch.cuda.device_count()}, counted from 0")
+    if torch.version.hip is not None:
+        name = str(torch.cuda.get_device_properties(index).gcnArchName).partition(":")[0]
+        return GpuDevice(f"cuda:{index}", "hip", name)
+    capability = torch.cuda.get_device_capability(index)
+    if capability < OLDEST:
+        raise Unsupported(
+            f"device: {device!r}: {architecture_of(capability)}; the kernels begin with {architecture_of(OLDEST)}"
+        )
+    return GpuDevice(f"cuda:{index}", "cuda", architecture_of(capability))
+
+
+def why_not(device: str = "cuda") -> str:
+    """What is missing to run kernels there; empty if nothing is."""
+    try:
+        find_device(device)
+    except (Unsupported, InvalidProblem) as error:
+        return str(error).removeprefix(f"device: {device!r}: ")
+    return ""
+
+
+def _missing() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "no CUDA device: torch is not installed, which finds it and holds its memory"
+    if not is_interpreted():
+        import torch
+
+        if torch.version.cuda is None and torch.version.hip is None:
+            return "no CUDA device: torch has no CUDA build"
+        if not torch.cuda.is_available():
+            return "no CUDA device: torch finds none"
+    return "triton is not installed: pip install 'lowbit[gpu]'" if importlib.util.find_spec("triton") is None else ""

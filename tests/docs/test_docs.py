@@ -1,0 +1,134 @@
+"""The pages tell the truth: their programs run and print what is shown, their links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lowbit.models import load_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+
+FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"\s*\n```text\n(?P<body>.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A ```python block, its line in the page, and what it should print, if a ```text block follows."""
+
+    source: str
+    line: int
+    output: str | None
+
+
+def programs(text: str) -> Iterator[Program]:
+    for fence in FENCE.finditer(text):
+        if fence["info"].strip() == "python":
+            line = text.count("\n", 0, fence.start("body")) + 1
+            after = SHOWN.match(text, fence.end())
+            yield Program(fence["body"], line, after["body"] if after else None)
+
+
+def lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip("\n").splitlines()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_programs_run_and_print_what_is_shown(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # some of them write files
+    shared = {"__name__": "__main__"}
+    for program in programs(page.read_text(encoding="utf-8")):
+        printed = io.StringIO()
+        # Empty lines in front, so that a traceback has the line of the page.
+        code = compile("\n" * (program.line - 1) + program.source, str(page), "exec")
+        with contextlib.redirect_stdout(printed):
+            exec(code, shared)
+        if program.output is not None:
+            where = f"{name_of(page)}:{program.line}"
+            assert lines(printed.getvalue()) == lines(program.output), where
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count("\n```") % 2 == 0
+    known = {"", "python", "python no-run", "text", "sh", "cpp", "cmake", "make", "yaml"}
+    assert {fence["info"].strip() for fence in FENCE.finditer(text)} <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_recipes_load(page: Path, tmp_path: Path) -> None:
+    for i, fence in enumerate(FENCE.finditer(page.read_text(encoding="utf-8"))):
+        if fence["info"].strip() == "yaml":
+            (tmp_path / f"{i}.yaml").write_text(fence["body"])
+            load_recipe(tmp_path / f"{i}.yaml")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_relative_links_lead_to_files(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    targets = [link.partition("#")[0] for link in LINK.findall(text) if "://" not in link]
+    assert [t for t in targets if t and not (page.parent / t).exists()] == []
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    linked = {(ROOT / link).resolve() for link in LINK.findall(readme) if "://" not in link}
+    assert [name_of(page) for page in PAGES[1:] if page not in linked] == []
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "bench", "check", "test-deep"])
+def test_the_readme_names_the_commands_and_the_makefile_has_them(target: str) -> None:
+    assert f"`make {target}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+    makefiles = [(ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "scripts/deep.mk")]
+    assert any(re.search(rf"^{target}:", text, re.MULTILINE) for text in makefiles)
+
+
+def test_the_program_that_ends_the_quantization_page_is_short_and_shown_with_its_output() -> None:
+    *_, last = programs((ROOT / "docs/quantization.md").read_text(encoding="utf-8"))
+    assert len(last.source.splitlines()) < 40
+    assert last.output
+    assert "import numpy as np\nimport lowbit as lb\n" in last.source
+
+
+def test_modules_import_only_what_stands_above_them_in_the_design_page() -> None:
+    text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    table = text.partition("| module | holds |\n")[2].partition("\n\n")[0]
+    order = [re.findall(r"`(\w[\w.]*)`", row.split("|")[1]) for row in table.splitlines()[1:]]
+    level = {module: i for i, modules in enumerate(order) for module in modules}
+    assert len(level) > 10
+    for module in level:
+        for path in files_of(module):
+            for imported in imports_of(path):
+                known = max((m for m in level if f"{imported}.".startswith(f"{m}.")), key=len, default=module)
+                assert level[known] < level[module] or known == module, f"{module} imports {imported}"
+
+
+def files_of(module: str) -> list[Path]:
+    path = ROOT / "src/lowbit" / module.replace(".", "/")
+    found = sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    assert found
+    return found
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The lowbit modules a file imports, without the package's name."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        yield from (name.removeprefix("lowbit.") for name in names if name.startswith("lowbit."))

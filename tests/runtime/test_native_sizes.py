@@ -1,0 +1,425 @@
+"""Every function of lowbit._core with sizes of 0, with sizes whose product no memory holds, and with negative ones.
+
+The Python layers never pass such sizes on, or only some of them; here nothing stands between them and the drivers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lowbit as lb
+from lowbit import _core
+
+Array = np.ndarray[Any, Any]
+F32, I32 = np.float32, np.int32
+KINDS = (0, 1, 2)  # tensor, channel, group
+ELEMENTS = {0: F32, 1: np.float64, 2: np.float16, 3: np.uint16}
+ZERO = sorted({s for n in (0, 1, 5, 64) for s in itertools.permutations((0, n, 13))} | {(0, 0, 7), (128, 13, 0)})
+BEYOND = [
+    (2**31, 2**31, 2**31),
+    (2**62, 4, 1),
+    (2**62, 2**62, 0),
+    (0, 2**57, 1),
+    (2**57, 0, 2),
+    (-1, 2, 3),
+    (-1, -1, 4),
+]
+
+
+def both(call: Callable[[Callable[..., Array]], Any]) -> Any:
+    """call(make) with memory full of two different bytes; what it returns must not depend on them."""
+    found = []
+    for byte in (0x5A, 0xA5):
+
+        def make(n: Any, dtype: Any, byte: int = byte) -> Array:
+            a: Array = np.zeros(n, dtype)
+            a.reshape(-1).view(np.uint8)[...] = byte
+            return a
+
+        found.append(call(make))
+    for x, y in zip(*found, strict=True):
+        assert np.array_equal(x, y, equal_nan=np.asarray(x).dtype.kind == "f")
+    return found[0]
+
+
+def compute(element: int) -> Any:
+    return np.float64 if element == 1 else F32
+
+
+# ---- layouts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", ZERO)
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_layouts_without_elements(kind: int, shape: tuple[int, int, int], element: int) -> None:
+    for block in (1, 5, 64, 2**63 - 1):
+        empty_layout(_core.Layout(kind, *shape, block), element)
+
+
+def empty_layout(layout: Any, element: int) -> None:
+    assert layout.elements == 0
+    x, wide, n = np.zeros(0, ELEMENTS[element]), compute(element), layout.scales
+    scale, zero, codes = np.full(n, 0.1, wide), np.zeros(n, I32), np.zeros(0, np.int8)
+    for code in range(9):
+        affine = _core.Affine(code, scale, element == 1, zero, -1, 1)
+        affine.quantize(x, element, codes, layout), affine.dequantize(codes, x, element, layout)
+        assert _core.convert(True, code, x, codes, element, scale, zero, -1, 1, layout) == -1
+        assert _core.convert(False, code, codes, x, element, scale, zero, -1, 1, layout) == -1
+        if code in (0, 2, 4, 6):
+            levels = np.ones(3, wide)
+            log = _core.Logarithmic(code, scale, element == 1, levels, levels)
+            log.quantize(x, element, codes, layout), log.dequantize(codes, x, element, layout)
+        if _core.fused_groups_fit(layout, code):
+            made = both(lambda make, code=code: dynamic(_core.quantize_dynamic, make, layout, code, element))
+            assert (made[0] == 1).all()
+            assert (made[1] == 0).all()
+    for divisor in (0, 127):
+        made = both(lambda make, d=divisor: from_data(make, layout, element, d))
+        assert (made[0] == 1).all()
+        assert (made[1] == 0).all()
+    lo, hi = both(lambda make: ranges(make, layout, element))
+    assert (lo == np.inf).all()
+    assert (hi == -np.inf).all()
+    for op in range(4):
+        assert _core.fake_quant(op, x, x, x, element, scale, zero, -1, 1, layout) == -1
+    ds, dz = both(lambda make: learned(make, layout, element, scale, zero))
+    assert not ds.any()
+    assert not dz.any()
+    if _core.mask_fits(layout):
+        at = scale.ctypes.data
+        assert _core.fake_quant_masked_at(at, at, at, element, at, zero.ctypes.data, -1, 1, layout) == -1
+    for bins in (0, 128):
+        sketches = _core.Sketches(n, bins, 2)
+        assert sketches.add(x, element, layout, False) == 0
+        assert sketches.add(x, element, layout, True) == 0
+
+
+def dynamic(function: Any, make: Any, layout: Any, code: int, element: int, *more: Any) -> tuple[Array, Array]:
+    scale, zero = make(layout.scales, compute(element)), make(layout.scales, I32)
+    x = np.zeros(0, ELEMENTS[element])
+    assert function(x, element, np.zeros(0, np.int8), code, layout, -1, 1, 0, scale, zero, *more) == (0, 0)
+    return scale, zero
+
+
+def from_data(make: Any, layout: Any, element: int, divisor: int) -> tuple[Array, Array]:
+    scale, zero = make(layout.scales, compute(element)), make(layout.scales, I32)
+    x, workspace = np.zeros(0, ELEMENTS[element]), make(_core.dynamic_workspace(layout, element), np.uint8)
+    found = _core.quantize_from_data(
+        x, element, np.zeros(0, np.int8), 0, layout, -127, 127, divisor, scale, zero, workspace
+    )
+    assert found == (0, 0)
+    return scale, zero
+
+
+def ranges(make: Any, layout: Any, element: int) -> tuple[Array, Array]:
+    lo, hi = make(layout.scales, compute(element)), make(layout.scales, compute(element))
+    assert _core.range(np.zeros(0, ELEMENTS[element]), element, layout, lo, hi) == 0
+    return lo, hi
+
+
+def learned(make: Any, layout: Any, element: int, scale: Array, zero: Array) -> tuple[Array, Array]:
+    x, ds, dz = np.zeros(0, ELEMENTS[element]), make(scale.shape, scale.dtype), make(scale.shape, scale.dtype)
+    workspace = make(_core.learned_workspace(layout) // 8, np.float64)
+    assert _core.fake_quant_learned(x, x, x, element, scale, zero, -1, 1, layout, workspace, ds, dz) == -1
+    return ds, dz
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", BEYOND)
+def test_layouts_beyond_memory_are_refused(kind: int, shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="sizes: "):
+        _core.Layout(kind, *shape, 1)
+
+
+@pytest.mark.parametrize("block", [0, -1, -(2**63)])
+def test_blocks_of_nothing_are_refused(block: int) -> None:
+    with pytest.raises(ValueError, match="block: must be positive"):
+        _core.Layout(2, 1, 8, 1, block)
+    with pytest.raises(ValueError, match="block: must be positive"):
+        _core.pack_groups(b"", 0, 0, 4, block, b"", None, 0)
+    with pytest.raises(ValueError, match="block: must be positive"):
+        _core.WeightOnly(0, b"", 0, 0, 2, block, b"", None, None, None)
+
+
+def test_a_block_longer_than_any_axis_is_one_group() -> None:
+    layout = _core.Layout(2, 2, 8, 1, 2**63 - 1)
+    assert layout.elements == 16
+    assert layout.scales == 2
+    lo, hi = np.zeros(2, F32), np.zeros(2, F32)
+    assert _core.range(np.arange(16, dtype=F32), 0, layout, lo, hi) == 0
+    x = np.ones((2, 8), F32)
+    assert (lb.fake_quantize(x, np.full((2, 1), 0.5, F32), axis=1, group_size=2**70) == x).all()
+    assert lo.tolist() == [0, 8]
+    assert hi.tolist() == [7, 15]
+
+
+# ---- other sizes ---------------------------------------------------------------------------------------------
+
+
+def test_runs_of_nothing() -> None:
+    for length in (0, -1, 2**62):
+        with pytest.raises(ValueError, match="length: "):
+            _core.mean_abs(b"", 0, length, np.zeros(8))
+    _core.mean_abs(b"", 0, 2**50, np.zeros(0))
+    for codes in ([], [0, 2, 8]):
+        n = len(codes)
+        mixed = _core.Mixed(codes, 0, np.ones(n, F32), False, np.zeros(n, I32), np.zeros(n, I32), np.ones(n, I32))
+        assert mixed.nbytes == 0
+        mixed.quantize(b"", 0, bytearray()), mixed.dequantize(b"", bytearray(), 0)
+    for length in (-8, 2**60):
+        with pytest.raises(ValueError, match="length: "):
+            _core.Mixed([0, 2], length, np.ones(2, F32), False, *[np.zeros(2, I32)] * 3)
+    for bits in (1, 2, 4):
+        _core.pack(bits, b"", bytearray()), _core.unpack(bits, True, b"", bytearray())
+    _core.clamp_codes(0, b"", -1, 1, bytearray()), _core.lookup_codes(None, b"", 3, bytearray(), 0, 3)
+    _core.keep_where_at(0, 0, 0, 0, 0), _core.keep_where_at(0, 0, 0, -1, 0)
+
+
+def test_problems_whose_shapes_are_not_the_layouts_are_refused() -> None:
+    layout = _core.Layout(1, 2, 3, 4, 1)
+    _core.Problem(layout, 0, [2, 3, 4], [3], -1, 1)
+    for shape, scales in (([2, 3], [3]), ([2, 3, 4], [2]), ([2**32, 2**32, 24], [3]), ([-2, -3, 4], [3])):
+        with pytest.raises(ValueError, match="shape: "):
+            _core.Problem(layout, 0, shape, scales, -1, 1)
+    for op in (-1, 4):
+        with pytest.raises(ValueError, match="op: "):
+            _core.Problem(layout, 0, [2, 3, 4], [3], -1, 1).fake_quant(op, b"", b"", b"", b"", b"")
+
+
+def finish(result: int, n: int, bias: bool = False, add: bool = False) -> Any:
+    scale = None if result == 0 else np.ones(n, F32)
+    return _core.Finish(
+        result, scale, None, np.arange(n, dtype=F32) if bias else None, np.arange(n, dtype=I32) if add else None,
+        -np.inf, np.inf, 1.0, 0, -128, 127,
+    )  # fmt: skip
+
+
+MNK = [s for s in itertools.product((0, 1, 3, 40), repeat=3) if 0 in s]
+RESULTS = {0: I32, 1: F32, 2: np.float16, 4: np.int8}
+
+
+@pytest.mark.parametrize("mnk", MNK)
+def test_products_without_terms(mnk: tuple[int, int, int]) -> None:
+    m, n, k = mnk
+    a, b = np.ones((m, k), np.int8), np.ones((k, n), np.int8)
+    steps = np.broadcast_to(np.arange(n), (m, n))
+    for zeros in (None, np.full(n, 3, I32)):
+        packed = _core.pack_matrix(b, True, k, n, False, zeros)
+        packed.unpack(np.zeros((n, k), np.int8))
+        for result, dtype in RESULTS.items():
+            for za, wide in itertools.product((np.full(1, 2, I32), np.full(m, 2, I32)), (False, True)):
+                item = np.int64 if wide and result == 0 else dtype
+                done = finish(result, n, bias=result in (1, 2), add=result == 0)
+
+                def run(make: Any, item: Any = item, za: Any = za, wide: bool = wide, done: Any = done) -> list[Array]:
+                    out = make((m, n), item)
+                    _core.multiply(a, True, m, za, packed, done, out, wide)  # noqa: B023
+                    return [out]
+
+                (y,) = both(run)
+                assert (y == (steps if result in (0, 1, 2) else 0)).all()
+        for element, how in itertools.product((0, 2), (0, 1, 2)):
+
+            def layer(make: Any, element: int = element, how: int = how) -> list[Array]:
+                out = make((m, n), F32)
+                x = np.ones((m, k), ELEMENTS[element])
+                assert _core.linear(x, element, m, how, 0, 1.0, 0, -127, 127, packed, finish(1, n, True), out) == (0, 0)  # noqa: B023
+                return [out]
+
+            (y,) = both(layer)
+            assert k != 0 or (y == steps).all()
+    for bits, block in itertools.product((4, 2), (8, 64, 2**63 - 1)):
+        scale = np.ones((n, -(-k // block)), F32)
+        for zeros in (None, np.ones(scale.shape, np.uint8)):
+            groups = _core.pack_groups(np.ones((n, k), np.uint8), k, n, bits, block, scale, zeros, 1)
+            groups.unpack(np.zeros((n, k), np.uint8))
+
+            def grouped(make: Any, groups: Any = groups) -> list[Array]:
+                y = [make((m, n), F32) for _ in range(3)]
+                _core.multiply_groups(a, m, np.ones(m, F32), groups, finish(1, n, True), y[0])
+                x = np.ones((m, k), F32)
+                assert _core.linear_groups(x, 0, m, 0, 0, 1.0, 0, -127, 127, groups, finish(1, n, True), y[1]) == (0, 0)
+                groups.run(x, 0, m, np.arange(n, dtype=F32), -np.inf, np.inf, 1, y[2])
+                return y
+
+            for y in both(grouped):
+                assert (y == steps).all()
+    for code, kind in itertools.product((0, 1, 2, 4, 6, 8), KINDS):
+        count = (1, n, n * -(-k // 8))[kind]
+        width = -(-k * (8, 8, 16, 16, 4, 4, 2, 2, 1)[code] // 8)
+        w = _core.WeightOnly(code, np.zeros((n, width), np.uint8), n, k, kind, 8, np.ones(count, F32), None, None, None)
+
+        def floats(make: Any, w: Any = w) -> list[Array]:
+            out = make((m, n), F32)
+            w.run(np.ones((m, k), F32), 0, m, np.arange(n, dtype=F32), -np.inf, np.inf, 1, out)
+            return [out]
+
+        (y,) = both(floats)
+        assert (y == steps).all()
+    for call in (_core.multiply_workspace, _core.binary_matmul_workspace):
+        assert call(m, n, k) >= 0
+    assert _core.linear_workspace(m, k) >= 0
+    assert _core.weight_only_workspace(m, k) >= 0
+    assert min(_core.groups_workspace(m, n, k, 4, 8)) >= 0
+    assert _core.float_groups_workspace(m, n, k, 4, 8) >= 0
+    bits_a, bits_b = np.zeros((m, -(-k // 8)), np.uint8), np.zeros((n, -(-k // 8)), np.uint8)
+    matrix = _core.BinaryMatrix(bits_b, n, k)
+
+    def binary(make: Any) -> list[Array]:
+        y, scaled, one = make((m, n), I32), make((m, n), F32), np.ones(1, F32)
+        _core.binary_matmul(bits_a, m, matrix, y)
+        _core.binary_matmul(bits_a, m, matrix, scaled, one, one, np.arange(n, dtype=F32))
+        return [y, scaled]
+
+    sums, scaled = both(binary)
+    assert (sums == k).all()
+    assert (scaled == steps + k).all()
+
+
+@pytest.mark.parametrize("sizes", [(2**32, 2**32), (2**62, 4), (2**57, 0), (0, 2**57), (-1, 0), (-1, -1), (0, -5)])
+def test_products_beyond_memory_are_refused(sizes: tuple[int, int]) -> None:
+    p, q = sizes
+    none, one = np.zeros(0, np.int8), np.ones(1, F32)
+    empty = _core.pack_matrix(none, True, 0, 0, False, None)
+    groups = _core.pack_groups(none, 0, 0, 4, 8, np.zeros(0, F32), None, 0)
+    weights = _core.WeightOnly(0, none, 0, 0, 0, 1, one, None, None, None)
+    calls: list[Callable[[], Any]] = [
+        lambda: _core.pack_matrix(none, True, p, q, False, None),
+        lambda: _core.pack_groups(none, p, q, 4, 8, np.zeros(0, F32), None, 0),
+        lambda: _core.WeightOnly(0, none, p, q, 0, 1, one, None, None, None),
+        lambda: _core.BinaryMatrix(none, p, q), lambda: _core.BinaryMatrix(none, q, p),
+        lambda: _core.transpose(none, none, 1, p, q, 1), lambda: _core.transpose(none, none, p, q, 1, 4),
+        lambda: _core.packed_matrix_bytes(p, q), lambda: _core.linear_workspace(p, q),
+        lambda: _core.weight_only_workspace(p, q), lambda: _core.multiply_workspace(1, p, q),
+        lambda: _core.binary_matmul_workspace(1, p, q), lambda: _core.groups_workspace(1, p, q, 4, 8),
+        lambda: _core.float_groups_workspace(p, 1, q, 4, 8),
+        lambda: _core.binary_align_rows(none, p, q, none), lambda: _core.binary_channels_last(none, p, q, 1, 1, none),
+        lambda: _core.binary_channels_last(none, 1, p, q, 1, none),
+        lambda: _core.Sketches(p, 8, q), lambda: _core.Sketches(q, 8, p),
+        lambda: _core.max_pool(0, none, none, [p, 1, 1, q, 1, 1, 1, 1, 0, 0, 0, 0]),
+        lambda: _core.max_pool(0, none, none, [0, p, q, 1, 1, 1, 1, 1, 0, 0, 0, 0]),
+        lambda: _core.DwconvShape(p, q, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1),
+        lambda: _core.DwconvShape(0, p, q, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1),
+        lambda: _core.BinaryConv(none, 1, p, q, [1, 1]), lambda: _core.BinaryConv(none, 1, 0, 0, [p, q]),
+        lambda: _core.combine(0, none, 0, 1.0, 0, [p, q], none, 0, 1.0, 0, [p, q], none, 0, 1.0, 0, -1, 1, [p, q]),
+        lambda: convolve([p, q, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0], empty),
+        lambda: convolve([0, 1, 1, 0, p, q, 1, 1, 0, 0, 1, 1, p, q, 0, 0], empty),
+        lambda: convolve([0, 1, 1, 0, p, 1, 1, 1, 0, 0, q, 1, 1, 1, 0, 0], empty),
+    ]  # fmt: skip
+    assert [i for i, call in enumerate(calls) if not is_refused(call)] == []
+    if p < 0 or p > 2**56:
+        calls = [
+            lambda: _core.multiply(none, True, p, np.zeros(1, I32), empty, finish(0, 0), none, False),
+            lambda: _core.multiply_groups(none, p, np.zeros(0, F32), groups, finish(1, 0), none),
+            lambda: groups.run(none, 0, p, None, 0.0, 0.0, 1, none),
+            lambda: weights.run(none, 0, p, None, 0.0, 0.0, 1, none),
+            lambda: weights.workspace(p),
+            lambda: _core.linear(none, 0, p, 0, 0, 1.0, 0, -1, 1, empty, finish(1, 0), none),
+            lambda: _core.binary_matmul(none, p, _core.BinaryMatrix(none, 0, 0), none),
+        ]
+        assert [i for i, call in enumerate(calls) if not is_refused(call)] == []
+
+
+def is_refused(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except (ValueError, MemoryError):  # the latter where sizes are possible, and there is just not so much
+        return True
+    return False
+
+
+def convolve(geometry: list[int], w: Any) -> None:
+    _core.convolve(np.zeros(0, np.int8), True, 0, geometry, w, finish(0, w.n), np.zeros(0, I32), 0, w.n)
+
+
+# ---- images --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("kernel", [(1, 1), (2, 7), (2**40, 1)])
+def test_convolutions_without_terms_give_what_is_added(dilation: int, kernel: tuple[int, int]) -> None:
+    kh, kw = kernel
+    n, oh, ow = 3, 2, 5
+    packed = _core.pack_matrix(b"", True, 0, n, False, None)
+    # batch, image, channels, kernel, stride, padding, dilation, output, first channel and channels of the group
+    geometry = [2, 4, 9, 0, kh, kw, 1, 1, 0, 0, dilation, dilation, oh, ow, 0, 0]
+    for result, dtype in RESULTS.items():
+
+        def run(make: Any, result: int = result, dtype: Any = dtype) -> list[Array]:
+            out = make((2 * oh * ow, n), dtype)
+            done = finish(result, n, bias=result in (1, 2), add=result == 0)
+            _core.convolve(b"", True, 3, geometry, packed, done, out, 0, n)
+            return [out]
+
+        (y,) = both(run)
+        assert (y == (np.arange(n) if result < 3 else 0)).all()
+
+
+@pytest.mark.parametrize(("count", "depth"), [(0, 3), (3, 0), (0, 0)])
+def test_pools_and_depthwise_convolutions_of_nothing(count: int, depth: int) -> None:
+    shape = [count, 4, 5, depth, 2, 2, 1, 1, 0, 0, 0, 0]
+    _core.max_pool(0, b"", bytearray(), shape)
+    _core.average_pool(0, b"", 1.0, 0, 0, bytearray(), 1.0, 0, -1, 1, False, shape)
+    for height, kernel in ((0, 1), (1, 2)):
+        with pytest.raises(ValueError, match="shape: no such pooling"):
+            _core.max_pool(0, b"", bytearray(), [count, height, 5, depth, kernel, 1, 1, 1, 0, 0, 0, 0])
+    with pytest.raises(ValueError, match="channels: must be positive"):
+        _core.DwconvShape(1, 4, 4, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1)
+    dw = _core.DwconvShape(0, 4, 4, 3, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1)
+    weights = _core.DwconvWeights(dw, True, np.ones(3, np.int8), True, None)
+    weights.run(dw, b"", 0, finish(0, 3), bytearray())
+    assert _core.dwconv_thread_bytes(dw, weights) == _core.dwconv_call_bytes(dw, weights) == 0
+    conv = _core.BinaryConv(b"", 1, 0, 2, [1, 1])
+    y = np.full((4, 2), 7, I32)
+    _core.binary_conv2d(b"", conv, y, [1, 2, 2], [1, 1], [0, 0, 0, 0], [1, 1], False)
+    assert not y.any()
+
+
+def test_a_pixel_beyond_memory_is_refused() -> None:
+    huge = 2**62
+    calls: list[Callable[[], Any]] = [
+        lambda: _core.DwconvShape(1, 4, 4, 1, 1, 1, 1, 1, huge, 0, huge, 0, 1, 1),
+        lambda: _core.DwconvShape(1, 4, 4, 1, 3, 3, 1, 1, 0, 0, 0, 0, huge, huge),
+        lambda: _core.max_pool(0, b"", b"", [0, 1, 1, 0, huge, 1, 1, 1, huge - 1, 0, huge - 1, 0]),
+        lambda: _core.binary_conv2d(
+            b"", _core.BinaryConv(b"", 1, 0, 1, [2, 2]), b"", [0, 2, 2], [1, 1], [huge] * 4, [huge] * 2, False
+        ),
+    ]
+    assert [i for i, call in enumerate(calls) if not is_refused(call)] == []
+
+
+# ---- sketches and their scores -------------------------------------------------------------------------------
+
+
+def test_sketches_of_sizes_that_cannot_be() -> None:
+    for bins in (1, 2, 7, 2**25):
+        with pytest.raises(ValueError, match="bins"):
+            _core.Sketches(1, bins, 0)
+    least, most = np.array([-(2**63)]), np.array([2**63 - 1])
+    none, one = np.zeros(0), np.ones(1)
+    with pytest.raises(ValueError, match="mapping"):
+        _core.squared_error(none, none, none, one, least, most, one)
+    for lower in (none, np.zeros(1)):
+        (out,) = both(lambda make, a=lower: [scored(_core.squared_error, make, a)])
+        assert (out == 0).all() or lower.size
+        both(lambda make, a=lower: [scored(_core.divergence, make, a, 1e-9)])
+    _core.squared_error(none, none, none, none, np.zeros(0, np.int64), np.zeros(0, np.int64), none)
+
+
+def scored(function: Any, make: Any, lower: Array, *floor: float) -> Array:
+    out = make(1, np.float64)
+    function(lower, lower + 1, lower, np.ones(1), np.array([-3]), np.array([3]), *floor, out)
+    return out
+
+
+def test_logarithmic_codes_are_signed() -> None:
+    levels = np.ones(3, F32)
+    for code in (1, 3, 5, 7, 8):
+        with pytest.raises(ValueError, match="logarithmic codes are signed"):
+            _core.Logarithmic(code, np.ones(1, F32), False, levels, levels)
