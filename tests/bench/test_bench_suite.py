@@ -471,7 +471,7 @@ def test_a_picture_of_nothing_is_refused(tmp_path):
 @pytest.fixture
 def run(monkeypatch):
     testing = pytest.importorskip("typer.testing")
-    from lowbit.cli import _app
+    from lowbit.cli.app import _app
 
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.delenv("FORCE_COLOR", raising=False)

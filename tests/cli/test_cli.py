@@ -23,7 +23,7 @@ QUICK = [Setting("int8", "channel_wise"), Setting("mixed", "channel_wise", width
 
 @pytest.fixture
 def run(monkeypatch):
-    from lowbit.cli import _app
+    from lowbit.cli.app import _app
 
     # The width that pipes have, and no colours between the words, wherever the tests run.
     monkeypatch.setenv("COLUMNS", "80")

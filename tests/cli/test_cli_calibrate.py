@@ -15,7 +15,7 @@ typer_testing = pytest.importorskip("typer.testing")
 
 @pytest.fixture
 def run(monkeypatch):
-    from lowbit.cli import _app
+    from lowbit.cli.app import _app
 
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FORCE_COLOR", raising=False)

@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 @pytest.fixture
 def run(monkeypatch):
-    from lowbit.cli import _app
+    from lowbit.cli.app import _app
 
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("FORCE_COLOR", raising=False)

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 pytest.importorskip("onnxruntime")
 from typer.testing import CliRunner
 
-from lowbit.cli import _app
+from lowbit.cli.app import _app
 from lowbit.numerics.container import write_arrays
 from onnx_builder import Builder
 

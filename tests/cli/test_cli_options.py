@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 from typer.testing import CliRunner
 
-from lowbit.cli import _app
+from lowbit.cli.app import _app
 from lowbit.formats.comparison import compare_files
 from lowbit.formats.files import quantize_file
 from lowbit.models import Override, Recipe, WeightRecipe

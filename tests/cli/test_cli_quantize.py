@@ -13,7 +13,7 @@ import pytest
 ort = pytest.importorskip("onnxruntime")
 from typer.testing import CliRunner  # noqa: E402
 
-from lowbit.cli import _app  # noqa: E402
+from lowbit.cli.app import _app  # noqa: E402
 from lowbit.formats.files import default_target, kind_of, quantize_file  # noqa: E402
 from lowbit.models import Recipe  # noqa: E402
 from lowbit.numerics.container import write_arrays  # noqa: E402

@@ -14,7 +14,7 @@ typer_testing = pytest.importorskip("typer.testing")
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    from lowbit.cli import _app
+    from lowbit.cli.app import _app
 
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("LOWBIT_CACHE_DIR", str(tmp_path / "cache"))

@@ -15,7 +15,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 pytest.importorskip("onnxruntime")
 from typer.testing import CliRunner
 
-from lowbit.cli import _app
+from lowbit.cli.app import _app
 from lowbit.formats.comparison import compare_files
 from lowbit.formats.files import quantize_file
 from lowbit.formats.inspection import inspect_file

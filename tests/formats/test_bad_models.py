@@ -18,7 +18,7 @@ from onnx import TensorProto, numpy_helper
 pytest.importorskip("onnxruntime")
 from typer.testing import CliRunner
 
-from lowbit.cli import _app
+from lowbit.cli.app import _app
 from onnx_builder import Builder
 
 Case = Callable[[Path], list[str]]

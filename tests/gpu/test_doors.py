@@ -23,7 +23,7 @@ interpreter_shim.install()
 import lowbit as lb  # noqa: E402
 from gpu.hurting import TORCH, array, same, tensor  # noqa: E402
 from lowbit import plans  # noqa: E402
-from lowbit.gpu import (
+from lowbit.gpu import (  # noqa: E402
     launch,
     launch_reductions,
     self_check,
@@ -457,7 +457,8 @@ def test_convolution_plans(groups: int) -> None:
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"activation_dtype": "uint8"}, {"dtype": "int4"}, {"input_params": lb.QuantizationParams("int8", scale=F32(0.02))},
+    {}, {"activation_dtype": "uint8"}, {"dtype": "int4"},
+    {"input_params": lb.QuantizationParams("int8", scale=F32(0.02))},
     {"out_params": lb.QuantizationParams("int8", scale=F32(0.1))},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("kind", ["f32", "f16"])
@@ -612,7 +613,7 @@ def test_checks_can_fail() -> None:
 def test_gpu_check_writes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
-    from lowbit.cli import _app
+    from lowbit.cli.app import _app
 
     monkeypatch.delenv("LOWBIT_GPU_INTERPRETER")
     path = tmp_path / "report.json"

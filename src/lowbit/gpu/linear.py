@@ -41,7 +41,8 @@ def gpu_linear_path(p: QuantizationParams, activation_dtype: str, given: Quantiz
     if path == "integer" or (path == "float" and int4_groups):
         return path
     raise Unsupported(
-        f"weight: {p!r} with activation_dtype {activation_dtype!r} takes path {path!r}; GPU kernels have 'integer', and 'float' "
+        f"weight: {p!r} with activation_dtype {activation_dtype!r} takes path {path!r}; "
+        "GPU kernels have 'integer', and 'float' "
         "for weights of 4 bits"
     )
 

@@ -52,8 +52,8 @@ class QuantizedLinear(Settled):
     """x @ weight.T + bias over quantized weights [out, in], for x [..., in] of float32, float16 or bfloat16.
 
     The result has x's type, or codes of `out_params`, of any dtype, scheme and granularity: as in `qmatmul`, integer
-    sums are requantized to linear codes with one scale, and the float32 result is quantized to others. activation_dtype says
-    what x becomes:
+    sums are requantized to linear codes with one scale, and the float32 result is quantized to others.
+    activation_dtype says what x becomes:
 
     - "int8": codes of ±127 with a scale for each row, found in it. Exact integer sums.
     - "uint8": codes of 0 to 255 with a scale and zero point for each row. Weights must not be in blocks.

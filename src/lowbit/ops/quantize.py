@@ -47,8 +47,8 @@ def quantize(
 
     With `params`, exactly those are used, and NaN gives the least code while ±Inf saturate. Without, they are
     found in the data: per tensor, per channel (`axis`), or per block of `group_size` elements along `axis`
-    (default the last; `block_size` is an alias). NaN or Inf in the data is then an error that names `name` and the index, unless
-    `on_nonfinite="ignore"` leaves them out of the range.
+    (default the last; `block_size` is an alias). NaN or Inf in the data is then an error that names `name` and the
+    index, unless `on_nonfinite="ignore"` leaves them out of the range.
 
     x: NumPy, torch (CPU), or any DLPack array of float32, float64, float16 or bfloat16. Contiguous input is
     not copied. out: a QuantizedTensor or an array of stored codes to write into, in memory of its own; undefined after

@@ -42,7 +42,9 @@ class Candidate:
 
     def __post_init__(self) -> None:
         known = (
-            self.dtype in _DTYPES and self.scheme in ("symmetric", "asymmetric") and self.activation_dtype in _ACTIVATIONS
+            self.dtype in _DTYPES
+            and self.scheme in ("symmetric", "asymmetric")
+            and self.activation_dtype in _ACTIVATIONS
             and (self.group_size is None or self.group_size in (*_GROUPS, 16, 64, 256))
             and isinstance(self.threads, int) and 1 <= self.threads <= 4096
         )  # fmt: skip
