@@ -1,5 +1,5 @@
 // Matrices and images of bits, lent as plain bytes.
-#include "drivers/binary.h"
+#include "drivers/gemm/binary.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>

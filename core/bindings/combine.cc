@@ -7,8 +7,8 @@
 #include "bindings/buffer.h"
 #include "bindings/gil.h"
 #include "bindings/sizes.h"
-#include "drivers/combine.h"
-#include "drivers/pool.h"
+#include "drivers/conv/pool.h"
+#include "drivers/elementwise/combine.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,5 +1,5 @@
 // Depthwise convolution: sizes as an object, weights as another, and a run.
-#include "drivers/dwconv.h"
+#include "drivers/conv/dwconv.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/unique_ptr.h>

@@ -3,7 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include "bindings/buffer.h"
-#include "drivers/gemm.h"
+#include "drivers/gemm/gemm.h"
 
 namespace lowbit {
 

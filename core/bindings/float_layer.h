@@ -5,7 +5,7 @@
 #include "bindings/buffer.h"
 #include "bindings/gil.h"
 #include "bindings/sizes.h"
-#include "drivers/weight_only.h"
+#include "drivers/gemm/weight_only.h"
 
 namespace lowbit {
 

@@ -1,5 +1,5 @@
 // Integer products: packed matrices, and a call that multiplies and finishes.
-#include "drivers/gemm.h"
+#include "drivers/gemm/gemm.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
@@ -18,11 +18,11 @@
 #include "bindings/float_layer.h"
 #include "bindings/gil.h"
 #include "bindings/sizes.h"
-#include "drivers/conv.h"
-#include "drivers/float_groups.h"
-#include "drivers/groups.h"
-#include "drivers/linear.h"
-#include "drivers/probe.h"
+#include "drivers/conv/conv.h"
+#include "drivers/gemm/float_groups.h"
+#include "drivers/gemm/groups.h"
+#include "drivers/gemm/linear.h"
+#include "drivers/gemm/probe.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -20,8 +20,8 @@
 #include "bindings/compute.h"
 #include "bindings/gil.h"
 #include "bindings/sizes.h"
-#include "drivers/elementwise.h"
-#include "drivers/gradients.h"
+#include "drivers/elementwise/elementwise.h"
+#include "drivers/elementwise/gradients.h"
 #include "kernels/binary/binary.h"
 #include "kernels/codes/codes.h"
 #include "kernels/combine/combine.h"
@@ -64,9 +64,9 @@ Code logarithmic_code_of(int id) {
 int64_t compute_bytes(Element e) { return e == Element::f64 ? 8 : 4; }
 
 // Without a layout: one scale for as many elements as there are.
-Layout layout_or_flat(const Layout* layout, int64_t elements) {
+Granularity layout_or_flat(const Granularity* layout, int64_t elements) {
   if (layout != nullptr) return *layout;
-  return Layout{Granularity::tensor, 1, 1, elements, 1};
+  return Granularity{GranularityKind::tensor, 1, 1, elements, 1};
 }
 
 struct AffineSpec {
@@ -84,24 +84,24 @@ struct AffineSpec {
   }
   Affine affine() const { return {code, scale.as(), zero.as<int32_t>(), qmin, qmax}; }
 
-  void check(const Layout& layout, Element e) const {
+  void check(const Granularity& layout, Element e) const {
     if (compute_bytes(e) != scale_bytes) throw nb::value_error("scale: its type is not the element's compute type");
     scale.require(layout.scales() * scale_bytes, "scale");
   }
-  void quantize(nb::handle x_array, int element, nb::handle out_array, const Layout* given) const {
+  void quantize(nb::handle x_array, int element, nb::handle out_array, const Granularity* given) const {
     const Element in = element_of(element);
     const Buffer x(x_array, "x"), out(out_array, "out", true);
-    const Layout layout = layout_or_flat(given, x.bytes() / element_bytes(in));
+    const Granularity layout = layout_or_flat(given, x.bytes() / element_bytes(in));
     check(layout, in);
     const int64_t n = layout.elements();
     x.require(n * element_bytes(in), "x");
     out.require(packed_bytes(code, n), "out").require_apart("out", x, "x");
     without_gil(n, [&] { lowbit::quantize(layout, affine(), x.as(), in, out.as()); });
   }
-  void dequantize(nb::handle q_array, nb::handle out_array, int element, const Layout* given) const {
+  void dequantize(nb::handle q_array, nb::handle out_array, int element, const Granularity* given) const {
     const Element e = element_of(element);
     const Buffer q(q_array, "q"), out(out_array, "out", true);
-    const Layout layout = layout_or_flat(given, out.bytes() / element_bytes(e));
+    const Granularity layout = layout_or_flat(given, out.bytes() / element_bytes(e));
     check(layout, e);
     const int64_t n = layout.elements();
     q.require(packed_bytes(code, n), "q");
@@ -130,11 +130,11 @@ struct LogarithmicSpec {
                      : decltype(table)(make<float>(thresholds, magnitudes))) {}
 
   template <class T>
-  static void check(const Layout& layout, Element e, const Buffer& scale) {
+  static void check(const Granularity& layout, Element e, const Buffer& scale) {
     if (compute_bytes(e) != sizeof(T)) throw nb::value_error("scale: its type is not the element's compute type");
     scale.require(layout.scales() * static_cast<int64_t>(sizeof(T)), "scale");
   }
-  void quantize(nb::handle x_array, int element, nb::handle out_array, const Layout& layout) const {
+  void quantize(nb::handle x_array, int element, nb::handle out_array, const Granularity& layout) const {
     const Element in = element_of(element);
     const Buffer x(x_array, "x"), out(out_array, "out", true);
     const int64_t n = layout.elements();
@@ -147,7 +147,7 @@ struct LogarithmicSpec {
         },
         table);
   }
-  void dequantize(nb::handle q_array, nb::handle out_array, int element, const Layout& layout) const {
+  void dequantize(nb::handle q_array, nb::handle out_array, int element, const Granularity& layout) const {
     const Element e = element_of(element);
     const Buffer q(q_array, "q"), out(out_array, "out", true);
     const int64_t n = layout.elements();
@@ -220,7 +220,7 @@ struct MixedSpec {
   }
 };
 
-int64_t range_of(nb::handle x_array, int element, const Layout& layout, nb::handle lo_array, nb::handle hi_array) {
+int64_t range_of(nb::handle x_array, int element, const Granularity& layout, nb::handle lo_array, nb::handle hi_array) {
   const Element in = element_of(element);
   const Buffer x(x_array, "x"), lo(lo_array, "lo", true), hi(hi_array, "hi", true);
   x.require(layout.elements() * element_bytes(in), "x");
@@ -241,7 +241,7 @@ void mean_abs_of(nb::handle x_array, int element, int64_t length, nb::handle out
 }
 
 std::tuple<int64_t, int64_t> quantize_dynamic_of(nb::handle x_array, int element, nb::handle out_array, int code_id,
-                                                 const Layout& layout, int32_t qmin, int32_t qmax, int32_t divisor,
+                                                 const Granularity& layout, int32_t qmin, int32_t qmax, int32_t divisor,
                                                  nb::handle scale_array, nb::handle zero_array) {
   const Element in = element_of(element);
   const Code code = code_of(code_id);
@@ -321,7 +321,8 @@ void require_all_apart(std::initializer_list<Named> results, std::initializer_li
 
 // Codes of x, or numbers of codes, under parameters given for this one call. As for fake_quant: -1, or which is bad.
 int64_t convert_of(bool to_codes, int code_id, nb::handle from_array, nb::handle to_array, int element,
-                   nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax, const Layout& layout) {
+                   nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax,
+                   const Granularity& layout) {
   const Code code = code_of(code_id);
   const Element e = element_of(element);
   const int64_t n = layout.elements(), scales = layout.scales();
@@ -341,8 +342,8 @@ int64_t convert_of(bool to_codes, int code_id, nb::handle from_array, nb::handle
 }
 
 std::pair<int64_t, int64_t> quantize_from_data_of(nb::handle x_array, int element, nb::handle out_array, int code_id,
-                                                  const Layout& layout, int32_t qmin, int32_t qmax, int32_t divisor,
-                                                  nb::handle scale_array, nb::handle zero_array,
+                                                  const Granularity& layout, int32_t qmin, int32_t qmax,
+                                                  int32_t divisor, nb::handle scale_array, nb::handle zero_array,
                                                   nb::handle workspace_array) {
   const Element e = element_of(element);
   const Code code = code_of(code_id);
@@ -375,7 +376,8 @@ FakeOp fake_op_of(int id) {
 }
 
 int64_t fake_quant_of(int op_id, nb::handle x_array, nb::handle dy_array, nb::handle out_array, int element,
-                      nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax, const Layout& layout) {
+                      nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax,
+                      const Granularity& layout) {
   const FakeOp op = fake_op_of(op_id);
   const Element e = element_of(element);
   const int64_t n = layout.elements(), bytes = n * element_bytes(e), scales = layout.scales();
@@ -401,7 +403,7 @@ T* memory_at(uintptr_t address) {
 }
 
 int64_t fake_quant_masked_at(uintptr_t x, uintptr_t out, uintptr_t bits, int element, uintptr_t scale, uintptr_t zero,
-                             int32_t qmin, int32_t qmax, const Layout& layout) {
+                             int32_t qmin, int32_t qmax, const Granularity& layout) {
   const Element e = element_of(element);
   const int64_t n = layout.elements();
   if (!mask_fits(layout)) throw nb::value_error("layout: scales change within a byte of the mask");
@@ -419,14 +421,14 @@ void keep_where_at(uintptr_t dy, uintptr_t bits, uintptr_t out, int64_t n, int e
 
 // What a plan knows before it is run, so that a run with plain arrays is one call.
 struct Problem {
-  Layout layout;
+  Granularity layout;
   Element element;
   std::vector<int64_t> shape, scale_shape;
   int32_t qmin, qmax;
 
   static constexpr int64_t kLookAgain = std::numeric_limits<int64_t>::min();
 
-  Problem(const Layout& of, int element_id, std::vector<int64_t> dims, std::vector<int64_t> scale_dims, int32_t lo,
+  Problem(const Granularity& of, int element_id, std::vector<int64_t> dims, std::vector<int64_t> scale_dims, int32_t lo,
           int32_t hi)
       : layout(of),
         element(element_of(element_id)),
@@ -484,7 +486,7 @@ struct Problem {
 
 int64_t fake_quant_learned_of(nb::handle x_array, nb::handle dy_array, nb::handle out_array, int element,
                               nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax,
-                              const Layout& layout, nb::handle workspace_array, nb::handle ds_array,
+                              const Granularity& layout, nb::handle workspace_array, nb::handle ds_array,
                               nb::handle dz_array) {
   const Element e = element_of(element);
   const int64_t n = layout.elements(), bytes = n * element_bytes(e), scales = layout.scales();
@@ -575,17 +577,17 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // params kept alive by a module are no leak, and no user's business
   m.doc() = "Native kernels of lowbit. Use the functions of the lowbit package instead.";
 
-  nb::class_<Layout>(m, "Layout", "Which elements of a contiguous [outer, axis, inner] array share a scale.")
+  nb::class_<Granularity>(m, "Granularity", "Which elements of a contiguous [outer, axis, inner] array share a scale.")
       .def(
           "__init__",
-          [](Layout* self, int kind, int64_t outer, int64_t axis, int64_t inner, int64_t block) {
+          [](Granularity* self, int kind, int64_t outer, int64_t axis, int64_t inner, int64_t block) {
             if (kind < 0 || kind > 2) throw nb::value_error("kind: expected 0, 1 or 2");
             product_of({outer, axis, inner}, "sizes");
-            new (self) Layout{static_cast<Granularity>(kind), outer, axis, inner, block_of(block)};
+            new (self) Granularity{static_cast<GranularityKind>(kind), outer, axis, inner, block_of(block)};
           },
           "kind"_a, "outer"_a, "axis"_a, "inner"_a, "block"_a)
-      .def_prop_ro("elements", &Layout::elements)
-      .def_prop_ro("scales", &Layout::scales);
+      .def_prop_ro("elements", &Granularity::elements)
+      .def_prop_ro("scales", &Granularity::scales);
 
   nb::class_<AffineSpec>(m, "Affine", "Linear codes: scales and zero points, lent by their arrays.")
       .def(nb::init<int, nb::handle, bool, nb::handle, int32_t, int32_t>(), "code"_a, "scale"_a, "is_f64"_a,
@@ -615,11 +617,11 @@ NB_MODULE(_core, m) {
         "divisor"_a, "scale"_a, "zero_point"_a.none(),
         "Range, parameters, codes and packing in one read; returns (NaN seen, scales out of bounds).");
   m.def(
-      "fused_groups_fit", [](const Layout& layout, int code) { return fused_groups_fit(layout, code_of(code)); },
+      "fused_groups_fit", [](const Granularity& layout, int code) { return fused_groups_fit(layout, code_of(code)); },
       "layout"_a, "code"_a, "Whether quantize_dynamic serves this layout.");
   nb::class_<Problem>(m, "Problem", "A plan's facts: runs with plain arrays in one call.")
-      .def(nb::init<const Layout&, int, std::vector<int64_t>, std::vector<int64_t>, int32_t, int32_t>(), "layout"_a,
-           "element"_a, "shape"_a, "scale_shape"_a, "qmin"_a, "qmax"_a)
+      .def(nb::init<const Granularity&, int, std::vector<int64_t>, std::vector<int64_t>, int32_t, int32_t>(),
+           "layout"_a, "element"_a, "shape"_a, "scale_shape"_a, "qmin"_a, "qmax"_a)
       .def_prop_ro("element", [](const Problem& p) { return static_cast<int>(p.element); })
       .def("fake_quant", &Problem::fake_quant_now, "op"_a, "x"_a.none(), "dy"_a.none(), "out"_a, "scale"_a,
            "zero_point"_a.none(), "of_known_type"_a = false,
@@ -633,7 +635,7 @@ NB_MODULE(_core, m) {
         "Parameters from the data, and its codes; returns (NaN seen, scales out of bounds).");
   m.def(
       "dynamic_workspace",
-      [](const Layout& layout, int element) { return dynamic_workspace(layout, element_of(element)); }, "layout"_a,
+      [](const Granularity& layout, int element) { return dynamic_workspace(layout, element_of(element)); }, "layout"_a,
       "element"_a, "Bytes quantize_from_data works in.");
   m.def(
       "fake_quant", &fake_quant_of, "op"_a, "x"_a.none(), "dy"_a.none(), "out"_a, "element"_a, "scale"_a,
@@ -641,7 +643,7 @@ NB_MODULE(_core, m) {
       "op 0 fake_quantize, 1 its gradient, 2 quantize's, 3 dequantize's. Returns -1, or which scale (i) or zero point "
       "(-2 - i) is out of bounds; then nothing was done.");
   m.def(
-      "mask_fits", [](const Layout& layout) { return mask_fits(layout); }, "layout"_a,
+      "mask_fits", [](const Granularity& layout) { return mask_fits(layout); }, "layout"_a,
       "Whether fake_quant_masked serves this layout.");
   m.def("fake_quant_masked_at", &fake_quant_masked_at, "x"_a, "out"_a, "bits"_a, "element"_a, "scale"_a, "zero_point"_a,
         "qmin"_a, "qmax"_a, "layout"_a,
@@ -652,7 +654,7 @@ NB_MODULE(_core, m) {
         "qmin"_a, "qmax"_a, "layout"_a, "workspace"_a, "d_scale"_a, "d_zero_point"_a,
         "Gradients by x, scale and zero point. Returns as fake_quant.");
   m.def(
-      "learned_workspace", [](const Layout& layout) { return learned_workspace(layout) * 8; }, "layout"_a,
+      "learned_workspace", [](const Granularity& layout) { return learned_workspace(layout) * 8; }, "layout"_a,
       "Bytes fake_quant_learned works in.");
   bind_combine(m);
   m.def("pack", &pack_codes, "bits"_a, "codes"_a, "out"_a);

@@ -1,5 +1,5 @@
 // Sketches of streams, and what a histogram says of mappings.
-#include "drivers/sketch.h"
+#include "drivers/reduce/sketch.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
@@ -10,7 +10,7 @@
 #include "bindings/compute.h"
 #include "bindings/gil.h"
 #include "bindings/sizes.h"
-#include "drivers/scores.h"
+#include "drivers/reduce/scores.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -22,7 +22,7 @@ constexpr int64_t kCounters = 15;
 constexpr int64_t kMostBins = 1 << 24;
 constexpr int64_t kLimbs = ExactSum::kLimbs;
 
-int64_t add(Sketches& self, nb::handle x_array, int element, const Layout& layout, bool skip) {
+int64_t add(Sketches& self, nb::handle x_array, int element, const Granularity& layout, bool skip) {
   const Buffer x(x_array, "x");
   if (element < 0 || element > 3) throw nb::value_error("element: unknown");
   const Element in = static_cast<Element>(element);

@@ -1,5 +1,5 @@
 // Linear layers on floats with quantized weights.
-#include "drivers/weight_only.h"
+#include "drivers/gemm/weight_only.h"
 
 #include <nanobind/nanobind.h>
 
@@ -50,7 +50,7 @@ struct WeightOnlySpec {
         scale(scale_array, "scale"),
         zero(optional(zero_array, "zero_point")),
         weights(checked(code, kind, n, k, block, !thresholds.is_none()), codes.as(), n, k,
-                static_cast<Granularity>(kind), block_of(block), scale.as<float>(), zero.as<int32_t>(),
+                static_cast<GranularityKind>(kind), block_of(block), scale.as<float>(), zero.as<int32_t>(),
                 table_of(thresholds, magnitudes)) {
     codes.require(n * weights.row_bytes(), "codes");
     scale.require(weights.scales() * 4, "scale");

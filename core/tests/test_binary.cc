@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "drivers/binary.h"
+#include "drivers/gemm/binary.h"
 #include "kernels/binary/binary.h"
 #include "tests/check.h"
 

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "drivers/combine.h"
-#include "drivers/pool.h"
-#include "drivers/shortcut.h"
+#include "drivers/conv/pool.h"
+#include "drivers/elementwise/combine.h"
+#include "drivers/elementwise/shortcut.h"
 #include "kernels/codes/codes.h"
 #include "kernels/combine/combine.h"
 #include "kernels/pool/pool.h"

@@ -9,7 +9,7 @@
 
 #include "base/fp_environment.h"
 #include "base/threads.h"
-#include "drivers/elementwise.h"
+#include "drivers/elementwise/elementwise.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/pack/pack.h"
 #include "kernels/quantize/quantize.h"
@@ -456,7 +456,7 @@ void test_mixed() {
       quantize_mixed(m, x.data(), Element::f32, to);
       dequantize_mixed(m, to, back.data(), Element::f32);
       for (int64_t c = 0; c < kChannels; ++c) {
-        const Layout whole{Granularity::tensor, 1, 1, length, 1};
+        const Granularity whole{GranularityKind::tensor, 1, 1, length, 1};
         const Affine f{codes[c], &scale[c], &zero[c], lo[c], hi[c]};
         std::vector<uint16_t> want(packed_bytes(codes[c], length) / 2 + 1);
         quantize(whole, f, x.data() + c * length, Element::f32, want.data());
@@ -494,12 +494,12 @@ void test_conversions() {
 
 // The drivers over whole layouts, on every ISA: the same bits as the scalar one for any number of threads.
 void test_layouts() {
-  const Layout layouts[] = {
-      {Granularity::tensor, 1, 1, 100003, 1}, {Granularity::channel, 1, 37, 2711, 1},
-      {Granularity::channel, 5, 37, 541, 1},  {Granularity::channel, 2711, 37, 1, 1},
-      {Granularity::group, 37, 2711, 1, 32},  {Granularity::group, 3, 77, 431, 16},
+  const Granularity layouts[] = {
+      {GranularityKind::tensor, 1, 1, 100003, 1}, {GranularityKind::channel, 1, 37, 2711, 1},
+      {GranularityKind::channel, 5, 37, 541, 1},  {GranularityKind::channel, 2711, 37, 1, 1},
+      {GranularityKind::group, 37, 2711, 1, 32},  {GranularityKind::group, 3, 77, 431, 16},
   };
-  for (const Layout& layout : layouts) {
+  for (const Granularity& layout : layouts) {
     const int64_t n = layout.elements();
     std::vector<float> x = hard_values<float>(n, 0.03), scale(layout.scales());
     std::vector<int32_t> zero(layout.scales());
@@ -541,7 +541,7 @@ void test_fp_environment() {
   const float x[4] = {0.5f, 1.5f, 2.5f, 1e-41f};
   int8_t q[4];
   const float s = 1.0f;
-  const Layout layout{Granularity::tensor, 1, 1, 4, 1};
+  const Granularity layout{GranularityKind::tensor, 1, 1, 4, 1};
   const Affine f{Code::s8, &s, nullptr, -128, 127};
   const uint32_t before = _mm_getcsr();
   bool good = true;

@@ -11,10 +11,10 @@
 #include "base/arch.h"
 #include "base/fp_environment.h"
 #include "base/threads.h"
-#include "drivers/conv.h"
-#include "drivers/float_groups.h"
-#include "drivers/gemm.h"
-#include "drivers/groups.h"
+#include "drivers/conv/conv.h"
+#include "drivers/gemm/float_groups.h"
+#include "drivers/gemm/gemm.h"
+#include "drivers/gemm/groups.h"
 #include "tests/check.h"
 
 namespace lowbit {

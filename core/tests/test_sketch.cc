@@ -9,8 +9,8 @@
 
 #include "base/fp_environment.h"
 #include "base/threads.h"
-#include "drivers/scores.h"
-#include "drivers/sketch.h"
+#include "drivers/reduce/scores.h"
+#include "drivers/reduce/sketch.h"
 #include "simd/vec.h"
 #include "tests/check.h"
 
@@ -113,8 +113,8 @@ bool same(Sketches& a, Sketches& b) {
   return good;
 }
 
-Layout flat(int64_t n) {
-  Layout l;
+Granularity flat(int64_t n) {
+  Granularity l;
   l.inner = n;
   return l;
 }

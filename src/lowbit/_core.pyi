@@ -8,7 +8,7 @@ import numpy
 from numpy.typing import NDArray
 
 
-class Layout:
+class Granularity:
     """
     Which elements of a contiguous [outer, axis, inner] array share a scale.
     """
@@ -26,18 +26,18 @@ class Affine:
 
     def __init__(self, code: int, scale: object, is_f64: bool, zero_point: object | None, qmin: int, qmax: int) -> None: ...
 
-    def quantize(self, x: object, element: int, out: object, layout: Layout | None = None) -> None: ...
+    def quantize(self, x: object, element: int, out: object, layout: Granularity | None = None) -> None: ...
 
-    def dequantize(self, q: object, out: object, element: int, layout: Layout | None = None) -> None: ...
+    def dequantize(self, q: object, out: object, element: int, layout: Granularity | None = None) -> None: ...
 
 class Logarithmic:
     """Logarithmic codes: scales, thresholds and magnitudes."""
 
     def __init__(self, code: int, scale: object, is_f64: bool, thresholds: object, magnitudes: object) -> None: ...
 
-    def quantize(self, x: object, element: int, out: object, layout: Layout) -> None: ...
+    def quantize(self, x: object, element: int, out: object, layout: Granularity) -> None: ...
 
-    def dequantize(self, q: object, out: object, element: int, layout: Layout) -> None: ...
+    def dequantize(self, q: object, out: object, element: int, layout: Granularity) -> None: ...
 
 class Mixed:
     """A code width a channel; channels are the rows of a contiguous array."""
@@ -54,24 +54,24 @@ class Mixed:
 
     def dequantize(self, q: object, out: object, element: int) -> None: ...
 
-def range(x: object, element: int, layout: Layout, lo: object, hi: object) -> int:
+def range(x: object, element: int, layout: Granularity, lo: object, hi: object) -> int:
     """Writes min and max per scale; returns the number of NaN."""
 
 def mean_abs(x: object, element: int, length: int, out: object) -> None:
     """Writes the mean of |x| of each run of `length` elements, in f64."""
 
-def quantize_dynamic(x: object, element: int, out: object, code: int, layout: Layout, qmin: int, qmax: int, divisor: int, scale: object, zero_point: object | None) -> tuple[int, int]:
+def quantize_dynamic(x: object, element: int, out: object, code: int, layout: Granularity, qmin: int, qmax: int, divisor: int, scale: object, zero_point: object | None) -> tuple[int, int]:
     """
     Range, parameters, codes and packing in one read; returns (NaN seen, scales out of bounds).
     """
 
-def fused_groups_fit(layout: Layout, code: int) -> bool:
+def fused_groups_fit(layout: Granularity, code: int) -> bool:
     """Whether quantize_dynamic serves this layout."""
 
 class Problem:
     """A plan's facts: runs with plain arrays in one call."""
 
-    def __init__(self, layout: Layout, element: int, shape: Sequence[int], scale_shape: Sequence[int], qmin: int, qmax: int) -> None: ...
+    def __init__(self, layout: Granularity, element: int, shape: Sequence[int], scale_shape: Sequence[int], qmin: int, qmax: int) -> None: ...
 
     @property
     def element(self) -> int: ...
@@ -81,28 +81,28 @@ class Problem:
         As the function fake_quant, with arrays of just the right kind; any other result than -1 means that nothing was done.
         """
 
-def convert(to_codes: bool, code: int, input: object, output: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Layout) -> int:
+def convert(to_codes: bool, code: int, input: object, output: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Granularity) -> int:
     """
     quantize or dequantize under parameters of this one call. Returns as fake_quant.
     """
 
-def quantize_from_data(input: object, element: int, output: object, code: int, layout: Layout, qmin: int, qmax: int, divisor: int, scale: object, zero_point: object | None, workspace: object) -> tuple[int, int]:
+def quantize_from_data(input: object, element: int, output: object, code: int, layout: Granularity, qmin: int, qmax: int, divisor: int, scale: object, zero_point: object | None, workspace: object) -> tuple[int, int]:
     """
     Parameters from the data, and its codes; returns (NaN seen, scales out of bounds).
     """
 
-def dynamic_workspace(layout: Layout, element: int) -> int:
+def dynamic_workspace(layout: Granularity, element: int) -> int:
     """Bytes quantize_from_data works in."""
 
-def fake_quant(op: int, x: object | None, dy: object | None, out: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Layout) -> int:
+def fake_quant(op: int, x: object | None, dy: object | None, out: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Granularity) -> int:
     """
     op 0 fake_quantize, 1 its gradient, 2 quantize's, 3 dequantize's. Returns -1, or which scale (i) or zero point (-2 - i) is out of bounds; then nothing was done.
     """
 
-def mask_fits(layout: Layout) -> bool:
+def mask_fits(layout: Granularity) -> bool:
     """Whether fake_quant_masked serves this layout."""
 
-def fake_quant_masked_at(x: int, out: int, bits: int, element: int, scale: int, zero_point: int, qmin: int, qmax: int, layout: Layout) -> int:
+def fake_quant_masked_at(x: int, out: int, bits: int, element: int, scale: int, zero_point: int, qmin: int, qmax: int, layout: Granularity) -> int:
     """
     fake_quantize, and a bit for each element that was not clipped, by addresses. Returns as fake_quant.
     """
@@ -110,10 +110,10 @@ def fake_quant_masked_at(x: int, out: int, bits: int, element: int, scale: int, 
 def keep_where_at(dy: int, bits: int, out: int, n: int, element: int) -> None:
     """dy where a bit is set, else 0, by addresses."""
 
-def fake_quant_learned(x: object, dy: object, out: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Layout, workspace: object, d_scale: object, d_zero_point: object) -> int:
+def fake_quant_learned(x: object, dy: object, out: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Granularity, workspace: object, d_scale: object, d_zero_point: object) -> int:
     """Gradients by x, scale and zero point. Returns as fake_quant."""
 
-def learned_workspace(layout: Layout) -> int:
+def learned_workspace(layout: Granularity) -> int:
     """Bytes fake_quant_learned works in."""
 
 def combine(op: int, a: object, a_code: int, a_scale: float, a_zero: int, a_shape: Sequence[int], b: object, b_code: int, b_scale: float, b_zero: int, b_shape: Sequence[int], out: object, code: int, scale: float, zero: int, qmin: int, qmax: int, shape: Sequence[int]) -> None:
@@ -302,7 +302,7 @@ class Sketches:
     @property
     def nbytes(self) -> int: ...
 
-    def add(self, x: object, element: int, layout: Layout, skip: bool) -> int:
+    def add(self, x: object, element: int, layout: Granularity, skip: bool) -> int:
         """
         Returns how many NaN and Inf there are; unless they are to be skipped, then nothing was added.
         """

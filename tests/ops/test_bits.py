@@ -239,7 +239,7 @@ def test_blocks_whose_codes_must_be_clamped(isa: str, dtype: str, options: dict[
 def test_scales_out_of_bounds_are_found_wherever_they_are(element: int, at: int) -> None:
     dtype: Any = (np.float32, np.float64)[element]
     least, most = dtype(2.0**-125), dtype(MAX_SCALE)
-    layout, x, zero = _core.Layout(1, 1, 701, 1, 1), np.ones(701, dtype), np.zeros(701, np.int32)
+    layout, x, zero = _core.Granularity(1, 1, 701, 1, 1), np.ones(701, dtype), np.zeros(701, np.int32)
 
     def first_bad(value: Any) -> int:
         scale = np.ones(701, dtype)

@@ -528,12 +528,12 @@ def pooling():
 
 def ranges():
     x = np.ones((4, 1 << 20), np.float32)
-    layout, lo, hi = _core.Layout(1, 4, 1 << 20, 1, 1), np.zeros(1 << 20, np.float32), np.zeros(1 << 20, np.float32)
+    layout, lo, hi = _core.Granularity(1, 4, 1 << 20, 1, 1), np.zeros(1 << 20, np.float32), np.zeros(1 << 20, np.float32)
     return lambda: _core.range(x, 0, layout, lo, hi) == 0 and lo.all() and hi.all()
 
 def sketches():
     x = np.ones((1 << 16, 16), np.float32)
-    layout = _core.Layout(1, 1 << 16, 16, 1, 1)
+    layout = _core.Granularity(1, 1 << 16, 16, 1, 1)
     def call():
         kept = _core.Sketches(16, 1 << 18, 0)
         return kept.add(x, 0, layout, False) == 0

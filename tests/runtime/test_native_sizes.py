@@ -59,7 +59,7 @@ def compute(element: int) -> Any:
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_layouts_without_elements(kind: int, shape: tuple[int, int, int], element: int) -> None:
     for block in (1, 5, 64, 2**63 - 1):
-        empty_layout(_core.Layout(kind, *shape, block), element)
+        empty_layout(_core.Granularity(kind, *shape, block), element)
 
 
 def empty_layout(layout: Any, element: int) -> None:
@@ -134,13 +134,13 @@ def learned(make: Any, layout: Any, element: int, scale: Array, zero: Array) -> 
 @pytest.mark.parametrize("shape", BEYOND)
 def test_layouts_beyond_memory_are_refused(kind: int, shape: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="sizes: "):
-        _core.Layout(kind, *shape, 1)
+        _core.Granularity(kind, *shape, 1)
 
 
 @pytest.mark.parametrize("block", [0, -1, -(2**63)])
 def test_blocks_of_nothing_are_refused(block: int) -> None:
     with pytest.raises(ValueError, match="block: must be positive"):
-        _core.Layout(2, 1, 8, 1, block)
+        _core.Granularity(2, 1, 8, 1, block)
     with pytest.raises(ValueError, match="block: must be positive"):
         _core.pack_groups(b"", 0, 0, 4, block, b"", None, 0)
     with pytest.raises(ValueError, match="block: must be positive"):
@@ -148,7 +148,7 @@ def test_blocks_of_nothing_are_refused(block: int) -> None:
 
 
 def test_a_block_longer_than_any_axis_is_one_group() -> None:
-    layout = _core.Layout(2, 2, 8, 1, 2**63 - 1)
+    layout = _core.Granularity(2, 2, 8, 1, 2**63 - 1)
     assert layout.elements == 16
     assert layout.scales == 2
     lo, hi = np.zeros(2, F32), np.zeros(2, F32)
@@ -182,7 +182,7 @@ def test_runs_of_nothing() -> None:
 
 
 def test_problems_whose_shapes_are_not_the_layouts_are_refused() -> None:
-    layout = _core.Layout(1, 2, 3, 4, 1)
+    layout = _core.Granularity(1, 2, 3, 4, 1)
     _core.Problem(layout, 0, [2, 3, 4], [3], -1, 1)
     for shape, scales in (([2, 3], [3]), ([2, 3, 4], [2]), ([2**32, 2**32, 24], [3]), ([-2, -3, 4], [3])):
         with pytest.raises(ValueError, match="shape: "):

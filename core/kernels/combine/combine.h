@@ -6,7 +6,8 @@
 // or, where look-ups are quick, of numbers a = I + f and b = J + g with fractions f and g
 //   add   q = clamp(I[a] + J[b] + carry), carry: f + g >= 1, which is to say that g's place among all that b can be,
 //         the greatest first, is below the number of those that carry with f: place[b] < count[a]
-// Two codes have 65,536 pairs: whoever chooses a shortcut runs it on all of them first (drivers/shortcut.h).
+// Two codes have 65,536 pairs: whoever chooses a shortcut runs it on all of them first
+// (drivers/elementwise/shortcut.h).
 #pragma once
 #include "base/arch.h"
 #include "base/types.h"

@@ -9,21 +9,21 @@ namespace lowbit {
 namespace {
 
 template <class T>
-struct Layout;
+struct Granularity;
 template <>
-struct Layout<float> {
+struct Granularity<float> {
   using Bits = uint32_t;
   static constexpr int mantissa = 23;
 };
 template <>
-struct Layout<double> {
+struct Granularity<double> {
   using Bits = uint64_t;
   static constexpr int mantissa = 52;
 };
 
 template <class T>
 int64_t bucket_of(T u, int shift) {
-  typename Layout<T>::Bits b;
+  typename Granularity<T>::Bits b;
   std::memcpy(&b, &u, sizeof(T));
   return static_cast<int64_t>(b >> shift);
 }
@@ -44,13 +44,13 @@ LogTable<T>::LogTable(std::vector<T> thresholds_in, const std::vector<T>& magnit
   const double octaves = std::max(1.0, -std::log2(static_cast<double>(thresholds.front())));
   int bits = 1;
   while ((1 << bits) < 2 * m / octaves && bits < 14) ++bits;
-  shift = Layout<T>::mantissa - bits;
+  shift = Granularity<T>::mantissa - bits;
   first_bucket = bucket_of(thresholds.front(), shift) - 1;  // everything below shares the first
   const int64_t last = bucket_of(T{1}, shift);
   bucket.resize(last - first_bucket + 1);
   for (int64_t b = first_bucket; b <= last; ++b) {
     const auto below = [&](int64_t at) {
-      const typename Layout<T>::Bits start = static_cast<typename Layout<T>::Bits>(at) << shift;
+      const typename Granularity<T>::Bits start = static_cast<typename Granularity<T>::Bits>(at) << shift;
       T u;
       std::memcpy(&u, &start, sizeof(T));
       return static_cast<int>(std::upper_bound(thresholds.begin(), thresholds.end() - 1, u) - thresholds.begin());

@@ -1,5 +1,5 @@
-// What one block of numbers adds to a sketch (drivers/sketch.h). All integers and f64 sums in a fixed order, so the
-// bits are the same on every ISA.
+// What one block of numbers adds to a sketch (drivers/reduce/sketch.h). All integers and f64 sums in a fixed order, so
+// the bits are the same on every ISA.
 //
 // stats   least and greatest; greatest and least nonzero |x|, as the bits of an f32, which are ordered like |x| is;
 //         sums of x, x^2, |x| in f64, element i in lane i mod 8; a hash of the bits.

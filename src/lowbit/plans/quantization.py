@@ -44,7 +44,7 @@ class QuantizationPlan(Plan[A]):
 
     descriptor: PerTensorDescriptor
     _g: Granularity
-    _layout: core.Layout
+    _layout: core.Granularity
     _compute: np.dtype[Any]
     _scales: tuple[int, ...]
     _no_zero: Array

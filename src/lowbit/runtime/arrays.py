@@ -149,8 +149,8 @@ def code_id(params: QuantizationParams) -> int:
     return _CODES[params.dtype.name]
 
 
-def layout_of(g: Granularity) -> core.Layout:
-    return core.Layout(g.kind, g.outer, g.axis, g.inner, min(g.block, 1 << 62))  # any integer is a block size
+def layout_of(g: Granularity) -> core.Granularity:
+    return core.Granularity(g.kind, g.outer, g.axis, g.inner, min(g.block, 1 << 62))  # any integer is a block size
 
 
 def _scales(params: QuantizationParams, g: Granularity) -> tuple[Array, Array | None]:

@@ -1,0 +1,34 @@
+// Convolutions as products of matrices whose rows are gathered as they are packed: no image of patches in memory.
+#pragma once
+#include "drivers/gemm/gemm.h"
+
+namespace lowbit {
+
+// x is [batch][height][width][channels]; a row of the product is an output pixel, its columns kernel rows, then kernel
+// columns, then the channels of the group, and after each kernel row what fills its line.
+struct ConvShape {
+  int64_t batch, height, width, channels;
+  int64_t kernel_h, kernel_w, stride_h, stride_w, top, left, dilation_h, dilation_w;
+  int64_t out_h, out_w;
+  int64_t first_channel, group_channels;  // of this group
+  int64_t
+      line;  // columns of the product for a kernel row: at least kernel_w * group_channels, the weights beyond are 0
+
+  int64_t run() const { return kernel_w * group_channels; }
+  int64_t rows() const { return batch * out_h * out_w; }
+  int64_t depth() const { return kernel_h * line; }
+  // Whether pixels are rows of the product as they lie.
+  bool is_pointwise() const {
+    return kernel_h == 1 && kernel_w == 1 && line == group_channels && stride_h == 1 && stride_w == 1 &&
+           out_h == height && out_w == width;
+  }
+};
+
+// out: [rows][stride], n columns of it. Beyond the edges of x lies its zero point.
+void convolve(const ConvShape& shape, const uint8_t* x, bool is_signed, int32_t zero, const PackedMatrix& w,
+              const Finish& finish, void* out, int64_t stride);
+
+// to[b][j][i] = from[b][i][j] for [batch][rows][columns] items of 1, 2, 4 or 8 bytes.
+void transpose(const void* from, void* to, int64_t batch, int64_t rows, int64_t columns, int64_t item);
+
+}  // namespace lowbit

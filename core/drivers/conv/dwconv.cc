@@ -1,0 +1,290 @@
+// Cuts the output into tiles of rows and columns, makes each tile's table of pointers to pixels of x, and gives the
+// kernels one output row of a tile at a time.
+#include "drivers/conv/dwconv.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/fp_environment.h"
+#include "base/threads.h"
+
+namespace lowbit {
+namespace {
+
+constexpr int64_t kTileWork = 1 << 19;   // multiplications of a tile, about
+constexpr int64_t kTileColumns = 512;    // pointers in a row of a table, about
+constexpr int64_t kTableEntries = 8192;  // pointers in a table, about
+constexpr int64_t kStaged = 4096;        // sums or codes held in L1 before they go on, about
+
+// Which places of x some outputs along one axis see. Neighbours share them where their windows overlap without gaps;
+// else each output has places of its own. Either way tap k of output o is entry o * step() + k.
+struct Axis {
+  int64_t size, before, kernel, stride, dilation;
+  bool shared() const { return dilation == 1 && stride <= kernel; }
+  int64_t step() const { return shared() ? stride : kernel; }
+  int64_t entries(int64_t outputs) const { return (outputs - 1) * step() + kernel; }
+  int64_t run() const { return shared() ? INT64_MAX : kernel; }  // entries that follow each other by `dilation` places
+  int64_t place(int64_t first_output, int64_t entry) const {     // in x; outside of [0, size) is padding
+    if (shared()) return first_output * stride + entry - before;
+    return (first_output + entry / kernel) * stride + entry % kernel * dilation - before;
+  }
+};
+
+// Copies n bytes; in steps of eight if that many may be read and written.
+void copy_few(char* to, const char* from, int64_t n, bool in_steps) {
+  if (!in_steps) {
+    std::memmove(to, from, n);
+    return;
+  }
+  for (int64_t i = 0; i < n; i += 8) std::memcpy(to + i, from + i, 8);
+}
+int64_t in_eights(int64_t n) { return (n + 7) / 8 * 8; }
+
+struct Plan {
+  const DwconvShape& shape;
+  const DwconvRow& row;
+  Axis vertical, horizontal;
+  int64_t channels;                 // as kernels see them: no fewer than a block
+  int64_t padded;                   // and up to the end of the last block
+  int64_t pixels, rows;             // of a tile, in the output
+  int64_t staged_pixels;            // of one output row at once, where they are staged
+  int64_t entries, copies, staged;  // pointers, bytes of pixels, bytes of sums
+
+  Plan(const DwconvShape& s, const DwconvWeights& w)
+      : shape(s),
+        row(*w.row),
+        vertical{s.height, s.top, s.kh, s.stride_h, s.dilation_h},
+        horizontal{s.width, s.left, s.kw, s.stride_w, s.dilation_w},
+        channels(std::max<int64_t>(s.channels, row.block)),
+        padded(round_up(channels, row.block)) {
+    const auto within = [](int64_t wanted, int64_t most) { return std::max<int64_t>(1, std::min(wanted, most)); };
+    pixels = within(kTileColumns / horizontal.step(), s.out_width());
+    const int64_t columns = horizontal.entries(pixels);
+    rows = within(std::min(kTileWork / (pixels * channels * s.kh * s.kw), kTableEntries / (columns * vertical.step())),
+                  s.out_height());
+    staged_pixels = within(kStaged / channels, pixels);
+    entries = vertical.entries(rows) * columns;
+    copies = narrow() ? entries * channels : 0;
+    staged = (staged_pixels * channels + kFinishPad) * 4;
+  }
+  bool narrow() const { return channels > shape.channels; }
+  int64_t thread_bytes() const {
+    return lines(entries * static_cast<int64_t>(sizeof(void*))) + lines(copies) + lines(staged);
+  }
+  // Offsets and multipliers, arranged and not, and the pixel of padding.
+  int64_t call_bytes() const { return 4 * lines(padded * 4) + lines(channels); }
+};
+
+// How sums [pixels][channels] leave: as sums, as codes, or by a call.
+struct Sink {
+  void* y = nullptr;
+  const Finish* codes = nullptr;
+  DwconvFinish finish = nullptr;
+  void* context = nullptr;
+  int64_t bytes() const { return codes != nullptr ? 1 : 4; }
+};
+
+class Run {
+ public:
+  Run(const Plan& plan, const DwconvWeights& w, const void* x, int32_t zero, const int32_t* add, const Sink& sink)
+      : plan_(plan), shape_(plan.shape), x_(static_cast<const char*>(x)), sink_(sink) {
+    const int64_t n = shape_.channels;
+    block_ = aligned<char>(plan.call_bytes());
+    std::memset(block_.get(), 0, static_cast<size_t>(plan.call_bytes()));
+    Cutter cut(block_.get());
+    int32_t *offset = cut.take<int32_t>(plan.padded), *offsets = cut.take<int32_t>(plan.padded);
+    float *by = cut.take<float>(plan.padded), *multipliers = cut.take<float>(plan.padded);
+    padding_ = cut.take<char>(plan.channels);
+    for (int64_t c = 0; c < n; ++c)  // may wrap: what it becomes part of fits
+      offset[c] = static_cast<int32_t>(static_cast<uint32_t>(add != nullptr ? add[c] : 0) -
+                                       static_cast<uint32_t>(zero) * static_cast<uint32_t>(w.sum[c]));
+    plan.row.arrange(offset, plan.channels, offsets);
+    if (sink.codes != nullptr) {
+      const Finish& f = *sink.codes;
+      const FpEnvironment environment;
+      const float row = f.row_scale == nullptr ? 1.0f : f.row_scale[0];
+      for (int64_t c = 0; c < n; ++c) by[c] = row * f.scale[f.scale_per_column ? c : 0] / f.out_scale;
+      plan.row.arrange(by, plan.channels, multipliers);
+      args_.multiplier = multipliers;
+      args_.zero = f.zero, args_.qmin = f.lo, args_.qmax = f.hi, args_.is_signed = f.result == Result::s8;
+    }
+    std::memset(padding_, zero, static_cast<size_t>(plan.channels));
+    args_.channels = plan.channels, args_.weights = w.packed.get(), args_.offset = offsets;
+    args_.kh = shape_.kh, args_.kw = shape_.kw, args_.stride = plan.horizontal.step();
+    kernel_ = sink.codes != nullptr ? plan.row.codes : plan.row.sums;
+    tiles_h_ = (shape_.out_height() + plan.rows - 1) / plan.rows;
+    tiles_w_ = (shape_.out_width() + plan.pixels - 1) / plan.pixels;
+  }
+
+  int64_t tiles() const { return shape_.batch * tiles_h_ * tiles_w_; }
+
+  void tile(int64_t index) const {
+    const int64_t image = index / (tiles_h_ * tiles_w_);
+    const int64_t oy = index / tiles_w_ % tiles_h_ * plan_.rows, ox = index % tiles_w_ * plan_.pixels;
+    const int64_t rows = std::min(plan_.rows, shape_.out_height() - oy);
+    const int64_t pixels = std::min(plan_.pixels, shape_.out_width() - ox);
+    const int64_t columns = plan_.horizontal.entries(pixels);
+    Cutter cut(thread_block(plan_.thread_bytes()));
+    const auto** table = cut.take<const void*>(plan_.entries);
+    char *copies = cut.take<char>(plan_.copies), *staged = cut.take<char>(plan_.staged);
+    fill(image, oy, rows, ox, columns, table, copies);
+    DwconvArgs a = args_;
+    a.row_step = columns;
+    for (int64_t r = 0; r < rows; ++r) {
+      a.x = table + r * plan_.vertical.step() * columns;
+      row(a, (image * shape_.out_height() + oy + r) * shape_.out_width() + ox, pixels, staged);
+    }
+  }
+
+ private:
+  void fill(int64_t image, int64_t oy, int64_t rows, int64_t ox, int64_t columns, const void** table,
+            char* copies) const {
+    const int64_t n = shape_.channels, line = shape_.width * n;
+    const char* x = x_ + image * shape_.height * line;
+    for (int64_t i = 0; i < plan_.vertical.entries(rows); ++i, table += columns) {
+      const int64_t y = plan_.vertical.place(oy, i);
+      if (y < 0 || y >= shape_.height) {
+        std::fill(table, table + columns, padding_);
+        continue;
+      }
+      for (int64_t j = 0; j < columns; j += plan_.horizontal.run())
+        fill_run(x + y * line, plan_.horizontal.place(ox, j), std::min(plan_.horizontal.run(), columns - j), table + j);
+      if (plan_.narrow()) copy_apart(columns, table, copies + i * columns * plan_.channels);
+    }
+  }
+
+  void fill_run(const char* line, int64_t first, int64_t count, const void** table) const {
+    const int64_t by = plan_.horizontal.dilation, size = shape_.width;
+    const auto reaching = [&](int64_t place) {  // entries before the first one at `place` or after it
+      return std::max<int64_t>(0, std::min(count, (place - first + by - 1) / by));
+    };
+    const int64_t inside = first >= 0 ? 0 : reaching(0), after = first >= size ? 0 : reaching(size);
+    for (int64_t j = 0; j < inside; ++j) table[j] = padding_;
+    for (int64_t j = inside; j < after; ++j) table[j] = line + (first + j * by) * shape_.channels;
+    for (int64_t j = std::max(inside, after); j < count; ++j) table[j] = padding_;
+  }
+
+  // Pixels with fewer channels than fill a vector: with room after each. What is in it has no weight and goes nowhere.
+  void copy_apart(int64_t columns, const void** table, char* copies) const {
+    const int64_t n = shape_.channels;
+    const char* end = x_ + shape_.batch * shape_.height * shape_.width * n;
+    for (int64_t j = 0; j < columns; ++j, copies += plan_.channels) {
+      const char* pixel = static_cast<const char*>(table[j]);
+      if (pixel == padding_) continue;
+      copy_few(copies, pixel, n, end - pixel >= in_eights(n));
+      table[j] = copies;
+    }
+  }
+
+  void row(DwconvArgs& a, int64_t first, int64_t pixels, char* staged) const {
+    const int64_t n = shape_.channels, bytes = sink_.bytes();
+    char* y = static_cast<char*>(sink_.y) + first * n * bytes;
+    if (!plan_.narrow() && sink_.finish == nullptr) {
+      a.pixels = pixels, a.y = y;
+      kernel_(a);
+      return;
+    }
+    const void* const* x = a.x;
+    for (int64_t p = 0; p < pixels; p += plan_.staged_pixels) {
+      a.pixels = std::min(plan_.staged_pixels, pixels - p), a.y = staged, a.x = x + p * a.stride;
+      kernel_(a);
+      if (plan_.narrow()) {  // closes the gaps, in place for a call
+        char* to = sink_.finish != nullptr ? staged : y + p * n * bytes;
+        const int64_t size = n * bytes, total = a.pixels * size;
+        for (int64_t i = 0; i < a.pixels; ++i)
+          copy_few(to + i * size, staged + i * plan_.channels * bytes, size, i * size + in_eights(size) <= total);
+      }
+      if (sink_.finish != nullptr)
+        sink_.finish(sink_.context, first + p, a.pixels, reinterpret_cast<const int32_t*>(staged));
+    }
+  }
+
+  const Plan& plan_;
+  const DwconvShape& shape_;
+  const char* x_;
+  const Sink& sink_;
+  DwconvArgs args_{};
+  Aligned<char> block_;
+  char* padding_;
+  void (*kernel_)(const DwconvArgs&);
+  int64_t tiles_h_, tiles_w_;
+};
+
+void run(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero, const int32_t* add,
+         const Sink& sink) {
+  if (shape.outputs() == 0) return;
+  const Plan plan(shape, weights);
+  const Run job(plan, weights, x, zero, add, sink);
+  parallel_for(job.tiles(), [&](int64_t t) {
+    const FpEnvironment environment;
+    job.tile(t);
+  });
+}
+
+// Floats from sums.
+struct FloatRows {
+  const FinishRow& row;
+  FinishArgs args;
+  char* y;
+  int64_t bytes;  // a pixel of y
+
+  static void finish(void* context, int64_t first, int64_t pixels, const int32_t* sums) {
+    const FloatRows& f = *static_cast<const FloatRows*>(context);
+    FinishArgs a = f.args;
+    a.acc = sums, a.rows = pixels, a.out = f.y + first * f.bytes;
+    f.row.run(a);
+  }
+};
+
+}  // namespace
+
+DwconvWeights::DwconvWeights(Isa isa, Code x_code, const DwconvShape& shape, Code w_code, const void* w,
+                             const int32_t* zero)
+    : channels(shape.channels), kh(shape.kh), kw(shape.kw), stride_w(shape.stride_w), dilation_w(shape.dilation_w) {
+  const Axis horizontal{shape.width, shape.left, kw, stride_w, dilation_w};
+  row = &dwconv_row(isa, x_code, kh, kw, horizontal.step());
+  const int64_t room = std::max<int64_t>(channels, row->block), taps = kh * kw;
+  std::vector<int16_t> shifted(room * taps, 0);
+  sum.assign(channels, 0);
+  for (int64_t c = 0; c < channels; ++c)
+    for (int64_t t = 0; t < taps; ++t) {
+      const int64_t i = c * taps + t;
+      const int code = w_code == Code::s8 ? static_cast<const int8_t*>(w)[i] : static_cast<const uint8_t*>(w)[i];
+      shifted[i] = static_cast<int16_t>(code - (zero != nullptr ? zero[c] : 0));
+      sum[c] += shifted[i];
+    }
+  elements = row->packed(room, kh, kw);
+  packed = aligned<int16_t>(elements);
+  row->pack(shifted.data(), room, kh, kw, packed.get());
+}
+
+void dwconv(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero, const Finish& finish,
+            void* y) {
+  if (finish.result == Result::s32) return run(shape, weights, x, zero, finish.add, {.y = y});
+  if (finish.result >= Result::s8) return run(shape, weights, x, zero, finish.add, {.y = y, .codes = &finish});
+  const int64_t n = shape.channels, padded = round_up(n, kFinishPad);
+  std::vector<float> scale(padded, 0.0f), bias(padded, 0.0f);
+  const FpEnvironment environment;  // for scales of channels
+  const float row_scale = finish.row_scale == nullptr ? 1.0f : finish.row_scale[0];
+  for (int64_t c = 0; c < n; ++c) scale[c] = row_scale * finish.scale[finish.scale_per_column ? c : 0];
+  if (finish.bias != nullptr) std::copy(finish.bias, finish.bias + n, bias.begin());
+  FloatRows rows{finish_row(active_isa(), finish.result), {}, static_cast<char*>(y), n * result_bytes(finish.result)};
+  rows.args.n = rows.args.acc_stride = rows.args.out_stride = n;
+  rows.args.scale = scale.data(), rows.args.bias = finish.bias == nullptr ? nullptr : bias.data();
+  rows.args.floor = finish.floor, rows.args.ceiling = finish.ceiling;
+  dwconv_each(shape, weights, x, zero, finish.add, FloatRows::finish, &rows);
+}
+
+void dwconv_each(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero,
+                 const int32_t* add, DwconvFinish finish, void* context) {
+  run(shape, weights, x, zero, add, {.finish = finish, .context = context});
+}
+
+int64_t dwconv_thread_bytes(const DwconvShape& shape, const DwconvWeights& weights) {
+  return shape.outputs() == 0 ? 0 : Plan(shape, weights).thread_bytes();
+}
+int64_t dwconv_call_bytes(const DwconvShape& shape, const DwconvWeights& weights) {
+  return shape.outputs() == 0 ? 0 : Plan(shape, weights).call_bytes();
+}
+
+}  // namespace lowbit

@@ -1,0 +1,153 @@
+// Both poolings go down first, then across: a row of the image is width * depth codes, the rows of a window give one
+// such row, and in it a window is kernel_w runs of `depth`, that many apart.
+#include "drivers/conv/pool.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/arch.h"
+#include "base/fp_environment.h"
+#include "base/threads.h"
+#include "kernels/pool/pool.h"
+
+namespace lowbit {
+namespace {
+
+constexpr int64_t kTaskBytes = 1 << 16;  // codes a task reads, at least
+constexpr int64_t kRows = 64;            // rows reduced at once
+constexpr int64_t kWideRun = 32;         // runs so long are reduced one window at a time
+
+// One row with its padding, which is written once and stays, and as much room again.
+template <class T>
+struct RowScratch {
+  std::vector<T> padded, across;
+  T* inside;
+  RowScratch(const PoolShape& p, T padding)
+      : padded((p.left + p.width + p.right) * p.depth, padding),
+        across(padded.size()),
+        inside(padded.data() + p.left * p.depth) {}
+};
+
+// Calls row(scratch, i, rows) for output row i of all images, `rows` being the input rows inside its windows.
+template <class T, class Row>
+void for_each_output_row(const PoolShape& p, const void* x, T padding, Row&& row) {
+  const int64_t line = p.width * p.depth, total = p.count * p.out_height();
+  const int64_t per_task = std::max<int64_t>(1, kTaskBytes / (p.kernel_h * line));
+  parallel_for((total + per_task - 1) / per_task, [&](int64_t task) {
+    const FpEnvironment environment;
+    RowScratch<T> scratch(p, padding);
+    std::vector<const void*> rows;
+    for (int64_t i = task * per_task; i < std::min(total, (task + 1) * per_task); ++i) {
+      const int64_t image = i / p.out_height(), from = i % p.out_height() * p.stride_h - p.top;
+      rows.clear();
+      for (int64_t h = std::max<int64_t>(0, from); h < std::min(p.height, from + p.kernel_h); ++h)
+        rows.push_back(static_cast<const uint8_t*>(x) + (image * p.height + h) * line);
+      row(scratch, i, rows);
+    }
+  });
+}
+
+// Of the windows that start at every place, those that start at every stride-th.
+template <class T>
+void keep_strided(const T* windows, const PoolShape& p, T* out) {
+  const int64_t d = p.depth, step = p.stride_w * d;
+  for (int64_t j = 0; j < p.out_width(); ++j)
+    for (int64_t c = 0; c < d; ++c) out[j * d + c] = windows[j * step + c];
+}
+
+// Whether to reduce the windows that start at every place, in long runs, though only some are wanted.
+bool takes_every_window(const PoolShape& p) { return p.depth < kWideRun && p.kernel_w <= 16 && p.stride_w <= 8; }
+
+// The greatest of any number of rows: of more than kRows in passes, each of which starts from the one before.
+void largest(const PoolRow& row, const std::vector<const void*>& rows, int64_t n, void* out) {
+  const void* some[kRows];
+  std::vector<uint8_t> before;
+  const int64_t count = static_cast<int64_t>(rows.size());
+  for (int64_t done = 0; done < count;) {
+    int64_t m = 0;
+    if (done > 0) {
+      before.assign(static_cast<const uint8_t*>(out), static_cast<const uint8_t*>(out) + n);
+      some[m++] = before.data();
+    }
+    while (m < kRows && done < count) some[m++] = rows[done++];
+    row.largest({some, m, n, out});
+  }
+}
+
+}  // namespace
+
+void max_pool(const PoolShape& p, Code code, const void* x, void* q) {
+  if (p.count == 0 || p.depth == 0) return;
+  const PoolRow& row = pool_row(active_isa(), code);
+  const uint8_t lowest = code == Code::s8 ? 0x80 : 0;
+  const int64_t d = p.depth, out_line = p.out_width() * d;
+  for_each_output_row<uint8_t>(p, x, lowest,
+                               [&](RowScratch<uint8_t>& s, int64_t i, const std::vector<const void*>& rows) {
+                                 largest(row, rows, p.width * d, s.inside);
+                                 uint8_t* out = static_cast<uint8_t*>(q) + i * out_line;
+                                 std::vector<const void*> shifted(p.kernel_w);
+                                 const auto windows_at = [&](int64_t first, int64_t n, uint8_t* to) {
+                                   for (int64_t k = 0; k < p.kernel_w; ++k)
+                                     shifted[k] = s.padded.data() + (first + k) * d;
+                                   largest(row, shifted, n, to);
+                                 };
+                                 if (p.stride_w == 1) {
+                                   windows_at(0, out_line, out);
+                                 } else if (takes_every_window(p)) {
+                                   windows_at(0, ((p.out_width() - 1) * p.stride_w + 1) * d, s.across.data());
+                                   keep_strided(s.across.data(), p, out);
+                                 } else {
+                                   for (int64_t j = 0; j < p.out_width(); ++j)
+                                     windows_at(j * p.stride_w, d, out + j * d);
+                                 }
+                               });
+}
+
+namespace {
+
+// The sums across of a padded row of sums down: of each window, into s.across.
+void sum_across(const PoolShape& p, RowScratch<int32_t>& s) {
+  const int64_t d = p.depth, step = p.stride_w * d;
+  const auto add = [&](const int32_t* from, int64_t n, int32_t* to) {
+    std::copy(from, from + n, to);
+    for (int64_t k = 1; k < p.kernel_w; ++k)
+      for (int64_t c = 0; c < n; ++c) to[c] += from[k * d + c];
+  };
+  if (p.stride_w == 1 || takes_every_window(p)) {
+    add(s.padded.data(), (p.out_width() - 1) * step + d, s.across.data());
+    if (p.stride_w > 1) keep_strided(s.across.data(), p, s.across.data());  // forwards: nothing unread is written
+  } else {
+    for (int64_t j = 0; j < p.out_width(); ++j) add(s.padded.data() + j * step, d, s.across.data() + j * d);
+  }
+}
+
+}  // namespace
+
+void average_pool(const PoolShape& p, const AverageParams& f, Code code, const void* x, Code out_code, void* q) {
+  if (p.count == 0 || p.depth == 0) return;
+  const PoolRow &in = pool_row(active_isa(), code), &out = pool_row(active_isa(), out_code);
+  const int64_t d = p.depth, out_width = p.out_width();
+  const auto places_across = [&](int64_t j) {
+    const int64_t from = j * p.stride_w - p.left;
+    return std::min(p.width, from + p.kernel_w) - std::max<int64_t>(0, from);
+  };
+  for_each_output_row<int32_t>(p, x, 0, [&](RowScratch<int32_t>& s, int64_t i, const std::vector<const void*>& rows) {
+    const int64_t down = static_cast<int64_t>(rows.size());
+    in.total({rows.data(), down, p.width * d, s.inside});
+    sum_across(p, s);
+    for (int64_t j = 0, end; j < out_width; j = end) {  // windows with as many places inside share a factor
+      for (end = j + 1; end < out_width && places_across(end) == places_across(j);) ++end;
+      const int64_t places = down * places_across(j);
+      const int64_t count = f.count_padding ? p.kernel_h * p.kernel_w : places;
+      AverageArgs k{};
+      k.sum = s.across.data() + j * d, k.n = (end - j) * d;
+      k.q = static_cast<uint8_t*>(q) + (i * out_width + j) * d;
+      k.zero = static_cast<int32_t>(places * f.z), k.by = (f.s / static_cast<float>(count)) / f.sy;
+      k.zy = f.zy, k.qmin = f.qmin, k.qmax = f.qmax;
+      out.average(k);
+    }
+  });
+}
+
+}  // namespace lowbit

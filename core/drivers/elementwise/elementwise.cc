@@ -1,0 +1,335 @@
+#include "drivers/elementwise/elementwise.h"
+
+#include <cstring>
+#include <vector>
+
+#include "base/fp_environment.h"
+#include "base/threads.h"
+#include "drivers/elementwise/chunks.h"
+#include "kernels/dequantize/dequantize.h"
+#include "kernels/pack/pack.h"
+#include "kernels/quantize/quantize.h"
+#include "simd/vec.h"
+
+namespace lowbit {
+namespace {
+
+constexpr int64_t kChunk = 32768;   // elements a task: 128 KiB of f32, a multiple of every packing
+constexpr int64_t kScratch = 4096;  // codes held in L1 before packing
+constexpr int64_t kTile = 1024;     // columns prepared at once: their constants stay in L1 while rows pass
+constexpr int64_t kRows = 64;       // rows a task shares that preparation over
+
+// The row that makes codes of this kind, one a byte where they are narrower than a byte.
+Code wide_code(Code code) {
+  switch (code) {
+    case Code::s4:
+    case Code::s2:
+      return Code::s8;
+    case Code::u4:
+    case Code::u2:
+      return Code::u8;
+    default:
+      return code;
+  }
+}
+int wide_bytes(Code code) { return code_bits(code) == 16 ? 2 : 1; }
+bool is_signed(Code code) { return code == Code::s4 || code == Code::s2; }
+
+const char* at(const void* p, int64_t bytes) { return static_cast<const char*>(p) + bytes; }
+char* at(void* p, int64_t bytes) { return static_cast<char*>(p) + bytes; }
+
+int64_t scale_bytes(Element e) { return e == Element::f64 ? 8 : 4; }
+const int32_t* zero_at(const int32_t* zero, int64_t i) { return zero ? zero + i : nullptr; }
+
+// Elements a task: kChunk, or more where columns have scales of their own.
+int64_t chunk_of(const Granularity& layout) {
+  if (!layout.varying()) return kChunk;
+  const int64_t columns = layout.kind == GranularityKind::channel ? layout.axis : layout.inner;
+  return std::max(kChunk, kRows * columns);
+}
+
+// Calls codes(begin, end, buffer) for pieces (at most kChunk) of [begin, end) and packs what it wrote.
+template <class Codes>
+void pack_pieces(Code code, int64_t begin, int64_t end, int64_t piece, void* q, bool stream, Codes&& codes) {
+  const PackRow& row = pack_row(active_isa(), code_bits(code));
+  alignas(64) uint8_t buffer[kChunk];
+  for (int64_t b = begin; b < end; b += piece) {
+    const int64_t e = std::min(end, b + piece);
+    codes(b, e, buffer);
+    row.pack(buffer, e - b, reinterpret_cast<uint8_t*>(at(q, b * code_bits(code) / 8)), stream);
+  }
+}
+
+// Unpacks pieces of [begin, end), which starts on a whole byte, and calls use(begin, end, codes).
+template <class Use>
+void unpack_pieces(Code code, int64_t begin, int64_t end, const void* q, Use&& use) {
+  const PackRow& row = pack_row(active_isa(), code_bits(code));
+  alignas(64) uint8_t buffer[kScratch];
+  for (int64_t b = begin; b < end; b += kScratch) {
+    const int64_t e = std::min(end, b + kScratch);
+    row.unpack(reinterpret_cast<const uint8_t*>(at(q, b * code_bits(code) / 8)), e - b, buffer, is_signed(code));
+    use(b, e, buffer);
+  }
+}
+
+// Codes of elements [begin, end) into q, which is where element `begin` goes.
+void quantize_range(const Granularity& layout, const Affine& f, const QuantizeRow& row, const void* x, Element in,
+                    int64_t begin, int64_t end, void* q, bool stream) {
+  const int64_t xb = element_bytes(in), sb = scale_bytes(in), qb = wide_bytes(row.code);
+  QuantizeArgs a{};
+  a.qmin = f.qmin, a.qmax = f.qmax, a.stream = stream;
+  for_each_segment(
+      layout, begin, end,
+      [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
+        a.x = at(x, start * xb), a.q = at(q, (start - begin) * qb), a.n = length * count, a.group = length;
+        a.scale = at(f.scale, scale * sb), a.zero = zero_at(f.zero, scale);
+        (count == 1 ? row.uniform : row.grouped)(a);
+      },
+      [&](int64_t start, int64_t rows, int64_t stride, int64_t columns, int64_t scale) {
+        alignas(64) char inverse[kTile * 8], low[kTile * 8], limit[kTile * 8];
+        a.inverse = inverse, a.low = low, a.limit = limit;
+        for (int64_t c = 0; c < columns; c += kTile) {
+          a.n = std::min(kTile, columns - c);
+          a.scale = at(f.scale, (scale + c) * sb), a.zero = zero_at(f.zero, scale + c);
+          a.divide = row.prepare(a, inverse, low, limit);
+          a.x = at(x, (start + c) * xb), a.q = at(q, (start + c - begin) * qb);
+          a.rows = rows, a.stride = stride;
+          row.columns(a);
+        }
+      });
+}
+
+// Numbers of elements [begin, end); q and y are where element `begin` is and goes.
+void dequantize_range(const Granularity& layout, const Affine& f, const DequantizeRow& row, const void* q,
+                      int64_t begin, int64_t end, void* y, Element out) {
+  const int64_t yb = element_bytes(out), sb = scale_bytes(out), qb = wide_bytes(row.code);
+  DequantizeArgs a{};
+  const auto place = [&](int64_t start, int64_t scale) {
+    a.q = at(q, (start - begin) * qb), a.y = at(y, (start - begin) * yb);
+    a.scale = at(f.scale, scale * sb), a.zero = zero_at(f.zero, scale);
+  };
+  for_each_segment(
+      layout, begin, end,
+      [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
+        place(start, scale);
+        a.n = length * count, a.group = length;
+        (count == 1 ? row.uniform : row.grouped)(a);
+      },
+      [&](int64_t start, int64_t rows, int64_t stride, int64_t columns, int64_t scale) {
+        a.n = columns;
+        for (int64_t r = 0; r < rows; ++r) {
+          place(start + r * stride, scale);
+          row.varying(a);
+        }
+      });
+}
+
+// One chunk, whatever the width of its codes.
+void quantize_chunk(const Granularity& layout, const Affine& f, const void* x, Element in, int64_t begin, int64_t end,
+                    void* q, bool stream) {
+  const QuantizeRow& row = quantize_row(active_isa(), in, wide_code(f.code));
+  if (code_bits(f.code) >= 8) {
+    quantize_range(layout, f, row, x, in, begin, end, at(q, begin * wide_bytes(f.code)), stream);
+  } else {
+    // Columns with scales of their own are prepared once a piece: longer ones pay for it.
+    const int64_t piece = layout.varying() ? kChunk : kScratch;
+    pack_pieces(f.code, begin, end, piece, q, stream, [&](int64_t b, int64_t e, uint8_t* buffer) {
+      quantize_range(layout, f, row, x, in, b, e, buffer, false);
+    });
+  }
+}
+
+}  // namespace
+
+void dequantize_part(const Granularity& layout, const Affine& f, const void* q, int64_t begin, int64_t end, void* y,
+                     Element out) {
+  const DequantizeRow& row = dequantize_row(active_isa(), wide_code(f.code), out);
+  if (code_bits(f.code) >= 8) {
+    dequantize_range(layout, f, row, at(q, begin * wide_bytes(f.code)), begin, end, y, out);
+  } else {
+    unpack_pieces(f.code, begin, end, q, [&](int64_t b, int64_t e, const uint8_t* codes) {
+      dequantize_range(layout, f, row, codes, b, e, at(y, (b - begin) * element_bytes(out)), out);
+    });
+  }
+}
+
+void quantize(const Granularity& layout, const Affine& affine, const void* x, Element in, void* q) {
+  const int64_t n = layout.elements();
+  const bool stream = exceeds_caches(packed_bytes(affine.code, n) + n * element_bytes(in));
+  for_each_chunk(n, chunk_of(layout),
+                 [&](int64_t b, int64_t e) { quantize_chunk(layout, affine, x, in, b, e, q, stream); });
+}
+
+void dequantize(const Granularity& layout, const Affine& affine, const void* q, void* y, Element out) {
+  for_each_chunk(layout.elements(), kChunk, [&](int64_t b, int64_t e) {
+    dequantize_part(layout, affine, q, b, e, at(y, b * element_bytes(out)), out);
+  });
+}
+
+namespace {
+
+// Calls piece(channel, begin, length) for every piece of every channel.
+template <class Piece>
+void for_each_mixed_piece(const MixedArgs& m, Piece&& piece) {
+  const int64_t pieces = (m.length + kChunk - 1) / kChunk;
+  parallel_for(m.channels * pieces, [&](int64_t i) {
+    const FpEnvironment environment;
+    const int64_t begin = i % pieces * kChunk;
+    piece(i / pieces, begin, std::min(kChunk, m.length - begin));
+  });
+}
+
+Affine channel_affine(const MixedArgs& m, int64_t c, Element e) {
+  return {m.code[c], at(m.scale, c * scale_bytes(e)), zero_at(m.zero, c), m.qmin[c], m.qmax[c]};
+}
+
+}  // namespace
+
+void quantize_mixed(const MixedArgs& m, const void* x, Element in, void* q) {
+  for_each_mixed_piece(m, [&](int64_t c, int64_t begin, int64_t length) {
+    const Affine f = channel_affine(m, c, in);
+    const Granularity whole{GranularityKind::tensor, 1, 1, length, 1};
+    const void* from = at(x, (c * m.length + begin) * element_bytes(in));
+    char* to = at(q, m.offset[c] + begin * code_bits(f.code) / 8);
+    if (is_misaligned(f.code, to)) {
+      alignas(64) char buffer[kChunk * 2];
+      quantize_chunk(whole, f, from, in, 0, length, buffer, false);
+      std::memcpy(to, buffer, length * 2);
+    } else {
+      quantize_chunk(whole, f, from, in, 0, length, to, false);
+    }
+  });
+}
+
+void dequantize_mixed(const MixedArgs& m, const void* q, void* y, Element out) {
+  for_each_mixed_piece(m, [&](int64_t c, int64_t begin, int64_t length) {
+    const Affine f = channel_affine(m, c, out);
+    const Granularity whole{GranularityKind::tensor, 1, 1, length, 1};
+    const char* from = at(q, m.offset[c] + begin * code_bits(f.code) / 8);
+    char* to = at(y, (c * m.length + begin) * element_bytes(out));
+    if (is_misaligned(f.code, from)) {
+      alignas(64) char buffer[kChunk * 2];
+      std::memcpy(buffer, from, length * 2);
+      dequantize_part(whole, f, buffer, 0, length, to, out);
+    } else {
+      dequantize_part(whole, f, from, 0, length, to, out);
+    }
+  });
+}
+
+void pack(int bits, const uint8_t* codes, int64_t n, uint8_t* bytes) {
+  const Code code = bits == 4 ? Code::u4 : (bits == 2 ? Code::u2 : Code::b1);
+  for_each_chunk(n, kChunk, [&](int64_t b, int64_t e) {
+    pack_pieces(code, b, e, kScratch, bytes, false, [&](int64_t first, int64_t last, uint8_t* buffer) {
+      std::memcpy(buffer, codes + first, last - first);
+    });
+  });
+}
+
+void unpack(int bits, bool is_signed, const uint8_t* bytes, int64_t n, uint8_t* codes) {
+  for_each_chunk(n, kChunk, [&](int64_t b, int64_t e) {
+    pack_row(active_isa(), bits).unpack(bytes + b * bits / 8, e - b, codes + b, is_signed);
+  });
+}
+
+namespace {
+
+// A segment iterator for the look-up kernels, which take one scale a call.
+template <class T, class Call>
+void with_one_scale(const Granularity& layout, const T* scales, int64_t begin, int64_t end, Call&& call) {
+  for_each_segment(
+      layout, begin, end,
+      [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
+        for (int64_t g = 0; g < count; ++g) call(start + g * length, length, scales[scale + g]);
+      },
+      [&](int64_t start, int64_t rows, int64_t stride, int64_t columns, int64_t scale) {
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t c = 0; c < columns; ++c) call(start + r * stride + c, int64_t{1}, scales[scale + c]);
+      });
+}
+
+template <class T, class C, class Call>
+void with_element(Element e, Call&& call) {
+  if constexpr (sizeof(T) == 8) {
+    call(double{});
+  } else {
+    switch (e) {
+      case Element::f16:
+        return call(half_t{});
+      case Element::bf16:
+        return call(bfloat_t{});
+      default:
+        return call(float{});
+    }
+  }
+}
+
+}  // namespace
+
+template <class T>
+void log_quantize(const Granularity& layout, const LogTable<T>& table, Code code, const T* scale, const void* x,
+                  Element in, void* q) {
+  const auto encode = [&](int64_t b, int64_t e, auto* codes) {
+    using C = std::remove_pointer_t<decltype(codes)>;
+    with_element<T, C>(in, [&](auto tag) {
+      const auto* data = static_cast<const decltype(tag)*>(x);
+      with_one_scale(layout, scale, b, e, [&](int64_t start, int64_t n, T s) {
+        log_encode(table, data + start, codes + (start - b), n, s);
+      });
+    });
+  };
+  for_each_chunk(layout.elements(), kChunk, [&](int64_t b, int64_t e) {
+    if (code == Code::s16) {
+      encode(b, e, static_cast<int16_t*>(q) + b);
+    } else if (code == Code::s8) {
+      encode(b, e, static_cast<int8_t*>(q) + b);
+    } else {
+      pack_pieces(code, b, e, kScratch, q, false, [&](int64_t first, int64_t last, uint8_t* buffer) {
+        encode(first, last, reinterpret_cast<int8_t*>(buffer));
+      });
+    }
+  });
+}
+
+template <class T>
+void log_dequantize_part(const Granularity& layout, const LogTable<T>& table, Code code, const T* scale, const void* q,
+                         int64_t begin, int64_t end, void* y, Element out) {
+  const auto decode = [&](int64_t b, int64_t e, const auto* codes) {
+    using C = std::remove_cv_t<std::remove_pointer_t<decltype(codes)>>;
+    with_element<T, C>(out, [&](auto tag) {
+      auto* data = static_cast<decltype(tag)*>(y);
+      with_one_scale(layout, scale, b, e, [&](int64_t start, int64_t n, T s) {
+        log_decode(table, codes + (start - b), data + (start - begin), n, s);
+      });
+    });
+  };
+  if (code == Code::s16) {
+    decode(begin, end, static_cast<const int16_t*>(q) + begin);
+  } else if (code == Code::s8) {
+    decode(begin, end, static_cast<const int8_t*>(q) + begin);
+  } else {
+    unpack_pieces(code, begin, end, q, [&](int64_t b, int64_t e, const uint8_t* buffer) {
+      decode(b, e, reinterpret_cast<const int8_t*>(buffer));
+    });
+  }
+}
+
+template <class T>
+void log_dequantize(const Granularity& layout, const LogTable<T>& table, Code code, const T* scale, const void* q,
+                    void* y, Element out) {
+  for_each_chunk(layout.elements(), kChunk, [&](int64_t b, int64_t e) {
+    log_dequantize_part(layout, table, code, scale, q, b, e, at(y, b * element_bytes(out)), out);
+  });
+}
+
+template void log_quantize(const Granularity&, const LogTable<float>&, Code, const float*, const void*, Element, void*);
+template void log_quantize(const Granularity&, const LogTable<double>&, Code, const double*, const void*, Element,
+                           void*);
+template void log_dequantize_part(const Granularity&, const LogTable<float>&, Code, const float*, const void*, int64_t,
+                                  int64_t, void*, Element);
+template void log_dequantize(const Granularity&, const LogTable<float>&, Code, const float*, const void*, void*,
+                             Element);
+template void log_dequantize(const Granularity&, const LogTable<double>&, Code, const double*, const void*, void*,
+                             Element);
+
+}  // namespace lowbit

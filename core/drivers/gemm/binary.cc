@@ -1,0 +1,109 @@
+#include "drivers/gemm/binary.h"
+
+#include "drivers/gemm/binary_tiles.h"
+
+namespace lowbit {
+namespace {
+
+constexpr int64_t kRepackTask = 1 << 16;  // bytes
+
+int64_t padded_bytes(int64_t bytes) { return (bytes + kBinaryStep - 1) / kBinaryStep * kBinaryStep; }
+
+// The eight bits of a stream of `bytes` bytes from bit `at` on; 0 beyond its end.
+uint8_t bits_at(const uint8_t* stream, int64_t bytes, int64_t at) {
+  const int64_t i = at / 8;
+  const unsigned low = i < bytes ? stream[i] : 0, high = i + 1 < bytes ? stream[i + 1] : 0;
+  return static_cast<uint8_t>((low | high << 8) >> (at % 8));
+}
+
+uint8_t last_mask(int64_t k) { return static_cast<uint8_t>(0xff >> (-k & 7)); }
+
+// Bit j of byte i becomes bit i of byte j (Hacker's Delight, 7-3).
+uint64_t transposed(uint64_t x) {
+  uint64_t t = (x ^ x >> 7) & 0x00aa00aa00aa00aaull;
+  x ^= t ^ t << 7;
+  t = (x ^ x >> 14) & 0x0000cccc0000ccccull;
+  x ^= t ^ t << 14;
+  t = (x ^ x >> 28) & 0x00000000f0f0f0f0ull;
+  return x ^ t ^ t << 28;
+}
+
+}  // namespace
+
+PackedBits::PackedBits(const uint8_t* rows, int64_t n, int64_t bytes, uint8_t mask)
+    : n_(n), bytes_(bytes), padded_(padded_bytes(bytes)) {
+  data_.reset(static_cast<uint8_t*>(::operator new[](static_cast<size_t>(nbytes() + 1), std::align_val_t{64})));
+  uint8_t* data = data_.get();
+  parallel_for(panels(), [&](int64_t p) {
+    uint8_t* to = data + p * padded_ * kBinaryColumns;
+    std::memset(to, 0, static_cast<size_t>(padded_ * kBinaryColumns));
+    const uint8_t* from = rows + p * kBinaryColumns * bytes;
+    const int64_t count = std::min(kBinaryColumns, n - p * kBinaryColumns);
+    for (int64_t i = 0; i < bytes; ++i) {
+      const uint8_t keep = i + 1 < bytes ? 0xff : mask;
+      for (int64_t j = 0; j < count; ++j) to[i * kBinaryColumns + j] = from[j * bytes + i] & keep;
+    }
+  });
+}
+
+int64_t PackedBits::panels() const { return (n_ + kBinaryColumns - 1) / kBinaryColumns; }
+const uint8_t* PackedBits::panel(int64_t i) const { return data_.get() + i * padded_ * kBinaryColumns; }
+int64_t PackedBits::nbytes() const { return panels() * padded_ * kBinaryColumns; }
+
+void binary_matmul(const uint8_t* a, int64_t m, const PackedBits& b, int64_t k, const BinaryScales* scales, void* y) {
+  const BinaryRow& row = binary_row(active_isa());
+  const int64_t n = b.columns(), bytes = b.bytes();
+  binary_tiles(
+      m, b, last_mask(k), false, kBinaryTiles, [&](int64_t first, int64_t, uint8_t*) { return a + first * bytes; },
+      [&](const BinaryTile& tile) {
+        const BinaryColumnScales columns(scales, tile.column, tile.columns);
+        BinaryFinishArgs f = tile.finish(0, tile.rows, k);
+        f.y = static_cast<uint8_t*>(y) + 4 * (tile.row * n + tile.column), f.stride = n;
+        f.sb = columns.scale, f.bias = columns.bias;
+        if (scales) f.sa_each = scales->a_each, f.sa = scales->a + (f.sa_each ? tile.row : 0);
+        scales ? row.finish_f32(f) : row.finish_s32(f);
+      });
+}
+
+int64_t binary_matmul_workspace(int64_t m, int64_t n, int64_t k) {
+  const int64_t padded = padded_bytes((k + 7) / 8), chunks = (m + kBinaryRows - 1) / kBinaryRows;
+  const int64_t chunk = binary_row(active_isa()).code_bytes * kBinaryRows * padded;
+  const int64_t columns = (n + kBinaryColumns - 1) / kBinaryColumns * kBinaryColumns;
+  return lines(std::min(chunks * chunk, std::max(kBinaryCodesAtOnce, chunk))) + columns * padded + kCacheLine;
+}
+
+void binary_align_rows(const uint8_t* stream, int64_t rows, int64_t k, uint8_t* out) {
+  const int64_t bytes = (k + 7) / 8, all = (rows * k + 7) / 8;
+  if (bytes == 0) return;
+  const int64_t rows_a_task = std::max<int64_t>(1, kRepackTask / bytes);
+  parallel_for((rows + rows_a_task - 1) / rows_a_task, [&](int64_t t) {
+    for (int64_t r = t * rows_a_task; r < std::min(rows, (t + 1) * rows_a_task); ++r) {
+      const int64_t start = r * k / 8, shift = r * k % 8;
+      const uint8_t* from = stream + start;
+      uint8_t* to = out + r * bytes;
+      for (int64_t i = 0; i + 1 < bytes; ++i) to[i] = static_cast<uint8_t>((from[i] | from[i + 1] << 8) >> shift);
+      to[bytes - 1] = bits_at(stream, all, r * k + 8 * (bytes - 1)) & last_mask(k);
+    }
+  });
+}
+
+void binary_channels_last(const uint8_t* stream, int64_t images, int64_t channels, int64_t pixels, int64_t groups,
+                          uint8_t* out) {
+  const int64_t each = channels / groups, bytes = (each + 7) / 8, all = (images * channels * pixels + 7) / 8;
+  parallel_for(images * groups * bytes, [&](int64_t t) {
+    const int64_t image = t / (groups * bytes), group = t / bytes % groups, byte = t % bytes;
+    const int64_t planes = std::min<int64_t>(8, each - 8 * byte);
+    const int64_t start = (image * channels + group * each + 8 * byte) * pixels;
+    uint8_t* to = out + image * pixels * groups * bytes + group * bytes + byte;
+    for (int64_t p = 0; p < pixels; p += 8) {
+      uint64_t eight = 0;  // pixels of each channel a byte
+      for (int64_t c = 0; c < planes; ++c)
+        eight |= static_cast<uint64_t>(bits_at(stream, all, start + c * pixels + p)) << (8 * c);
+      eight = transposed(eight);
+      for (int64_t i = 0; i < std::min<int64_t>(8, pixels - p); ++i, eight >>= 8)
+        to[(p + i) * groups * bytes] = static_cast<uint8_t>(eight);
+    }
+  });
+}
+
+}  // namespace lowbit

@@ -1,0 +1,30 @@
+// A linear layer on floats: codes of the activations are found on the way, a bounded number of rows at a time.
+#pragma once
+#include "base/types.h"
+#include "drivers/elementwise/elementwise.h"
+#include "drivers/gemm/gemm.h"
+#include "drivers/gemm/groups.h"
+
+namespace lowbit {
+
+// How activations become codes: one scale a row from the row itself, or one given for all.
+enum class Activation : int { s8_per_row = 0, u8_per_row = 1, fixed = 2 };
+
+struct Activations {
+  const void* x;  // [m][k]
+  Element in;     // f32, f16 or bf16
+  int64_t m;
+  Activation how;
+  Code code;  // fixed only, as are the rest
+  float scale;
+  int32_t zero, qmin, qmax;
+};
+
+// finish.row_scale and zero points are found here. Stops at the first rows with NaN, Inf or a range too wide; then
+// `out` is undefined.
+DynamicResult linear(const Activations& a, const PackedMatrix& b, const Finish& finish, void* out);
+DynamicResult linear(const Activations& a, const PackedGroups& b, const FloatFinish& finish, void* out);  // s8 only
+
+int64_t linear_workspace(int64_t m, int64_t k);  // bytes of codes and their scales
+
+}  // namespace lowbit
