@@ -9,7 +9,7 @@ import pytest
 import lowbit.torch as lt
 import torch
 from lowbit.models import Recipe
-from lowbit.torch import never_slower
+from lowbit.torch.inference import never_slower
 from torch import nn
 
 ALL = {"min_elements": 0}

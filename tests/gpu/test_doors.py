@@ -35,7 +35,7 @@ from lowbit.gpu.tensors import GpuQuantizedTensor  # noqa: E402
 from lowbit.numerics.errors import InvalidProblem, Unsupported  # noqa: E402
 from lowbit.runtime.devices import find_device  # noqa: E402
 from lowbit.system.specialized import Dp4aQuantizationOps, TensorCoreQuantizationOps  # noqa: E402
-from lowbit.torch import library  # noqa: E402
+from lowbit.torch.functional import library  # noqa: E402
 
 F32 = np.float32
 SCOPES = {

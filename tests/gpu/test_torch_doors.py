@@ -22,7 +22,7 @@ from lowbit.runtime import devices as presence
 from lowbit.runtime.gpu_features import gpu_features
 from lowbit.runtime.hardware import Gpu, HardwareFeatures, hardware
 from lowbit.system.specialized import Dp4aQuantizationOps, TensorCoreQuantizationOps
-from lowbit.torch import library
+from lowbit.torch.functional import library
 
 if "TRITON_INTERPRET" in os.environ:
     raise RuntimeError("these tests need a process without TRITON_INTERPRET")
@@ -150,7 +150,7 @@ REASON = r"no CUDA device: torch (has no CUDA build|finds none)"
 def test_bits_keep_on_a_gpu_what_they_keep_on_the_cpu(n: int) -> None:
     """It is made of operators of torch, which run anywhere."""
     from lowbit.gpu import torch_kernels as kernels_gpu
-    from lowbit.torch import kernels
+    from lowbit.torch.functional import kernels
 
     dy, bits = torch.randn(n), torch.randint(0, 256, ((n + 7) // 8,), dtype=torch.uint8)
     assert torch.equal(kernels_gpu.keep_where(dy, bits), kernels.keep_where(dy, bits))

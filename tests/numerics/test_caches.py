@@ -480,7 +480,7 @@ class _Machine:
 
 def test_layouts_of_torch_are_kept_by_shape_axis_and_block() -> None:
     torch = pytest.importorskip("torch")
-    from lowbit.torch import kernels
+    from lowbit.torch.functional import kernels
 
     shapes = [torch.Size(s) for s in ((6, 8), (8, 6), (48,), (2, 3, 8))]
     asked = list(itertools.product(shapes, (None, 0, -1), (None, 1, 4)))

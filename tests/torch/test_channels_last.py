@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 import lowbit as lb  # noqa: E402
 import lowbit.torch as lt  # noqa: E402
-from lowbit.torch import kernels, library  # noqa: E402
-from lowbit.torch.channels_last import empty_like, is_channels_last  # noqa: E402
+from lowbit.torch.functional import kernels, library  # noqa: E402
+from lowbit.torch.functional.channels_last import empty_like, is_channels_last  # noqa: E402
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 SHAPES = {"2d": (3, 8, 5, 7), "3d": (2, 3, 4, 5, 3)}

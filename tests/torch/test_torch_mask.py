@@ -16,7 +16,7 @@ import torch
 from lowbit import reference
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.granularity import granularity_of
-from lowbit.torch import kernels, library
+from lowbit.torch.functional import kernels, library
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 RANGES = [(-128, 127), (0, 15), (-30000, 30000)]

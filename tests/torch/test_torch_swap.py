@@ -20,8 +20,8 @@ import lowbit.torch as lt  # noqa: E402
 from lowbit.models import Override, Recipe, WeightRecipe  # noqa: E402
 from lowbit.models.weights import quantize_weight  # noqa: E402
 from lowbit.ops.fitting import Products, fit_products  # noqa: E402
-from lowbit.torch import never_slower, swap  # noqa: E402
-from lowbit.torch.folding import FoldedNorm  # noqa: E402
+from lowbit.torch.inference import never_slower, swap  # noqa: E402
+from lowbit.torch.inference.folding import FoldedNorm  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_models import cnn, fake_clock, recipe, row_of  # noqa: E402
 

@@ -15,7 +15,7 @@ from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
 from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE
-from lowbit.torch.kernels import (
+from lowbit.torch.functional.kernels import (
     CODES,
     HIGHEST,
     LOWEST,

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from lowbit.numerics.errors import InvalidProblem
-from lowbit.torch.folding import folds as find_folds
-from lowbit.torch.folding import swapped
-from lowbit.torch.modules import (
+from lowbit.torch.inference.folding import folds as find_folds
+from lowbit.torch.inference.folding import swapped
+from lowbit.torch.qat.modules import (
     ConvertedConv1d,
     ConvertedConv2d,
     ConvertedLinear,
@@ -20,7 +20,7 @@ from lowbit.torch.modules import (
     QATConv2d,
     QATLinear,
 )
-from lowbit.torch.quantizer import FakeQuantize
+from lowbit.torch.qat.quantizer import FakeQuantize
 from torch import nn
 
 __all__ = ["Coverage", "CoverageRow", "QATRecipe", "calibrate", "convert", "prepare_qat"]

@@ -25,7 +25,7 @@ from lowbit.ops.fake_quantize import affine_of
 from lowbit.ops.quantize import refuse_nonfinite
 from lowbit.reference import spread
 from lowbit.runtime import arrays as cpu
-from lowbit.torch.channels_last import as_it_lies, axis_as_it_lies, empty_like, is_channels_last
+from lowbit.torch.functional.channels_last import as_it_lies, axis_as_it_lies, empty_like, is_channels_last
 from torch import Tensor
 
 __all__ = [

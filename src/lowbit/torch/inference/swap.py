@@ -18,15 +18,15 @@ from lowbit.models.report import ModelReport
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.ops.fitting import Products, fastest_fit
 from lowbit.runtime.hardware import hardware
-from lowbit.torch.accounts import accuracy_on, for_inference, latency_on, left_float, model_bytes, weight_rows
-from lowbit.torch.batches import Inputs, inputs_of
-from lowbit.torch.decisions import Stopwatch, Wanted, decided
-from lowbit.torch.fast_paths import leave_fast_paths
-from lowbit.torch.folding import FoldedNorm, folds, swapped
-from lowbit.torch.inventory import Holder, inventory
-from lowbit.torch.memory_formats import settle_memory_formats
-from lowbit.torch.never_slower import Sighting, sightings
-from lowbit.torch.observe import observe
+from lowbit.torch.inference.accounts import accuracy_on, for_inference, latency_on, left_float, model_bytes, weight_rows
+from lowbit.torch.inference.batches import Inputs, inputs_of
+from lowbit.torch.inference.decisions import Stopwatch, Wanted, decided
+from lowbit.torch.inference.fast_paths import leave_fast_paths
+from lowbit.torch.inference.folding import FoldedNorm, folds, swapped
+from lowbit.torch.inference.inventory import Holder, inventory
+from lowbit.torch.inference.memory_formats import settle_memory_formats
+from lowbit.torch.inference.never_slower import Sighting, sightings
+from lowbit.torch.inference.observe import observe
 from torch import Tensor, nn
 
 __all__ = ["quantize_model", "report"]

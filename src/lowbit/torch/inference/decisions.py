@@ -12,10 +12,10 @@ from lowbit.calibration import Calibrator
 from lowbit.models.recipe import Recipe, Rule
 from lowbit.numerics.errors import Unsupported
 from lowbit.ops.fitting import Products
-from lowbit.torch import never_slower
-from lowbit.torch.inventory import Holder, check_memory
-from lowbit.torch.never_slower import Pace, Sighting
-from lowbit.torch.quantized import Made, made_module, obstacle_in
+from lowbit.torch.inference import never_slower
+from lowbit.torch.inference.inventory import Holder, check_memory
+from lowbit.torch.inference.never_slower import Pace, Sighting
+from lowbit.torch.inference.quantized import Made, made_module, obstacle_in
 from torch import nn
 
 __all__ = ["Decision", "Stopwatch", "Wanted", "decided"]

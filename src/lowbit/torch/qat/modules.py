@@ -12,8 +12,8 @@ from lowbit import ops
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.torch.observers import FixedBuffers
-from lowbit.torch.quantizer import FakeQuantize
+from lowbit.torch.qat.observers import FixedBuffers
+from lowbit.torch.qat.quantizer import FakeQuantize
 from torch import Tensor, nn
 
 __all__ = ["ConvertedConv1d", "ConvertedConv2d", "ConvertedLinear", "QATConv1d", "QATConv2d", "QATLinear"]

@@ -8,9 +8,9 @@ from torch.nn.parameter import is_lazy
 
 import torch
 from lowbit.numerics.errors import Unsupported, UnsupportedDType
-from lowbit.torch.embedding import QuantizedEmbedding
-from lowbit.torch.fast_paths import readers
-from lowbit.torch.layers import QuantizedModule
+from lowbit.torch.inference.embedding import QuantizedEmbedding
+from lowbit.torch.inference.fast_paths import readers
+from lowbit.torch.inference.layers import QuantizedModule
 from torch import nn
 
 __all__ = ["Holder", "check_memory", "inventory"]

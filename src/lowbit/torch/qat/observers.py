@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from lowbit.numerics.errors import InvalidProblem
-from lowbit.torch import library
-from lowbit.torch.kernels import granularity
+from lowbit.torch.functional import library
+from lowbit.torch.functional.kernels import granularity
 from torch import Tensor, nn
 
 __all__ = ["Histogram", "MinMax", "MovingAverage", "Observer", "make_observer"]

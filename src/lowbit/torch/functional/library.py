@@ -15,9 +15,9 @@ from torch.autograd import forward_ad
 import torch
 from lowbit.numerics.errors import Unsupported
 from lowbit.runtime.devices import find_device
-from lowbit.torch import kernels
-from lowbit.torch.channels_last import as_it_lies, empty_like, in_memory_order, is_channels_last
-from lowbit.torch.kernels import compute_dtype, granularity
+from lowbit.torch.functional import kernels
+from lowbit.torch.functional.channels_last import as_it_lies, empty_like, in_memory_order, is_channels_last
+from lowbit.torch.functional.kernels import compute_dtype, granularity
 from torch import Tensor, nn
 
 # The operators.

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
 from lowbit.numerics.fields import as_zero_point
-from lowbit.torch import library
-from lowbit.torch.kernels import CODES, codes_dtype, granularity
+from lowbit.torch.functional import library
+from lowbit.torch.functional.kernels import CODES, codes_dtype, granularity
 from torch import Tensor
 
 __all__ = [

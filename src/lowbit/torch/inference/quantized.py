@@ -13,9 +13,9 @@ from lowbit.numerics.metrics import error_report
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.fitting import Products, fit_products
-from lowbit.torch.embedding import QuantizedEmbedding
-from lowbit.torch.folding import folded
-from lowbit.torch.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, numeric_padding
+from lowbit.torch.inference.embedding import QuantizedEmbedding
+from lowbit.torch.inference.folding import folded
+from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, numeric_padding
 from torch import nn
 
 __all__ = ["Made", "made_module", "obstacle_in"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lowbit.bench.timing import measure
 from lowbit.numerics.errors import InvalidProblem
-from lowbit.torch.batches import call_on
+from lowbit.torch.inference.batches import call_on
 from torch import Tensor, nn
 
 __all__ = ["Pace", "Sighting", "paced", "sightings"]

@@ -9,7 +9,7 @@ import torch
 from lowbit.calibration import Calibrator
 from lowbit.calibration.calibrator import MethodLike, tracked
 from lowbit.numerics.errors import InvalidProblem
-from lowbit.torch.batches import Inputs, call_on
+from lowbit.torch.inference.batches import Inputs, call_on
 from torch import Tensor, nn
 
 __all__ = ["observe"]

@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.ops.fitting import Products
-from lowbit.torch import ops
-from lowbit.torch.batches import Inputs
-from lowbit.torch.ops import Number
-from lowbit.torch.swap import RecipeLike, quantize_model
+from lowbit.torch.functional import ops
+from lowbit.torch.inference.batches import Inputs
+from lowbit.torch.functional.ops import Number
+from lowbit.torch.inference.swap import RecipeLike, quantize_model
 from torch import Tensor, nn
 
 __all__ = ["quantize"]

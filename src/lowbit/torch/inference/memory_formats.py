@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from lowbit.torch.folding import FoldedNorm
-from lowbit.torch.layers import QuantizedConv2d
+from lowbit.torch.inference.folding import FoldedNorm
+from lowbit.torch.inference.layers import QuantizedConv2d
 from torch import nn
 
 __all__ = ["settle_memory_formats"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from lowbit.torch.state import MARK, marked
+from lowbit.torch.inference.state import MARK, marked
 from torch import Tensor, fx, nn
 
 __all__ = ["FoldedNorm", "folded", "folds", "swapped"]

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from lowbit.numerics.errors import FormatError, InvalidProblem
-from lowbit.torch.embedding import QuantizedEmbedding
-from lowbit.torch.fast_paths import leave_fast_paths
-from lowbit.torch.folding import FoldedNorm, swapped
-from lowbit.torch.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, QuantizedModule
-from lowbit.torch.memory_formats import settle_memory_formats
-from lowbit.torch.state import MARK, NAMES, described, made_layer
+from lowbit.torch.inference.embedding import QuantizedEmbedding
+from lowbit.torch.inference.fast_paths import leave_fast_paths
+from lowbit.torch.inference.folding import FoldedNorm, swapped
+from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, QuantizedModule
+from lowbit.torch.inference.memory_formats import settle_memory_formats
+from lowbit.torch.inference.state import MARK, NAMES, described, made_layer
 from torch import Tensor, nn
 
 __all__ = ["load_quantized"]

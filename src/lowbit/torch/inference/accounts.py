@@ -16,9 +16,9 @@ from lowbit.bench.timing import measure
 from lowbit.models.report import Accuracy, Latency, WeightRow
 from lowbit.numerics.metrics import error_report
 from lowbit.runtime.threads import get_num_threads
-from lowbit.torch.batches import call_on
-from lowbit.torch.decisions import Decision
-from lowbit.torch.layers import QuantizedModule
+from lowbit.torch.inference.batches import call_on
+from lowbit.torch.inference.decisions import Decision
+from lowbit.torch.inference.layers import QuantizedModule
 from torch import Tensor, nn
 
 __all__ = ["accuracy_on", "for_inference", "latency_on", "left_float", "model_bytes", "weight_rows"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowbit.torch.layers import QuantizedModule
+from lowbit.torch.inference.layers import QuantizedModule
 from torch import nn
 
 __all__ = ["leave_fast_paths", "readers"]

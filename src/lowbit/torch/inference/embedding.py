@@ -12,7 +12,7 @@ from lowbit.numerics.packing import pack_bits
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
-from lowbit.torch.state import MARK, described, made_weight, own_tensors, weight_tensors
+from lowbit.torch.inference.state import MARK, described, made_weight, own_tensors, weight_tensors
 from torch import Tensor, nn
 
 __all__ = ["QuantizedEmbedding"]

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from lowbit.layers import layers
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
-from lowbit.torch.channels_last import as_it_was, is_channels_last
-from lowbit.torch.library import _define
-from lowbit.torch.state import layer_tensors, made_layer, own_tensors
+from lowbit.torch.functional.channels_last import as_it_was, is_channels_last
+from lowbit.torch.functional.library import _define
+from lowbit.torch.inference.state import layer_tensors, made_layer, own_tensors
 from torch import Tensor, nn
 
 __all__ = ["QuantizedConv1d", "QuantizedConv2d", "QuantizedLinear", "QuantizedModule", "numeric_padding"]

@@ -1,0 +1,1 @@
+"""Operators on torch tensors: schemas, CPU kernels, and differentiable functions."""
