@@ -72,7 +72,7 @@ class Buffer {
   // Refuses memory in common with an operand, which would be overwritten before it is read.
   const Buffer& require_apart(const char* name, const Buffer& other, const char* operand) const {
     if (shares(other)) {
-      const nanobind::object type = nanobind::module_::import_("lowbit.errors").attr("InvalidProblem");
+      const nanobind::object type = nanobind::module_::import_("lowbit.numerics.errors").attr("InvalidProblem");
       PyErr_Format(type.ptr(), "%s: shares memory with %s; expected memory of its own", name, operand);
       throw nanobind::python_error();
     }
