@@ -3,6 +3,7 @@
     python scripts/mutants.py                 all mutants
     python scripts/mutants.py params ranges   those whose path or text contains one of the words
     python scripts/mutants.py --list
+    python scripts/mutants.py --check         every entry's text occurs exactly once in its file; runs no tests
 
 A mutant is a file, the text that is replaced (`-`), its replacement (`+`), and the pytest arguments that must fail
 with it (`?`). Mutants of core/ are built; `? c++` runs the C++ tests for them. The repository is never changed:
@@ -45,10 +46,18 @@ class Mutant:
         return self.path.startswith("core/")
 
     def applied(self, source: str) -> str:
-        """The mutated source; the text must stand in it exactly once, so that the list cannot go stale."""
-        if source.count(self.old) != 1:
-            raise SystemExit(f"{self}: the text stands {source.count(self.old)} times in the file; expected once")
+        """The mutated source."""
         return source.replace(self.old, self.new)
+
+    def mistake(self) -> str | None:
+        """What is wrong with the entry: its text must occur exactly once in its file, its tests must exist."""
+        path = ROOT / self.path
+        found = path.read_text().count(self.old) if path.is_file() else 0
+        if found != 1:
+            return f"{self}: the text occurs {found} times in the file; expected once"
+        named = [] if self.tests.startswith("c++") else [test for test in self.tests.split() if test.endswith(".py")]
+        missing = [test for test in named if not (ROOT / test).is_file()]
+        return f"{self}: no test file {', '.join(missing)}" if missing else None
 
 
 def read_mutants(text: str) -> list[Mutant]:
@@ -147,6 +156,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", help="run only mutants whose path or text contains one of these")
     parser.add_argument("--list", action="store_true", help="print the mutants, run nothing")
+    parser.add_argument("--check", action="store_true", help="check that every entry matches its file, run nothing")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants of the Python package at a time")
     options = parser.parse_args()
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # cmake and ninja
@@ -154,8 +164,13 @@ def main() -> int:
     mutants = read_mutants((ROOT / "scripts" / "mutants.txt").read_text())
     if options.words:
         mutants = [m for m in mutants if any(word in f"{m.path} {m.old} {m.new}" for word in options.words)]
-    for mutant in mutants:
-        mutant.applied((ROOT / mutant.path).read_text())
+    mistakes = [mistake for mutant in mutants if (mistake := mutant.mistake())]
+    if mistakes:
+        print("\n".join(mistakes))
+        return 1
+    if options.check:
+        print(f"{len(mutants)} mutants match their files")
+        return 0
     if options.list:
         print("\n".join(map(str, mutants)))
         return 0
