@@ -1,4 +1,4 @@
-"""One training step of the CNN of docs/qat.md: float, quantization-aware with lowbit, and with torch.ao."""
+"""One training step of the CNN of docs/guide/qat.md: float, quantization-aware with lowbit, and with torch.ao."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     python examples/fashion_mnist_qat.py --slice 1500     # seconds
 
 A float network is trained. Each setting below starts from a copy of it: PTQ only looks at a few batches, QAT trains on.
-docs/qat.md explains what is done here, and what came out.
+docs/guide/qat.md explains what is done here, and what came out.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_import_needs_numpy_and_nothing_else() -> None:
 def documented_modules() -> set[str]:
     """Modules of lowbit that docs, the README or examples name."""
     root = PACKAGE.parents[1]
-    texts = [*(root / "docs").glob("*.md"), root / "README.md", *(root / "examples").rglob("*.py")]
+    texts = [*(root / "docs").rglob("*.md"), root / "README.md", *(root / "examples").rglob("*.py")]
     named = {m for path in texts for m in re.findall(r"\blowbit\.([a-z_]+)", path.read_text(encoding="utf-8"))}
     return {m for m in named if (PACKAGE / m).is_dir() or (PACKAGE / f"{m}.py").exists()}
 

@@ -15,7 +15,7 @@ import pytest
 from lowbit.models import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"\s*\n```text\n(?P<body>.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
@@ -85,10 +85,10 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     assert [t for t in targets if t and not (page.parent / t).exists()] == []
 
 
-def test_the_readme_leads_to_every_page() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    linked = {(ROOT / link).resolve() for link in LINK.findall(readme) if "://" not in link}
-    assert [name_of(page) for page in PAGES[1:] if page not in linked] == []
+def test_the_navigation_leads_to_every_page() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = {ROOT / "docs" / name for name in re.findall(r": ([\w/]+\.md)$", nav, re.MULTILINE)}
+    assert [name_of(page) for page in ROOT.glob("docs/**/*.md") if page not in listed] == []
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "bench", "check", "test-deep"])
@@ -99,36 +99,20 @@ def test_the_readme_names_the_commands_and_the_makefile_has_them(target: str) ->
 
 
 def test_the_program_that_ends_the_quantization_page_is_short_and_shown_with_its_output() -> None:
-    *_, last = programs((ROOT / "docs/quantization.md").read_text(encoding="utf-8"))
+    *_, last = programs((ROOT / "docs/guide/quantization.md").read_text(encoding="utf-8"))
     assert len(last.source.splitlines()) < 40
     assert last.output
     assert "import numpy as np\nimport lowbit as lb\n" in last.source
 
 
-def test_modules_import_only_what_stands_above_them_in_the_design_page() -> None:
-    text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
-    table = text.partition("| module | holds |\n")[2].partition("\n\n")[0]
-    order = [re.findall(r"`(\w[\w.]*)`", row.split("|")[1]) for row in table.splitlines()[1:]]
-    level = {module: i for i, modules in enumerate(order) for module in modules}
-    assert len(level) > 10
-    for module in level:
-        for path in files_of(module):
-            for imported in imports_of(path):
-                known = max((m for m in level if f"{imported}.".startswith(f"{m}.")), key=len, default=module)
-                assert level[known] < level[module] or known == module, f"{module} imports {imported}"
-
-
-def files_of(module: str) -> list[Path]:
-    path = ROOT / "src/lowbit" / module.replace(".", "/")
-    found = sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
-    assert found
-    return found
-
-
-def imports_of(path: Path) -> Iterator[str]:
-    """The lowbit modules a file imports, without the package's name."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        yield from (name.removeprefix("lowbit.") for name in names if name.startswith("lowbit."))
+def test_the_architecture_page_lists_the_packages_in_the_order_that_imports_follow() -> None:
+    text = (ROOT / "docs/internals/architecture.md").read_text(encoding="utf-8")
+    table = text.partition("| package | holds |\n")[2].partition("\n\n")[0]
+    listed = [re.findall(r"`(\w+)`", row.split("|")[1])[0] for row in table.splitlines()[1:]]
+    tree = ast.parse((ROOT / "tests/test_layering.py").read_text(encoding="utf-8"))
+    order = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ORDER"
+    )
+    assert listed == [package for package in order if not package.startswith("_")]

@@ -90,7 +90,7 @@ def test_the_kept_results_reach_their_goals(kept: dict[str, Any]) -> None:
 
 
 def test_the_page_shows_the_kept_results(kept: dict[str, Any]) -> None:
-    page = (ROOT / "docs/qat.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guide/qat.md").read_text(encoding="utf-8")
     for name, setting in kept.items():
         numbers = [*setting["accuracy"].values(), setting["mean"]]
         size = "" if setting["weight_bytes"] is None else f"{setting['weight_bytes']:,}"

@@ -1,7 +1,7 @@
 """Kernels compiled for GPUs that are not there: what must, and what must not, be in the emitted text.
 
 A quick tier compiles every case for one target of NVIDIA and one of AMD, in turn, and one product for all; the deep
-tier compiles everything. The table in docs/gpu_instructions.md is held against what is compiled.
+tier compiles everything. The table in docs/internals/gpu_instructions.md is held against what is compiled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 Pair = tuple[int, str]
 Texts = dict[str, str]
 CASES = emitted.all_cases()
-DOCUMENT = Path(__file__).parents[2] / "docs" / "gpu_instructions.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "gpu_instructions.md"
 EVERYWHERE = "int8_gemm s8·s8 → bf16, 64 rows"
 # Bytes of shared memory that a block may have; AMD: of LDS.
 FUSED = (r"fma\.rn\.f32", r"v_\w*fma\w*_f32\w*")

@@ -1,5 +1,5 @@
 """The epilogue of products: biases of any size, bounds however they are said, and codes of out_params of every dtype,
-scheme and granularity, by the table of docs/compute.md."""
+scheme and granularity, by the table of docs/guide/compute.md."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def in_layout(array: Any, layout: str) -> Any:
 
 
 def expected_path(x: QuantizedTensor, w: QuantizedTensor, groups: int) -> str:
-    """The table of docs/compute.md, said again."""
+    """The table of docs/guide/compute.md, said again."""
     one_scale = x.params.axis is None and w.params.group_size is None and w.params.axis in (None, 0)
     names = {x.dtype.name, w.dtype.name}
     if not one_scale or "mixed" in names or x.params.is_logarithmic or w.params.is_logarithmic:

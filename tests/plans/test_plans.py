@@ -266,7 +266,7 @@ def test_sums_do_not_depend_on_threads(isa: str) -> None:
 
 
 def run_sum(values: Array) -> float:
-    """The sum of one run as docs/contract.md words it, element by element."""
+    """The sum of one run as docs/reference/contract.md words it, element by element."""
     total = 0.0
     for first in range(0, len(values), 4096):
         lanes = [0.0] * 8

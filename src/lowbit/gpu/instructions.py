@@ -1,6 +1,6 @@
-"""Which instructions each kernel becomes on each target, as docs/gpu_instructions.md has them.
+"""Which instructions each kernel becomes on each target, as docs/internals/gpu_instructions.md has them.
 
-    python -m lowbit.gpu.instructions > docs/gpu_instructions.md
+    python -m lowbit.gpu.instructions > docs/internals/gpu_instructions.md
 
 Compiles every case for every target: minutes in all.
 """

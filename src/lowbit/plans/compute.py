@@ -56,7 +56,7 @@ _REFERENCE = ReferenceQuantizationOps()
 
 
 class ComputePlan(Plan[A]):
-    """Products of codes. `path` is one of those in docs/compute.md, and part of the SKU's op."""
+    """Products of codes. `path` is one of those in docs/guide/compute.md, and part of the SKU's op."""
 
     __slots__ = ("_outcome", "path")
 
