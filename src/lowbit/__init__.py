@@ -1,18 +1,9 @@
 """Quantization with the same bits on every backend, at the speed of memory."""
 
 from importlib import import_module as _import_module
-from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING, Any
 
 from lowbit._version import __version__
-from lowbit.calibration import (
-    CalibrationMethod,
-    CalibrationStatistics,
-    Calibrator,
-    PercentileCalibrator,
-    calibrate,
-)
-from lowbit.layers import QuantizedConv2d, QuantizedLinear
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.numerics.metrics import ErrorReport
@@ -54,9 +45,11 @@ from lowbit.runtime.threads import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from lowbit import bench as bench
+    from lowbit import calibration as calibration
     from lowbit import data as data
     from lowbit import formats as formats
     from lowbit import gpu as gpu
+    from lowbit import layers as layers
     from lowbit import models as models
     from lowbit import plans as plans
     from lowbit import reference as reference
@@ -64,6 +57,14 @@ if TYPE_CHECKING:
     from lowbit import system as system
     from lowbit import torch as torch
     from lowbit import tuning as tuning
+    from lowbit.calibration import (
+        CalibrationMethod,
+        CalibrationStatistics,
+        Calibrator,
+        PercentileCalibrator,
+        calibrate,
+    )
+    from lowbit.layers import QuantizedConv2d, QuantizedLinear
     from lowbit.system import QuantizationSystem, create_quantization_system
     from lowbit.system.accuracy import (
         AccuracyImpact,
@@ -76,19 +77,30 @@ if TYPE_CHECKING:
     from lowbit.system.backends import CpuQuantizationOps, QuantizationOps, ReferenceQuantizationOps
 
 # Imported on first use, so that `import lowbit` stays light.
-_MODULES = ("bench", "data", "formats", "gpu", "models", "plans", "report", "system", "torch", "tuning")
+_MODULES = (
+    "bench",
+    "calibration",
+    "data",
+    "formats",
+    "gpu",
+    "layers",
+    "models",
+    "plans",
+    "reference",
+    "report",
+    "system",
+    "torch",
+    "tuning",
+)
 _LAZY = {
-    "lowbit.system": ("QuantizationSystem", "create_quantization_system"),
-    "lowbit.system.accuracy": (
-        "AccuracyImpact",
-        "auto_quantize_tensor",
-        "create_optimal_params",
-        "estimate_accuracy_impact",
-        "estimate_memory_savings",
-        "measure_accuracy_impact",
-    ),
-    "lowbit.system.backends": ("CpuQuantizationOps", "QuantizationOps", "ReferenceQuantizationOps"),
+    "lowbit.calibration": "CalibrationMethod CalibrationStatistics Calibrator PercentileCalibrator calibrate",
+    "lowbit.layers": "QuantizedConv2d QuantizedLinear",
+    "lowbit.system": "QuantizationSystem create_quantization_system",
+    "lowbit.system.accuracy": "AccuracyImpact auto_quantize_tensor create_optimal_params estimate_accuracy_impact "
+    "estimate_memory_savings measure_accuracy_impact",
+    "lowbit.system.backends": "CpuQuantizationOps QuantizationOps ReferenceQuantizationOps",
 }
+_MODULE_OF = {name: module for module, names in _LAZY.items() for name in names.split()}
 
 __all__ = [
     "AccuracyImpact",
@@ -156,14 +168,18 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _LAZY.items():
-        if name in names:
-            return getattr(_import_module(module), name)
-    if name in _MODULES:
-        return _import_module(f"lowbit.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _MODULE_OF:
+        found = getattr(_import_module(_MODULE_OF[name]), name)
+    elif name in _MODULES:
+        found = _import_module(f"lowbit.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:
-    hidden = () if _find_spec("torch") else ("torch",)
+    from importlib.util import find_spec
+
+    hidden = () if find_spec("torch") else ("torch",)
     return sorted({*globals(), *__all__, *_MODULES} - {*hidden})

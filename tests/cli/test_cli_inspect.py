@@ -16,7 +16,7 @@ import pytest
 import lowbit as lb
 from lowbit.formats.gguf_header import GGML_TYPES
 from lowbit.formats.inspection import inspect_file
-from lowbit.numerics.container import write_arrays
+from lowbit.runtime.files.container import write_arrays
 
 typer_testing = pytest.importorskip("typer.testing")
 onnx = pytest.importorskip("onnx")

@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 from typer.testing import CliRunner
 
 from lowbit.cli.app import _app
-from lowbit.numerics.container import write_arrays
+from lowbit.runtime.files.container import write_arrays
 from onnx_builder import Builder
 
 # Markup that rich would take, or choke on; a title for the terminal; a new line; text from right to left.

@@ -20,8 +20,8 @@ from lowbit.cli.app import _app
 from lowbit.formats.comparison import compare_files
 from lowbit.formats.files import quantize_file
 from lowbit.models import Override, Recipe, WeightRecipe
-from lowbit.numerics.container import write_arrays
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.runtime.files.container import write_arrays
 from onnx_builder import Builder
 
 COMMANDS = (

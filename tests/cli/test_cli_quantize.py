@@ -16,8 +16,8 @@ from typer.testing import CliRunner  # noqa: E402
 from lowbit.cli.app import _app  # noqa: E402
 from lowbit.formats.files import default_target, kind_of, quantize_file  # noqa: E402
 from lowbit.models import Recipe  # noqa: E402
-from lowbit.numerics.container import write_arrays  # noqa: E402
 from lowbit.numerics.errors import InvalidProblem  # noqa: E402
+from lowbit.runtime.files.container import write_arrays  # noqa: E402
 from onnx_builder import Builder, residual_cnn  # noqa: E402
 
 

@@ -21,8 +21,8 @@ from safetensors.numpy import save_file
 
 from lowbit.formats.checkpoint import quantize_checkpoint
 from lowbit.models import Recipe, WeightRecipe
-from lowbit.numerics.container import read_arrays, write_arrays
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.runtime.files.container import read_arrays, write_arrays
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks")
 
@@ -104,7 +104,7 @@ def test_a_file_is_old_or_new_and_the_next_write_removes_what_was_left(tmp_path)
 
 def test_a_file_that_is_being_written_is_not_taken_for_a_left_one(tmp_path):
     """Two writers at once have two temporary files; each renames its own."""
-    from lowbit.numerics.atomic_file import written_whole
+    from lowbit.runtime.files.atomic import written_whole
 
     with written_whole(tmp_path / "q") as first:
         with written_whole(tmp_path / "q") as second:
@@ -118,7 +118,7 @@ def test_a_file_that_is_being_written_is_not_taken_for_a_left_one(tmp_path):
 def test_what_is_not_a_left_file_is_not_removed(kind, tmp_path):
     import fcntl
 
-    from lowbit.numerics.atomic_file import written_whole
+    from lowbit.runtime.files.atomic import written_whole
 
     left = tmp_path / ".q.1.lowbit-tmp"
     (tmp_path / "precious").write_text("x")
@@ -144,7 +144,7 @@ def test_what_is_not_a_left_file_is_not_removed(kind, tmp_path):
 
 @pytest.mark.parametrize("target", ["fifo", "folder", "device"])
 def test_only_regular_files_are_replaced(target, tmp_path):
-    from lowbit.numerics.atomic_file import written_whole
+    from lowbit.runtime.files.atomic import written_whole
 
     path = tmp_path / "q"
     if target == "fifo":

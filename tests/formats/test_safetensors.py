@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 
 from lowbit.formats.safetensors import INDEX, SINGLE, Checkpoint, _read_index
 from lowbit.formats.shards import ShardWriter, Stored, checksum, shard_entries
-from lowbit.numerics.container import DTYPE_BITS, Entry, header_bytes
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
-from lowbit.numerics.json_members import unique_keys
+from lowbit.runtime.files.container import DTYPE_BITS, Entry, header_bytes
+from lowbit.runtime.files.json_members import unique_keys
 
 ARRAYS = {
     "f32": np.arange(6, dtype=np.float32).reshape(2, 3),

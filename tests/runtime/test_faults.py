@@ -350,7 +350,7 @@ def test_a_shard_is_synced_then_named_then_its_folder_is_synced(tmp_path, order)
 @pytest.mark.parametrize("replacing", [False, True])
 def test_a_checkpoint_is_synced_before_it_is_named_and_its_name_after(replacing, tmp_path, order):
     from lowbit.formats.checkpoint import quantize_checkpoint
-    from lowbit.numerics.container import write_arrays
+    from lowbit.runtime.files.container import write_arrays
 
     write_arrays(tmp_path / "f.safetensors", {"a.up_proj.weight": numbers(64 * 128).reshape(64, 128)}, {})
     if replacing:
@@ -371,7 +371,7 @@ def test_a_checkpoint_is_synced_before_it_is_named_and_its_name_after(replacing,
 
 def test_a_checkpoint_that_is_put_back_after_a_killed_commit_is_synced(tmp_path, order):
     from lowbit.formats.checkpoint import quantize_checkpoint
-    from lowbit.numerics.container import write_arrays
+    from lowbit.runtime.files.container import write_arrays
 
     write_arrays(tmp_path / "f.safetensors", {"a.up_proj.weight": numbers(64 * 128).reshape(64, 128)}, {})
     quantize_checkpoint(tmp_path / "f.safetensors", tmp_path / "q", "W8A16")

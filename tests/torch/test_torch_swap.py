@@ -19,9 +19,12 @@ torch = pytest.importorskip("torch")
 import lowbit.torch as lt  # noqa: E402
 from lowbit.models import Override, Recipe, WeightRecipe  # noqa: E402
 from lowbit.models.weights import quantize_weight  # noqa: E402
+from lowbit.numerics.metrics import error_report  # noqa: E402
 from lowbit.ops.fitting import Products, fit_products  # noqa: E402
+from lowbit.torch.functional import ops  # noqa: E402
 from lowbit.torch.inference import never_slower, swap  # noqa: E402
 from lowbit.torch.inference.folding import FoldedNorm  # noqa: E402
+from lowbit.torch.inference.layers import numeric_padding  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_models import cnn, fake_clock, recipe, row_of  # noqa: E402
 
@@ -144,7 +147,7 @@ def test_a_row_convolution_gives_what_lowbit_gives(conv: Any) -> None:
     x = torch.randn(2, 6, 17)
     module = lt.QuantizedConv1d.from_float(conv)
     q = lb.quantize(conv.weight.detach().numpy(), axis=0)
-    left, right = lt.layers.numeric_padding(conv)[1::2]
+    left, right = numeric_padding(conv)[1::2]
     bias = None if conv.bias is None else conv.bias.detach().numpy()
     expected = lb.qconv1d(
         lb.quantize(x.numpy()), q, bias, stride=conv.stride[0], padding=(left, right), dilation=conv.dilation[0],
@@ -221,7 +224,7 @@ def test_batch_norms_become_part_of_the_convolution_before_them() -> None:
     assert isinstance(found[1], FoldedNorm)
     assert row_of(found, "1").how == "folded into 0"
     x = torch.randn(4, 3, 8, 8)
-    assert lb.metrics.error_report(model(x).detach().numpy(), found(x).numpy()).sqnr_db > 25
+    assert error_report(model(x).detach().numpy(), found(x).numpy()).sqnr_db > 25
     apart = lt.quantize(model, recipe("dynamic-int8"), fold_norms=False)
     assert isinstance(apart[1], nn.BatchNorm2d)
     assert "batch norm" in row_of(apart, "1").why_not
@@ -283,7 +286,7 @@ def test_what_is_shared_stays_shared(inplace: bool, fast: list[Any]) -> None:
     made = lt.report(found)
     assert sum(r.bytes_before for r in made.rows) == made.bytes_before == 4 * (30 * 16 + 16 * 16 + 16)
     assert sum(r.bytes_after for r in made.rows) == made.bytes_after
-    assert lb.metrics.error_report(before.numpy(), found(ids).numpy()).sqnr_db > 30
+    assert error_report(before.numpy(), found(ids).numpy()).sqnr_db > 30
     if not inplace:
         assert type(model.body) is nn.Linear
         assert torch.equal(model(ids), before)
@@ -405,7 +408,7 @@ def test_encoder_layers_call_their_quantized_layers(
             with torch.set_grad_enabled(grad):
                 y, expected = found(x, **given).detach(), model(x, **given).detach()
                 assert all(torch.equal(twin(x, **given), y) for twin in twins)
-            assert lb.metrics.error_report(expected.numpy(), y.numpy()).sqnr_db > 30
+            assert error_report(expected.numpy(), y.numpy()).sqnr_db > 30
     assert len(calls) == 4 * 4 * 3
 
 
@@ -503,7 +506,7 @@ def test_the_signature_names_every_parameter() -> None:
     found = inspect.signature(lt.quantize).parameters
     kinds = {p.kind for p in found.values()}
     assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
-    for of, renamed in ((swap.quantize_model, {"model": "x"}), (lt.ops.quantize, {})):
+    for of, renamed in ((swap.quantize_model, {"model": "x"}), (ops.quantize, {})):
         for name, p in inspect.signature(of).parameters.items():
             assert renamed.get(name, name) in found
             if p.default is not inspect.Parameter.empty:

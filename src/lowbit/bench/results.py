@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.bench.timing import Timing
-from lowbit.numerics.atomic_file import written_whole
 from lowbit.numerics.errors import FormatError, InvalidProblem
+from lowbit.runtime.files.atomic import written_whole
 
 __all__ = [
     "BenchmarkResult", "BenchmarkSummary", "ComparativeBenchmarkResult", "MemoryBenchmarkResults", "MemoryUsage",

@@ -17,11 +17,11 @@ from lowbit.calibration.methods import Adaptive, CalibrationMethod, Choice, MinM
 from lowbit.calibration.scores import Target
 from lowbit.calibration.sketch import Sketch
 from lowbit.calibration.statistics import CalibrationStatistics, statistics_of
-from lowbit.numerics.container import read_arrays, write_arrays
 from lowbit.numerics.dtypes import DTypeLike, QuantizedDType
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.schemes import QuantizationScheme
+from lowbit.runtime.files.container import read_arrays, write_arrays
 
 __all__ = ["Calibrator", "MethodLike", "PercentileCalibrator", "calibrate", "tracked"]
 

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.calibration.distribution import Distribution, exact_sum
-from lowbit.numerics.container import read_arrays, write_arrays
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.ops.quantize import refuse_nonfinite
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.files.container import read_arrays, write_arrays
 from lowbit.runtime.native import core
 
 __all__ = ["Sketch"]

@@ -111,7 +111,7 @@ def refuse_unwritable(option: str, path: Path, suffixes: tuple[str, ...] = ()) -
         raise InvalidProblem(f"{option}: {path} is a folder; expected a file to write")
     if not path.absolute().parent.is_dir():
         raise InvalidProblem(f"{option}: {path}; its folder does not exist")
-    from lowbit.numerics.atomic_file import refuse_unwritable as refuse
+    from lowbit.runtime.files.atomic import refuse_unwritable as refuse
 
     try:
         refuse(path)

@@ -22,8 +22,8 @@ from lowbit.formats.safetensors import INDEX, Checkpoint, inside
 from lowbit.formats.shards import ShardWriter
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import ModelReport, WeightRow
-from lowbit.numerics.atomic_file import refuse_unwritable, written_whole
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.runtime.files.atomic import refuse_unwritable, written_whole
 
 __all__ = ["Progress", "open_checkpoint", "quantize_checkpoint"]
 
@@ -58,7 +58,7 @@ def quantize_checkpoint(
 
     >>> import tempfile
     >>> import numpy as np
-    >>> from lowbit.numerics.container import write_arrays
+    >>> from lowbit.runtime.files.container import write_arrays
     >>> w = np.random.default_rng(0).standard_normal((32, 128)).astype(np.float32)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_arrays(f"{folder}/model.safetensors", {"layers.0.q_proj.weight": w}, {"format": "pt"})

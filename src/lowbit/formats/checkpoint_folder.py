@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from lowbit.formats.shards import checksum
 from lowbit.formats.work_folder import MANIFEST, WorkFolder, read_manifest, refuse_foreign
-from lowbit.numerics.atomic_file import sync_directory
 from lowbit.numerics.errors import FormatError, InvalidProblem, add_note
+from lowbit.runtime.files.atomic import sync_directory
 
 __all__ = ["MANIFEST", "Assembly", "Finished", "real_target"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.models import ModelReport, Recipe
-from lowbit.numerics.atomic_file import refuse_unwritable
 from lowbit.numerics.errors import InvalidProblem, add_note
+from lowbit.runtime.files.atomic import refuse_unwritable
 from lowbit.runtime.hardware import hardware
 
 __all__ = [

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.container import DTYPE_BITS, NUMPY_DTYPES, read_header
 from lowbit.numerics.errors import FormatError, Unsupported
-from lowbit.numerics.json_members import Members, decoded, unique_keys
+from lowbit.runtime.files.container import DTYPE_BITS, NUMPY_DTYPES, read_header
+from lowbit.runtime.files.json_members import Members, decoded, unique_keys
 
 __all__ = ["INDEX", "SINGLE", "Checkpoint", "TensorInfo", "as_array", "index_files", "inside"]
 
@@ -52,7 +52,7 @@ class Checkpoint:
     and `release` gives its memory back.
 
     >>> import tempfile
-    >>> from lowbit.numerics.container import write_arrays
+    >>> from lowbit.runtime.files.container import write_arrays
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_arrays(f"{folder}/model.safetensors", {"w": np.eye(2, dtype=np.float32)}, {})
     ...     with Checkpoint.open(folder) as checkpoint:

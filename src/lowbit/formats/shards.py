@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.atomic_file import sync_directory
-from lowbit.numerics.container import DTYPE_BITS, Entry, header_bytes, read_header
 from lowbit.numerics.errors import FormatError, InvalidProblem
+from lowbit.runtime.files.atomic import sync_directory
+from lowbit.runtime.files.container import DTYPE_BITS, Entry, header_bytes, read_header
 
 __all__ = ["ShardWriter", "Stored", "checksum", "shard_entries"]
 
@@ -66,7 +66,7 @@ class ShardWriter:
     syncs the file and renames it in; leaving the block by an error removes it.
 
     >>> import tempfile
-    >>> from lowbit.numerics.container import read_arrays
+    >>> from lowbit.runtime.files.container import read_arrays
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with ShardWriter(Path(folder) / "a", [Stored("x", "F32", (2,))], {"format": "pt"}) as shard:
     ...         shard.write("x", np.float32([1, 2]))

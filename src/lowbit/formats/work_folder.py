@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from lowbit.numerics.atomic_file import written_whole
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.runtime.files.atomic import written_whole
 
 __all__ = ["MANIFEST", "WorkFolder", "read_manifest", "refuse_foreign"]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowbit.numerics.atomic_file import written_whole
+from lowbit.runtime.files.atomic import written_whole
 
 __all__ = ["Accuracy", "Histogram", "Latency", "MetricResult", "ModelReport", "WeightRow", "plain"]
 

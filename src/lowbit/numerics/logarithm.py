@@ -6,18 +6,17 @@ rounded once, never by a maths library whose last bit differs from the next one'
 
 from __future__ import annotations
 
-import decimal
 import functools
-from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["log_tables"]
+if TYPE_CHECKING:
+    from decimal import Decimal
+    from fractions import Fraction
 
 Array = npt.NDArray[Any]
-_CONTEXT = decimal.Context(prec=60)
 
 
 @functools.lru_cache(maxsize=64)
@@ -33,6 +32,8 @@ def log_tables(levels: int, steps_per_octave: float, dtype: np.dtype[Any]) -> tu
     >>> thresholds
     array([0.1767767, 0.3535534, 0.7071068], dtype=float32)
     """
+    from fractions import Fraction  # slow to import, and few programs use logarithmic codes
+
     r = Fraction(steps_per_octave)
     thresholds, magnitudes = np.empty(levels, dtype), np.empty(levels, dtype)
     for m in range(1, levels + 1):
@@ -54,9 +55,12 @@ def _scaled(exponent: Fraction, dtype: np.dtype[Any], rounding: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _power(fraction: Fraction) -> decimal.Decimal:
-    exponent = _CONTEXT.divide(decimal.Decimal(-fraction.numerator), decimal.Decimal(fraction.denominator))
-    return _CONTEXT.power(decimal.Decimal(2), exponent)
+def _power(fraction: Fraction) -> Decimal:
+    """2^-fraction to 60 digits."""
+    from decimal import Context, Decimal
+
+    context = Context(prec=60)
+    return context.power(Decimal(2), context.divide(Decimal(-fraction.numerator), Decimal(fraction.denominator)))
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -67,4 +71,4 @@ def _nearest(fraction: Fraction, dtype: np.dtype[Any]) -> Any:
 @functools.lru_cache(maxsize=1 << 14)
 def _least_not_below(fraction: Fraction, dtype: np.dtype[Any]) -> Any:
     near = _nearest(fraction, dtype)
-    return np.nextafter(near, dtype.type(2)) if decimal.Decimal(float(near)) < _power(fraction) else near
+    return np.nextafter(near, dtype.type(2)) if _power(fraction) > float(near) else near

@@ -77,14 +77,13 @@ class _Fields:
 
 
 class QuantizationParams(_Fields):
-    """Scales, zero points and code range, for a tensor, each channel of an axis, or each block along one.
+    """Scales, zero points and code range: per tensor, per channel with `axis`, or per group of `group_size` along it.
 
-    Invariants, enforced here: every scale is finite and in [2^-125, FLT_MAX / 65536]; every zero point
-    lies in [qmin, qmax], and that range within the dtype's. `scale` and `zero_point` have the same shape:
-    () per tensor, (channels,) with `axis`, the array's shape with its axis cut into blocks with
-    `group_size` (`block_size=` is an alias). Zero points not given are 0, or the code nearest to it. Python numbers
-    keep their full precision and take the type of the data they meet; NumPy arrays keep theirs. Nothing in params changes once they are made, as
-    kernels and layers keep what they prepared from them: `replace` gives changed ones.
+    The constructor enforces that every scale is finite and in [2^-125, FLT_MAX / 65536], and that every zero point
+    lies in [qmin, qmax], a range within the dtype's. `scale` and `zero_point` share a shape: () per tensor,
+    (channels,) per channel, and per group the array's shape with `axis` divided by `group_size` (`block_size=` is an
+    alias). The default zero point is the code nearest to 0. Python numbers keep their full precision and take the
+    type of the data they meet; NumPy arrays keep theirs. Params are immutable: `replace` gives changed ones.
 
     >>> p = QuantizationParams(dtype="int8", scale=0.5, zero_point=3)
     >>> p

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import os
@@ -12,39 +11,41 @@ from typing import Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.container import read_arrays, read_description, write_arrays
 from lowbit.numerics.dtypes import QuantizedDType, is_integer
-from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
+from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.fields import refuse_masked
 from lowbit.numerics.granularity import spread
 from lowbit.numerics.indexing import reshaped_granularity, sliced, transposed_granularity
 from lowbit.numerics.metrics import ErrorReport, error_report
-from lowbit.numerics.packing import pack, pack_bits, padding_is_zero, unpack, unpack_bits
+from lowbit.numerics.packing import pack, padding_is_zero, unpack
 from lowbit.numerics.params import QuantizationParams
-
-__all__ = ["QuantizedTensor", "set_backend"]
 
 Array = npt.NDArray[Any]
 
 
-class _Backend(Protocol):
+class Backend(Protocol):
+    """What a tensor asks of the packages above this one, which register it: imports only point down."""
+
     def unpack(self, q: QuantizedTensor) -> Array: ...
     def dequantize(self, q: QuantizedTensor, out: Array | None, dtype: npt.DTypeLike | None) -> Array: ...
     def to(self, q: QuantizedTensor, device: str) -> Any: ...
+    def save(self, q: QuantizedTensor, path: str | os.PathLike[str]) -> None: ...
+    def load(self, path: str | os.PathLike[str]) -> QuantizedTensor: ...
 
 
-# The kernels live above this module and announce themselves here; imports only point down.
-_backend: _Backend | None = None
+_backend: Backend | None = None
 
 
-def set_backend(backend: _Backend) -> None:
-    """Tells tensors who dequantizes them."""
+def set_backend(backend: Backend) -> None:
+    """Register what unpacks, dequantizes, moves, saves and loads tensors."""
     global _backend
     _backend = backend
 
 
-# What a saved tensor's description holds.
-_FIELDS = {"dtype", "scheme", "axis", "block_size", "qmin", "qmax", "steps_per_octave", "shape"}
+def _kernels() -> Backend:
+    if _backend is None:
+        raise Unsupported("QuantizedTensor: no kernels are loaded; import lowbit first")
+    return _backend
 
 
 class _Fields:
@@ -257,9 +258,7 @@ class QuantizedTensor(_Fields):
 
     def dequantize(self, out: Array | None = None, dtype: npt.DTypeLike | None = None) -> Array:
         """The numbers the codes stand for, as float32 (float64 if made from it) unless told otherwise."""
-        if _backend is None:
-            raise Unsupported("dequantize: import lowbit to have the kernels")
-        return _backend.dequantize(self, out, dtype)
+        return _kernels().dequantize(self, out, dtype)
 
     def error(self, x: npt.ArrayLike) -> ErrorReport:
         """How far this tensor is from the numbers it was made from."""
@@ -336,60 +335,18 @@ class QuantizedTensor(_Fields):
         """The tensor itself for "cpu"; for "cuda" or "cuda:1" a copy in that GPU's memory, a `GpuQuantizedTensor`,
         which dequantizes there and comes back by `to("cpu")`. Unsupported, with the reason, where there is no such GPU.
         """
-        if device == "cpu":
-            return self
-        if _backend is None:
-            raise Unsupported("to: import lowbit to have the kernels")
-        return _backend.to(self, device)
+        return self if device == "cpu" else _kernels().to(self, device)
 
     # ---- files --------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a safetensors file with the codes as stored and their params; whole, or not at all."""
-        p = self.params
-        arrays = {"codes": self.data, "scale": p.scale}
-        if p.stores_zero_point:
-            sub_byte = p.dtype.is_sub_byte
-            zero = p.zero_point.reshape(-1)
-            arrays["zero_point"] = pack_bits(zero, p.dtype.bits) if sub_byte else zero.astype(p.dtype.storage_dtype)
-        fields = {k: v for k, v in p.to_dict().items() if k not in ("scale", "zero_point", "scale_dtype")}
-        fields["block_size"] = fields.pop("group_size")  # its name in files
-        described = {**fields, "shape": list(self.shape)}
-        write_arrays(path, arrays, {"format": "lowbit", "version": "1", "tensor": json.dumps(described)})
+        _kernels().save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> QuantizedTensor:
         """The tensor a file holds, equal to the one saved to the bit; FormatError if it holds none."""
-        arrays, metadata = read_arrays(path)
-        name = os.fspath(path)
-        if metadata.get("format") != "lowbit" or metadata.get("version") != "1":
-            raise FormatError(f"{name}: not a tensor saved by lowbit (format {metadata.get('format')!r})")
-        try:
-            fields = read_description(metadata, name)
-            if set(fields) != _FIELDS:
-                raise FormatError(f"{name}: a tensor is described by {', '.join(sorted(_FIELDS))}")
-            shape, fields["group_size"] = fields.pop("shape"), fields.pop("block_size")
-            if not isinstance(shape, list) or any(type(n) is not int for n in shape):
-                raise FormatError(f"{name}: the tensor's shape is not a list of integers")
-            scale = arrays.pop("scale")
-            if scale.dtype.kind != "f":
-                raise FormatError(f"{name}: scale is {scale.dtype}")
-            dtype = QuantizedDType.from_json(fields["dtype"])
-            stored = arrays.pop("zero_point", None)
-            zero = _zero_point(stored, dtype, scale.size)
-            params = QuantizationParams.from_dict(
-                {**fields, "scale": scale, "scale_dtype": scale.dtype.name, "zero_point": zero.reshape(scale.shape)}
-            )
-            if stored is None and params.stores_zero_point:
-                raise FormatError(f"{name}: no zero_point, which {params.scheme} needs")
-            codes = arrays.pop("codes")
-            if arrays:
-                raise FormatError(f"{name}: unexpected arrays {sorted(arrays)}")
-            return cls(codes, params, tuple(shape))
-        except FormatError:
-            raise
-        except (KeyError, TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
-            raise FormatError(f"{name}: {type(error).__name__}: {error}") from None
+        return _kernels().load(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return QuantizedTensor, (np.asarray(self.data, order="C"), self.params, self.shape)
@@ -427,16 +384,3 @@ def _checked_shape(shape: Any) -> tuple[int, ...]:
     if len(checked) > 64 or math.prod(n or 1 for n in checked) >= 1 << 60:
         raise InvalidProblem(f"shape: {len(checked)} dimensions, or more elements than an array can have")
     return checked
-
-
-def _zero_point(stored: Array | None, dtype: QuantizedDType, count: int) -> Array:
-    """Zero points from a file: in the codes' own type, packed where codes are packed, or left out as 0."""
-    if stored is None:
-        return np.zeros(count, np.int32)
-    if not dtype.is_sub_byte:
-        if stored.dtype != dtype.storage_dtype:
-            raise InvalidProblem(f"zero_point: {stored.dtype}; {dtype} has {dtype.storage_dtype}")
-        return stored
-    if stored.dtype != np.uint8 or stored.shape != (dtype.storage_bytes(count),):
-        raise InvalidProblem(f"zero_point: {stored.dtype} of shape {stored.shape} for {count} of {dtype}")
-    return unpack_bits(stored, dtype.bits, count, dtype.is_signed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,16 @@ class _CpuBackend:
         from lowbit.gpu.tensors import GpuQuantizedTensor
 
         return GpuQuantizedTensor.of(q, device)
+
+    def save(self, q: QuantizedTensor, path: str | os.PathLike[str]) -> None:
+        from lowbit.runtime.files.tensor import save_tensor  # most programs that import lowbit save no tensor
+
+        save_tensor(q, path)
+
+    def load(self, path: str | os.PathLike[str]) -> QuantizedTensor:
+        from lowbit.runtime.files.tensor import load_tensor
+
+        return load_tensor(path)
 
 
 set_backend(_CpuBackend())

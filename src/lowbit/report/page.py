@@ -17,9 +17,9 @@ from importlib import resources
 from typing import Any
 
 from lowbit.models.report import ModelReport
-from lowbit.numerics.atomic_file import written_whole
 from lowbit.report.charts import colours_of, error_chart, largest_layers, latency_chart, size_chart
 from lowbit.report.wording import decimal, escaped, size, times
+from lowbit.runtime.files.atomic import written_whole
 
 __all__ = ["html", "write_html"]
 

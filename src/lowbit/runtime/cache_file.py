@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lowbit.numerics.atomic_file import written_whole
+from lowbit.runtime.files.atomic import written_whole
 
 __all__ = ["CacheFile", "cache_folder", "clear_caches"]
 

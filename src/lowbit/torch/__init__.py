@@ -1,16 +1,16 @@
 """lowbit for torch: whole models quantized, differentiable operators, modules for training and for inference."""
 
+from lowbit.torch.functional.ops import dequantize, dequantize_ste, fake_quantize, fake_quantize_learned, quantize_ste
 from lowbit.torch.inference.embedding import QuantizedEmbedding
 from lowbit.torch.inference.entry import quantize
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear
 from lowbit.torch.inference.loading import load_quantized
-from lowbit.torch.qat.modules import ConvertedConv1d, ConvertedConv2d, ConvertedLinear, QATConv1d, QATConv2d, QATLinear
 from lowbit.torch.inference.observe import observe
-from lowbit.torch.qat.observers import Histogram, MinMax, MovingAverage, Observer
-from lowbit.torch.functional.ops import dequantize, dequantize_ste, fake_quantize, fake_quantize_learned, quantize_ste
-from lowbit.torch.qat import Coverage, CoverageRow, QATRecipe, calibrate, convert, prepare_qat
-from lowbit.torch.qat.quantizer import FakeQuantize
 from lowbit.torch.inference.swap import report
+from lowbit.torch.qat import Coverage, CoverageRow, QATRecipe, calibrate, convert, prepare_qat
+from lowbit.torch.qat.modules import ConvertedConv1d, ConvertedConv2d, ConvertedLinear, QATConv1d, QATConv2d, QATLinear
+from lowbit.torch.qat.observers import Histogram, MinMax, MovingAverage, Observer
+from lowbit.torch.qat.quantizer import FakeQuantize
 
 __all__ = [
     "ConvertedConv1d",

@@ -14,8 +14,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from lowbit.formats.onnx.model_file import byte_count, external_place, subgraphs, tensor_array, tensors
 from lowbit.formats.work_folder import MANIFEST, WorkFolder
-from lowbit.numerics.atomic_file import refuse_unwritable, sync_directory
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.runtime.files.atomic import refuse_unwritable, sync_directory
 
 __all__ = ["refuse_target", "save_model"]
 

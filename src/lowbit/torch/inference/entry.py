@@ -10,8 +10,8 @@ import torch
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.ops.fitting import Products
 from lowbit.torch.functional import ops
-from lowbit.torch.inference.batches import Inputs
 from lowbit.torch.functional.ops import Number
+from lowbit.torch.inference.batches import Inputs
 from lowbit.torch.inference.swap import RecipeLike, quantize_model
 from torch import Tensor, nn
 

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import lowbit as lb
-from lowbit.numerics.container import read_arrays, write_arrays
+from lowbit.runtime.files.container import read_arrays, write_arrays
 
 DTYPES = ["int8", "uint8", "int16", "uint16", "int4", "uint4", "int2", "uint2", "binary"]
 GRANULARITIES: dict[str, dict[str, Any]] = {
@@ -498,12 +498,12 @@ FIELD_CHANGES: dict[str, dict[str, Any]] = {
     "scheme-unknown": {"scheme": "cubic"},
     "scheme-null": {"scheme": None},
     "axis-beyond": {"axis": 2},
-    "many-scales-without-axis": {"axis": None, "group_size": None},
+    "many-scales-without-axis": {"axis": None, "block_size": None},
     "axis-huge": {"axis": 10**30},
     "axis-of-another-length": {"axis": 0},
-    "block-size-zero": {"group_size": 0},
-    "block-size-text": {"group_size": "four"},
-    "block-size-that-does-not-fit": {"group_size": 3},
+    "block-size-zero": {"block_size": 0},
+    "block-size-text": {"block_size": "four"},
+    "block-size-that-does-not-fit": {"block_size": 3},
     "qmin-above-qmax": {"qmin": 12, "qmax": 3},
     "qmin-beyond-dtype": {"qmin": -1},
     "qmax-infinite": {"qmax": float("inf")},
@@ -524,7 +524,7 @@ FIELD_CHANGES: dict[str, dict[str, Any]] = {
     "a-field-too-many": {"bias": 1},
     "scale-said-twice": {"scale": 1.0},
     **{f"no-{key}": {key: ...} for key in
-       ("dtype", "scheme", "axis", "group_size", "qmin", "qmax", "steps_per_octave", "shape")},
+       ("dtype", "scheme", "axis", "block_size", "qmin", "qmax", "steps_per_octave", "shape")},
 }  # fmt: skip
 
 
@@ -657,7 +657,7 @@ def claims_of_terabytes(path: Path) -> dict[str, tuple[Any, bytes]]:
         ),
         "the-description": (tensor, body),
         "both": (deep, body),
-        "blocks": (described(header, shape=[2, 2**42], group_size=1), body),
+        "blocks": (described(header, shape=[2, 2**42], block_size=1), body),
     }
 
 

@@ -14,9 +14,9 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.atomic_file import written_whole
 from lowbit.numerics.errors import FormatError
-from lowbit.numerics.json_members import Members, decoded, unique_keys
+from lowbit.runtime.files.atomic import written_whole
+from lowbit.runtime.files.json_members import Members, decoded, unique_keys
 
 __all__ = [
     "DTYPE_BITS",

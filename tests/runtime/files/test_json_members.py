@@ -1,4 +1,4 @@
-"""lowbit.numerics.json_members takes exactly what json takes, and finds the same in it."""
+"""lowbit.runtime.files.json_members takes exactly what json takes, and finds the same in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowbit.numerics.json_members import Members, decoded, unique_keys
+from lowbit.runtime.files.json_members import Members, decoded, unique_keys
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=12)
