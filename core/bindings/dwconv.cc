@@ -8,7 +8,7 @@
 
 #include "bindings/buffer.h"
 #include "bindings/compute.h"
-#include "bindings/finish.h"
+#include "bindings/epilogue.h"
 #include "bindings/gil.h"
 #include "bindings/sizes.h"
 
@@ -48,15 +48,15 @@ std::unique_ptr<DwconvWeights> weights_of(const DwconvShape& shape, bool x_signe
 }
 
 void run(const DwconvWeights& weights, const DwconvShape& shape, nb::handle x_array, int32_t x_zero,
-         const FinishSpec& spec, nb::handle out_array) {
+         const EpilogueSpec& spec, nb::handle out_array) {
   if (!weights.serves(shape)) throw nb::value_error("shape: not the one the weights were prepared for");
   const Buffer x(x_array, "x"), out(out_array, "out", true);
   x.require(shape.batch * shape.height * shape.width * shape.channels, "x");
   out.require(shape.outputs() * result_bytes(spec.result), "out");
-  Finish finish = spec.finish(1, shape.channels);
-  finish.scale_per_row = false;  // one for all pixels
+  Epilogue epilogue = spec.epilogue(1, shape.channels);
+  epilogue.scale_per_row = false;  // one for all pixels
   const GilReleased released;
-  dwconv(shape, weights, x.as(), x_zero, finish, out.as());
+  dwconv(shape, weights, x.as(), x_zero, epilogue, out.as());
 }
 
 }  // namespace
@@ -78,7 +78,7 @@ void bind_dwconv(nb::module_& m) {
   nb::class_<DwconvWeights>(m, "DwconvWeights", "Weights [channels, kh, kw] prepared for one kernel, stride and ISA.")
       .def(nb::new_(&weights_of), "shape"_a, "x_signed"_a, "w"_a, "w_signed"_a, "w_zero_point"_a.none())
       .def_prop_ro("nbytes", &DwconvWeights::nbytes)
-      .def("run", &run, "shape"_a, "x"_a, "x_zero_point"_a, "finish"_a, "out"_a,
+      .def("run", &run, "shape"_a, "x"_a, "x_zero_point"_a, "epilogue"_a, "out"_a,
            "x [batch, height, width, channels] by these weights. out: [batch, out_height, out_width, channels].");
   m.def("dwconv_thread_bytes", &dwconv_thread_bytes, "shape"_a, "weights"_a, "Bytes a thread of run works in.");
   m.def("dwconv_call_bytes", &dwconv_call_bytes, "shape"_a, "weights"_a, "Bytes run allocates beside them.");

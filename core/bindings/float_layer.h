@@ -9,7 +9,7 @@
 
 namespace lowbit {
 
-// run(input, finish, out), with the GIL released, for x [m, k] to out [m, n].
+// run(input, epilogue, out), with the GIL released, for x [m, k] to out [m, n].
 template <class Run>
 void run_float_layer(int64_t n, int64_t k, nanobind::handle input, int element, int64_t m, nanobind::handle bias_array,
                      float floor, float ceiling, int result, nanobind::handle output, const Run& run) {
@@ -19,7 +19,7 @@ void run_float_layer(int64_t n, int64_t k, nanobind::handle input, int element, 
   const Buffer x(input, "x"), out(output, "out", true);
   const Buffer bias = bias_array.is_none() ? Buffer() : Buffer(bias_array, "bias");
   const FloatInput from{x.as(), static_cast<Element>(element), m};
-  const FloatFinish to{static_cast<Result>(result), bias.as<float>(), floor, ceiling};
+  const FloatEpilogue to{static_cast<Result>(result), bias.as<float>(), floor, ceiling};
   x.require(product_of({m, k}, "m") * element_bytes(from.in), "x");
   if (bias) bias.require(4 * n, "bias");
   out.require(product_of({m, n}, "m") * result_bytes(to.result), "out");

@@ -14,7 +14,7 @@
 #include "base/threads.h"
 #include "bindings/buffer.h"
 #include "bindings/compute.h"
-#include "bindings/finish.h"
+#include "bindings/epilogue.h"
 #include "bindings/float_layer.h"
 #include "bindings/gil.h"
 #include "bindings/sizes.h"
@@ -49,7 +49,7 @@ void unpack_of(const Packed& packed, nb::handle output) {
 }
 
 void multiply(nb::handle codes, bool is_signed, int64_t m, nb::handle zero_points, const PackedMatrix& b,
-              const FinishSpec& spec, nb::handle output, bool wide) {
+              const EpilogueSpec& spec, nb::handle output, bool wide) {
   const Buffer a(codes, "a"), zero(zero_points, "a_zero_point"), out(output, "out", true);
   a.require(product_of({m, b.k}, "m"), "a");
   const bool deep = wide || b.k > kExactK;
@@ -58,14 +58,14 @@ void multiply(nb::handle codes, bool is_signed, int64_t m, nb::handle zero_point
   rows.rows = m, rows.is_signed = is_signed, rows.zero = zero.as<int32_t>();
   rows.zero_per_row = is_many(zero, 4, m, "a_zero_point");
   rows.codes = a.as<uint8_t>(), rows.stride = b.k;
-  Finish f = spec.finish(m, b.n);
+  Epilogue f = spec.epilogue(m, b.n);
   f.wide = wide;
   const GilReleased released;
   gemm(rows, b, f, out.as(), b.n);
 }
 
 void convolve_of(nb::handle image, bool is_signed, int32_t zero, const std::vector<int64_t>& v, const PackedMatrix& w,
-                 const FinishSpec& spec, nb::handle output, int64_t first_out, int64_t stride) {
+                 const EpilogueSpec& spec, nb::handle output, int64_t first_out, int64_t stride) {
   if (v.size() != 16) throw nb::value_error("geometry: expected 16 numbers");
   const ConvShape s{v[0],
                     v[1],
@@ -96,7 +96,7 @@ void convolve_of(nb::handle image, bool is_signed, int32_t zero, const std::vect
   const bool deep = spec.result == Result::s32 && w.k > kExactK;
   const int64_t item = deep ? 8 : result_bytes(spec.result);
   out.require(product_of({s.batch, s.out_h, s.out_w, stride}, "geometry") * item, "out");
-  Finish f = spec.finish(1, w.n);
+  Epilogue f = spec.epilogue(1, w.n);
   f.scale_per_row = false;  // one for all pixels
   const GilReleased released;
   convolve(s, x.as<uint8_t>(), is_signed, zero, w, f, out.as<char>() + first_out * item, stride);
@@ -125,20 +125,20 @@ std::unique_ptr<PackedGroups> pack_groups(nb::handle code_array, int64_t k, int6
                                         zero_all);
 }
 
-FloatFinish float_finish(const FinishSpec& spec, int64_t n) {
+FloatEpilogue float_epilogue(const EpilogueSpec& spec, int64_t n) {
   if (spec.result < Result::f32 || spec.result > Result::bf16) throw nb::value_error("result: expected floats");
   if (spec.bias) spec.bias.require(4 * n, "bias");
   return {spec.result, spec.bias.as<float>(), spec.floor, spec.ceiling};
 }
 
-void multiply_groups(nb::handle codes, int64_t m, nb::handle scales, const PackedGroups& b, const FinishSpec& spec,
+void multiply_groups(nb::handle codes, int64_t m, nb::handle scales, const PackedGroups& b, const EpilogueSpec& spec,
                      nb::handle output) {
   const Buffer a(codes, "a"), scale(scales, "a_scale"), out(output, "out", true);
   a.require(product_of({m, b.k}, "m"), "a");
   const bool per_group = scale.bytes() != 4 * m;
   if (per_group) scale.require(4 * m * b.groups, "a_scale");
   out.require(product_of({m, b.n}, "m") * result_bytes(spec.result), "out");
-  const FloatFinish f = float_finish(spec, b.n);
+  const FloatEpilogue f = float_epilogue(spec, b.n);
   const GilReleased released;
   group_matmul(a.as<int8_t>(), m, scale.as<float>(), per_group, b, f, out.as());
 }
@@ -152,14 +152,14 @@ GroupSizes sizes_of(int64_t m, int64_t n, int64_t k, int bits, int64_t block) {
 void run_on_floats(const PackedGroups& b, nb::handle input, int element, int64_t m, nb::handle bias_array, float floor,
                    float ceiling, int result, nb::handle output) {
   run_float_layer(b.n, b.k, input, element, m, bias_array, floor, ceiling, result, output,
-                  [&](const FloatInput& x, const FloatFinish& y, void* out) { float_group_matmul(x, b, y, out); });
+                  [&](const FloatInput& x, const FloatEpilogue& y, void* out) { float_group_matmul(x, b, y, out); });
 }
 
 // (NaN seen, rows whose range is too wide)
 template <class Packed>
 std::pair<int64_t, int64_t> linear_of(nb::handle input, int element, int64_t m, int how, int code, float scale,
-                                      int32_t zero, int32_t qmin, int32_t qmax, const Packed& b, const FinishSpec& spec,
-                                      nb::handle output) {
+                                      int32_t zero, int32_t qmin, int32_t qmax, const Packed& b,
+                                      const EpilogueSpec& spec, nb::handle output) {
   const Buffer x(input, "x"), out(output, "out", true);
   if (element != 0 && element != 2 && element != 3) throw nb::value_error("element: expected f32, f16 or bf16");
   if (how < 0 || how > 2 || code < 0 || code > 1) throw nb::value_error("activation: unknown id");
@@ -178,12 +178,12 @@ std::pair<int64_t, int64_t> linear_of(nb::handle input, int element, int64_t m, 
   if constexpr (std::is_same_v<Packed, PackedGroups>) {
     if (how == 1 || code == 1 || zero != 0)
       throw nb::value_error("activation: groups take signed codes without a zero point");
-    const FloatFinish f = float_finish(spec, b.n);
+    const FloatEpilogue f = float_epilogue(spec, b.n);
     const GilReleased released;
     result = linear(a, b, f, out.as());
   } else {
     if (b.k > kExactK && spec.result == Result::s32) throw nb::value_error("result: s32 cannot hold so deep a sum");
-    const Finish f = spec.finish(m, b.n);
+    const Epilogue f = spec.epilogue(m, b.n);
     const GilReleased released;
     result = linear(a, b, f, out.as());
   }
@@ -203,17 +203,17 @@ void bind_gemm(nb::module_& m) {
       .def("unpack", &unpack_of<PackedMatrix>, "out"_a, "Writes the codes, [n, k], as they were given.");
   m.def("pack_matrix", &pack_matrix, "codes"_a, "is_signed"_a, "k"_a, "n"_a, "transposed"_a, "zero_point"_a.none(),
         "codes: [k, n], or [n, k] if transposed.");
-  nb::class_<FinishSpec>(m, "Finish",
-                         "What becomes of sums of products. result: 0 s32, 1 f32, 2 f16, 3 bf16, 4 s8, 5 u8.")
+  nb::class_<EpilogueSpec>(m, "Epilogue",
+                           "What becomes of sums of products. result: 0 s32, 1 f32, 2 f16, 3 bf16, 4 s8, 5 u8.")
       .def(nb::init<int, nb::handle, nb::handle, nb::handle, nb::handle, float, float, float, int32_t, int32_t,
                     int32_t>(),
            "result"_a, "scale"_a.none(), "row_scale"_a.none(), "bias"_a.none(), "add"_a.none(), "floor"_a, "ceiling"_a,
            "out_scale"_a, "zero"_a, "lo"_a, "hi"_a);
-  m.def("multiply", &multiply, "a"_a, "is_signed"_a, "m"_a, "a_zero_point"_a, "b"_a, "finish"_a, "out"_a, "wide"_a,
+  m.def("multiply", &multiply, "a"_a, "is_signed"_a, "m"_a, "a_zero_point"_a, "b"_a, "epilogue"_a, "out"_a, "wide"_a,
         "Codes a [m, k] times b. out: [m, n]; s32 is int64 where wide, or where k is past exact_depth.");
   m.def(
-      "convolve", &convolve_of, "x"_a, "is_signed"_a, "zero"_a, "geometry"_a, "w"_a, "finish"_a, "out"_a, "first_out"_a,
-      "stride"_a,
+      "convolve", &convolve_of, "x"_a, "is_signed"_a, "zero"_a, "geometry"_a, "w"_a, "epilogue"_a, "out"_a,
+      "first_out"_a, "stride"_a,
       "x [batch, height, width, channels] by w. geometry: batch, height, width, channels, kernel (h, w), stride, "
       "padding (top, left), dilation, output (h, w), first channel and channels of the group. out: [pixels, stride].");
   m.def("transpose", &transpose_of, "from_array"_a, "to"_a, "batch"_a, "rows"_a, "columns"_a, "item"_a,
@@ -228,15 +228,15 @@ void bind_gemm(nb::module_& m) {
            "out"_a, "x [m, k], floats as they are, by the weights to out [m, n]. result: 1 f32, 2 f16, 3 bf16.");
   m.def("pack_groups", &pack_groups, "codes"_a, "k"_a, "n"_a, "bits"_a, "block"_a, "scale"_a, "zero_point"_a.none(),
         "zero_all"_a, "codes: [n, k], one a byte, from 0 on; scale: [n, groups], zero_point likewise, in bytes.");
-  m.def("multiply_groups", &multiply_groups, "a"_a, "m"_a, "a_scale"_a, "b"_a, "finish"_a, "out"_a,
+  m.def("multiply_groups", &multiply_groups, "a"_a, "m"_a, "a_scale"_a, "b"_a, "epilogue"_a, "out"_a,
         "Codes a [m, k], s8, times b. a_scale: [m], or [m, groups].");
   m.def(
       "linear", &linear_of<PackedMatrix>, "x"_a, "element"_a, "m"_a, "how"_a, "code"_a, "scale"_a, "zero"_a, "qmin"_a,
-      "qmax"_a, "b"_a, "finish"_a, "out"_a,
+      "qmax"_a, "b"_a, "epilogue"_a, "out"_a,
       "Floats x [m, k] to codes (how: 0 s8 per row, 1 u8 per row, 2 as given), times b. Returns (NaN seen, rows whose "
       "range is too wide).");
   m.def("linear_groups", &linear_of<PackedGroups>, "x"_a, "element"_a, "m"_a, "how"_a, "code"_a, "scale"_a, "zero"_a,
-        "qmin"_a, "qmax"_a, "b"_a, "finish"_a, "out"_a, "The same for weights in groups.");
+        "qmin"_a, "qmax"_a, "b"_a, "epilogue"_a, "out"_a, "The same for weights in groups.");
   m.def(
       "linear_workspace",
       [](int64_t rows, int64_t k) {

@@ -61,7 +61,7 @@ struct WeightOnlySpec {
   void run(nb::handle input, int element, int64_t m, nb::handle bias_array, float floor, float ceiling, int result,
            nb::handle output) const {
     run_float_layer(weights.n(), weights.k(), input, element, m, bias_array, floor, ceiling, result, output,
-                    [&](const FloatInput& x, const FloatFinish& y, void* out) { weights.run(x, y, out); });
+                    [&](const FloatInput& x, const FloatEpilogue& y, void* out) { weights.run(x, y, out); });
   }
 };
 

@@ -185,7 +185,7 @@ void test_tensor(const Tensor& t, Isa isa) {
     const float row_scale = 0.37f, out_scale = 0.9f;
     for (const int threads : {1, 2, 3, 7}) {
       set_num_threads(threads);
-      Finish f{};
+      Epilogue f{};
       f.result = Result::s32;
       std::vector<int32_t> y(static_cast<size_t>(n) + 16, 0x55555555);
       dwconv(s, weights, x.data(), zx, f, y.data());

@@ -75,7 +75,7 @@ void test_sums(Isa isa) {
       CodeRows rows{};
       rows.rows = s.m, rows.is_signed = a_signed, rows.zero = za.data(), rows.zero_per_row = true;
       rows.codes = a.data(), rows.stride = s.k;
-      Finish f{};
+      Epilogue f{};
       f.result = Result::s32, f.wide = true;
       std::vector<int64_t> wide(static_cast<size_t>(s.m * s.n));
       gemm(rows, packed, f, wide.data(), s.n);
@@ -168,7 +168,7 @@ void test_where_sixteen_bits_end(Isa isa) {
       const int32_t zero = 0;
       CodeRows rows{};
       rows.rows = kPatterns, rows.zero = &zero, rows.codes = a.data(), rows.stride = kDepth;
-      Finish f{};
+      Epilogue f{};
       f.result = Result::s32;
       std::vector<int32_t> out(kPatterns * kPatterns);
       gemm(rows, packed, f, out.data(), kPatterns);
@@ -196,7 +196,7 @@ void test_finish(Isa isa, int64_t m, int64_t n, int64_t k) {
   for (auto& v : bias) v = 0.1f * static_cast<float>(between(-99, 99));
   for (auto& v : add) v = between(-100000, 100000);
   for (const bool per_row : {false, true}) {
-    Finish f{};
+    Epilogue f{};
     f.add = add.data(), f.scale = scale.data(), f.scale_per_column = true, f.row_scale = row_scale.data();
     f.scale_per_row = per_row, f.floor = -500, f.ceiling = 4000;
     f.out_scale = 3.7f, f.zero = 11, f.lo = 3, f.hi = 120;
@@ -220,7 +220,7 @@ void test_finish(Isa isa, int64_t m, int64_t n, int64_t k) {
         good &= y[i * n + j] == expected && q[i * n + j] == static_cast<int32_t>(steps) + 11;
       }
     }
-    report(good, std::string("finish ") + isa_name(isa) + " " + std::to_string(m) + " rows, " +
+    report(good, std::string("epilogue ") + isa_name(isa) + " " + std::to_string(m) + " rows, " +
                      (per_row ? "a scale each" : "one scale"));
   }
 }
@@ -290,11 +290,11 @@ void test_float_groups(Isa isa) {
       for (auto& v : bias) v = 0.1f * static_cast<float>(between(-99, 99));
       const PackedGroups packed(b.data(), s.k, s.n, bits, s.block, scale.data(), zeros ? zero.data() : nullptr, 1);
       const float infinity = std::numeric_limits<float>::infinity();
-      const FloatFinish finish{Result::f32, has_bias ? bias.data() : nullptr, -infinity, infinity};
+      const FloatEpilogue epilogue{Result::f32, has_bias ? bias.data() : nullptr, -infinity, infinity};
       std::vector<float> y(static_cast<size_t>(s.m * s.n)), alone(y.size());
-      float_group_matmul({x.data(), Element::f32, s.m}, packed, finish, y.data());
+      float_group_matmul({x.data(), Element::f32, s.m}, packed, epilogue, y.data());
       for (int64_t i = 0; i < s.m; ++i)
-        float_group_matmul({x.data() + i * s.k, Element::f32, 1}, packed, finish, alone.data() + i * s.n);
+        float_group_matmul({x.data() + i * s.k, Element::f32, 1}, packed, epilogue, alone.data() + i * s.n);
       bool good = y == alone;
       for (int64_t i = 0; i < s.m; ++i) {
         for (int64_t j = 0; j < s.n; ++j) {
@@ -323,7 +323,7 @@ void test_convolution(Isa isa, const char* name, ConvShape s, bool x_signed, int
   for (size_t i = 0; i < w.size(); ++i)
     if (static_cast<int64_t>(i) % s.line >= s.run()) w[i] = 0;
   const PackedMatrix packed(w.data(), true, s.depth(), out, 1, s.depth(), nullptr, 0);
-  Finish f{};
+  Epilogue f{};
   f.result = Result::s32;
   std::vector<int32_t> y(static_cast<size_t>(s.rows() * out));
   convolve(s, x.data(), x_signed, static_cast<int32_t>(zero), packed, f, y.data(), out);

@@ -166,19 +166,19 @@ class PackedMatrix:
 def pack_matrix(codes: object, is_signed: bool, k: int, n: int, transposed: bool, zero_point: object | None) -> PackedMatrix:
     """codes: [k, n], or [n, k] if transposed."""
 
-class Finish:
+class Epilogue:
     """
     What becomes of sums of products. result: 0 s32, 1 f32, 2 f16, 3 bf16, 4 s8, 5 u8.
     """
 
     def __init__(self, result: int, scale: object | None, row_scale: object | None, bias: object | None, add: object | None, floor: float, ceiling: float, out_scale: float, zero: int, lo: int, hi: int) -> None: ...
 
-def multiply(a: object, is_signed: bool, m: int, a_zero_point: object, b: PackedMatrix, finish: Finish, out: object, wide: bool) -> None:
+def multiply(a: object, is_signed: bool, m: int, a_zero_point: object, b: PackedMatrix, epilogue: Epilogue, out: object, wide: bool) -> None:
     """
     Codes a [m, k] times b. out: [m, n]; s32 is int64 where wide, or where k is past exact_depth.
     """
 
-def convolve(x: object, is_signed: bool, zero: int, geometry: Sequence[int], w: PackedMatrix, finish: Finish, out: object, first_out: int, stride: int) -> None:
+def convolve(x: object, is_signed: bool, zero: int, geometry: Sequence[int], w: PackedMatrix, epilogue: Epilogue, out: object, first_out: int, stride: int) -> None:
     """
     x [batch, height, width, channels] by w. geometry: batch, height, width, channels, kernel (h, w), stride, padding (top, left), dilation, output (h, w), first channel and channels of the group. out: [pixels, stride].
     """
@@ -214,15 +214,15 @@ def pack_groups(codes: object, k: int, n: int, bits: int, block: int, scale: obj
     codes: [n, k], one a byte, from 0 on; scale: [n, groups], zero_point likewise, in bytes.
     """
 
-def multiply_groups(a: object, m: int, a_scale: object, b: PackedGroups, finish: Finish, out: object) -> None:
+def multiply_groups(a: object, m: int, a_scale: object, b: PackedGroups, epilogue: Epilogue, out: object) -> None:
     """Codes a [m, k], s8, times b. a_scale: [m], or [m, groups]."""
 
-def linear(x: object, element: int, m: int, how: int, code: int, scale: float, zero: int, qmin: int, qmax: int, b: PackedMatrix, finish: Finish, out: object) -> tuple[int, int]:
+def linear(x: object, element: int, m: int, how: int, code: int, scale: float, zero: int, qmin: int, qmax: int, b: PackedMatrix, epilogue: Epilogue, out: object) -> tuple[int, int]:
     """
     Floats x [m, k] to codes (how: 0 s8 per row, 1 u8 per row, 2 as given), times b. Returns (NaN seen, rows whose range is too wide).
     """
 
-def linear_groups(x: object, element: int, m: int, how: int, code: int, scale: float, zero: int, qmin: int, qmax: int, b: PackedGroups, finish: Finish, out: object) -> tuple[int, int]:
+def linear_groups(x: object, element: int, m: int, how: int, code: int, scale: float, zero: int, qmin: int, qmax: int, b: PackedGroups, epilogue: Epilogue, out: object) -> tuple[int, int]:
     """The same for weights in groups."""
 
 def linear_workspace(m: int, k: int) -> int:
@@ -357,7 +357,7 @@ class DwconvWeights:
     @property
     def nbytes(self) -> int: ...
 
-    def run(self, shape: DwconvShape, x: object, x_zero_point: int, finish: Finish, out: object) -> None:
+    def run(self, shape: DwconvShape, x: object, x_zero_point: int, epilogue: Epilogue, out: object) -> None:
         """
         x [batch, height, width, channels] by these weights. out: [batch, out_height, out_width, channels].
         """

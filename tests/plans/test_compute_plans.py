@@ -359,7 +359,7 @@ def test_the_workspace_of_a_product_bounds_what_it_allocates(pair: Any, sizes: A
     integers = np.full(n, 2**31 - 1) if PATHS[pair][0] in ("integer", "integer16", "binary") else bias
     for preference in ("fastest", "reference"):
         plan = matmul_plan(a, b, preference, **options)
-        y = np.zeros((m, n), plan._outcome.dtype)
+        y = np.zeros((m, n), plan._epilogue.dtype)
         native = native_bytes(plan.path, m, n, k, b.params) if preference == "fastest" else 0
         for given in (None, bias, integers, np.full(n, np.inf, F32)):
             args = MatMulArgs(a, b, y, given)
@@ -393,7 +393,7 @@ def test_the_workspace_of_a_convolution_bounds_what_it_allocates(name: str, layo
         for prepacked in (False, True):
             given = lb.prepack_conv2d(w, groups) if prepacked else w
             plan = conv_plan(x, w, prepacked=prepacked, **geometry, **options)
-            y = np.zeros(plan.descriptor.output_shape, plan._outcome.dtype)
+            y = np.zeros(plan.descriptor.output_shape, plan._epilogue.dtype)
             for bias in (None, np.full(outputs, 2**31 - 1)):
                 args = Conv2dArgs(x, given, y, bias)
                 bounded(lambda p=plan, v=args: p.run(v), plan.workspace_size)
@@ -414,7 +414,7 @@ def test_the_workspace_of_a_layer_bounds_what_it_allocates(name: str, element: s
             layer = lb.QuantizedLinear(normal((outputs, inputs)), bias, out_params=out, **options)
             x = normal((rows, inputs), 1, FLOATS[element])
             plan = linear_plan(layer, rows, element)
-            y = np.zeros((rows, outputs), plan._outcome.dtype)
+            y = np.zeros((rows, outputs), plan._epilogue.dtype)
             args = LinearArgs(x, layer, y)
             bounded(lambda p=plan, v=args: p.run(v), plan.workspace_size)
             assert layer.workspace_size(rows) == plan.workspace_size

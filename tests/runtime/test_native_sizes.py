@@ -194,7 +194,7 @@ def test_problems_whose_shapes_are_not_the_layouts_are_refused() -> None:
 
 def finish(result: int, n: int, bias: bool = False, add: bool = False) -> Any:
     scale = None if result == 0 else np.ones(n, F32)
-    return _core.Finish(
+    return _core.Epilogue(
         result, scale, None, np.arange(n, dtype=F32) if bias else None, np.arange(n, dtype=I32) if add else None,
         -np.inf, np.inf, 1.0, 0, -128, 127,
     )  # fmt: skip

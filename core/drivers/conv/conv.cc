@@ -190,7 +190,7 @@ struct Lines {
 }  // namespace
 
 void convolve(const ConvShape& shape, const uint8_t* x, bool is_signed, int32_t zero, const PackedMatrix& w,
-              const Finish& finish, void* out, int64_t stride) {
+              const Epilogue& epilogue, void* out, int64_t stride) {
   const Patches patches{shape, x + shape.first_channel, static_cast<uint8_t>(zero)};
   std::optional<Lines> lines;
   CodeRows rows{};
@@ -206,7 +206,7 @@ void convolve(const ConvShape& shape, const uint8_t* x, bool is_signed, int32_t 
       static_cast<const Patches*>(context)->fetch(row, first, n, to);
     };
   }
-  gemm(rows, w, finish, out, stride);
+  gemm(rows, w, epilogue, out, stride);
 }
 
 void transpose(const void* from, void* to, int64_t batch, int64_t rows, int64_t columns, int64_t item) {

@@ -26,7 +26,7 @@ struct ConvShape {
 
 // out: [rows][stride], n columns of it. Beyond the edges of x lies its zero point.
 void convolve(const ConvShape& shape, const uint8_t* x, bool is_signed, int32_t zero, const PackedMatrix& w,
-              const Finish& finish, void* out, int64_t stride);
+              const Epilogue& epilogue, void* out, int64_t stride);
 
 // to[b][j][i] = from[b][i][j] for [batch][rows][columns] items of 1, 2, 4 or 8 bytes.
 void transpose(const void* from, void* to, int64_t batch, int64_t rows, int64_t columns, int64_t item);

@@ -78,8 +78,8 @@ struct Plan {
 // How sums [pixels][channels] leave: as sums, as codes, or by a call.
 struct Sink {
   void* y = nullptr;
-  const Finish* codes = nullptr;
-  DwconvFinish finish = nullptr;
+  const Epilogue* codes = nullptr;
+  DwconvEpilogue epilogue = nullptr;
   void* context = nullptr;
   int64_t bytes() const { return codes != nullptr ? 1 : 4; }
 };
@@ -100,7 +100,7 @@ class Run {
                                        static_cast<uint32_t>(zero) * static_cast<uint32_t>(w.sum[c]));
     plan.row.arrange(offset, plan.channels, offsets);
     if (sink.codes != nullptr) {
-      const Finish& f = *sink.codes;
+      const Epilogue& f = *sink.codes;
       const FpEnvironment environment;
       const float row = f.row_scale == nullptr ? 1.0f : f.row_scale[0];
       for (int64_t c = 0; c < n; ++c) by[c] = row * f.scale[f.scale_per_column ? c : 0] / f.out_scale;
@@ -179,7 +179,7 @@ class Run {
   void row(DwconvArgs& a, int64_t first, int64_t pixels, char* staged) const {
     const int64_t n = shape_.channels, bytes = sink_.bytes();
     char* y = static_cast<char*>(sink_.y) + first * n * bytes;
-    if (!plan_.narrow() && sink_.finish == nullptr) {
+    if (!plan_.narrow() && sink_.epilogue == nullptr) {
       a.pixels = pixels, a.y = y;
       kernel_(a);
       return;
@@ -189,13 +189,13 @@ class Run {
       a.pixels = std::min(plan_.staged_pixels, pixels - p), a.y = staged, a.x = x + p * a.stride;
       kernel_(a);
       if (plan_.narrow()) {  // closes the gaps, in place for a call
-        char* to = sink_.finish != nullptr ? staged : y + p * n * bytes;
+        char* to = sink_.epilogue != nullptr ? staged : y + p * n * bytes;
         const int64_t size = n * bytes, total = a.pixels * size;
         for (int64_t i = 0; i < a.pixels; ++i)
           copy_few(to + i * size, staged + i * plan_.channels * bytes, size, i * size + in_eights(size) <= total);
       }
-      if (sink_.finish != nullptr)
-        sink_.finish(sink_.context, first + p, a.pixels, reinterpret_cast<const int32_t*>(staged));
+      if (sink_.epilogue != nullptr)
+        sink_.epilogue(sink_.context, first + p, a.pixels, reinterpret_cast<const int32_t*>(staged));
     }
   }
 
@@ -228,7 +228,7 @@ struct FloatRows {
   char* y;
   int64_t bytes;  // a pixel of y
 
-  static void finish(void* context, int64_t first, int64_t pixels, const int32_t* sums) {
+  static void epilogue(void* context, int64_t first, int64_t pixels, const int32_t* sums) {
     const FloatRows& f = *static_cast<const FloatRows*>(context);
     FinishArgs a = f.args;
     a.acc = sums, a.rows = pixels, a.out = f.y + first * f.bytes;
@@ -258,26 +258,27 @@ DwconvWeights::DwconvWeights(Isa isa, Code x_code, const DwconvShape& shape, Cod
   row->pack(shifted.data(), room, kh, kw, packed.get());
 }
 
-void dwconv(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero, const Finish& finish,
-            void* y) {
-  if (finish.result == Result::s32) return run(shape, weights, x, zero, finish.add, {.y = y});
-  if (finish.result >= Result::s8) return run(shape, weights, x, zero, finish.add, {.y = y, .codes = &finish});
+void dwconv(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero,
+            const Epilogue& epilogue, void* y) {
+  if (epilogue.result == Result::s32) return run(shape, weights, x, zero, epilogue.add, {.y = y});
+  if (epilogue.result >= Result::s8) return run(shape, weights, x, zero, epilogue.add, {.y = y, .codes = &epilogue});
   const int64_t n = shape.channels, padded = round_up(n, kFinishPad);
   std::vector<float> scale(padded, 0.0f), bias(padded, 0.0f);
   const FpEnvironment environment;  // for scales of channels
-  const float row_scale = finish.row_scale == nullptr ? 1.0f : finish.row_scale[0];
-  for (int64_t c = 0; c < n; ++c) scale[c] = row_scale * finish.scale[finish.scale_per_column ? c : 0];
-  if (finish.bias != nullptr) std::copy(finish.bias, finish.bias + n, bias.begin());
-  FloatRows rows{finish_row(active_isa(), finish.result), {}, static_cast<char*>(y), n * result_bytes(finish.result)};
+  const float row_scale = epilogue.row_scale == nullptr ? 1.0f : epilogue.row_scale[0];
+  for (int64_t c = 0; c < n; ++c) scale[c] = row_scale * epilogue.scale[epilogue.scale_per_column ? c : 0];
+  if (epilogue.bias != nullptr) std::copy(epilogue.bias, epilogue.bias + n, bias.begin());
+  FloatRows rows{
+      finish_row(active_isa(), epilogue.result), {}, static_cast<char*>(y), n * result_bytes(epilogue.result)};
   rows.args.n = rows.args.acc_stride = rows.args.out_stride = n;
-  rows.args.scale = scale.data(), rows.args.bias = finish.bias == nullptr ? nullptr : bias.data();
-  rows.args.floor = finish.floor, rows.args.ceiling = finish.ceiling;
-  dwconv_each(shape, weights, x, zero, finish.add, FloatRows::finish, &rows);
+  rows.args.scale = scale.data(), rows.args.bias = epilogue.bias == nullptr ? nullptr : bias.data();
+  rows.args.floor = epilogue.floor, rows.args.ceiling = epilogue.ceiling;
+  dwconv_each(shape, weights, x, zero, epilogue.add, FloatRows::epilogue, &rows);
 }
 
 void dwconv_each(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero,
-                 const int32_t* add, DwconvFinish finish, void* context) {
-  run(shape, weights, x, zero, add, {.finish = finish, .context = context});
+                 const int32_t* add, DwconvEpilogue epilogue, void* context) {
+  run(shape, weights, x, zero, add, {.epilogue = epilogue, .context = context});
 }
 
 int64_t dwconv_thread_bytes(const DwconvShape& shape, const DwconvWeights& weights) {

@@ -40,15 +40,15 @@ struct DwconvWeights {
 
 // Called for pixels of one output row, numbered through all images, while their sums [pixels][channels] are in L1;
 // from any thread.
-using DwconvFinish = void (*)(void* context, int64_t first_pixel, int64_t pixels, const int32_t* sums);
+using DwconvEpilogue = void (*)(void* context, int64_t first_pixel, int64_t pixels, const int32_t* sums);
 
-// y: [batch][out_height][out_width][channels]. Of the finish, scales are one a column (channel) or one, never one a
+// y: [batch][out_height][out_width][channels]. Of the epilogue, scales are one a column (channel) or one, never one a
 // row, and sums are int32. Any number of threads gives the same.
-void dwconv(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero, const Finish& finish,
-            void* y);
+void dwconv(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero,
+            const Epilogue& epilogue, void* y);
 // add: what is added to the sums of each channel, or null.
 void dwconv_each(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero,
-                 const int32_t* add, DwconvFinish finish, void* context);
+                 const int32_t* add, DwconvEpilogue epilogue, void* context);
 
 // Bytes one thread works in; and what a call allocates beside them.
 int64_t dwconv_thread_bytes(const DwconvShape& shape, const DwconvWeights& weights);

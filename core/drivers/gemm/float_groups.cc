@@ -20,11 +20,11 @@ int64_t rows_at_once(const GroupSizes& b, int64_t m) {
 
 }  // namespace
 
-void float_group_matmul(const FloatInput& input, const PackedGroups& b, const FloatFinish& finish, void* out) {
+void float_group_matmul(const FloatInput& input, const PackedGroups& b, const FloatEpilogue& epilogue, void* out) {
   if (input.m == 0 || b.n == 0) return;
   const Isa isa = active_isa();
   const FloatGroupRow& kernel = float_group_row(isa, b.bits);
-  const FinishRow& narrow = finish_row(isa, finish.result);
+  const FinishRow& narrow = finish_row(isa, epilogue.result);
   const auto widen = float_dot_row(isa, input.in).widen;
   const bool is_ready = input.in == Element::f32 && b.is_plain();
   const int64_t step = 32 / b.bits, at_once = is_ready ? input.m : rows_at_once(b, input.m);
@@ -59,12 +59,14 @@ void float_group_matmul(const FloatInput& input, const PackedGroups& b, const Fl
         kernel.run(a);
       }
       FinishArgs f{};
-      f.acc = sums, f.rows = 1, f.n = std::min(end, b.n) - first, f.floor = finish.floor, f.ceiling = finish.ceiling;
+      f.acc = sums, f.rows = 1, f.n = std::min(end, b.n) - first, f.floor = epilogue.floor,
+      f.ceiling = epilogue.ceiling;
       for (int64_t j = 0; j < a.rows; ++j) {
         const double* total = totals + j * kTaskColumns;
         for (int64_t c = 0; c < f.n; ++c)
-          sums[c] = static_cast<float>(finish.bias == nullptr ? total[c] : total[c] + double{finish.bias[first + c]});
-        f.out = static_cast<char*>(out) + ((base + r + j) * b.n + first) * result_bytes(finish.result);
+          sums[c] =
+              static_cast<float>(epilogue.bias == nullptr ? total[c] : total[c] + double{epilogue.bias[first + c]});
+        f.out = static_cast<char*>(out) + ((base + r + j) * b.n + first) * result_bytes(epilogue.result);
         narrow.floats(f);
       }
     });

@@ -9,7 +9,7 @@
 
 namespace lowbit {
 
-void float_group_matmul(const FloatInput& input, const PackedGroups& b, const FloatFinish& finish, void* out);
+void float_group_matmul(const FloatInput& input, const PackedGroups& b, const FloatEpilogue& epilogue, void* out);
 int64_t float_group_workspace(const GroupSizes& b, int64_t m);  // bytes, for any number of threads
 
 }  // namespace lowbit

@@ -115,34 +115,34 @@ int chosen(const CodeRows& a, const PackedMatrix& b, const GemmRow* kernels) {
 
 class Product {
  public:
-  Product(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* out, int64_t stride)
+  Product(const CodeRows& a, const PackedMatrix& b, const Epilogue& epilogue, void* out, int64_t stride)
       : a_(a),
         b_(b),
-        finish_(finish),
+        finish_(epilogue),
         out_(static_cast<char*>(out)),
         stride_(stride),
         isa_(active_isa()),
         kernels_(gemm_rows(isa_)),
         kernel_(kernels_[chosen(a, b, kernels_)]),
-        row_(finish_row(isa_, finish.result)),
+        row_(finish_row(isa_, epilogue.result)),
         is_paired_(has_roomy_first_cache()),
         is_alone_(worthwhile_threads(b, a.rows) == 1),
-        wide_(finish.wide || b.k > kExactK),
-        task_rows_(task_rows(kernel_, b, a.rows, finish.result)),
-        task_blocks_(task_blocks(b, a.rows, row_tasks(), finish.result, !wide_ && a.lines == nullptr)) {
+        wide_(epilogue.wide || b.k > kExactK),
+        task_rows_(task_rows(kernel_, b, a.rows, epilogue.result)),
+        task_blocks_(task_blocks(b, a.rows, row_tasks(), epilogue.result, !wide_ && a.lines == nullptr)) {
     shift_ = 0;
     if (kernel_.a == GemmOperand::u8 && a.is_signed) shift_ = 128;
     if (kernel_.a == GemmOperand::s8 && !a.is_signed) shift_ = -128;
     const int64_t size = b.blocks * kGemmCols;
-    if (finish.result != Result::s32) {
-      columns_.scale = padded(finish.scale, b.n, size, !finish.scale_per_column);
-      if (!finish.scale_per_row) {
-        const float row = finish.row_scale == nullptr ? 1.0f : finish.row_scale[0];
-        const float step = finish.result >= Result::s8 ? finish.out_scale : 1.0f;
+    if (epilogue.result != Result::s32) {
+      columns_.scale = padded(epilogue.scale, b.n, size, !epilogue.scale_per_column);
+      if (!epilogue.scale_per_row) {
+        const float row = epilogue.row_scale == nullptr ? 1.0f : epilogue.row_scale[0];
+        const float step = epilogue.result >= Result::s8 ? epilogue.out_scale : 1.0f;
         for (int64_t i = 0; i < b.n; ++i) columns_.scale[i] = row * columns_.scale[i] / step;
       }
     }
-    if (finish.bias != nullptr) columns_.bias = padded(finish.bias, b.n, size, false);
+    if (epilogue.bias != nullptr) columns_.bias = padded(epilogue.bias, b.n, size, false);
     // By one thread alone: what another one has packed comes slowly from its caches.
     if (is_alone_ && column_tasks() > 1 && a.rows > kFewRows && a.codes != nullptr && !wide_ &&
         !reads_codes(a.stride, b.k == b.quads * 4))
@@ -418,7 +418,7 @@ class Product {
 
   const CodeRows& a_;
   const PackedMatrix& b_;
-  const Finish& finish_;
+  const Epilogue& finish_;
   char* out_;
   int64_t stride_;
   Isa isa_;
@@ -438,10 +438,10 @@ class Product {
 
 }  // namespace
 
-void gemm(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* out, int64_t stride) {
+void gemm(const CodeRows& a, const PackedMatrix& b, const Epilogue& epilogue, void* out, int64_t stride) {
   if (a.rows == 0 || b.n == 0) return;
   const FpEnvironment environment;  // for scales of columns
-  const Product product(a, b, finish, out, stride);
+  const Product product(a, b, epilogue, out, stride);
   parallel_for(product.tasks(), [&](int64_t i) { product.task(i); });
 }
 

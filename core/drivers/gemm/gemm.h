@@ -42,7 +42,7 @@ struct CodeRows {
 };
 
 // What becomes of the sums. Arrays over n have n elements; those over m have one for each row.
-struct Finish {
+struct Epilogue {
   Result result;
   const int32_t* add = nullptr;  // [n] integer bias
   const float* scale = nullptr;  // [n], or one
@@ -57,9 +57,9 @@ struct Finish {
 };
 
 // out: [m][n] with `stride` elements from row to row.
-void gemm(const CodeRows& a, const PackedMatrix& b, const Finish& finish, void* out, int64_t stride);
+void gemm(const CodeRows& a, const PackedMatrix& b, const Epilogue& epilogue, void* out, int64_t stride);
 
-// Bytes one thread works in; and what a call allocates beside them. wide: as the finish says.
+// Bytes one thread works in; and what a call allocates beside them. wide: as the epilogue says.
 int64_t gemm_thread_bytes(int64_t k, bool wide);
 int64_t gemm_call_bytes(int64_t m, int64_t n, int64_t k);
 

@@ -70,18 +70,18 @@ void PackedGroups::unpack(uint8_t* to) const {
 }
 
 void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_per_group, const PackedGroups& b,
-                  const FloatFinish& finish, void* out) {
+                  const FloatEpilogue& epilogue, void* out) {
   if (m == 0 || b.n == 0) return;
   const Isa isa = active_isa();
   const GroupRow& kernel = group_row(isa, b.bits);
-  const FinishRow& row = finish_row(isa, finish.result);
+  const FinishRow& row = finish_row(isa, epilogue.result);
   const int64_t step = 32 / b.bits, at_once = rows_at_once(b, m);
   const Aligned<int8_t> rows = aligned<int8_t>(b.is_plain() ? 0 : at_once * b.padded);
   const Aligned<int32_t> sums = aligned<int32_t>(at_once * b.groups);
-  const Aligned<float> bias = aligned<float>(finish.bias == nullptr ? 0 : b.columns);
-  if (finish.bias != nullptr) {
+  const Aligned<float> bias = aligned<float>(epilogue.bias == nullptr ? 0 : b.columns);
+  if (epilogue.bias != nullptr) {
     std::fill_n(bias.get(), b.columns, 0.0f);
-    std::copy_n(finish.bias, b.n, bias.get());
+    std::copy_n(epilogue.bias, b.n, bias.get());
   }
   const int64_t column_tasks = (b.columns + kTaskColumns - 1) / kTaskColumns;
   for (int64_t base = 0; base < m; base += at_once) {
@@ -125,9 +125,9 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
       FinishArgs f{};
       f.acc = c, f.acc_stride = kTaskColumns, f.rows = x.rows, f.n = std::min(end, b.n) - first;
       f.row_scale = scale_per_group ? nullptr : a_scale + base + r;
-      f.bias = finish.bias == nullptr ? nullptr : bias.get() + first;
-      f.floor = finish.floor, f.ceiling = finish.ceiling;
-      f.out = static_cast<char*>(out) + ((base + r) * b.n + first) * result_bytes(finish.result);
+      f.bias = epilogue.bias == nullptr ? nullptr : bias.get() + first;
+      f.floor = epilogue.floor, f.ceiling = epilogue.ceiling;
+      f.out = static_cast<char*>(out) + ((base + r) * b.n + first) * result_bytes(epilogue.result);
       f.out_stride = b.n;
       row.floats(f);
     });

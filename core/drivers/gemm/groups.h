@@ -47,7 +47,7 @@ struct PackedGroups : GroupSizes {
   int64_t scales_at(int64_t first, int64_t group) const;  // of the block that begins at a column; zeros are behind them
 };
 
-struct FloatFinish {
+struct FloatEpilogue {
   Result result;  // f32, f16 or bf16
   const float* bias = nullptr;
   float floor, ceiling;
@@ -55,7 +55,7 @@ struct FloatFinish {
 
 // a: [m][k] codes; a_scale: [m], or [m][groups]. out: [m][n], contiguous.
 void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_per_group, const PackedGroups& b,
-                  const FloatFinish& finish, void* out);
+                  const FloatEpilogue& epilogue, void* out);
 int64_t group_matmul_workspace(const GroupSizes& b, int64_t m);  // bytes, for any number of threads
 
 }  // namespace lowbit

@@ -49,7 +49,7 @@ DynamicResult by_pieces(const Activations& a, int64_t k, const Multiply& multipl
 
 }  // namespace
 
-DynamicResult linear(const Activations& a, const PackedMatrix& b, const Finish& finish, void* out) {
+DynamicResult linear(const Activations& a, const PackedMatrix& b, const Epilogue& epilogue, void* out) {
   return by_pieces(a, b.k,
                    [&](int64_t first, int64_t count, const uint8_t* codes, const float* scale, const int32_t* zero) {
                      CodeRows rows{};
@@ -58,18 +58,18 @@ DynamicResult linear(const Activations& a, const PackedMatrix& b, const Finish& 
                      static const int32_t none = 0;
                      if (a.how == Activation::s8_per_row) rows.zero = &none;
                      rows.zero_per_row = a.how == Activation::u8_per_row;
-                     Finish f = finish;
+                     Epilogue f = epilogue;
                      f.row_scale = scale, f.scale_per_row = a.how != Activation::fixed;
                      gemm(rows, b, f, static_cast<char*>(out) + first * b.n * result_bytes(f.result), b.n);
                    });
 }
 
-DynamicResult linear(const Activations& a, const PackedGroups& b, const FloatFinish& finish, void* out) {
+DynamicResult linear(const Activations& a, const PackedGroups& b, const FloatEpilogue& epilogue, void* out) {
   return by_pieces(a, b.k, [&](int64_t first, int64_t count, const uint8_t* codes, const float* scale, const int32_t*) {
     const Aligned<float> repeated = aligned<float>(a.how == Activation::fixed ? count : 0);
     if (a.how == Activation::fixed) std::fill_n(repeated.get(), count, scale[0]);
     group_matmul(reinterpret_cast<const int8_t*>(codes), count, a.how == Activation::fixed ? repeated.get() : scale,
-                 false, b, finish, static_cast<char*>(out) + first * b.n * result_bytes(finish.result));
+                 false, b, epilogue, static_cast<char*>(out) + first * b.n * result_bytes(epilogue.result));
   });
 }
 

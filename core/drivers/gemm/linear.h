@@ -20,10 +20,10 @@ struct Activations {
   int32_t zero, qmin, qmax;
 };
 
-// finish.row_scale and zero points are found here. Stops at the first rows with NaN, Inf or a range too wide; then
+// epilogue.row_scale and zero points are found here. Stops at the first rows with NaN, Inf or a range too wide; then
 // `out` is undefined.
-DynamicResult linear(const Activations& a, const PackedMatrix& b, const Finish& finish, void* out);
-DynamicResult linear(const Activations& a, const PackedGroups& b, const FloatFinish& finish, void* out);  // s8 only
+DynamicResult linear(const Activations& a, const PackedMatrix& b, const Epilogue& epilogue, void* out);
+DynamicResult linear(const Activations& a, const PackedGroups& b, const FloatEpilogue& epilogue, void* out);  // s8 only
 
 int64_t linear_workspace(int64_t m, int64_t k);  // bytes of codes and their scales
 

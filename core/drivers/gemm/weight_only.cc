@@ -64,11 +64,11 @@ void WeightOnly::prefetch(int64_t r, int64_t begin, int64_t end) const {
     __builtin_prefetch(codes + b);
 }
 
-void WeightOnly::run(const FloatInput& input, const FloatFinish& output, void* out) const {
+void WeightOnly::run(const FloatInput& input, const FloatEpilogue& output, void* out) const {
   if (input.m == 0 || n_ == 0) return;
   const Isa isa = active_isa();
   const FloatDotRow& kernel = float_dot_row(isa, input.in);
-  const FinishRow& finish = finish_row(isa, output.result);
+  const FinishRow& epilogue = finish_row(isa, output.result);
   const int64_t at_once = rows_at_once(input.m, k_), pieces = (k_ + kPieceK - 1) / kPieceK;
   const Aligned<float> widened = aligned<float>(at_once * padded(k_));
   // Piece p of row r: rows that meet in a task lie side by side, piece by piece.
@@ -124,7 +124,7 @@ void WeightOnly::run(const FloatInput& input, const FloatFinish& output, void* o
       for (int64_t j = 0; j < rows; ++j) {
         for (int64_t c = 0; c < kTaskColumns; ++c) sums[c] = static_cast<float>(totals[j * kTaskColumns + c]);
         f.out = static_cast<char*>(out) + ((base + r + j) * n_ + column) * result_bytes(output.result);
-        finish.floats(f);
+        epilogue.floats(f);
       }
     });
   }

@@ -36,7 +36,7 @@ class WeightOnly {
   int64_t row_bytes() const { return packed_bytes(code_, k_); }
   int64_t scales() const { return kind_ == GranularityKind::tensor ? 1 : n_ * scales_a_row_; }
 
-  void run(const FloatInput& input, const FloatFinish& output, void* out) const;  // out: [m][n]
+  void run(const FloatInput& input, const FloatEpilogue& output, void* out) const;  // out: [m][n]
   int64_t workspace(int64_t m) const { return workspace(m, k_); }
   static int64_t workspace(int64_t m, int64_t k);  // bytes, for any number of threads
 

@@ -20,7 +20,7 @@ from lowbit.numerics.granularity import granularity_of
 from lowbit.numerics.packing import pack_bits
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops.epilogue import Outcome
+from lowbit.ops.epilogue import Epilogue
 from lowbit.runtime.devices import find_device
 
 if TYPE_CHECKING:
@@ -116,11 +116,11 @@ class GpuLinear:
         if self._int4 is not None:
             return linear_int4(rows, self._int4, self.bias).reshape(shape)
         assert self._packed is not None
-        outcome = Outcome.of(self.out_features, None, self.out_params, str(x.dtype).removeprefix("torch."))
-        finish = finish_of(outcome, self.bias, self.device)
+        epilogue = Epilogue.of(self.out_features, None, self.out_params, str(x.dtype).removeprefix("torch."))
+        finish = finish_of(epilogue, self.bias, self.device)
         codes, scale, zero = self._codes(rows)
         y = gemm(codes, self._packed.weight, scale, zero, finish).reshape(shape)
-        return y if outcome.params is None else GpuQuantizedTensor(y, outcome.params, shape, self.device)
+        return y if epilogue.params is None else GpuQuantizedTensor(y, epilogue.params, shape, self.device)
 
     def _codes(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Codes of x with their scales and zero points, none of which leaves the device."""

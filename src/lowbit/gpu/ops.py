@@ -17,7 +17,7 @@ from lowbit.numerics.granularity import granularity_of
 from lowbit.numerics.params import QuantizationParams, QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import ConvGeometry, check_image, check_kernel, conv_path_of
-from lowbit.ops.epilogue import Outcome
+from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.matmul import path_of
 from lowbit.runtime.devices import GpuDevice, find_device
 from lowbit.runtime.hardware import HardwareFeatures, hardware
@@ -55,20 +55,20 @@ def pack_conv(w: GpuQuantizedTensor) -> GpuPacked:
     return GpuPacked(conv_weight(_bytes("w", w), w.scale, w.zero_point), w.params, w.shape)
 
 
-def finish_of(outcome: Outcome, bias: Any, device: GpuDevice) -> Finish:
+def finish_of(epilogue: Epilogue, bias: Any, device: GpuDevice) -> Finish:
     """What becomes of sums, as GPU kernels take it. bias: numbers of the host, which are copied, or a tensor there."""
     import torch
     from lowbit.gpu.launch_gemm import Finish
 
     given = _bias(bias, device)
-    if outcome.params is None:
-        return Finish(getattr(torch, outcome.dtype.name), given, outcome.floor, outcome.ceiling)
-    p = outcome.params
-    if outcome.dtype.name not in ("int8", "uint8") or p.dtype.is_packed or p.is_logarithmic or p.axis is not None:
+    if epilogue.params is None:
+        return Finish(getattr(torch, epilogue.dtype.name), given, epilogue.floor, epilogue.ceiling)
+    p = epilogue.params
+    if epilogue.dtype.name not in ("int8", "uint8") or p.dtype.is_packed or p.is_logarithmic or p.axis is not None:
         raise Unsupported(f"out_params: {p!r}; GPU kernels have linear int8 or uint8 with one scale")
     return Finish(
-        getattr(torch, outcome.dtype.name), given, scale=float(p.scale), zero_point=int(p.zero_point), lo=outcome.lo,
-        hi=outcome.hi,
+        getattr(torch, epilogue.dtype.name), given, scale=float(p.scale), zero_point=int(p.zero_point), lo=epilogue.lo,
+        hi=epilogue.hi,
     )  # fmt: skip
 
 
@@ -169,9 +169,9 @@ class GpuQuantizationOps:
         left, right = self._there("a", a), b if isinstance(b, GpuPacked) else self._there("b", b)
         _require_integer_path(left, right)
         packed = right if isinstance(right, GpuPacked) else pack(right)
-        outcome = Outcome.of(packed.shape[-1], None, out_params, out_dtype, activation, clamp)
-        y = multiply(left, packed, finish_of(outcome, bias, self.device), self.path)
-        return self._result(y, outcome)
+        epilogue = Epilogue.of(packed.shape[-1], None, out_params, out_dtype, activation, clamp)
+        y = multiply(left, packed, finish_of(epilogue, bias, self.device), self.path)
+        return self._result(y, epilogue)
 
     def qconv2d(
         self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
@@ -181,9 +181,9 @@ class GpuQuantizationOps:
         """A convolution. w may be a GpuPacked of `pack_conv`."""
         g = ConvGeometry.of(stride, padding, dilation, groups, layout)
         packed = w if isinstance(w, GpuPacked) else pack_conv(self._there("w", w))
-        outcome = Outcome.of(packed.shape[0], None, out_params, out_dtype, activation, clamp)
-        y = convolve(self._there("x", x), packed, g, finish_of(outcome, bias, self.device), self.path)
-        return self._result(y, outcome)
+        epilogue = Epilogue.of(packed.shape[0], None, out_params, out_dtype, activation, clamp)
+        y = convolve(self._there("x", x), packed, g, finish_of(epilogue, bias, self.device), self.path)
+        return self._result(y, epilogue)
 
     def qadd(self, a: Any, b: Any, *, out_params: QuantizationParams | None = None) -> GpuQuantizedTensor:
         """quantize((qa - za) * sa + (qb - zb) * sb), with the params of `a` where no others are given. Whole codes of
@@ -242,12 +242,12 @@ class GpuQuantizationOps:
             raise InvalidProblem(f"{name}: on {q.device.name}; expected {self.device.name}")
         return q
 
-    def _result(self, y: Tensor, outcome: Outcome) -> Any:
+    def _result(self, y: Tensor, epilogue: Epilogue) -> Any:
         from lowbit.gpu.tensors import GpuQuantizedTensor
 
-        if outcome.params is None:
+        if epilogue.params is None:
             return y
-        return GpuQuantizedTensor(y.contiguous(), outcome.params, tuple(y.shape), self.device)
+        return GpuQuantizedTensor(y.contiguous(), epilogue.params, tuple(y.shape), self.device)
 
     def __repr__(self) -> str:
         return f"GpuQuantizationOps({self.device.name!r}, {self.device.architecture})"

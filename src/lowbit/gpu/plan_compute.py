@@ -18,7 +18,7 @@ from lowbit.gpu.plans import OnGpu
 from lowbit.gpu.tensors import GpuQuantizedTensor
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
-from lowbit.ops.epilogue import Outcome
+from lowbit.ops.epilogue import Epilogue
 from lowbit.plans.base import Preference
 from lowbit.plans.compute import Conv2dPlan, LinearPlan, MatMulPlan
 from lowbit.plans.kinds import ElementKind, PrecisionGuarantee
@@ -46,7 +46,7 @@ _UNPACKING = 6  # bytes a 4-bit code takes on its way to a byte of its own
 
 class _Compute(OnGpu):
     path: str
-    _outcome: Outcome
+    _epilogue: Epilogue
 
     def _promise(self, path: str, guarantee: PrecisionGuarantee) -> None:
         sku = replace(self.sku, op=f"{self.sku.op.partition('_')[0]}_{path}", precision_guarantee=guarantee)
@@ -77,18 +77,18 @@ class _Compute(OnGpu):
 
     def _finish(self, bias: Any, n: int) -> Finish:
         """The epilogue, its bias checked."""
-        finish = finish_of(self._outcome, bias, self._place)
+        finish = finish_of(self._epilogue, bias, self._place)
         if finish.bias is not None and tuple(finish.bias.shape) != (n,):
             raise InvalidProblem(f"bias: shape {tuple(finish.bias.shape)}; expected ({n},), one an output")
         return finish
 
     def _output(self, value: Any, shape: tuple[int, ...]) -> Tensor:
         if isinstance(value, GpuQuantizedTensor):
-            if self._outcome.params is None:
-                raise InvalidProblem(f"output: a GpuQuantizedTensor; expected a tensor of {self._outcome.dtype}")
-            same_params("output", value.params, self._outcome.params, len(shape))
+            if self._epilogue.params is None:
+                raise InvalidProblem(f"output: a GpuQuantizedTensor; expected a tensor of {self._epilogue.dtype}")
+            same_params("output", value.params, self._epilogue.params, len(shape))
             value = value.data
-        return tensor("output", value, _KINDS[self._outcome.dtype.name], shape, self._place)
+        return tensor("output", value, _KINDS[self._epilogue.dtype.name], shape, self._place)
 
 
 class _MatMul(_Compute):
@@ -106,7 +106,7 @@ class _MatMul(_Compute):
         d = self.descriptor
         packing = 0 if d.prepacked else (_UNPACKING + 1 if d.b.dtype.is_packed else 1) * d.k * d.n + 12 * d.n
         codes = _UNPACKING * d.m * d.k if d.a.dtype.is_packed else 0
-        return d.m * d.n * self._outcome.dtype.itemsize + packing + codes + _BIAS * d.n
+        return d.m * d.n * self._epilogue.dtype.itemsize + packing + codes + _BIAS * d.n
 
     def can_implement(self, args: MatMulArgs) -> None:
         d = self.descriptor
@@ -140,7 +140,7 @@ class _Conv2d(_Compute):
         d = self.descriptor
         x = (5 + _UNPACKING) * math.prod(d.x_shape)
         w = (4 if d.prepacked else 5 + _UNPACKING) * math.prod(d.w_shape) + 12 * d.w_shape[0]
-        return math.prod(d.output_shape) * self._outcome.dtype.itemsize + x + w + _BIAS * d.w_shape[0]
+        return math.prod(d.output_shape) * self._epilogue.dtype.itemsize + x + w + _BIAS * d.w_shape[0]
 
     def can_implement(self, args: Conv2dArgs) -> None:
         d = self.descriptor
@@ -175,7 +175,7 @@ class _Linear(_Compute):
     def workspace_size(self) -> int:
         """Bytes a run works in at most: the result before it is copied, codes of x, their scales and zero points."""
         d = self.descriptor
-        return d.rows * (d.out_features * self._outcome.dtype.itemsize + d.in_features + 8) + 12 * d.rows * (
+        return d.rows * (d.out_features * self._epilogue.dtype.itemsize + d.in_features + 8) + 12 * d.rows * (
             1 + d.in_features // 16384
         )
 

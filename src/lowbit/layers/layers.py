@@ -27,7 +27,7 @@ from lowbit.ops.conv import (
     general_convolution,
     to_nhwc,
 )
-from lowbit.ops.epilogue import Outcome, row_pieces
+from lowbit.ops.epilogue import Epilogue, row_pieces
 from lowbit.ops.fitting import Products
 from lowbit.ops.fitting import fit_products as fitted
 from lowbit.ops.matmul import PackedMatrix, float_bias, multiply_groups, multiply_into, pack_groups
@@ -101,9 +101,9 @@ class QuantizedLinear(Settled):
             input_params = input_params.for_compute(F32)
         self.activation_dtype, self.input_params, self.out_params = activation_dtype, input_params, out_params
         self.params = p
-        self._outcome = Outcome.of(self.out_features, bias, out_params, any_codes=True)
+        self._epilogue = Epilogue.of(self.out_features, bias, out_params, any_codes=True)
         self._settled: dict[int, tuple[Any, ...]] = {}  # by the element type of x
-        self._typed: dict[int, Outcome] = {}
+        self._typed: dict[int, Epilogue] = {}
         self.path = linear_path(p, activation_dtype, input_params)
         self._packed: Any
         if self.path == "integer":
@@ -121,7 +121,7 @@ class QuantizedLinear(Settled):
 
     @property
     def bias(self) -> Array | None:
-        return self._outcome.bias
+        return self._epilogue.bias
 
     @property
     def weight(self) -> QuantizedTensor:
@@ -162,41 +162,41 @@ class QuantizedLinear(Settled):
             raise InvalidProblem(f"x: shape {rows.shape}; expected (..., {self.in_features})")
         if rows.element not in _DTYPES:
             raise UnsupportedDType(f"x: {rows.compute}; expected float32, float16 or bfloat16")
-        outcome, shape = self._outcome_for(rows), (*rows.shape[:-1], self.out_features)
-        outcome.require_shape(shape)
-        y, _ = outcome.empty(shape)
+        epilogue, shape = self._epilogue_for(rows), (*rows.shape[:-1], self.out_features)
+        epilogue.require_shape(shape)
+        y, _ = epilogue.empty(shape)
         self.write(rows, y)
-        return outcome.wrap(y)
+        return epilogue.wrap(y)
 
     def write(self, x: cpu.FloatArray, y: Array) -> None:
         """The same into y, contiguous and of the result's shape and type. For callers who have made all checks."""
-        m, outcome = math.prod(x.shape[:-1]), self._outcome_for(x)
+        m, epilogue = math.prod(x.shape[:-1]), self._epilogue_for(x)
         if self.path in ("integer", "groups"):
-            self._native(x, m, outcome, y)
+            self._native(x, m, epilogue, y)
         elif self.path == "float":
-            self._weight_only(x, m, outcome, y)
+            self._weight_only(x, m, epilogue, y)
         else:
-            self._by_parts(x, m, outcome, y)
+            self._by_parts(x, m, epilogue, y)
 
-    def _outcome_for(self, x: cpu.FloatArray) -> Outcome:
-        outcome = self._typed.get(x.element)
-        if outcome is None:
-            outcome = self._outcome if self.out_params is not None else _typed(self._outcome, x)
-            self._typed[x.element] = outcome
-        return outcome
+    def _epilogue_for(self, x: cpu.FloatArray) -> Epilogue:
+        epilogue = self._typed.get(x.element)
+        if epilogue is None:
+            epilogue = self._epilogue if self.out_params is not None else _typed(self._epilogue, x)
+            self._typed[x.element] = epilogue
+        return epilogue
 
-    def _native(self, x: cpu.FloatArray, m: int, outcome: Outcome, y: Array) -> None:
+    def _native(self, x: cpu.FloatArray, m: int, epilogue: Epilogue, y: Array) -> None:
         if x.element not in self._settled:
-            self._settled[x.element] = self._call_for(outcome)
+            self._settled[x.element] = self._call_for(epilogue)
         call, how, packed, finish = self._settled[x.element]
         if finish is None:
-            self._by_parts(x, m, outcome, y)
+            self._by_parts(x, m, epilogue, y)
             return
-        nan, bad = call(x.array, x.element, m, *how, packed, finish, outcome.empty(y.shape, y)[1])
+        nan, bad = call(x.array, x.element, m, *how, packed, finish, epilogue.empty(y.shape, y)[1])
         if nan or bad:
             _refuse(x)
 
-    def _call_for(self, outcome: Outcome) -> tuple[Any, ...]:
+    def _call_for(self, epilogue: Epilogue) -> tuple[Any, ...]:
         """The native function, how activations become codes, the weights, and what becomes of the sums."""
         given = self.input_params
         how: tuple[Any, ...] = (_ACTIVATIONS[self.activation_dtype], 0, 1.0, 0, -127, 127)
@@ -204,31 +204,31 @@ class QuantizedLinear(Settled):
             code = 0 if given.dtype.is_signed else 1
             how = (_FIXED, code, float(given.scale), int(given.zero_point), given.qmin, given.qmax)
         if self.path == "groups":
-            return core.linear_groups, how, self._packed, outcome.groups_finish()
+            return core.linear_groups, how, self._packed, epilogue.native_float()
         sa = None if given is None else given.scale
-        finish = outcome.finish(sa, self.params.scale.astype(F32), self.in_features)
+        finish = epilogue.native(sa, self.params.scale.astype(F32), self.in_features)
         return core.linear, how, self._packed.native, finish
 
-    def _by_parts(self, x: cpu.FloatArray, m: int, outcome: Outcome, y: Array) -> None:
+    def _by_parts(self, x: cpu.FloatArray, m: int, epilogue: Epilogue, y: Array) -> None:
         """Activations first, then the product, some rows at a time: for what has no kernel that does both."""
         n, k = self.out_features, self.in_features
         if self.path != "general" and self.input_params is None:
             refuse_nonfinite(x, "x")
-        multiply, rows, target = self._multiplier(outcome), x.array.reshape(m, k), y.reshape(m, n)
+        multiply, rows, target = self._multiplier(epilogue), x.array.reshape(m, k), y.reshape(m, n)
         for part in row_pieces((m, max(n, k))):
             multiply(cpu.FloatArray(rows[part], x.element).widened(), target[part])
 
-    def _multiplier(self, outcome: Outcome) -> Callable[[Array, Array], Any]:
+    def _multiplier(self, epilogue: Epilogue) -> Callable[[Array, Array], Any]:
         """What makes results of rows of x."""
-        packed, plain = self._packed, Outcome.of(self.out_features)
+        packed, plain = self._packed, Epilogue.of(self.out_features)
         if self.path == "integer":
-            return lambda rows, y: multiply_into("integer", self._codes(rows), packed, outcome, y)
+            return lambda rows, y: multiply_into("integer", self._codes(rows), packed, epilogue, y)
         if self.path == "groups":
-            return lambda rows, y: multiply_groups(self._codes(rows), packed, outcome, outcome.bias, y)
+            return lambda rows, y: multiply_groups(self._codes(rows), packed, epilogue, epilogue.bias, y)
         if self.path == "general":
             wide = self.weight.dequantize(dtype=np.float64).T
-            return lambda rows, y: outcome.narrow(
-                (rows.astype(np.float64) @ wide).astype(F32), outcome.bias, y
+            return lambda rows, y: epilogue.narrow(
+                (rows.astype(np.float64) @ wide).astype(F32), epilogue.bias, y
             )  # fmt: skip
         p = self.params
         turned = p.replace(axis=0, scale=p.scale.T, zero_point=p.zero_point.T)
@@ -237,7 +237,7 @@ class QuantizedLinear(Settled):
         def by_blocks(rows: Array, y: Array) -> None:
             sums = np.empty(y.shape, F32)
             multiply_into("blocks", self._codes(rows), weight, plain, sums)
-            outcome.narrow(sums, outcome.bias, y)
+            epilogue.narrow(sums, epilogue.bias, y)
 
         return by_blocks
 
@@ -248,18 +248,18 @@ class QuantizedLinear(Settled):
             rows, self.activation_dtype, scheme="symmetric" if self.activation_dtype == "int8" else "asymmetric", axis=0
         )
 
-    def _weight_only(self, x: cpu.FloatArray, m: int, outcome: Outcome, y: Array) -> None:
+    def _weight_only(self, x: cpu.FloatArray, m: int, epilogue: Epilogue, y: Array) -> None:
         rows, target = x.array.reshape(m, self.in_features), y.reshape(m, self.out_features)
-        if self.out_params is None and (outcome.bias is None or outcome.bias.dtype.kind == "f"):
-            out = cpu.FloatArray(outcome.empty(target.shape, target)[1], x.element)
+        if self.out_params is None and (epilogue.bias is None or epilogue.bias.dtype.kind == "f"):
+            out = cpu.FloatArray(epilogue.empty(target.shape, target)[1], x.element)
             weight_only.linear(
-                cpu.FloatArray(rows, x.element), self._packed, outcome.bias, out, outcome.floor, outcome.ceiling
+                cpu.FloatArray(rows, x.element), self._packed, epilogue.bias, out, epilogue.floor, epilogue.ceiling
             )
             return
         for part in row_pieces(target.shape):
             sums = np.empty(target[part].shape, F32)
             weight_only.linear(cpu.FloatArray(rows[part], x.element), self._packed, None, cpu.FloatArray(sums, 0))
-            outcome.narrow(sums, outcome.bias, target[part])
+            epilogue.narrow(sums, epilogue.bias, target[part])
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {
@@ -321,10 +321,10 @@ class QuantizedConv2d(Settled):
         self.path = conv_path_of(given, weight.params, weight.shape, self._geometry.groups)
         native = self.path in ("integer", "depthwise")
         self._packed = PackedConv(weight, self._geometry.groups) if native else weight
-        self._outcomes: dict[str, Outcome] = {}  # by the type of x
-        self._outcomes["float32"] = Outcome.of(weight.shape[0], bias, out_params, any_codes=True)
+        self._epilogues: dict[str, Epilogue] = {}  # by the type of x
+        self._epilogues["float32"] = Epilogue.of(weight.shape[0], bias, out_params, any_codes=True)
         if self.path == "general":
-            float_bias(self._outcomes["float32"], self.path)
+            float_bias(self._epilogues["float32"], self.path)
         self.bias = None if bias is None else np.asarray(bias)
         self.input_params, self.out_params = input_params, out_params
 
@@ -352,8 +352,8 @@ class QuantizedConv2d(Settled):
         g = self._geometry if layout is None else _in_layout("layout", self._geometry, layout)
         wanted = g if out_layout is None else _in_layout("out_layout", g, out_layout)
         check_shapes(floats.shape, self._packed.shape, g)
-        outcome, shape = self._outcome_for(floats), g.output_shape(floats.shape, self._packed.shape)
-        outcome.require_shape(shape if wanted.layout == g.layout else _turned(shape, g.layout))
+        epilogue, shape = self._epilogue_for(floats), g.output_shape(floats.shape, self._packed.shape)
+        epilogue.require_shape(shape if wanted.layout == g.layout else _turned(shape, g.layout))
         p = self.input_params
         if p is None and math.prod(floats.shape) == 0:
             p = QuantizationParams("int8")
@@ -365,17 +365,17 @@ class QuantizedConv2d(Settled):
             codes, g = to_nhwc(q.unpack(), g), wanted
             q = QuantizedTensor._trusted(codes, q.params, codes.shape)
         if isinstance(self._packed, PackedConv):
-            y = convolution(q, self._packed, g, outcome)
+            y = convolution(q, self._packed, g, epilogue)
         else:
-            y = general_convolution(self.path, q, self._packed, g, outcome)
-        return outcome.wrap(y if g.layout == wanted.layout else from_nhwc(y, wanted))
+            y = general_convolution(self.path, q, self._packed, g, epilogue)
+        return epilogue.wrap(y if g.layout == wanted.layout else from_nhwc(y, wanted))
 
-    def _outcome_for(self, x: cpu.FloatArray) -> Outcome:
+    def _epilogue_for(self, x: cpu.FloatArray) -> Epilogue:
         dtype = _DTYPES[x.element]
-        if dtype not in self._outcomes:
+        if dtype not in self._epilogues:
             n = self._packed.shape[0]
-            self._outcomes[dtype] = Outcome.of(n, self.bias, self.out_params, dtype, any_codes=True)
-        return self._outcomes[dtype]
+            self._epilogues[dtype] = Epilogue.of(n, self.bias, self.out_params, dtype, any_codes=True)
+        return self._epilogues[dtype]
 
     def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the result for x of this shape.
@@ -393,7 +393,7 @@ class QuantizedConv2d(Settled):
         True
         """
         p = QuantizationParams("int8") if self.input_params is None else self.input_params
-        item = self._outcomes["float32"].dtype.itemsize
+        item = self._epilogues["float32"].dtype.itemsize
         found = conv_workspace(shape, self._packed.shape, p, self._packed.params, self._geometry, item, prepacked=True)
         # And the codes of x.
         return found + codes_workspace(math.prod(self.output_shape(shape)), self.out_params) + math.prod(shape)
@@ -489,11 +489,11 @@ def check_input(p: QuantizationParams) -> None:
         raise Unsupported(f"input_params: {p.dtype}, {p.scheme}, axis {p.axis}; expected int8 or uint8 with one scale")
 
 
-def _typed(outcome: Outcome, x: cpu.FloatArray) -> Outcome:
-    """The same outcome in x's float type."""
+def _typed(epilogue: Epilogue, x: cpu.FloatArray) -> Epilogue:
+    """The same epilogue in x's float type."""
     dtype = cpu.float_dtype(_DTYPES[x.element])
-    return outcome if dtype == outcome.dtype else Outcome(
-        outcome.n, np.dtype(dtype), None, outcome.bias, outcome.floor, outcome.ceiling, 0, 0
+    return epilogue if dtype == epilogue.dtype else Epilogue(
+        epilogue.n, np.dtype(dtype), None, epilogue.bias, epilogue.floor, epilogue.ceiling, 0, 0
     )  # fmt: skip
 
 

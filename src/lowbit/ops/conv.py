@@ -40,7 +40,7 @@ from lowbit.ops.conv_geometry import (
     to_nhwc,
 )
 from lowbit.ops.depthwise import PackedDepthwise, prepack_depthwise
-from lowbit.ops.epilogue import Outcome, row_pieces
+from lowbit.ops.epilogue import Epilogue, row_pieces
 from lowbit.ops.matmul import float_bias
 from lowbit.ops.operands import (
     SUMS,
@@ -252,7 +252,7 @@ def qconv2d(
         except TypeError:
             key = ready = None
         if ready is not None:
-            return ready.outcome.wrap(_convolved(x, w, ready))
+            return ready.epilogue.wrap(_convolved(x, w, ready))
     if isinstance(w, PackedConv):
         if groups not in (1, w.groups):
             raise InvalidProblem(f"groups: {groups!r}; w is packed for {w.groups}")
@@ -262,17 +262,17 @@ def qconv2d(
     g = ConvGeometry.of(stride, padding, dilation, groups, layout)
     image = x if isinstance(x, QuantizedTensor) else float_operand("x", x, "which are quantized with one scale")
     check_shapes(image.shape, w.shape, g)
-    outcome = Outcome.of(w.shape[0], bias, out_params, out_dtype, activation, clamp, any_codes=True)
-    outcome.require_shape(g.output_shape(image.shape, w.shape))
+    epilogue = Epilogue.of(w.shape[0], bias, out_params, out_dtype, activation, clamp, any_codes=True)
+    epilogue.require_shape(g.output_shape(image.shape, w.shape))
     q = x if isinstance(x, QuantizedTensor) else _quantized(x, image.shape)
     path = conv_path_of(q.params, w.params, w.shape, g.groups)
     if path not in ("integer", "depthwise"):
-        return outcome.wrap(general_convolution(path, q, w, g, outcome))
+        return epilogue.wrap(general_convolution(path, q, w, g, epilogue))
     packed = w if isinstance(w, PackedConv) else PackedConv(w, g.groups)
-    made = _Settled.of(q, packed, g, outcome, out_params)
+    made = _Settled.of(q, packed, g, epilogue, out_params)
     if key is not None:
         remember(packed._settled, key, made)
-    return outcome.wrap(_convolved(q, packed, made))
+    return epilogue.wrap(_convolved(q, packed, made))
 
 
 def _quantized(x: Any, shape: tuple[int, ...]) -> QuantizedTensor:
@@ -281,10 +281,10 @@ def _quantized(x: Any, shape: tuple[int, ...]) -> QuantizedTensor:
 
 
 def convolution(
-    x: QuantizedTensor, w: PackedConv, g: ConvGeometry, outcome: Outcome, out: Array | None = None
+    x: QuantizedTensor, w: PackedConv, g: ConvGeometry, epilogue: Epilogue, out: Array | None = None
 ) -> Array:
     """What qconv2d computes, into `out` where it is given. For callers who have made its checks."""
-    return _convolved(x, w, _Settled.of(x, w, g, outcome), out)
+    return _convolved(x, w, _Settled.of(x, w, g, epilogue), out)
 
 
 class _Settled(NamedTuple):
@@ -292,59 +292,59 @@ class _Settled(NamedTuple):
     theirs."""
 
     geometry: ConvGeometry
-    outcome: Outcome
+    epilogue: Epilogue
     shape: tuple[int, int, int, int]  # of the result, channels last
     scales: tuple[Array, Array]
     zero: int
-    parts: list[core.Finish] | None  # what becomes of each group's sums; None: NumPy's business
+    parts: list[core.Epilogue] | None  # what becomes of each group's sums; None: NumPy's business
     kept: tuple[Any, ...]
 
     @classmethod
-    def of(cls, x: QuantizedTensor, w: PackedConv, g: ConvGeometry, outcome: Outcome, *kept: Any) -> _Settled:
+    def of(cls, x: QuantizedTensor, w: PackedConv, g: ConvGeometry, epilogue: Epilogue, *kept: Any) -> _Settled:
         out_h, out_w = g.output(height_width(x.shape, g), (w.shape[2], w.shape[3]))
         sa, sb = x.params.scale.astype(F32), w.params.scale.astype(F32)
-        whole = outcome.finish(sa, sb, math.prod(w.shape[1:]))
+        whole = epilogue.native(sa, sb, math.prod(w.shape[1:]))
         parts = None if whole is None else [whole]
         if whole is not None and g.groups > 1 and not w.is_depthwise:
-            parts = [_part(outcome, sa, sb, math.prod(w.shape[1:]), i, g.groups) for i in range(g.groups)]
+            parts = [_part(epilogue, sa, sb, math.prod(w.shape[1:]), i, g.groups) for i in range(g.groups)]
         zero = int(x.params.zero_point)
-        return cls(g, outcome, (x.shape[0], out_h, out_w, w.shape[0]), (sa, sb), zero, parts, (x.params, *kept))
+        return cls(g, epilogue, (x.shape[0], out_h, out_w, w.shape[0]), (sa, sb), zero, parts, (x.params, *kept))
 
 
 def _convolved(x: QuantizedTensor, w: PackedConv, s: _Settled, out: Array | None = None) -> Array:
     image, g = x.unpack(), s.geometry
-    y, memory = s.outcome.empty(s.shape, out if g.layout == "NHWC" else None)
+    y, memory = s.epilogue.empty(s.shape, out if g.layout == "NHWC" else None)
     if s.parts is None:
         sums = np.empty((1, *s.shape[1:]), sum_dtype(math.prod(w.shape[1:])))
         for i in range(image.shape[0]):
             _convolve(image[i : i + 1], s.zero, w, g, [SUMS] * g.groups, sums)
-            s.outcome.scale_sums(_by_output(sums), *s.scales, _by_output(y[i]))
+            s.epilogue.scale_sums(_by_output(sums), *s.scales, _by_output(y[i]))
     else:
         _convolve(image, s.zero, w, g, s.parts, memory)
     return from_nhwc(y, g, out)
 
 
 def general_convolution(
-    path: str, x: QuantizedTensor, w: QuantizedTensor | PackedConv, g: ConvGeometry, outcome: Outcome
+    path: str, x: QuantizedTensor, w: QuantizedTensor | PackedConv, g: ConvGeometry, epilogue: Epilogue
 ) -> Array:
-    """What qconv2d computes on the paths "binary", "integer16" and "general", in g's layout, before `Outcome.wrap`. For
+    """What qconv2d computes on the paths "binary", "integer16" and "general", in g's layout, before `Epilogue.wrap`. For
     callers who have made its checks."""
     kernel = w.to_tensor() if isinstance(w, PackedConv) else w
     out_h, out_w = g.output(height_width(x.shape, g), (w.shape[2], w.shape[3]))
-    y, _ = outcome.empty((x.shape[0], out_h, out_w, w.shape[0]))
-    _GENERAL[path](x, kernel, g, outcome, y)
+    y, _ = epilogue.empty((x.shape[0], out_h, out_w, w.shape[0]))
+    _GENERAL[path](x, kernel, g, epilogue, y)
     return from_nhwc(y, g)
 
 
-def _binary(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, outcome: Outcome, y: Array) -> None:
+def _binary(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, epilogue: Epilogue, y: Array) -> None:
     sums = np.zeros(y.shape, np.int32)
     if x.size and w.size:
         conv2d_sums(x, w, g.groups, g.stride, g.padding, g.dilation, g.layout == "NCHW", sums)
     sx, sw = (t.params.scale.astype(F32) for t in (x, w))
-    outcome.scale_sums(_by_output(sums), sx, sw, _by_output(y))
+    epilogue.scale_sums(_by_output(sums), sx, sw, _by_output(y))
 
 
-def _integer16(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, outcome: Outcome, y: Array) -> None:
+def _integer16(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, epilogue: Epilogue, y: Array) -> None:
     images = in_bytes(x.unpack(), x.params.zero_point)
     kernels = [(_packed_codes(*part[:2], g.groups), part[2]) for part in in_bytes(w.unpack(), w.params.zero_point)]
     sums = np.zeros((1, *y.shape[1:]), sum_dtype(math.prod(w.shape[1:])))
@@ -355,11 +355,11 @@ def _integer16(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, outcome:
             for packed, by_w in kernels:
                 _convolve(codes[i : i + 1], int(zero), packed, g, [SUMS] * g.groups, sums)
                 acc += sums.astype(np.int64) * (by_x * by_w)
-        outcome.scale_sums(_by_output(acc), sx, sw, _by_output(y[i]))
+        epilogue.scale_sums(_by_output(acc), sx, sw, _by_output(y[i]))
 
 
-def _general(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, outcome: Outcome, y: Array) -> None:
-    bias = float_bias(outcome, "general")
+def _general(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, epilogue: Epilogue, y: Array) -> None:
+    bias = float_bias(epilogue, "general")
     out, per_group, kh, kw = w.shape
     (_, out_h, out_w, _), (top, left, _, _) = y.shape, g.padding
     numbers = x.dequantize(dtype=np.float64)
@@ -379,7 +379,7 @@ def _general(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, outcome: O
                 sums += np.moveaxis(rows, 2, 0).reshape(g.groups, count * out_w, per_group) @ taps[i, j]
             with np.errstate(over="ignore"):
                 floats = np.moveaxis(sums, 0, 1).reshape(count * out_w, out).astype(F32)
-            outcome.narrow(floats, bias, _by_output(result[part]))
+            epilogue.narrow(floats, bias, _by_output(result[part]))
 
 
 def _by_output(array: Array) -> Array:
@@ -454,15 +454,15 @@ def _convolve(image: Array, zero: int, w: PackedConv, g: ConvGeometry, parts: li
         core.convolve(x, x.dtype == np.int8, zero, geometry, part, finish, y, i * (out // g.groups), out)
 
 
-def _part(outcome: Outcome, sa: Array, sb: Array, depth: int, i: int, groups: int) -> Any:
-    """The outcome of one group's columns."""
-    n = outcome.n // groups
+def _part(epilogue: Epilogue, sa: Array, sb: Array, depth: int, i: int, groups: int) -> Any:
+    """The epilogue of one group's columns."""
+    n = epilogue.n // groups
     columns = slice(i * n, (i + 1) * n)
-    own = Outcome(
-        n, outcome.dtype, outcome.params, None if outcome.bias is None else outcome.bias[columns],
-        outcome.floor, outcome.ceiling, outcome.lo, outcome.hi,
+    own = Epilogue(
+        n, epilogue.dtype, epilogue.params, None if epilogue.bias is None else epilogue.bias[columns],
+        epilogue.floor, epilogue.ceiling, epilogue.lo, epilogue.hi,
     )  # fmt: skip
-    return own.finish(sa, sb if sb.ndim == 0 else sb[columns], depth)
+    return own.native(sa, sb if sb.ndim == 0 else sb[columns], depth)
 
 
 _WHOLE = 8  # codes that products take at once

@@ -16,7 +16,7 @@ __all__ = ["MAX_TAPS", "PackedDepthwise", "depthwise_conv2d", "prepack_depthwise
 Array = npt.NDArray[Any]
 MAX_TAPS = 33024  # of a kernel whose sums always fit an int32
 _INT32 = 2**31 - 1
-_SUMS = core.Finish(0, None, None, None, None, 0.0, 0.0, 1.0, 0, 0, 0)  # as they are
+_SUMS = core.Epilogue(0, None, None, None, None, 0.0, 0.0, 1.0, 0, 0, 0)  # as they are
 
 
 class PackedDepthwise(NamedTuple):
@@ -115,7 +115,7 @@ def requantized_depthwise_conv2d(
         raise InvalidProblem(f"out_zero_point: {out_zero_point}; expected a {dtype}")
     out = np.empty((x.shape[0], shape.out_height, shape.out_width, channels), dtype)
     result = 4 if dtype == np.int8 else 5
-    finish = core.Finish(result, scale.reshape(-1), None, None, bias, 0.0, 0.0, 1.0, int(out_zero_point), lo, hi)
+    finish = core.Epilogue(result, scale.reshape(-1), None, None, bias, 0.0, 0.0, 1.0, int(out_zero_point), lo, hi)
     packed.native.run(shape, x, int(x_zero_point), finish, out)
     return out
 

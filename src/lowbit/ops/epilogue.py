@@ -30,7 +30,7 @@ from lowbit.reference import compute as reference_compute
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.native import core
 
-__all__ = ["PIECE", "Outcome", "refuse_nan", "row_pieces", "takes_sums"]
+__all__ = ["PIECE", "Epilogue", "refuse_nan", "row_pieces", "takes_sums"]
 
 Array = npt.NDArray[Any]
 F32 = np.float32
@@ -52,7 +52,7 @@ def takes_sums(p: QuantizationParams) -> bool:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Epilogue:
     """y = f32(t) * (sa * sb) + bias, clamped, as floats; or clamp(rne(f32(t) * ((sa * sb) / sy)) + zy) as codes.
 
     A bias of integers belongs to the sums t. One of floats is added to float results; before requantizing it takes the
@@ -85,7 +85,7 @@ class Outcome:
         clamp: tuple[float, float] | None = None,
         *,
         any_codes: bool = False,
-    ) -> Outcome:
+    ) -> Epilogue:
         """Raises for whatever cannot be, naming the argument. any_codes: out_params may have every dtype, scheme and
         granularity; otherwise only what kernels write, int8 or uint8 with one scale."""
         if activation not in (None, "relu"):
@@ -149,7 +149,7 @@ class Outcome:
             return y if self.then is None else quantize(y, params=self.then)
         return QuantizedTensor._trusted(cpu.pack(y, p.dtype.bits) if p.dtype.is_packed else y, p, y.shape)
 
-    def finish(self, sa: Array | None, sb: Array, depth: int) -> core.Finish | None:
+    def native(self, sa: Array | None, sb: Array, depth: int) -> core.Epilogue | None:
         """The native form; None where there is none. sa: None where the kernel finds it, with a scale a row."""
         per_row = sa is None or sa.ndim > 0
         add = bias = None
@@ -175,16 +175,16 @@ class Outcome:
         p = self.params
         scale = 1.0 if p is None else float(p.scale)
         zero = 0 if p is None else int(p.zero_point)
-        return core.Finish(
+        return core.Epilogue(
             self._result, np.ascontiguousarray(sb.reshape(-1)), None if sa is None else sa.reshape(-1),
             bias, add, self.floor, self.ceiling, scale, zero, self.lo, self.hi,
         )  # fmt: skip
 
-    def groups_finish(self) -> core.Finish | None:
+    def native_float(self) -> core.Epilogue | None:
         """The native form for sums that are floats already; None where the result or the bias is of integers."""
         if self._result is None or self.params is not None or (self.bias is not None and self.bias.dtype.kind == "i"):
             return None
-        return core.Finish(self._result, _ONE, None, self.bias, None, self.floor, self.ceiling, 1.0, 0, 0, 0)
+        return core.Epilogue(self._result, _ONE, None, self.bias, None, self.floor, self.ceiling, 1.0, 0, 0, 0)
 
     def general(self, acc: Array, sa: Array, sb: Array, out: Array | None = None) -> Array | QuantizedTensor:
         """The same in NumPy, for sums [m, n] of any depth."""

@@ -28,7 +28,7 @@ from lowbit.numerics.indexing import sliced
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import binary_kernels as binary
-from lowbit.ops.epilogue import Outcome, row_pieces
+from lowbit.ops.epilogue import Epilogue, row_pieces
 from lowbit.ops.operands import (
     BYTES,
     SUMS,
@@ -194,10 +194,10 @@ def qmatmul(
         except TypeError:  # a list cannot be a key
             ready = None
         if ready is not None and a.shape[-1] == b.shape[0] and a.data.flags.c_contiguous and a.data.ndim == 2:
-            _, _, outcome, finish, signed, za = ready
-            y, memory = outcome.empty((a.shape[0], b.shape[1]))
+            _, _, epilogue, finish, signed, za = ready
+            y, memory = epilogue.empty((a.shape[0], b.shape[1]))
             core.multiply(a.data, signed, a.shape[0], za, b.native, finish, memory, False)
-            return cast("Array | QuantizedTensor", outcome.wrap(y))
+            return cast("Array | QuantizedTensor", epilogue.wrap(y))
     if not isinstance(b, PackedMatrix):
         require_tensor("b", b, "or a PackedMatrix; quantize floats first, lb.quantize(b, axis=1)")
     left = _Left.of(a, transpose_a)
@@ -210,22 +210,22 @@ def qmatmul(
     k, n = left.shape[-1], b.shape[-1]
     if b.shape[-2] != k:
         raise InvalidProblem(f"a: {k} columns; b has {b.shape[-2]} rows")
-    outcome = Outcome.of(n, bias, out_params, out_dtype, activation, clamp, any_codes=True)
+    epilogue = Epilogue.of(n, bias, out_params, out_dtype, activation, clamp, any_codes=True)
     batch = _batch(left, b)
-    outcome.require_shape((*batch, left.shape[-2], n))
+    epilogue.require_shape((*batch, left.shape[-2], n))
     tensor = left.folded() if len(b.shape) == 2 else None
     if tensor is None:
         right = b.to_tensor() if isinstance(b, PackedMatrix) else b
-        return outcome.wrap(_by_batch(left, right, outcome, batch))
+        return epilogue.wrap(_by_batch(left, right, epilogue, batch))
     path = path_of(tensor.params, b.params)
     if isinstance(b, PackedMatrix) and path == "integer":
-        plain = bias is None and not transpose_a and tensor is a and outcome.then is None
+        plain = bias is None and not transpose_a and tensor is a and epilogue.then is None
         if plain and tensor.params.axis is None and not tensor.dtype.is_packed:
-            _settle(b, tensor.params, out_params, outcome, (out_dtype, activation, clamp))
-        y = _integer(tensor, b, outcome)
+            _settle(b, tensor.params, out_params, epilogue, (out_dtype, activation, clamp))
+        y = _integer(tensor, b, epilogue)
     else:
-        y = _PATHS[path](tensor, b.to_tensor() if isinstance(b, PackedMatrix) else b, outcome)
-    return outcome.wrap(y.reshape(*left.shape[:-1], n))
+        y = _PATHS[path](tensor, b.to_tensor() if isinstance(b, PackedMatrix) else b, epilogue)
+    return epilogue.wrap(y.reshape(*left.shape[:-1], n))
 
 
 def path_of(a: QuantizationParams, b: QuantizationParams, a_ndim: int = 2, b_ndim: int = 2) -> str:
@@ -256,25 +256,25 @@ def path_of(a: QuantizationParams, b: QuantizationParams, a_ndim: int = 2, b_ndi
 
 
 def multiply_into(
-    path: str, a: QuantizedTensor, b: QuantizedTensor | PackedMatrix, outcome: Outcome, out: Array
+    path: str, a: QuantizedTensor, b: QuantizedTensor | PackedMatrix, epilogue: Epilogue, out: Array
 ) -> None:
     """a [m, k] by b [k, n] on this path, into `out` [m, n]. For callers who have made all of qmatmul's checks."""
     if isinstance(b, PackedMatrix):
         if path == "integer":
-            _integer(a, b, outcome, out)
+            _integer(a, b, epilogue, out)
             return
         b = b.to_tensor()
-    _PATHS[path](a, b, outcome, out)
+    _PATHS[path](a, b, epilogue, out)
 
 
 # ---- paths: into `out` where it is given ----------------------------------------------------------------------------
 
 
-def _integer(a: QuantizedTensor, b: PackedMatrix, outcome: Outcome, out: Array | None = None) -> Array:
+def _integer(a: QuantizedTensor, b: PackedMatrix, epilogue: Epilogue, out: Array | None = None) -> Array:
     codes = np.ascontiguousarray(a.unpack())
     rows, k = math.prod(a.shape[:-1]), a.shape[-1]
-    finish, signed, za = settled(a.params, b.params, k, outcome)
-    y, memory = outcome.empty((*a.shape[:-1], b.shape[1]), out)
+    finish, signed, za = settled(a.params, b.params, k, epilogue)
+    y, memory = epilogue.empty((*a.shape[:-1], b.shape[1]), out)
     if finish is not None:
         core.multiply(codes, signed, rows, za, b.native, finish, memory, False)
         return y
@@ -284,63 +284,63 @@ def _integer(a: QuantizedTensor, b: PackedMatrix, outcome: Outcome, out: Array |
         acc = np.empty((part.stop - part.start, b.shape[1]), np.int64)
         own = za if za.size == 1 else za[part]
         core.multiply(codes[part], signed, len(acc), own, b.native, SUMS, acc, True)
-        outcome.scale_sums(acc, sa[part] if sa.ndim else sa, sb, target[part])
+        epilogue.scale_sums(acc, sa[part] if sa.ndim else sa, sb, target[part])
     return y
 
 
 def settled(
-    a: QuantizationParams, b: QuantizationParams, k: int, outcome: Outcome
-) -> tuple[core.Finish | None, bool, Array]:
+    a: QuantizationParams, b: QuantizationParams, k: int, epilogue: Epilogue
+) -> tuple[core.Epilogue | None, bool, Array]:
     """What one native call on the integer path needs beside codes: what becomes of the sums (None: NumPy's business),
     whether a is signed, and its zero points."""
-    finish = outcome.finish(a.scale.astype(F32), b.scale.astype(F32), k)
+    finish = epilogue.native(a.scale.astype(F32), b.scale.astype(F32), k)
     return finish, a.dtype.is_signed, np.ascontiguousarray(a.zero_point.reshape(-1), np.int32)
 
 
 def _settle(
-    b: PackedMatrix, a: QuantizationParams, out: QuantizationParams | None, outcome: Outcome, options: tuple[Any, ...]
+    b: PackedMatrix, a: QuantizationParams, out: QuantizationParams | None, epilogue: Epilogue, options: tuple[Any, ...]
 ) -> None:
     """Remembers what was checked for calls with these very params; it holds on to them, so that ids stay theirs."""
     try:
         hash(options)
     except TypeError:
         return
-    ready = settled(a, b.params, b.shape[0], outcome)
+    ready = settled(a, b.params, b.shape[0], epilogue)
     if ready[0] is None:
         return
-    remember(b._settled, (id(a), id(out), *options, False), (a, out, outcome, *ready))
+    remember(b._settled, (id(a), id(out), *options, False), (a, out, epilogue, *ready))
 
 
-def _bytes(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None) -> Array:
-    return _integer(a, PackedMatrix(b), outcome, out)
+def _bytes(a: QuantizedTensor, b: QuantizedTensor, epilogue: Epilogue, out: Array | None = None) -> Array:
+    return _integer(a, PackedMatrix(b), epilogue, out)
 
 
-def _groups(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None) -> Array:
-    bias = float_bias(outcome, "groups")
-    return multiply_groups(a, pack_groups(_transposed(b)), outcome, bias, out)
+def _groups(a: QuantizedTensor, b: QuantizedTensor, epilogue: Epilogue, out: Array | None = None) -> Array:
+    bias = float_bias(epilogue, "groups")
+    return multiply_groups(a, pack_groups(_transposed(b)), epilogue, bias, out)
 
 
 def multiply_groups(
-    a: QuantizedTensor, b: core.PackedGroups, outcome: Outcome, bias: Array | None, out: Array | None = None
+    a: QuantizedTensor, b: core.PackedGroups, epilogue: Epilogue, bias: Array | None, out: Array | None = None
 ) -> Array:
-    """a [m, k] of signed codes without zero points by packed groups. bias: the outcome's, or what it is as floats."""
+    """a [m, k] of signed codes without zero points by packed groups. bias: the epilogue's, or what it is as floats."""
     m, codes = a.shape[0], np.ascontiguousarray(a.unpack())
     sa = np.ascontiguousarray(np.broadcast_to(a.params.scale.astype(F32).reshape(-1), m))
-    finish = outcome.groups_finish()
-    y, memory = outcome.empty((m, b.n), out)
+    finish = epilogue.native_float()
+    y, memory = epilogue.empty((m, b.n), out)
     if finish is not None:
         core.multiply_groups(codes, m, sa, b, finish, memory)
         return y
-    plain = cast(Any, Outcome.of(b.n).groups_finish())
+    plain = cast(Any, Epilogue.of(b.n).native_float())
     for part in row_pieces(y.shape):
         sums = np.empty((part.stop - part.start, b.n), F32)
         core.multiply_groups(codes[part], len(sums), sa[part], b, plain, sums)
-        outcome.narrow(sums, bias, y[part])
+        epilogue.narrow(sums, bias, y[part])
     return y
 
 
-def _blocks(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None) -> Array:
-    bias = float_bias(outcome, "blocks")
+def _blocks(a: QuantizedTensor, b: QuantizedTensor, epilogue: Epilogue, out: Array | None = None) -> Array:
+    bias = float_bias(epilogue, "blocks")
     left, right, p = a.unpack(), b.unpack(), b.params
     assert p.group_size is not None
     za, sa = a.params.zero_point, a.params.scale.astype(F32)
@@ -350,30 +350,30 @@ def _blocks(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array
         sums = matmul_integer(np.ascontiguousarray(left[:, part]), right[part], za, p.zero_point[g])
         y += sums.astype(F32) * p.scale[g].astype(F32)
     y *= sa[:, None] if sa.ndim else sa
-    return outcome.narrow(y, bias, out)
+    return epilogue.narrow(y, bias, out)
 
 
-def _integer16(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None) -> Array:
+def _integer16(a: QuantizedTensor, b: QuantizedTensor, epilogue: Epilogue, out: Array | None = None) -> Array:
     acc = np.zeros((a.shape[0], b.shape[1]), np.int64)
     for left, za, by_left in in_bytes(a.unpack(), a.params.zero_point):
         for right, zb, by_right in in_bytes(b.unpack(), b.params.zero_point):
             acc += matmul_integer(left, right, za, zb).astype(np.int64) * (by_left * by_right)
-    return outcome.scale_sums(acc, a.params.scale.astype(F32), b.params.scale.astype(F32), out)
+    return epilogue.scale_sums(acc, a.params.scale.astype(F32), b.params.scale.astype(F32), out)
 
 
-def _general(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None) -> Array:
-    bias = float_bias(outcome, "general")
+def _general(a: QuantizedTensor, b: QuantizedTensor, epilogue: Epilogue, out: Array | None = None) -> Array:
+    bias = float_bias(epilogue, "general")
     y = a.dequantize(dtype=np.float64) @ b.dequantize(dtype=np.float64)
     with np.errstate(over="ignore"):
-        return outcome.narrow(y.astype(F32), bias, out)
+        return epilogue.narrow(y.astype(F32), bias, out)
 
 
-def _binary(a: QuantizedTensor, b: QuantizedTensor, outcome: Outcome, out: Array | None = None) -> Array:
+def _binary(a: QuantizedTensor, b: QuantizedTensor, epilogue: Epilogue, out: Array | None = None) -> Array:
     k = a.shape[1]
     left = np.packbits(a.unpack(), axis=1, bitorder="little")
     right = np.packbits(np.ascontiguousarray(b.unpack().T), axis=1, bitorder="little")
     acc = binary.matmul(left, binary.prepack(right, k), k)
-    return outcome.scale_sums(acc, a.params.scale.astype(F32), b.params.scale.astype(F32), out)
+    return epilogue.scale_sums(acc, a.params.scale.astype(F32), b.params.scale.astype(F32), out)
 
 
 _PATHS = {
@@ -455,19 +455,19 @@ def _of_rows(codes: Array, scale: Array) -> QuantizedTensor:
     return QuantizedTensor._trusted(codes, QuantizationParams("int8", "symmetric", scale, axis=0), codes.shape)
 
 
-def _by_batch(left: _Left, b: QuantizedTensor, outcome: Outcome, batch: tuple[int, ...]) -> Array:
+def _by_batch(left: _Left, b: QuantizedTensor, epilogue: Epilogue, batch: tuple[int, ...]) -> Array:
     """b has leading dimensions, or a has scales of its own for some of its: a product for each."""
-    out, _ = outcome.empty((*batch, left.shape[-2], b.shape[-1]))
+    out, _ = epilogue.empty((*batch, left.shape[-2], b.shape[-1]))
     if any(t is not None and _across_matrices(t) for t in (left.tensor, b)):
-        bias, rows = float_bias(outcome, "general"), (math.prod(out.shape[:-1]), b.shape[-1])
+        bias, rows = float_bias(epilogue, "general"), (math.prod(out.shape[:-1]), b.shape[-1])
         with np.errstate(over="ignore"):
             floats = np.matmul(left.numbers(), b.dequantize(dtype=np.float64)).astype(F32)
-        outcome.narrow(floats.reshape(rows), bias, out.reshape(rows))
+        epilogue.narrow(floats.reshape(rows), bias, out.reshape(rows))
         return out
     lefts, rights = left.matrices(batch), _matrices(b, batch)
     for index in np.ndindex(batch):
         x, y = lefts(index), rights(index)
-        out[index] = _PATHS[path_of(x.params, y.params)](x, y, outcome)
+        out[index] = _PATHS[path_of(x.params, y.params)](x, y, epilogue)
     return out
 
 
@@ -489,11 +489,11 @@ def _matrices(t: QuantizedTensor, batch: tuple[int, ...]) -> Callable[[tuple[int
     return at
 
 
-def float_bias(outcome: Outcome, path: str) -> Array | None:
+def float_bias(epilogue: Epilogue, path: str) -> Array | None:
     """The bias, for paths whose sums are floats: groups, blocks, general."""
-    if outcome.bias is not None and outcome.bias.dtype.kind == "i":
+    if epilogue.bias is not None and epilogue.bias.dtype.kind == "i":
         raise Unsupported(f"bias: integers; on the {path} path there is no integer sum to add them to")
-    return outcome.bias
+    return epilogue.bias
 
 
 def _packed(b: Array, zero: Array) -> core.PackedMatrix:

@@ -23,7 +23,7 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 BYTES = {np.dtype(np.int8): True, np.dtype(np.uint8): False}  # whether signed
-SUMS = core.Finish(0, None, None, None, None, 0.0, 0.0, 1.0, 0, 0, 0)  # sums as they are
+SUMS = core.Epilogue(0, None, None, None, None, 0.0, 0.0, 1.0, 0, 0, 0)  # sums as they are
 _REMEMBERED = 16
 _RANGES = {np.dtype(np.int8): range(-128, 128), np.dtype(np.uint8): range(256)}
 

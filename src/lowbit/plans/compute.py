@@ -15,7 +15,7 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import PackedConv, check_image, check_kernel, convolution, is_depthwise, prepack_conv2d
-from lowbit.ops.epilogue import Outcome
+from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.matmul import PackedMatrix, float_bias, multiply_into, path_of, settled
 from lowbit.ops.operands import multiplies_as_bytes
 from lowbit.ops.quantize import refuse_nonfinite
@@ -58,19 +58,19 @@ _REFERENCE = ReferenceQuantizationOps()
 class ComputePlan(Plan[A]):
     """Products of codes. `path` is one of those in docs/guide/compute.md, and part of the SKU's op."""
 
-    __slots__ = ("_outcome", "path")
+    __slots__ = ("_epilogue", "path")
 
     path: str
-    _outcome: Outcome  # without a bias
+    _epilogue: Epilogue  # without a bias
 
-    def _settle(self, path: str, depth: int, outcome: Outcome, element: str, aux: str) -> None:
+    def _settle(self, path: str, depth: int, epilogue: Epilogue, element: str, aux: str) -> None:
         plain = self.preference == "reference"
         arch = "numpy" if plain or path == "general" else core.active_isa()
         sku = KernelSku(
             "compute", f"{self.op}_{path}", element, aux, arch, "reference" if plain else self.device,
             _guarantee(path, depth, plain),
         )  # fmt: skip
-        self._set(path=path, sku=sku, _outcome=outcome)
+        self._set(path=path, sku=sku, _epilogue=epilogue)
 
     @property
     def workspace_size(self) -> int:
@@ -80,11 +80,11 @@ class ComputePlan(Plan[A]):
 
     def _output(self, value: Any, shape: tuple[int, ...], **others: Any) -> Array:
         """The array results go to, apart from all others."""
-        kind = _KINDS[self._outcome.dtype.name]
+        kind = _KINDS[self._epilogue.dtype.name]
         if isinstance(value, QuantizedTensor):
-            if self._outcome.params is None:
-                raise InvalidProblem(f"output: a QuantizedTensor; expected an array of {self._outcome.dtype}")
-            same_params("output", value.params, self._outcome.params, len(value.shape))
+            if self._epilogue.params is None:
+                raise InvalidProblem(f"output: a QuantizedTensor; expected an array of {self._epilogue.dtype}")
+            same_params("output", value.params, self._epilogue.params, len(value.shape))
             value = value.data
         found = array("output", value, kind, shape, writable=True)
         for name, other in others.items():
@@ -92,11 +92,11 @@ class ComputePlan(Plan[A]):
                 raise InvalidProblem(f"output: shares memory with {name}; expected memory of its own")
         return seen(found, kind)
 
-    def _outcome_with(self, bias: Any, n: int) -> Outcome:
+    def _epilogue_with(self, bias: Any, n: int) -> Epilogue:
         d = self.descriptor
         if bias is None:
-            return self._outcome
-        return Outcome.of(n, bias, d.out_params, d.out_dtype, d.activation, d.clamp)
+            return self._epilogue
+        return Epilogue.of(n, bias, d.out_params, d.out_dtype, d.activation, d.clamp)
 
 
 class MatMulPlan(ComputePlan[MatMulArgs]):
@@ -124,10 +124,10 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
 
     def __init__(self, d: MatMulDescriptor, device: str, preference: Preference) -> None:
         super().__init__(d, device, preference)
-        outcome = Outcome.of(d.n, None, d.out_params, d.out_dtype, d.activation, d.clamp)
-        self._settle(path_of(d.a, d.b), d.k, outcome, code_name(d.a), code_name(d.b))
+        epilogue = Epilogue.of(d.n, None, d.out_params, d.out_dtype, d.activation, d.clamp)
+        self._settle(path_of(d.a, d.b), d.k, epilogue, code_name(d.a), code_name(d.b))
         direct = preference == "fastest" and self.path == "integer" and not d.a.dtype.is_packed
-        ready = settled(d.a, d.b, d.k, outcome) if direct else None
+        ready = settled(d.a, d.b, d.k, epilogue) if direct else None
         self._set(_ready=ready if ready is not None and ready[0] is not None else None)
 
     @classmethod
@@ -150,7 +150,7 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
         self._checked(args)
 
     def run(self, args: MatMulArgs) -> None:
-        outcome, out = self._checked(args)
+        epilogue, out = self._checked(args)
         a, b, d = args.a, args.b, self.descriptor
         if self.preference == "reference":
             b = b.to_tensor() if isinstance(b, PackedMatrix) else b
@@ -160,19 +160,19 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
             ))  # fmt: skip
         elif self._ready is not None and args.bias is None and isinstance(b, PackedMatrix):
             finish, signed, zero = self._ready
-            core.multiply(a.data, signed, d.m, zero, b.native, finish, outcome.empty(out.shape, out)[1], False)
+            core.multiply(a.data, signed, d.m, zero, b.native, finish, epilogue.empty(out.shape, out)[1], False)
         else:
-            multiply_into(self.path, a, b, outcome, out)
+            multiply_into(self.path, a, b, epilogue, out)
 
-    def _checked(self, args: MatMulArgs) -> tuple[Outcome, Array]:
+    def _checked(self, args: MatMulArgs) -> tuple[Epilogue, Array]:
         d = self.descriptor
         operand("a", args.a, (d.m, d.k), d.a)
         operand("b", args.b, (d.k, d.n), d.b, PackedMatrix, d.prepacked)
-        outcome = self._outcome_with(args.bias, d.n)
+        epilogue = self._epilogue_with(args.bias, d.n)
         if self.path in ("groups", "blocks", "general"):
-            float_bias(outcome, self.path)
+            float_bias(epilogue, self.path)
         b = getattr(args.b, "data", None)
-        return outcome, self._output(args.output, (d.m, d.n), a=args.a.data, b=b, bias=outcome.bias)
+        return epilogue, self._output(args.output, (d.m, d.n), a=args.a.data, b=b, bias=epilogue.bias)
 
 
 class Conv2dPlan(ComputePlan[Conv2dArgs]):
@@ -197,9 +197,9 @@ class Conv2dPlan(ComputePlan[Conv2dArgs]):
 
     def __init__(self, d: Conv2dDescriptor, device: str, preference: Preference) -> None:
         super().__init__(d, device, preference)
-        outcome = Outcome.of(d.w_shape[0], None, d.out_params, d.out_dtype, d.activation, d.clamp)
+        epilogue = Epilogue.of(d.w_shape[0], None, d.out_params, d.out_dtype, d.activation, d.clamp)
         path = "depthwise" if is_depthwise(d.w_shape, d.groups) else "integer"
-        self._settle(path, math.prod(d.w_shape[1:]), outcome, code_name(d.x), code_name(d.w))
+        self._settle(path, math.prod(d.w_shape[1:]), epilogue, code_name(d.x), code_name(d.w))
 
     @classmethod
     def _check(cls, d: Conv2dDescriptor) -> None:
@@ -213,14 +213,14 @@ class Conv2dPlan(ComputePlan[Conv2dArgs]):
         d = self.descriptor
         if self.preference == "reference":
             return reference_conv_workspace(d.x_shape, d.w_shape, d.geometry)
-        item = self._outcome.dtype.itemsize
+        item = self._epilogue.dtype.itemsize
         return conv_workspace(d.x_shape, d.w_shape, d.x, d.w, d.geometry, item, d.prepacked)
 
     def can_implement(self, args: Conv2dArgs) -> None:
         self._checked(args)
 
     def run(self, args: Conv2dArgs) -> None:
-        outcome, out = self._checked(args)
+        epilogue, out = self._checked(args)
         x, w, d = args.x, args.w, self.descriptor
         if self.preference == "reference":
             w = w.to_tensor() if isinstance(w, PackedConv) else w
@@ -230,17 +230,17 @@ class Conv2dPlan(ComputePlan[Conv2dArgs]):
             ))  # fmt: skip
             return
         packed = w if isinstance(w, PackedConv) else prepack_conv2d(w, d.groups)
-        convolution(x, packed, d.geometry, outcome, out)
+        convolution(x, packed, d.geometry, epilogue, out)
 
-    def _checked(self, args: Conv2dArgs) -> tuple[Outcome, Array]:
+    def _checked(self, args: Conv2dArgs) -> tuple[Epilogue, Array]:
         d = self.descriptor
         operand("x", args.x, d.x_shape, d.x)
         operand("w", args.w, d.w_shape, d.w, PackedConv, d.prepacked)
         if isinstance(args.w, PackedConv) and args.w.groups != d.groups:
             raise InvalidProblem(f"w: packed for {args.w.groups} groups; expected {d.groups}")
-        outcome = self._outcome_with(args.bias, d.w_shape[0])
+        epilogue = self._epilogue_with(args.bias, d.w_shape[0])
         w = getattr(args.w, "data", None)
-        return outcome, self._output(args.output, d.output_shape, x=args.x.data, w=w, bias=outcome.bias)
+        return epilogue, self._output(args.output, d.output_shape, x=args.x.data, w=w, bias=epilogue.bias)
 
 
 class LinearPlan(ComputePlan[LinearArgs]):
@@ -266,9 +266,9 @@ class LinearPlan(ComputePlan[LinearArgs]):
     def __init__(self, d: LinearDescriptor, device: str, preference: Preference) -> None:
         super().__init__(d, device, preference)
         name = next(name for name, kind in _KINDS.items() if kind is d.input_element)
-        outcome = Outcome.of(d.out_features, None, d.out_params, name)
+        epilogue = Epilogue.of(d.out_features, None, d.out_params, name)
         path = linear_path(d.weight, d.activation_dtype, d.input_params)
-        self._settle(path, d.in_features, outcome, d.input_element, code_name(d.weight))
+        self._settle(path, d.in_features, epilogue, d.input_element, code_name(d.weight))
 
     @classmethod
     def _check(cls, d: LinearDescriptor) -> None:
@@ -294,7 +294,7 @@ class LinearPlan(ComputePlan[LinearArgs]):
     def run(self, args: LinearArgs) -> None:
         x, out = self._checked(args)
         if self.preference == "reference":
-            _store(out, _reference_linear(x, args.layer, self._outcome))
+            _store(out, _reference_linear(x, args.layer, self._epilogue))
         else:
             args.layer.write(x, out)
 
@@ -306,13 +306,13 @@ class LinearPlan(ComputePlan[LinearArgs]):
         return cpu.FloatArray(x, FLOATS[d.input_element]), out
 
 
-def _reference_linear(x: cpu.FloatArray, layer: QuantizedLinear, outcome: Outcome) -> Any:
+def _reference_linear(x: cpu.FloatArray, layer: QuantizedLinear, epilogue: Epilogue) -> Any:
     rows, w, bias = x.widened(), layer.weight, layer.bias
     p = w.params
     if layer.path in ("float", "general"):
         expanded = reference.dequantize(w.unpack(), p, F32 if layer.path == "float" else np.float64)
         y = rows.astype(np.float64) @ expanded.astype(np.float64).T
-        return outcome.from_floats(y.astype(F32), bias)
+        return epilogue.from_floats(y.astype(F32), bias)
     given = _activation_params(x, layer)
     q = QuantizedTensor.from_codes(reference.quantize(rows, given), given)
     if p.axis is not None:
@@ -321,7 +321,7 @@ def _reference_linear(x: cpu.FloatArray, layer: QuantizedLinear, outcome: Outcom
     if layer.path != "integer" and bias is not None:
         bias = bias.astype(F32)
     turned_w = QuantizedTensor.from_codes(w.unpack().T, p)
-    return _REFERENCE.qmatmul(q, turned_w, bias=bias, out_params=layer.out_params, out_dtype=outcome.dtype)
+    return _REFERENCE.qmatmul(q, turned_w, bias=bias, out_params=layer.out_params, out_dtype=epilogue.dtype)
 
 
 def _activation_params(x: cpu.FloatArray, layer: QuantizedLinear) -> QuantizationParams:

@@ -15,7 +15,7 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams, QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import ConvGeometry, conv_path_of
-from lowbit.ops.epilogue import Outcome
+from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.matmul import float_bias, path_of
 from lowbit.reference import compute as reference_compute
 from lowbit.runtime.devices import GpuDevice
@@ -180,17 +180,17 @@ class ReferenceQuantizationOps:
         activation: str | None = None,
         clamp: tuple[float, float] | None = None,
     ) -> Array | QuantizedTensor:
-        outcome = Outcome.of(b.shape[-1], bias, out_params, out_dtype, activation, clamp, any_codes=True)
+        epilogue = Epilogue.of(b.shape[-1], bias, out_params, out_dtype, activation, clamp, any_codes=True)
         path = path_of(a.params, b.params, a.ndim, b.ndim)
         left, right, za, zb = a.unpack(), b.unpack(), a.params.zero_point, b.params.zero_point
         sa, sb = a.params.scale.astype(F32), b.params.scale.astype(F32)
         if path in ("integer", "integer16"):
-            return outcome.general(reference_compute.matmul_integer(left, right, za, zb), sa, sb)
+            return epilogue.general(reference_compute.matmul_integer(left, right, za, zb), sa, sb)
         if path == "binary":
-            return outcome.general(reference_compute.binary_matmul(left, right), sa, sb)
-        bias = float_bias(outcome, path)
+            return epilogue.general(reference_compute.binary_matmul(left, right), sa, sb)
+        bias = float_bias(epilogue, path)
         if path == "general":
-            return outcome.from_floats((_numbers(a, np.float64) @ _numbers(b, np.float64)).astype(F32), bias)
+            return epilogue.from_floats((_numbers(a, np.float64) @ _numbers(b, np.float64)).astype(F32), bias)
         assert b.params.group_size is not None
         steps, rows = left.astype(np.int64) - (za[:, None] if za.ndim else za), np.broadcast_to(sa, a.shape[-2:-1])
         scales = b.params.granularity(b.shape).scale_shape
@@ -202,7 +202,7 @@ class ReferenceQuantizationOps:
                 for v in (steps, right, np.broadcast_to(sb, scales), np.broadcast_to(zb, scales))
             )
             y[i] = reference_compute.matmul_groups(p, q, rows, s, z, b.params.group_size)
-        return outcome.from_floats(y, bias)
+        return epilogue.from_floats(y, bias)
 
     def qconv2d(
         self,
@@ -221,13 +221,13 @@ class ReferenceQuantizationOps:
         clamp: tuple[float, float] | None = None,
     ) -> Array | QuantizedTensor:
         g = ConvGeometry.of(stride, padding, dilation, groups, layout)
-        outcome = Outcome.of(w.shape[0], bias, out_params, out_dtype, activation, clamp, any_codes=True)
+        epilogue = Epilogue.of(w.shape[0], bias, out_params, out_dtype, activation, clamp, any_codes=True)
         geometry = g.stride, g.padding, g.dilation, g.groups
         path = conv_path_of(x.params, w.params, w.shape, g.groups)
         if path == "general":
             image, kernel = _channels_first(_numbers(x, np.float64), g), _numbers(w, np.float64)
             rows = np.moveaxis(reference_compute.conv2d_general(image, kernel, *geometry).astype(F32), 1, -1)
-            y = outcome.narrow(rows.reshape(-1, w.shape[0]), float_bias(outcome, path))
+            y = epilogue.narrow(rows.reshape(-1, w.shape[0]), float_bias(epilogue, path))
         else:
             image, kernel, zx, zw = x.unpack(), w.unpack(), int(x.params.zero_point), w.params.zero_point
             if path == "binary":  # -1 and 1; padding is 0
@@ -235,9 +235,9 @@ class ReferenceQuantizationOps:
             sums = reference_compute.conv2d_integer(_channels_first(image, g), kernel, zx, zw, *geometry)
             rows = np.moveaxis(sums, 1, -1)
             sx, sw = x.params.scale.astype(F32), w.params.scale.astype(F32)
-            y = outcome.scale_sums(rows.reshape(-1, w.shape[0]), sx, sw)
+            y = epilogue.scale_sums(rows.reshape(-1, w.shape[0]), sx, sw)
         y = y.reshape(rows.shape)
-        return outcome.wrap(y if layout == "NHWC" else np.ascontiguousarray(np.moveaxis(y, -1, 1)))
+        return epilogue.wrap(y if layout == "NHWC" else np.ascontiguousarray(np.moveaxis(y, -1, 1)))
 
     def qadd(
         self, a: QuantizedTensor, b: QuantizedTensor, *, out_params: QuantizationParams | None = None

@@ -19,15 +19,15 @@ inline bool is_many(const Buffer& b, int64_t item, int64_t many, const char* nam
 }
 
 // Everything after the sums, held while a call runs.
-struct FinishSpec {
+struct EpilogueSpec {
   Result result;
   Buffer scale, row_scale, bias, add;
   float floor, ceiling, out_scale;
   int32_t zero, lo, hi;
 
-  FinishSpec(int kind, nanobind::handle scale_array, nanobind::handle row_scale_array, nanobind::handle bias_array,
-             nanobind::handle add_array, float least, float greatest, float step, int32_t zero_point, int32_t qmin,
-             int32_t qmax)
+  EpilogueSpec(int kind, nanobind::handle scale_array, nanobind::handle row_scale_array, nanobind::handle bias_array,
+               nanobind::handle add_array, float least, float greatest, float step, int32_t zero_point, int32_t qmin,
+               int32_t qmax)
       : scale(optional(scale_array, "scale")),
         row_scale(optional(row_scale_array, "row_scale")),
         bias(optional(bias_array, "bias")),
@@ -42,8 +42,8 @@ struct FinishSpec {
     result = static_cast<Result>(kind);
     if (result != Result::s32 && !scale) throw nanobind::value_error("scale: missing");
   }
-  Finish finish(int64_t m, int64_t n) const {
-    Finish f;
+  Epilogue epilogue(int64_t m, int64_t n) const {
+    Epilogue f;
     f.result = result;
     f.add = add.as<int32_t>();
     if (add) add.require(4 * n, "add");
