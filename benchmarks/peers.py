@@ -93,7 +93,7 @@ class Peers:
         """`packed` holds two codes a byte, the first in the low bits, as ONNX and lowbit both have them."""
         out = aligned(shape, np.float32)
         inputs = {"x": packed, "scale": scale}
-        options = {"axis": len(shape) - 1, "group_size": block} if block else {}
+        options = {"axis": len(shape) - 1, "block_size": block} if block else {}
 
         def build() -> Callable[[], Any]:
             return onnx_call(self.threads, "DequantizeLinear", inputs, out, int4_shape=shape, **options)

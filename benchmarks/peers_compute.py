@@ -157,7 +157,7 @@ class ComputePeers:
             packed, scale = np.zeros((p.n, p.groups, p.block // 2), np.uint8), np.zeros(p.n * p.groups, np.float32)
             unused = np.zeros(p.n * -(-p.groups // 2), np.uint8)
             quantize_matmul_4bits(packed, np.ascontiguousarray(p.w.T), scale, unused, p.block, p.n, p.k, True)
-            options = {"K": p.k, "N": p.n, "bits": 4, "group_size": p.block, "accuracy_level": accuracy}
+            options = {"K": p.k, "N": p.n, "bits": 4, "block_size": p.block, "accuracy_level": accuracy}
             constants = {"w": packed, "w_scale": scale.reshape(p.n, p.groups)}
             inputs = {"x": p.x}
             return onnx_call(

@@ -137,7 +137,7 @@ def onnx_params(dtype, attributes, scale, zero=None):
     zero = np.zeros(scale.shape, np.int32) if zero is None else zero.astype(np.int32).reshape(scale.shape)
     axis = attributes.get("axis", 1) if scale.ndim else None
     return lb.QuantizationParams(
-        dtype, scale=scale, zero_point=zero, axis=axis, group_size=attributes.get("group_size") or None
+        dtype, scale=scale, zero_point=zero, axis=axis, group_size=attributes.get("block_size") or None
     )
 
 
@@ -294,7 +294,7 @@ def test_ort_quantizes_every_granularity_alike(source, name, dtype):
     rng = np.random.default_rng(22)
     shape, axis, group_size, _ = GRANULARITIES[name]
     (proto, storage), (lo, hi) = INTEGERS[dtype], codes_range(dtype)
-    attributes = {k: v for k, v in {"axis": axis, "group_size": group_size}.items() if v is not None}
+    attributes = {k: v for k, v in {"axis": axis, "block_size": group_size}.items() if v is not None}
     nodes = [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["y"], **attributes)]
     if dtype in PACKED:  # NumPy has no int4: it leaves as int8
         nodes[0].output[0] = "q"

@@ -215,7 +215,7 @@ def test_layers_with_a_size_of_nothing(mnk: Any, dtype: str, block: int | None, 
     expected = np.zeros((m, n), F32) + (0 if b is None else b)
     for element in (F32, np.float16):
         x = numbers((m, k), element)
-        found = outcome(lambda x=x: lb.QuantizedLinear(weight, b, activation=activation)(x))
+        found = outcome(lambda x=x: lb.QuantizedLinear(weight, b, activation_dtype=activation)(x))
         assert found is lb.InvalidProblem or found is lb.Unsupported or same(found, [expected.astype(element)])
         if dtype == "int8" and block is None:
             assert isinstance(found, list)

@@ -177,8 +177,8 @@ def test_linear_plans_look_for_what_layers_refuse() -> None:
         ("int4", "int8", 4),
         ("int8", "float", None),
     ):
-        layer = lb.QuantizedLinear(weight, dtype=dtype, activation=activation, group_size=block)
-        d = plans.LinearDescriptor(3, 8, 4, layer.params, activation=activation)
+        layer = lb.QuantizedLinear(weight, dtype=dtype, activation_dtype=activation, group_size=block)
+        d = plans.LinearDescriptor(3, 8, 4, layer.params, activation_dtype=activation)
         for preference in ("fastest", "reference"):
             plan = plans.LinearPlan.select(d, preference=preference)  # type: ignore[arg-type]
             for bad in (1.0, np.nan, np.inf, 3.3e38):

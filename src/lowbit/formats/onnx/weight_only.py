@@ -78,7 +78,7 @@ def _dequantize(graph: Graph, use: WeightUse, w: StoredWeight) -> None:
         inputs.append(w.zero_point(shape))
     options: dict[str, Any] = {}
     if w.recipe.granularity == "group":
-        options = {"axis": 1 - use.channel_axis, "group_size": w.recipe.group_size}
+        options = {"axis": 1 - use.channel_axis, "block_size": w.recipe.group_size}
     elif w.recipe.granularity == "channel":
         options = {"axis": use.channel_axis}
     made = graph.fresh(f"{use.name}_float")
