@@ -528,7 +528,8 @@ def pooling():
 
 def ranges():
     x = np.ones((4, 1 << 20), np.float32)
-    layout, lo, hi = _core.Granularity(1, 4, 1 << 20, 1, 1), np.zeros(1 << 20, np.float32), np.zeros(1 << 20, np.float32)
+    layout = _core.Granularity(1, 4, 1 << 20, 1, 1)
+    lo, hi = np.zeros(1 << 20, np.float32), np.zeros(1 << 20, np.float32)
     return lambda: _core.range(x, 0, layout, lo, hi) == 0 and lo.all() and hi.all()
 
 def sketches():

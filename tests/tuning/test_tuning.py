@@ -18,6 +18,7 @@ import pytest
 import lowbit as lb
 from lowbit.bench.timing import Timing, measure
 from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.metrics import error_report
 from lowbit.runtime.cache_file import CacheFile, cache_folder, clear_caches
 from lowbit.tuning import (
     AutoTuningConfig,
@@ -154,7 +155,7 @@ def test_the_fastest_wins_and_can_be_built(clock):
     assert found.speedup == 2.0
     assert found.data == "the data given"
     layer = found.build(w)
-    report = lb.metrics.error_report(x @ w.T, layer(x))
+    report = error_report(x @ w.T, layer(x))
     assert report.sqnr_db == pytest.approx(found.best.sqnr_db, abs=1e-3)
     assert report.cosine == pytest.approx(found.best.cosine, abs=1e-6)
     assert layer.nbytes == found.best.nbytes
