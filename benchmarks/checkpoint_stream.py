@@ -86,7 +86,7 @@ def _measured(folder: Path, gigabytes: float, recipe: str, tries: int) -> dict[s
 def _generate(folder: Path, nbytes: int) -> None:
     """Layers in the shapes of an 8B model until there are enough bytes; numbers of one normal block, each tensor from
     another place in it."""
-    from lowbit.formats.shards import ShardWriter, Stored
+    from lowbit.formats.safetensors.writer import ShardWriter, Stored
 
     folder.mkdir()
     numbers = np.random.default_rng(0).standard_normal(_PIECE, np.float32) * np.float32(0.02)
@@ -128,7 +128,7 @@ def _run(source: Path, target: Path, recipe: str) -> dict[str, Any]:
 
 
 def _child(source: Path, target: Path, recipe: str) -> None:
-    from lowbit.formats.checkpoint import quantize_checkpoint
+    from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 
     start = _memory("VmRSS")
     began = time.perf_counter()

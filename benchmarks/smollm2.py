@@ -27,9 +27,9 @@ import transformers
 from torch.nn import functional
 
 import torch
-from lowbit.formats.checkpoint import quantize_checkpoint
-from lowbit.formats.compressed_tensors import Scheme, decompressed
-from lowbit.formats.safetensors import Checkpoint
+from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
+from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed
+from lowbit.formats.safetensors.checkpoint import Checkpoint
 from lowbit.models import ModelReport, Override, Recipe, WeightRecipe
 from torch import Tensor
 

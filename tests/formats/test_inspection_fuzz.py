@@ -15,7 +15,7 @@ import pytest
 
 import lowbit as lb
 from lowbit.formats.inspection import inspect_file
-from lowbit.formats.safetensors import INDEX
+from lowbit.formats.safetensors.checkpoint import INDEX
 
 ROUNDS = 400
 NESTED: Any = []

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lowbit.formats.checkpoint import quantize_checkpoint
+from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 from lowbit.models import Recipe, WeightRecipe
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.files.container import read_arrays, write_arrays

@@ -338,7 +338,7 @@ def test_all_bytes_are_with_the_system_before_they_are_synced(tmp_path, monkeypa
 
 
 def test_a_shard_is_synced_then_named_then_its_folder_is_synced(tmp_path, order):
-    from lowbit.formats.shards import ShardWriter, Stored
+    from lowbit.formats.safetensors.writer import ShardWriter, Stored
 
     with ShardWriter(tmp_path / "s", [Stored("x", "F32", (1000,))], {}) as shard:
         shard.write("x", numbers(1000))
@@ -349,7 +349,7 @@ def test_a_shard_is_synced_then_named_then_its_folder_is_synced(tmp_path, order)
 
 @pytest.mark.parametrize("replacing", [False, True])
 def test_a_checkpoint_is_synced_before_it_is_named_and_its_name_after(replacing, tmp_path, order):
-    from lowbit.formats.checkpoint import quantize_checkpoint
+    from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
     from lowbit.runtime.files.container import write_arrays
 
     write_arrays(tmp_path / "f.safetensors", {"a.up_proj.weight": numbers(64 * 128).reshape(64, 128)}, {})
@@ -370,7 +370,7 @@ def test_a_checkpoint_is_synced_before_it_is_named_and_its_name_after(replacing,
 
 
 def test_a_checkpoint_that_is_put_back_after_a_killed_commit_is_synced(tmp_path, order):
-    from lowbit.formats.checkpoint import quantize_checkpoint
+    from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
     from lowbit.runtime.files.container import write_arrays
 
     write_arrays(tmp_path / "f.safetensors", {"a.up_proj.weight": numbers(64 * 128).reshape(64, 128)}, {})

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.formats.compressed_tensors import Scheme, decompressed, widened
+from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed, widened
 from lowbit.formats.files import check_measuring, kind_of, load_metric
-from lowbit.formats.safetensors import Checkpoint, TensorInfo
+from lowbit.formats.safetensors.checkpoint import Checkpoint, TensorInfo
 from lowbit.models import Accuracy, Latency, MetricResult, WeightRecipe
 from lowbit.models.report import plain
 from lowbit.numerics.errors import FormatError, InvalidProblem

@@ -155,7 +155,7 @@ def quantize_file(
             raise InvalidProblem("data: given; checkpoints are quantized by their weights alone")
         if operator != "auto" or external_data != "auto":
             raise InvalidProblem("operator: given; it is for ONNX models, and so is external_data")
-        from lowbit.formats.checkpoint import quantize_checkpoint
+        from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 
         with _bar(progress) as bar:
             report = quantize_checkpoint(

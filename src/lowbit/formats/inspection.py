@@ -97,17 +97,17 @@ def inspect_file(path: str | os.PathLike[str]) -> Inspection:
     kind = "checkpoint" if file.is_dir() or file.name.endswith(".index.json") else _KINDS.get(file.suffix.lower(), "")
     kind = kind or _by_content(file)
     if kind == "checkpoint":
-        from lowbit.formats.inspection_checkpoint import inspect_checkpoint
+        from lowbit.formats.safetensors.inspect import inspect_checkpoint
 
         return inspect_checkpoint(file)
     if kind == "onnx":
         try:
-            from lowbit.formats.inspection_onnx import inspect_onnx
+            from lowbit.formats.onnx.inspect import inspect_onnx
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"ONNX needs {error.name}: pip install 'lowbit[onnx]'", name=error.name) from None
         return inspect_onnx(file)
     if kind == "gguf":
-        from lowbit.formats.gguf_header import inspect_gguf
+        from lowbit.formats.gguf.header import inspect_gguf
 
         return inspect_gguf(file)
     from lowbit.formats.numpy_headers import inspect_numpy

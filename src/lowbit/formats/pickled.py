@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from lowbit.formats.safetensors import INDEX, TensorInfo, index_files
+from lowbit.formats.safetensors.checkpoint import INDEX, TensorInfo, index_files
 from lowbit.numerics.errors import FormatError, Unsupported
 
 __all__ = ["PickledCheckpoint", "is_pickled"]

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lowbit.formats.checkpoint_plan import read_config
+from lowbit.formats.compressed_tensors.plan import read_config
 from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
-from lowbit.formats.safetensors import Checkpoint, TensorInfo
+from lowbit.formats.safetensors.checkpoint import Checkpoint, TensorInfo
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import FormatError
 from lowbit.numerics.schemes import QuantizationScheme
-from lowbit.runtime.files.container import read_description
+from lowbit.runtime.files.tensor import read_description
 
 __all__ = ["inspect_checkpoint"]
 

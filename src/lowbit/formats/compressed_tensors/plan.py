@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lowbit.formats.compressed_tensors import FLOATS, Scheme
-from lowbit.formats.safetensors import SINGLE, TensorInfo, inside
-from lowbit.formats.shards import Stored
+from lowbit.formats.compressed_tensors.scheme import FLOATS, Scheme
+from lowbit.formats.safetensors.checkpoint import SINGLE, TensorInfo, inside
+from lowbit.formats.safetensors.writer import Stored
 from lowbit.models.recipe import Recipe, Rule
 from lowbit.models.report import WeightRow
 from lowbit.numerics.errors import FormatError, InvalidProblem

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from lowbit.formats.shards import checksum
+from lowbit.formats.safetensors.writer import checksum
 from lowbit.formats.work_folder import MANIFEST, WorkFolder, read_manifest, refuse_foreign
 from lowbit.numerics.errors import FormatError, InvalidProblem, add_note
 from lowbit.runtime.files.atomic import sync_directory

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from test_onnx_weight_only import recipe, relative, same_bits
 
 import onnx_models as made
 from lowbit.data import load_digits_cnn
@@ -18,6 +17,7 @@ from lowbit.formats.onnx.convert import quantize_onnx
 from lowbit.formats.onnx.graph import Graph
 from lowbit.models import Override, Recipe, WeightRecipe
 from lowbit.numerics.errors import FormatError, InvalidProblem
+from onnx_checks import recipe, relative, same_bits
 
 DIGITS = resources.files("lowbit.data") / "digits_cnn.onnx"
 

@@ -7,12 +7,12 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import numpy_helper
-from test_onnx_weight_only import converted, ops, relative, same_bits
 
 import onnx_models as made
-from lowbit.formats.onnx.emulate import emulate
 from lowbit.formats.onnx.graph import Graph
 from lowbit.models import ActivationRecipe, Recipe, WeightRecipe
+from onnx_checks import converted, ops, relative, same_bits
+from onnx_emulation import emulate
 
 DYNAMIC = Recipe.of("dynamic-int8").but(min_elements=1)
 UNSIGNED = DYNAMIC.but(weights=WeightRecipe("uint8", "asymmetric"))

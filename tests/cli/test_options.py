@@ -264,7 +264,7 @@ def test_what_cannot_end_well_is_found_before_work(
     """Whatever does the work is replaced by something that fails the test."""
     from lowbit.bench import QuantizationBenchmarkSuite, survey
     from lowbit.calibration import Calibrator
-    from lowbit.formats import checkpoint
+    from lowbit.formats.compressed_tensors import convert as checkpoint
     from lowbit.formats.onnx import convert, measure
 
     def worked(*_: Any, **__: Any) -> None:
@@ -380,11 +380,11 @@ def test_ctrl_c_says_that_the_model_is_written(run: Any, here: Path, monkeypatch
 
 
 def test_ctrl_c_says_how_to_go_on_with_a_checkpoint(run: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowbit.formats import checkpoint
-    from lowbit.formats.checkpoint_folder import Assembly
+    from lowbit.formats.assembly import Assembly
+    from lowbit.formats.compressed_tensors import convert
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "stream_shard", interrupt)
+        patched.setattr(convert, "stream_shard", interrupt)
         result = run("quantize", "ck", "-o", "out")
         assert (result.exit_code, result.stderr) == (130, "lowbit: interrupted; nothing was written\n")
     finish = Assembly.finish

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from lowbit.formats import checkpoint_stream
-from lowbit.formats.checkpoint import quantize_checkpoint
-from lowbit.formats.checkpoint_folder import MANIFEST, Assembly
+from lowbit.formats.assembly import MANIFEST, Assembly
 from lowbit.formats.comparison import compare_files
-from lowbit.formats.compressed_tensors import Scheme, decompressed
-from lowbit.formats.safetensors import INDEX, Checkpoint
+from lowbit.formats.compressed_tensors import stream
+from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
+from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed
+from lowbit.formats.safetensors.checkpoint import INDEX, Checkpoint
 from lowbit.models import Override, Recipe, WeightRecipe
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 
@@ -120,8 +120,8 @@ def test_blocks_of_rows_give_what_the_whole_gives(tmp_path, monkeypatch):
                          "tensor": G32.but(weights=WeightRecipe("int8", granularity="tensor"))}.items():  # fmt: skip
         quantize_checkpoint(source, tmp_path / f"{name}-whole", recipe)
         with monkeypatch.context() as small:
-            small.setattr(checkpoint_stream, "_PIECE", 640)
-            small.setattr(checkpoint_stream, "_BLOCK", 128)
+            small.setattr(stream, "_PIECE", 640)
+            small.setattr(stream, "_BLOCK", 128)
             quantize_checkpoint(source, tmp_path / f"{name}-blocks", recipe)
         assert load_equal(tmp_path / f"{name}-whole", tmp_path / f"{name}-blocks")
 
@@ -265,8 +265,8 @@ def test_weights_that_are_not_finite_are_named(bad, kind, tmp_path):
 
 
 def test_the_index_of_a_bad_number_counts_all_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_stream, "_PIECE", 1280)
-    monkeypatch.setattr(checkpoint_stream, "_BLOCK", 128)
+    monkeypatch.setattr(stream, "_PIECE", 1280)
+    monkeypatch.setattr(stream, "_BLOCK", 128)
     given = {"a.q_proj.weight": numbers(64, 64)}
     given["a.q_proj.weight"][41, 5] = np.nan
     refused(saved(tmp_path / "f", given), tmp_path / "q", InvalidProblem, "a.q_proj.weight: nan at index (41, 5)")
@@ -446,7 +446,9 @@ def test_a_link_to_a_folder_is_followed(there, tmp_path):
 def test_targets_that_cannot_be_written_are_found_before_the_source_is_read(tmp_path, monkeypatch):
     source = saved(tmp_path / "f")
     (tmp_path / "file").write_text("x")
-    monkeypatch.setattr("lowbit.formats.checkpoint.open_checkpoint", lambda *_, **__: pytest.fail("it was read"))
+    monkeypatch.setattr(
+        "lowbit.formats.compressed_tensors.convert.open_checkpoint", lambda *_, **__: pytest.fail("it was read")
+    )
     with pytest.raises(InvalidProblem, match="file: a file; expected a folder"):
         quantize_checkpoint(source, tmp_path / "file", G32)
     with pytest.raises(NotADirectoryError):
@@ -656,7 +658,7 @@ def test_resuming_a_finished_run_does_nothing(tmp_path):
 
 CHILD = """
 import sys
-from lowbit.formats.checkpoint import quantize_checkpoint
+from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 print("go", flush=True)
 quantize_checkpoint(sys.argv[1], sys.argv[2], "W4A16_ASYM", max_shard_bytes=60_000, resume=True)
 print("done", flush=True)

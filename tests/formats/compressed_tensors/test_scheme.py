@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import lowbit as lb
-from lowbit.formats.compressed_tensors import Scheme, decompressed, packed_rows, unpacked_rows, widened
+from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed, packed_rows, unpacked_rows, widened
 from lowbit.models import ActivationRecipe, Recipe, WeightRecipe
 from lowbit.numerics.errors import Unsupported
 

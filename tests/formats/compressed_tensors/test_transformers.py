@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lowbit.formats.checkpoint import quantize_checkpoint
-from lowbit.formats.compressed_tensors import Scheme, decompressed
-from lowbit.formats.safetensors import Checkpoint
+from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
+from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed
+from lowbit.formats.safetensors.checkpoint import Checkpoint
 from lowbit.models import Override, Recipe, WeightRecipe
 
 os.environ.setdefault("TQDM_DISABLE", "1")

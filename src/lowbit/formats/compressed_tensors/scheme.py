@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.formats.shards import Stored
+from lowbit.formats.safetensors.writer import Stored
 from lowbit.models.recipe import ActivationRecipe, WeightRecipe
 from lowbit.models.weights import quantize_weight
 from lowbit.numerics.dtypes import QuantizedDType

@@ -15,8 +15,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from lowbit.formats.safetensors import INDEX, SINGLE, Checkpoint, _read_index
-from lowbit.formats.shards import ShardWriter, Stored, checksum, shard_entries
+from lowbit.formats.safetensors.checkpoint import INDEX, SINGLE, Checkpoint, _read_index
+from lowbit.formats.safetensors.writer import ShardWriter, Stored, checksum, shard_entries
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 from lowbit.runtime.files.container import DTYPE_BITS, Entry, header_bytes
 from lowbit.runtime.files.json_members import unique_keys

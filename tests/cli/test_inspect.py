@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import lowbit as lb
-from lowbit.formats.gguf_header import GGML_TYPES
+from lowbit.formats.gguf.header import GGML_TYPES
 from lowbit.formats.inspection import inspect_file
 from lowbit.runtime.files.container import write_arrays
 

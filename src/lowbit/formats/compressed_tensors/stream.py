@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.formats.checkpoint_plan import Item
-from lowbit.formats.compressed_tensors import widened
-from lowbit.formats.safetensors import TensorInfo, as_array
-from lowbit.formats.shards import ShardWriter
+from lowbit.formats.compressed_tensors.plan import Item
+from lowbit.formats.compressed_tensors.scheme import widened
+from lowbit.formats.safetensors.checkpoint import TensorInfo, as_array
+from lowbit.formats.safetensors.writer import ShardWriter
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.runtime.threads import get_num_threads, set_num_threads
