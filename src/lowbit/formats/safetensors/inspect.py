@@ -15,7 +15,7 @@ from lowbit.formats.safetensors.checkpoint import Checkpoint, TensorInfo
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import FormatError
 from lowbit.numerics.schemes import QuantizationScheme
-from lowbit.runtime.files.tensor import read_description
+from lowbit.runtime.files.container import read_description
 
 __all__ = ["inspect_checkpoint"]
 
