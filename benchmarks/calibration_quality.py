@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
-import platform
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +27,7 @@ from rich.text import Text
 import lowbit as lb
 from benchmarks import minilm
 from benchmarks.bench_calibration import ORT_ENTROPY, ORT_PERCENTILE, TORCH_HISTOGRAM, ort_collector
-from benchmarks.peers import package_versions
+from benchmarks.results import write_table
 
 __all__ = ["Goal", "Result", "Watch", "is_win", "shares"]
 
@@ -250,20 +246,13 @@ def main() -> int:
     results = _measure(minilm.sentences(options.sentences))
     found = shares(results)
     _print(Console(width=None if sys.stdout.isatty() else 160), results, found)
-    facts = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "model": minilm.MODEL,
-        "sentences": options.sentences,
-        "versions": {
-            "python": platform.python_version(),
-            "lowbit": lb.__version__,
-            **package_versions(),
-            **{package: version(package) for package in (minilm.MODEL, minilm.TEXTS, "tokenizers", "safetensors")},
-        },
-    }
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    content = {**facts, "shares": found, "tensors": [asdict(r) for r in results]}
-    options.json.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    count = len({r.tensor for r in results})
+    write_table(
+        options.json,
+        f"Squared error of calibrated ranges, inputs of {count} linear layers of MiniLM-L6",
+        ["codes", "peer", "tensors where lowbit loses no more, %", "peer's error / lowbit's, geometric mean"],
+        [[s["goal"], s["peer"], 100 * s["share"], s["mean_ratio"]] for s in found],
+    )
     print(f"Written to {options.json}")
     return 0
 

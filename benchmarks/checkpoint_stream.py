@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.results import write_table
+
 RESULT = Path(__file__).parent / "results" / "checkpoint-stream.json"
 _PIECE = 8 << 20
 _HIDDEN, _INNER, _WORDS = 4096, 14336, 32000
@@ -45,8 +47,21 @@ def main() -> None:
         print(f"{free / 1e9:.1f} GB are free: {options.gigabytes:.1f} GB instead of {asked:.1f}")
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="lowbit-stream-") as folder:
         found = _measured(Path(folder), options.gigabytes, options.recipe, options.tries)
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    alone = found["seconds_alone"]
+    write_table(
+        RESULT,
+        f"A checkpoint of {found['bytes_in'] / 1e9:.0f} GB, streamed",
+        [
+            "recipe", "GB in", "GB out", "seconds", "read alone, s", "quantize alone, s", "write alone, s",
+            "share of the slowest, %", "peak MB",
+        ],
+        [
+            [
+                found["recipe"], found["bytes_in"] / 1e9, found["bytes_out"] / 1e9, found["seconds"], alone["read"],
+                alone["quantize"], alone["write"], 100 * found["share_of_limit"], found["peak_bytes_above_start"] / 1e6,
+            ]
+        ],
+    )  # fmt: skip
     print(json.dumps(found, indent=1))
 
 
@@ -72,14 +87,9 @@ def _measured(folder: Path, gigabytes: float, recipe: str, tries: int) -> dict[s
     limit = max(alone.values())
     peak = max(run["peak_bytes"] - run["start_bytes"] for run in runs)
     return {
-        "recipe": recipe, "bytes_in": nbytes, "bytes_out": out, "tries": tries,
-        "seconds_alone": alone, "reads": reads, "writes": writes, "limit_seconds": limit,
-        "limit_gb_s": nbytes / limit / 1e9,
-        "seconds": best["seconds"], "all_seconds": [run["seconds"] for run in runs],
+        "recipe": recipe, "bytes_in": nbytes, "bytes_out": out, "seconds_alone": alone, "seconds": best["seconds"],
         "gb_s": nbytes / best["seconds"] / 1e9, "share_of_limit": limit / best["seconds"],
-        "share_of_one_after_the_other": sum(alone.values()) / best["seconds"],
-        "peak_bytes_above_start": peak, "peak_is_below_1_gb": peak < _MEMORY_LIMIT,
-        "sqnr_db": best["sqnr_db"], "cpus": os.cpu_count(), "load_before": busy,
+        "peak_bytes_above_start": peak, "peak_is_below_1_gb": peak < _MEMORY_LIMIT, "load_before": busy,
     }  # fmt: skip
 
 

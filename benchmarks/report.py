@@ -1,13 +1,9 @@
-"""Rows as a table for people and as JSON for everything else."""
+"""Rows as tables in the terminal."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -17,8 +13,7 @@ from rich.text import Text
 
 from benchmarks.rows import Row, Verdict, ratio_text
 
-__all__ = ["print_family", "print_summary", "write_json"]
-
+__all__ = ["print_family", "print_summary"]
 
 _NAME_WIDTH, _TARGET_WIDTH = 32, 33
 
@@ -135,9 +130,3 @@ def _bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count} B"
-
-
-def write_json(path: Path, facts: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {**facts, "rows": [asdict(row) for row in rows]}
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -35,17 +35,10 @@ class Row:
     status: str  # measured, missing (a peer), failed (lowbit) or not measurable
     reason: str = ""
     seconds: float | None = None  # best
-    median_seconds: float | None = None
     spread: float | None = None  # interquartile range over median
-    cpus_used: float | None = None  # in the best sample
     preempted: bool = False  # other work had the CPU even in the best sample
-    rounds: int = 0
-    repeats: int = 0
-    elements: int = 0
     nbytes: int = 0  # read + written
     gigabytes_per_second: float | None = None
-    elements_per_second: float | None = None
-    ratio_to_copy: float | None = None  # this contender over the equal-bytes copy
     operations: int = 0
     operations_per_second: float | None = None
     roofline_percent: float | None = None  # of the fastest limit of the case, else of the copy
@@ -92,17 +85,10 @@ def rows_of(family: str, case: Case, found: Found, threads: int) -> list[Row]:
                 *common,
                 "measured",
                 seconds=seconds,
-                median_seconds=result.median,
                 spread=result.spread,
-                cpus_used=result.cpus_at_best,
                 preempted=result.was_preempted,
-                rounds=len(result.samples),
-                repeats=result.repeats,
-                elements=case.elements,
                 nbytes=nbytes,
                 gigabytes_per_second=nbytes / seconds / 1e9,
-                elements_per_second=case.elements / seconds,
-                ratio_to_copy=copy / seconds if copy else None,
                 operations=case.operations,
                 operations_per_second=case.operations / seconds if case.operations else None,
                 roofline_percent=100 * roof / seconds if roof else None,

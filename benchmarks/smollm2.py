@@ -27,6 +27,7 @@ import transformers
 from torch.nn import functional
 
 import torch
+from benchmarks.results import write_table
 from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed
 from lowbit.formats.safetensors.checkpoint import Checkpoint
@@ -57,8 +58,22 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="lowbit-smollm2-") as folder:
         found = _measured(Path(folder), options.windows)
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    write_table(
+        RESULT,
+        "SmolLM2-135M in transformers, compressed-tensors checkpoints",
+        ["recipe", "perplexity", "change, %", "MB", "weights quantized", "weights skipped"],
+        [
+            [
+                name,
+                r["perplexity"],
+                r.get("change_percent", 0.0),
+                r["bytes"] / 1e6,
+                r.get("treated", 0),
+                r.get("skipped", 0),
+            ]
+            for name, r in found["rows"].items()
+        ],
+    )
     print(json.dumps(found, indent=1))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import time
 import warnings
@@ -19,14 +18,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from torch.profiler import ProfilerActivity, profile
 
 import lowbit as lb
 import lowbit.torch as lt
 import torch
 from benchmarks import minilm
-from benchmarks.peers import package_versions
-from lowbit.runtime.hardware import hardware
+from benchmarks.results import write_table
 from torch import Tensor, nn
 
 _BATCH = 32
@@ -68,20 +65,6 @@ def seconds(contenders: Mapping[str, nn.Module], batches: Batches, rounds: int) 
     return found
 
 
-@torch.inference_mode()
-def shares(model: nn.Module, batches: Batches) -> dict[str, float]:
-    """Of one run, the share of each kind of operator; lowbit's own is what torch's profiler does not see."""
-    start = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CPU]) as found:
-        for batch in batches:
-            model(*batch)
-    whole = time.perf_counter() - start
-    own = {e.key: e.self_cpu_time_total / 1e6 for e in found.key_averages()}
-    largest = sorted(own, key=lambda key: -own[key])[:6]
-    said = {key: round(own[key] / whole, 3) for key in largest}
-    return said | {"outside torch's operators": round(1 - sum(own.values()) / whole, 3)}
-
-
 def results(sentences: int, rounds: int) -> dict[str, Any]:
     batches = batches_of(sentences)
     contenders = models(batches[len(batches) // 2])
@@ -91,25 +74,17 @@ def results(sentences: int, rounds: int) -> dict[str, Any]:
         name: {
             "spearman": round(minilm.sts_score(model), 3),
             "sentences_per_second": round(sentences / medians[name], 1),
-            "best_sentences_per_second": round(sentences / min(found[name]), 1),
             "times_float": round(statistics.median(f / s for f, s in zip(found[FLOAT], found[name], strict=True)), 3),
-            "shares": shares(model, batches),
         }
         for name, model in contenders.items()
     }
-    made = lt.report(contenders[LOWBIT])
     times_ao = statistics.median(a / s for a, s in zip(found[AO], found[LOWBIT], strict=True))
     reached = {"spearman": rows[LOWBIT]["spearman"], "times float": rows[LOWBIT]["times_float"]}
     reached["times torch.ao"] = round(times_ao, 3)
     return {
-        "threads": 1, "sentences": sentences, "batch": _BATCH, "rounds": rounds,
-        "lengths": [int(b[0].shape[1]) for b in batches],
         "targets": {k: {"target": v, "reached": reached[k], "met": reached[k] >= v} for k, v in TARGETS.items()},
         "models": rows,
-        "lowbit_rows": [{"name": r.name, "how": r.how, "why_not": r.why_not, "note": r.note} for r in made.rows],
-        "megabytes": {"float": made.bytes_before / 1e6, "lowbit": made.bytes_after / 1e6},
-        "machine": hardware().to_dict(), "versions": package_versions(),
-    }  # fmt: skip
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -128,7 +103,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, entry in found["targets"].items():
         print(f"{name}: {entry['reached']}, target {entry['target']}: {'met' if entry['met'] else 'missed'}")
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        keys = ("spearman", "sentences_per_second", "times_float")
+        write_table(
+            options.json,
+            "MiniLM-L6 in PyTorch, STS-B test",
+            ["model", "Spearman", "sentences per second", "× float"],
+            [[name, *(row[key] for key in keys)] for name, row in found["models"].items()],
+        )
 
 
 if __name__ == "__main__":

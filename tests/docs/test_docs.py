@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import io
+import pydoc
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,15 +91,57 @@ def test_relative_links_lead_to_files(page: Path) -> None:
 
 def test_the_navigation_leads_to_every_page() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
-    listed = {ROOT / "docs" / name for name in re.findall(r": ([\w/]+\.md)$", nav, re.MULTILINE)}
+    listed = {ROOT / "docs" / name for name in re.findall(r"[:-] ([\w/]+\.md)$", nav, re.MULTILINE)}
     assert [name_of(page) for page in ROOT.glob("docs/**/*.md") if page not in listed] == []
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "bench", "check", "test-deep"])
-def test_the_readme_names_the_commands_and_the_makefile_has_them(target: str) -> None:
-    assert f"`make {target}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("target", ["demo", "test", "docs", "bench", "check", "test-deep"])
+def test_the_pages_name_the_commands_and_the_makefile_has_them(target: str) -> None:
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")]
+    assert any(re.search(rf"make {target}\b(?!-)", text) for text in texts)
     makefiles = [(ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "scripts/deep.mk")]
     assert any(re.search(rf"^{target}:", text, re.MULTILINE) for text in makefiles)
+
+
+def test_the_readme_has_at_most_150_lines() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_benchmark_pages_are_those_that_the_results_give() -> None:
+    from benchmarks import page
+
+    assert page.PAGE.read_text(encoding="utf-8") == page.page()
+    assert page.readme_table() in page.README.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["", ".plans", ".torch", ".calibration", ".tuning", ".bench", ".models", ".system"],
+    ids=lambda name: name or "lowbit",
+)
+def test_every_public_name_is_in_the_api_reference(module: str) -> None:
+    if module == ".torch":
+        pytest.importorskip("torch")
+    text = (ROOT / f"docs/reference/api/{module[1:] or 'lowbit'}.md").read_text(encoding="utf-8")
+    documented = set(re.findall(rf"^::: lowbit{re.escape(module)}\.(\w+)$", text, re.MULTILINE))
+    documented |= set(re.findall(r"`(\w+)`", text)) if module == ".plans" else set()
+    public = set(importlib.import_module(f"lowbit{module}").__all__)
+    assert public - documented == set()
+    assert module in (".plans", ".system") or documented - public == set()
+
+
+def test_the_reference_documents_what_exists() -> None:
+    for path in ROOT.glob("docs/reference/api/*.md"):
+        for name in re.findall(r"^::: ([\w.]+)$", path.read_text(encoding="utf-8"), re.MULTILINE):
+            assert pydoc.locate(name) is not None, f"{path.name}: {name}"
+
+
+def test_the_command_reference_is_that_of_the_commands() -> None:
+    pytest.importorskip("typer")
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/cli_reference.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_program_that_ends_the_quantization_page_is_short_and_shown_with_its_output() -> None:
