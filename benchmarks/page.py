@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -91,8 +92,10 @@ def of_family(run: Json, family: str) -> list[Json]:
     return [case for case in run.get("cases", []) if case["family"] == family]
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    rule = ["---"] * left + ["---:"] * (len(columns) - left)
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of figures are aligned to the right."""
+    figures = re.compile(r"-?[\d.,]+ ?(?:[×%s]|[mµn]s|G.*)?|")
+    rule = ["---:" if all(map(figures.fullmatch, cells)) else "---" for cells in zip(*rows, strict=True)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [columns, rule, *rows]) + "\n"
 
 
@@ -129,7 +132,7 @@ def summary(run: Sequence[Json]) -> str:
         if found:
             least = min(found, key=lambda r: r.value)
             mean = geometric_mean([r.value for r in found])
-            rows.append([about, str(len(found)), f"{number(mean)} ×", f"{number(least.value)} ×", least.case])
+            rows.append([about, str(len(found)), f"{number(mean)}×", f"{number(least.value)}×", least.case])
     return table(["work", "cases", "geometric mean", "least", "least case"], rows)
 
 
@@ -170,13 +173,13 @@ def family_section(suites: Sequence[Json], family: str) -> str:
                 if family in LISTED_BY_MEAN and (ratio is None or ratio.value >= 1):
                     continue
                 name = case["case"] + ("" if contender == "lowbit" else f", {contender.removeprefix('lowbit, ')}")
-                beside = f"{number(ratio.value)} × {ratio.peer}" if ratio else ""
+                beside = f"{number(ratio.value)}× {ratio.peer}" if ratio else ""
                 rates = [seconds_text(seconds), rate_text(case, seconds), limit_text(case, seconds), beside]
                 rows.append([name, *rates])
         text += f"\n**{name_of(run)}** ({origin_of(run)})"
         if any(r.is_first for r in found.values()):
             values = [r.value for r in found.values() if r.is_first]
-            text += f": geometric mean {number(geometric_mean(values))} ×, least {number(min(values))} ×"
+            text += f": geometric mean {number(geometric_mean(values))}×, least {number(min(values))}×"
             text += f", {len(values)} case{'s' if len(values) > 1 else ''}"
         missed = [t for case in of_family(run, family) for t in case.get("targets", []) if t[3] is False]
         text += f", {len(missed)} target{'s' if len(missed) > 1 else ''} missed" if missed else ""
@@ -213,7 +216,7 @@ of as many bytes. Means are over the first contender of each case. `make bench` 
         families = ", ".join(dict.fromkeys(case["family"] for case in run["cases"]))
         link = f"[{run['file'].removesuffix('.json')}](../benchmarks/results/{run['file']})"
         rows.append([name_of(run), run["date"][:10], f"`{run['commit']}`", families, link])
-    text += table(["machine", "date", "commit", "families", "file"], rows, left=5)
+    text += table(["machine", "date", "commit", "families", "file"], rows)
     versions = ", ".join(f"{name} {found}" for name, found in suites[0]["versions"].items() if found)
     text += f"\nPeers of the newest run: {versions}.\n\n"
     sections = [family_section(suites, family) for family in [*FAMILIES, *OTHERS, *LISTED_BY_MEAN]]
