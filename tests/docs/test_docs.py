@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib.util
+import inspect
 import io
 import re
 import subprocess
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -163,3 +165,37 @@ def test_the_architecture_page_lists_the_packages_in_the_order_that_imports_foll
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ORDER"
     )
     assert listed == [package for package in order if not package.startswith("_")]
+
+
+NEIGHBOUR = ROOT / "docs/guide/from_rust_crates.md"
+
+
+def resolve(name: str) -> None:
+    """Raises where a dotted name, maybe with a keyword argument as `f(x=)`, leads nowhere."""
+    dotted, _, keyword = name.partition("(")
+    parts = dotted.replace("lb", "lowbit", 1).split(".") if dotted.startswith("lb.") else dotted.split(".")
+    found: Any = importlib.import_module(parts[0])
+    for i, part in enumerate(parts[1:], 2):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(".".join(parts[:i]))
+        fields = {*getattr(found, "__dataclass_fields__", ()), *getattr(found, "__slots__", ())}
+        found = getattr(found, part, found) if part in fields else getattr(found, part)
+    if keyword:
+        assert keyword.rstrip("=)") in inspect.signature(found).parameters, name
+
+
+@pytest.mark.parametrize("page", [NEIGHBOUR, ROOT / "docs/guide/coming_from.md"], ids=lambda page: page.stem)
+def test_names_of_ours_that_neighbours_are_sent_to_exist(page: Path) -> None:
+    rows = re.findall(r"^\| `[^|]*\|([^|]*)\|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    names = [n for row in rows for n in re.findall(r"`((?:lb|lowbit)\.[\w.]+(?:\(\w+=\))?)", row)]
+    assert len(names) > 5
+    for name in names:
+        resolve(name)
+
+
+def test_every_public_name_of_the_rust_crates_has_its_row() -> None:
+    text = NEIGHBOUR.read_text(encoding="utf-8")
+    theirs = " ".join(re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE))
+    names = (ROOT / "tests/docs/rust_names.txt").read_text(encoding="utf-8").split()
+    assert len(names) > 150
+    assert [name for name in names if not re.search(rf"(?<!\w){name}(?!\w)", theirs)] == []
