@@ -81,7 +81,7 @@ def test_an_onnx_model_in_float(run, tmp_path):
     )
     result = run(path)
     assert result.exit_code == 0, result.stderr
-    for words in ("float16", "3×2", "12 bytes", "60.0%", "bias", "no, or in no way", "ai.onnx 21"):
+    for words in ("float16", "3×2", "12 bytes", "60.0%", "bias", "no, or in a layout", "ai.onnx 21"):
         assert words in result.stdout
     seen = json.loads(run(path, "--json").stdout)
     assert seen == json.loads(json.dumps(inspect_file(path).to_dict()))

@@ -1,4 +1,4 @@
-"""`lowbit bench`: operations beside float ones on this machine, kept in files and held against earlier ones."""
+"""`lowbit bench`: operations measured against float baselines, and results compared with earlier ones."""
 
 # No `from __future__ import annotations`: typer reads the annotations.
 from pathlib import Path
@@ -6,16 +6,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.cli.errors import end_interrupted, printable, refuse_given, refuse_unwritable, screen
+from lowbit.cli.errors import end_interrupted, refuse_given, refuse_unwritable
+from lowbit.cli.options import AS_JSON
+from lowbit.cli.screen import printable, screen, table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from lowbit.bench import BenchmarkSummary, Change
 
-__all__ = ["bench"]
-
 _WIDEST = 100
+
+
+EPILOG = """Examples:
+
+  lowbit bench --quick --only quantization,matrix --out results.json
+
+  lowbit bench --compare old.json new.json
+"""
 
 
 def bench(
@@ -23,26 +31,34 @@ def bench(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Some of quantization, matrix, elementwise, memory, comparative.",
+            help="Run only these of quantization, matrix, elementwise, memory and comparative.",
             metavar="FAMILY,...",
             show_default=False,
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes.")] = False,
-    seconds: Annotated[float, typer.Option(help="For each operation.")] = 0.5,
-    timeout: Annotated[float, typer.Option(help="Seconds after which an operation is given up.")] = 10.0,
-    threads: Annotated[int | None, typer.Option(help="Instead of those in use.", show_default=False)] = None,
-    out: Annotated[list[Path], typer.Option(help="Keep the results: .json, .csv or .md.", show_default=False)] = [],  # noqa: B006
+    quick: Annotated[bool, typer.Option("--quick", help="Run fewer sizes.")] = False,
+    seconds: Annotated[float, typer.Option(help="Seconds of measuring per operation.")] = 0.5,
+    timeout: Annotated[float, typer.Option(help="Seconds after which an operation is abandoned.")] = 10.0,
+    threads: Annotated[
+        int | None, typer.Option(help="Number of threads. The default is the number in use.", show_default=False)
+    ] = None,
+    out: Annotated[
+        list[Path], typer.Option(help="Write the results to this .json, .csv or .md file. Repeatable.")
+    ] = [],  # noqa: B006
     roofline: Annotated[
-        Path | None, typer.Option(help="Draw products below the machine's limits: PNG, SVG or PDF.", show_default=False)
+        Path | None,
+        typer.Option(help="Plot matrix products under this machine's roofline: PNG, SVG or PDF.", show_default=False),
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(help="Only say what changed between two .json files.", metavar="OLD NEW", show_default=False),
+        typer.Option(help="Measure nothing; print what changed between two .json files.", metavar="OLD NEW"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AS_JSON = False,
 ) -> None:
-    """Time operations beside float32 ones, and against what the machine can do."""
+    """Measure quantized operations against float32 baselines and the limits of this machine.
+
+    With --compare, exit with code 1 if an operation became slower.
+    """
     if compare is not None:
         why = "--compare measures nothing"
         refuse_given(ctx, why, "only", "quick", "seconds", "timeout", "threads", "out", "roofline")
@@ -67,7 +83,7 @@ def bench(
 
 
 def _check_targets(out: list[Path], roofline: Path | None, only: str | None) -> None:
-    """Before minutes are spent on measuring."""
+    """Raise for targets that cannot be written, before minutes are spent on measuring."""
     from lowbit.numerics.errors import InvalidProblem
 
     for path in out:
@@ -116,22 +132,17 @@ def _show(summary: "BenchmarkSummary", written: list[Path]) -> None:
 
 
 def _table(summary: "BenchmarkSummary", family: str) -> "RenderableType":
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from lowbit.bench.results import table_cells, table_heads
 
-    table = Table(
-        title=f"{family}\n", title_style="bold", title_justify="left", box=box.SIMPLE_HEAD, caption=" ",
-        header_style="bold cyan", show_edge=False, pad_edge=False,
-    )  # fmt: skip
+    made = table(family, " ")
     for i, heading in enumerate(table_heads(family)):
-        table.add_column(heading, justify="right" if i else "left", no_wrap=bool(i))
+        made.add_column(heading, justify="right" if i else "left", no_wrap=bool(i))
     for r in summary.of(family):
         first, *rest = table_cells(r)
-        table.add_row(Text(first, style={"ok": "", "timeout": "yellow", "failed": "red"}[r.status]), *rest)
-    return table
+        made.add_row(Text(first, style={"ok": "", "timeout": "yellow", "failed": "red"}[r.status]), *rest)
+    return made
 
 
 def _compared(old_path: Path, new_path: Path, as_json: bool) -> None:
@@ -159,8 +170,6 @@ def _compared(old_path: Path, new_path: Path, as_json: bool) -> None:
 
 
 def _show_changes(changes: "list[Change]") -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from lowbit.bench.results import seconds_text
@@ -169,13 +178,13 @@ def _show_changes(changes: "list[Change]") -> None:
     styles = {"regression": "red", "improvement": "green", "missing": "yellow", "added": "cyan"}
     flagged = sorted((c for c in changes if c.kind in styles), key=lambda c: list(styles).index(c.kind))
     if flagged:
-        table = Table(box=box.SIMPLE_HEAD, header_style="bold cyan", show_edge=False, pad_edge=False)
+        made = table()
         for i, heading in enumerate(("operation", "change", "old", "new", "new / old")):
-            table.add_column(heading, justify="right" if i > 1 else "left", no_wrap=i > 0)
+            made.add_column(heading, justify="right" if i > 1 else "left", no_wrap=i > 0)
         for c in flagged:
             name = printable(c.name) + (f"\n  {printable(c.note)}" if c.note else "")
             times = ["" if t is None else seconds_text(t) for t in (c.old, c.new)]
-            table.add_row(name, Text(c.kind, style=styles[c.kind]), *times, "" if c.ratio is None else f"{c.ratio:.2f}")
-        shown.print(table)
+            made.add_row(name, Text(c.kind, style=styles[c.kind]), *times, "" if c.ratio is None else f"{c.ratio:.2f}")
+        shown.print(made)
     kinds = [f"{sum(c.kind == kind for c in changes)} {kind}" for kind in ("same", *styles)]
     shown.print(", ".join(kinds), style="dim")

@@ -1,4 +1,4 @@
-"""`lowbit calibrate`: what each method would make of the arrays in files."""
+"""`lowbit calibrate`: quantization ranges of the arrays in files."""
 
 # No `from __future__ import annotations`: typer reads the annotations.
 import json
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.cli.errors import printable, refuse_unwritable, screen
+from lowbit.cli.errors import refuse_unwritable
+from lowbit.cli.options import AS_JSON
+from lowbit.cli.screen import add_numbers, printable, screen, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,30 +17,33 @@ if TYPE_CHECKING:
     from lowbit.calibration import CalibrationMethod, CalibrationStatistics, Calibrator
     from lowbit.numerics.params import QuantizationParams
 
-__all__ = ["calibrate"]
+
+EPILOG = "Example: lowbit calibrate activations.npy --dtype int4 --plot ranges.png"
 
 
 def calibrate(
     files: Annotated[list[Path], typer.Argument(help=".npy and .npz files.", metavar="FILE...", show_default=False)],
-    dtype: Annotated[str, typer.Option(help="The dtype to quantize to.")] = "int8",
+    dtype: Annotated[str, typer.Option(help="Dtype to quantize to.")] = "int8",
     scheme: Annotated[str, typer.Option(help="linear, symmetric, asymmetric or logarithmic.")] = "linear",
     method: Annotated[
         str, typer.Option(help="min_max, moving_average, percentile, percentile:99.9, entropy, mse or adaptive.")
     ] = "adaptive",
-    array: Annotated[str | None, typer.Option(help="Only this array of each file.", show_default=False)] = None,
-    join: Annotated[bool, typer.Option("--join", help="Take all arrays as samples of one tensor.")] = False,
-    axis: Annotated[int | None, typer.Option(help="A range for each index of this axis.", show_default=False)] = None,
+    array: Annotated[str | None, typer.Option(help="Read only the array of this name.", show_default=False)] = None,
+    join: Annotated[bool, typer.Option("--join", help="Treat all arrays as samples of one tensor.")] = False,
+    axis: Annotated[int | None, typer.Option(help="Find one range per index of this axis.", show_default=False)] = None,
     ignore_nonfinite: Annotated[
-        bool, typer.Option("--ignore-nonfinite", help="Leave NaN and Inf out and count them.")
+        bool, typer.Option("--ignore-nonfinite", help="Ignore NaN and Inf, and report how many there are.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw a picture: PNG, SVG or PDF.", show_default=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Plot histogram and ranges to this PNG, SVG or PDF file.", show_default=False)
+    ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(help="Go on from this file if it exists, and keep what was seen in it.", show_default=False),
+        typer.Option(help="Continue from this file if it exists, and save the statistics to it.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AS_JSON = False,
 ) -> None:
-    """Find ranges for arrays, and show what each method would cost."""
+    """Find quantization ranges for arrays in files, and compare what each calibration method loses."""
     from lowbit.numerics.dtypes import QuantizedDType
     from lowbit.numerics.schemes import QuantizationScheme
 
@@ -129,15 +134,11 @@ def _draw(rows: list[Any], path: Path) -> list[Path]:
 
 def _as_json(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationParams") -> dict[str, Any]:
     chosen = c.choices[0]
-    return {
-        "statistics": s.to_dict(), "params": json.loads(params.to_json()), "method": c.method.name,
-        "chosen": chosen.method, "explanation": str(chosen),
-    }  # fmt: skip
+    said = {"method": c.method.name, "chosen": chosen.method, "explanation": str(chosen)}
+    return {"statistics": s.to_dict(), "params": json.loads(params.to_json())} | said
 
 
 def _table(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationParams") -> "RenderableType":
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     scope = "" if c.sketch.axis is None else f", index 0 of {c.sketch.shape[0]} along axis {c.sketch.axis}"
@@ -150,16 +151,12 @@ def _table(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationPar
         facts += f"; {s.num_nan} NaN and {s.num_inf} Inf left out"
     scale = f"scale {float(params.scale):.6g}" if params.scale.ndim == 0 else f"{params.scale.size} scales"
     zero = "" if params.zero_point.any() == 0 else f", zero point {int(params.zero_point.reshape(-1)[0])}"
-    table = Table(
-        title=printable(f"{c.name}{scope}, at {s.target}") + "\n", title_style="bold", title_justify="left",
-        box=box.SIMPLE_HEAD, caption=f"\n{facts}\n{c.choices[0]}: {scale}{zero}\n", caption_justify="left",
-        header_style="bold cyan", show_edge=False, pad_edge=False,
-    )  # fmt: skip
-    table.add_column("method", no_wrap=True, style="bold")
-    for heading in ("from", "to", "clipped", "MSE", "SQNR dB"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = printable(f"{c.name}{scope}, at {s.target}")
+    made = table(title, f"\n{facts}\n{c.choices[0]}: {scale}{zero}\n")
+    made.add_column("method", no_wrap=True, style="bold")
+    add_numbers(made, ("from", "to", "clipped", "MSE", "SQNR dB"))
     for cost in s.methods:
         style = "green" if cost.method == c.choices[0].method else ""
         cells = f"{cost.lo:.5g}", f"{cost.hi:.5g}", f"{cost.clipped:.3%}", f"{cost.mse:.4g}", f"{cost.sqnr_db:.2f}"
-        table.add_row(Text(cost.method, style=style), *cells)
-    return table
+        made.add_row(Text(cost.method, style=style), *cells)
+    return made

@@ -3,37 +3,26 @@
 # No `from __future__ import annotations`: typer reads the annotations.
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.cli.errors import printable, refuse_given, screen
-from lowbit.cli.quantize import (
-    AS_JSON,
-    BATCH_SIZE,
-    DATA,
-    MAX_BATCHES,
-    METRIC,
-    SECONDS,
-    THREADS,
-    decibels,
-    latency_line,
-    megabytes,
-    output_line,
-)  # fmt: skip
+from lowbit.cli.errors import refuse_given
+from lowbit.cli.options import AS_JSON, BATCH_SIZE, DATA, MAX_BATCHES, METRIC, SECONDS, THREADS
+from lowbit.cli.screen import decibels, measured_lines, megabytes, printable, screen, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from lowbit.formats.comparison import Comparison
 
-__all__ = ["compare"]
+EPILOG = "Example: lowbit compare model.onnx model.static-int8.onnx --data batches/"
 
 
 def compare(
     ctx: typer.Context,
-    first: Annotated[Path, typer.Argument(help="The model to hold the other against.")],
-    second: Annotated[Path, typer.Argument(help="The other: two .onnx files, or two checkpoints.")],
+    first: Annotated[Path, typer.Argument(help="The baseline: an .onnx file or a checkpoint.")],
+    second: Annotated[Path, typer.Argument(help="The model to compare with it, of the same kind.")],
     data: DATA = None,
     batch_size: BATCH_SIZE = None,
     max_batches: MAX_BATCHES = None,
@@ -42,7 +31,10 @@ def compare(
     threads: THREADS = [1],  # noqa: B006
     as_json: AS_JSON = False,
 ) -> None:
-    """Measure two models side by side: size, outputs, latency; or two checkpoints, weight by weight."""
+    """Compare two models: ONNX models by size, outputs and latency; checkpoints weight by weight.
+
+    Without --data, ONNX models run on one batch of random inputs.
+    """
     from lowbit.formats.comparison import compare_files
     from lowbit.formats.files import kind_of
 
@@ -54,11 +46,9 @@ def compare(
         refuse_given(ctx, "without --data there is one batch of random inputs", "max_batches")
     if seconds == 0:
         refuse_given(ctx, "with --seconds 0 no latency is measured", "threads")
+    options: dict[str, Any] = {"data": data, "batch_size": batch_size, "max_batches": max_batches, "metric": metric}
     with screen(stderr=True, quiet=as_json).status("Comparing"):
-        found = compare_files(
-            first, second, data=data, batch_size=batch_size, max_batches=max_batches, metric=metric,
-            seconds=seconds, threads=tuple(threads),
-        )  # fmt: skip
+        found = compare_files(first, second, seconds=seconds, threads=tuple(threads), **options)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
         return
@@ -66,27 +56,21 @@ def compare(
     if found.weights:
         shown.print(_weights(found))
     ratio = found.first_bytes / found.second_bytes if found.second_bytes else float("inf")
-    lines = [f"{megabytes(found.first_bytes)} → {megabytes(found.second_bytes)} ({ratio:.2f}× smaller)"]
-    lines += [output_line(a) for a in found.accuracy]
-    lines += [f"{m.name}: {m.float_value:.6g} → {m.quantized_value:.6g}" for m in found.metrics]
-    lines += [latency_line(t) for t in found.latency]
-    for line in lines:
+    shown.print(f"{megabytes(found.first_bytes)} → {megabytes(found.second_bytes)} ({ratio:.2f}× smaller)")
+    for line in measured_lines(found):
         shown.print(printable(line))
     for note in found.notes:
         shown.print(f"Note: {printable(note)}", style="yellow")
 
 
 def _weights(found: "Comparison") -> "RenderableType":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold cyan", show_edge=False, pad_edge=False)
-    table.add_column("weight", overflow="fold")
+    made = table()
+    made.add_column("weight", overflow="fold")
     for heading in ("shape", "first", "second", "bytes", "SQNR dB"):
-        table.add_column(heading, justify="right")
+        made.add_column(heading, justify="right")
     for w in found.weights:
         shape = "×".join(map(str, w.shape))
         size = f"{w.first_bytes:,} → {w.second_bytes:,}"
         name, first, second = map(printable, (w.name, w.first, w.second))
-        table.add_row(name, shape, first, second, size, decibels(w.sqnr_db))
-    return table
+        made.add_row(name, shape, first, second, size, decibels(w.sqnr_db))
+    return made

@@ -1,4 +1,4 @@
-"""`lowbit demo`: the main job, on a model that comes with the library."""
+"""`lowbit demo`: quantize and measure the model that comes with the library."""
 
 # No `from __future__ import annotations`: typer reads the annotations.
 import json
@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from lowbit.cli.errors import kept_on_interrupt, printable, screen
-from lowbit.cli.quantize import SECONDS
+from lowbit.cli.errors import kept_on_interrupt
+from lowbit.cli.options import AS_JSON, SECONDS
+from lowbit.cli.screen import add_numbers, printable, screen, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from lowbit.models import ModelReport
 
-__all__ = ["demo", "digits_accuracy"]
-
-# Ranges are found in the first images, accuracy is measured on the others.
+# Calibration uses the first images, accuracy is measured on the others.
 _CALIBRATION = 60
 _RECIPES: dict[str, Any] = {
     "int8 static": "static-int8",
@@ -28,11 +27,11 @@ _RECIPES: dict[str, Any] = {
 
 
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where models and reports are written.")] = Path("lowbit-demo"),
+    folder: Annotated[Path, typer.Option(help="Folder to write models and reports to.")] = Path("lowbit-demo"),
     seconds: SECONDS = 2.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    as_json: AS_JSON = False,
 ) -> None:
-    """Quantize the model that comes with the library: int8 static and int4 weights; accuracy, size, latency, report."""
+    """Quantize the bundled digits CNN to static int8 and to int4 weights, and measure size, accuracy and latency."""
     folder.mkdir(parents=True, exist_ok=True)
     with (
         kept_on_interrupt(lambda: f"{folder} has what was finished"),
@@ -46,7 +45,7 @@ def demo(
 
 
 def digits_accuracy(predict: Any, batches: Iterable[Mapping[str, Any]]) -> float:
-    """The share of images read correctly, in percent: a metric as `lowbit quantize --metric` takes it."""
+    """The percentage of images classified correctly: a metric for `lowbit quantize --metric`."""
     right = total = 0
     for batch in batches:
         right += int((predict(batch)["logits"].argmax(axis=1) == batch["labels"]).sum())
@@ -89,30 +88,22 @@ def _quantized(folder: Path, name: str, recipe: Any, seconds: float) -> "ModelRe
 
 
 def _table(found: "Mapping[str, ModelReport]", folder: Path) -> "RenderableType":
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        title="A digits CNN, from file to file\n", title_style="bold", title_justify="left", box=box.SIMPLE_HEAD,
-        header_style="bold cyan", show_edge=False, pad_edge=False, caption_justify="left",
-        caption=_caption(found, folder),
-    )  # fmt: skip
-    table.add_column("model", style="bold", no_wrap=True)
-    for heading in ("bytes", "smaller", "accuracy", "outputs", "latency", "speed-up"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    made = table("A digits CNN, from file to file", _caption(found, folder))
+    made.add_column("model", style="bold", no_wrap=True)
+    add_numbers(made, ("bytes", "smaller", "accuracy", "outputs", "latency", "speed-up"))
     first = next(iter(found.values()))
     base = first.metrics[0].float_value
     timed = f"{first.latency[0].float_ms:.3f} ms" if first.latency else "–"
-    table.add_row("float32", f"{first.bytes_before:,}", "", f"{base:.2f} %", "", timed, "")
+    made.add_row("float32", f"{first.bytes_before:,}", "", f"{base:.2f} %", "", timed, "")
     for name, r in found.items():
+        cells = [f"{r.bytes_after:,}", f"{r.ratio:.2f}×", f"{r.metrics[0].quantized_value:.2f} %"]
+        cells.append(f"{r.accuracy[0].sqnr_db:.1f} dB")
         quick = r.latency[0] if r.latency else None
-        table.add_row(
-            name, f"{r.bytes_after:,}", f"{r.ratio:.2f}×", f"{r.metrics[0].quantized_value:.2f} %",
-            f"{r.accuracy[0].sqnr_db:.1f} dB", f"{quick.quantized_ms:.3f} ms" if quick else "–",
-            Text(f"{quick.speedup:.2f}×", style="" if quick.speedup >= 1 else "red") if quick else "–",
-        )  # fmt: skip
-    return table
+        speed = Text(f"{quick.speedup:.2f}×", style="" if quick.speedup >= 1 else "red") if quick else "–"
+        made.add_row(name, *cells, f"{quick.quantized_ms:.3f} ms" if quick else "–", speed)
+    return made
 
 
 def _caption(found: "Mapping[str, ModelReport]", folder: Path) -> str:

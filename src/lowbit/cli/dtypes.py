@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.cli.errors import printable, refuse_unwritable, screen
+from lowbit.cli.errors import refuse_unwritable
+from lowbit.cli.screen import add_numbers, printable, screen, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -16,17 +17,15 @@ if TYPE_CHECKING:
     from lowbit.bench.survey import SurveyRow
     from lowbit.runtime.hardware import HardwareFeatures
 
-__all__ = ["dtypes"]
-
 
 def dtypes(
     json_path: Annotated[
         Path | None,
-        typer.Option("--json", metavar="PATH", help="Also write the rows as JSON; - prints only that."),
+        typer.Option("--json", metavar="PATH", help="Also write the rows as JSON; - prints JSON and nothing else."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", hidden=True)] = False,
 ) -> None:
-    """Quantize a small trained network in every dtype and scheme, and compare."""
+    """Quantize a small trained network in every dtype and scheme, and compare size, error, accuracy and speed."""
     from lowbit.bench.survey import TIMED_ELEMENTS, run_survey
     from lowbit.runtime.hardware import hardware as detect
 
@@ -58,35 +57,22 @@ def _json(rows: "list[SurveyRow]", elements: int, found: "HardwareFeatures") -> 
 
 
 def _table(rows: "list[SurveyRow]", elements: int, found: "HardwareFeatures") -> "RenderableType":
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    # Gaps of two and no edges: the table is 80 columns wide, as pipes and old terminals are.
-    table = Table(
-        title="A digits CNN, quantized\n", title_style="bold", title_justify="left", caption_justify="left",
-        caption=_caption(rows, elements, found), box=box.SIMPLE_HEAD, header_style="bold cyan",
-        show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
-    )  # fmt: skip
-    table.add_column("dtype", no_wrap=True, style="bold")
-    table.add_column("scheme", no_wrap=True)
-    for heading in ("bytes", "bits/w", "SQNR dB", "accuracy", "GB/s", "×NumPy"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    # No edges and narrow gaps: the table is 80 columns wide, as pipes and old terminals are.
+    made = table("A digits CNN, quantized", _caption(rows, elements, found), padding=(0, 1, 0, 0))
+    made.add_column("dtype", no_wrap=True, style="bold")
+    made.add_column("scheme", no_wrap=True)
+    add_numbers(made, ("bytes", "bits/w", "SQNR dB", "accuracy", "GB/s", "×NumPy"))
     above = ""
     for row, below in zip(rows, [*rows[1:], rows[-1]], strict=True):
-        table.add_row(
-            row.dtype if row.dtype != above else "",
-            row.scheme,
-            f"{row.nbytes:,}",
-            f"{row.bits_per_weight:.2f}",
-            _number(row.sqnr_db, ".1f"),
-            Text(f"{row.accuracy:.1%}", style=_accuracy_style(row.accuracy, rows[0].accuracy)),
-            _number(row.gb_per_s, ".1f"),
-            _number(row.times_numpy, ".1f"),
-            end_section=row.dtype.lstrip("u") != below.dtype.lstrip("u"),
-        )
+        accuracy = Text(f"{row.accuracy:.1%}", style=_accuracy_style(row.accuracy, rows[0].accuracy))
+        cells = row.dtype if row.dtype != above else "", row.scheme, f"{row.nbytes:,}", f"{row.bits_per_weight:.2f}"
+        speed = _number(row.gb_per_s, ".1f"), _number(row.times_numpy, ".1f")
+        last = row.dtype.lstrip("u") != below.dtype.lstrip("u")
+        made.add_row(*cells, _number(row.sqnr_db, ".1f"), accuracy, *speed, end_section=last)
         above = row.dtype
-    return table
+    return made
 
 
 def _number(value: float | None, form: str) -> str:

@@ -1,4 +1,4 @@
-"""Errors as a person meets them on the command line: one line and an exit code, no traceback unless asked for."""
+"""Errors on the command line: one line and an exit code, and a traceback only where it is asked for."""
 
 from __future__ import annotations
 
@@ -7,27 +7,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
+from lowbit.cli.screen import printable
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported, notes_of
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-__all__ = [
-    "Commands",
-    "end_interrupted",
-    "kept_on_interrupt",
-    "printable",
-    "refuse_given",
-    "refuse_unwritable",
-    "screen",
-]
-
-# What bad input, a full disk or a missing package raises; all else is a fault of lowbit's own.
+# Raised by bad input, a full disk or a missing package; any other exception is a fault of lowbit.
 _EXPECTED = (InvalidProblem, Unsupported, FormatError, OSError, ModuleNotFoundError, MemoryError)
 _BAD_INPUT, _FAULT, _INTERRUPTED = 2, 70, 130
 _LONGEST = 2000  # characters of a line: names in files may be of any length
@@ -36,7 +24,7 @@ _USAGE: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "Click
 
 
 class Commands(TyperGroup):
-    """The one place that catches what a command raises.
+    """The commands, with the one place that catches what they raise.
 
     Expected errors end with code 2, Ctrl-C with 130, anything else with 70. `--traceback` anywhere on the line, or
     LOWBIT_TRACEBACK=1, shows the traceback as well.
@@ -79,14 +67,14 @@ def _say(text: str, with_traceback: bool) -> None:
 
 
 def end_interrupted(kept: str) -> NoReturn:
-    """Ends the command after Ctrl-C with what is left of its work."""
+    """End the command after Ctrl-C, and print what was kept."""
     _say(f"interrupted; {kept}", False)
     raise typer.Exit(_INTERRUPTED) from None
 
 
 @contextmanager
 def kept_on_interrupt(kept: Callable[[], str]) -> Iterator[None]:
-    """Ends the command on Ctrl-C with what is left of its work, which `kept` says when it comes."""
+    """End the command on Ctrl-C, and print what `kept` then returns."""
     try:
         yield
     except KeyboardInterrupt:
@@ -94,7 +82,7 @@ def kept_on_interrupt(kept: Callable[[], str]) -> Iterator[None]:
 
 
 def refuse_given(ctx: typer.Context, why: str, *names: str) -> None:
-    """Raises where one of these options stands on the command line: there it would be ignored."""
+    """Raise where one of these options is given: it would be ignored."""
     for name in names:
         source = ctx.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
@@ -103,7 +91,7 @@ def refuse_given(ctx: typer.Context, why: str, *names: str) -> None:
 
 
 def refuse_unwritable(option: str, path: Path, suffixes: tuple[str, ...] = ()) -> None:
-    """Raises, before any work, where a file cannot be written later."""
+    """Raise, before any work, where a file cannot be written later."""
     if suffixes and path.suffix.lower() not in suffixes:
         *others, last = suffixes
         raise InvalidProblem(f"{option}: {path}; expected a name that ends in {', '.join(others)} or {last}")
@@ -117,19 +105,3 @@ def refuse_unwritable(option: str, path: Path, suffixes: tuple[str, ...] = ()) -
         refuse(path)
     except OSError as error:
         raise InvalidProblem(f"{option}: {path}; {error.filename}: {error.strerror}") from None
-
-
-def screen(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """A console on which text is text: names from files may look like markup."""
-    from rich.console import Console
-
-    return Console(stderr=stderr, quiet=quiet, markup=False, highlight=False, emoji=False)
-
-
-def printable(text: str) -> str:
-    """Names come from untrusted files: what would move the cursor or turn the text around is written as an escape.
-
-    >>> printable("a\\x1b[2Jb")
-    'a\\\\x1b[2Jb'
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowbit.cli.errors import printable, refuse_unwritable, screen
+from lowbit.cli.errors import refuse_unwritable
+from lowbit.cli.screen import printable, screen
 from lowbit.numerics.errors import InvalidProblem
 
 if TYPE_CHECKING:
@@ -19,19 +20,18 @@ if TYPE_CHECKING:
     from lowbit.gpu.speed import Speed
     from lowbit.runtime.devices import GpuDevice
 
-__all__ = ["gpu_check"]
-
 
 def gpu_check(
-    device: Annotated[str, typer.Option(help="Which GPU: cuda, or cuda:1 and so on.")] = "cuda",
+    device: Annotated[str, typer.Option(help="GPU to check: cuda, cuda:1 and so on.")] = "cuda",
     json_path: Annotated[
-        Path, typer.Option("--json", metavar="PATH", help="Where the report goes; - prints only that.")
+        Path,
+        typer.Option("--json", metavar="PATH", help="Report to write; - prints JSON and nothing else."),
     ] = Path("lowbit-gpu-check.json"),
-    speeds: Annotated[bool, typer.Option(help="Also measure speeds, beside torch's on the same GPU.")] = True,
-    only: Annotated[str, typer.Option(help="Only comparisons whose name has this in it.")] = "",
+    speeds: Annotated[bool, typer.Option(help="Also measure speed, against torch on the same GPU.")] = True,
+    only: Annotated[str, typer.Option(help="Run only comparisons whose name contains this text.")] = "",
     interpreter: Annotated[bool, typer.Option("--interpreter", hidden=True)] = False,
 ) -> None:
-    """Compare the GPU kernels with the NumPy reference on this machine's GPU, time them, and write a report."""
+    """Compare the GPU kernels (experimental) with the NumPy reference on a GPU, measure them, and write a report."""
     from lowbit.runtime.devices import find_device, why_not
 
     if interpreter:

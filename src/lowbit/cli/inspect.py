@@ -1,4 +1,4 @@
-"""`lowbit inspect`: what a model's file holds."""
+"""`lowbit inspect`: the tensors of a model's file."""
 
 # No `from __future__ import annotations`: typer reads the annotations.
 import dataclasses
@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowbit.cli.errors import printable, screen
+from lowbit.cli.options import AS_JSON
+from lowbit.cli.screen import add_numbers, printable, screen, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from lowbit.formats.inspection import Inspection, StoredTensor
 
-__all__ = ["inspect"]
+
+EPILOG = "Example: lowbit inspect model.safetensors --filter '*.q_proj.*' --sort size --top 20"
 
 
 def inspect(
@@ -27,15 +29,17 @@ def inspect(
     ],
     match: Annotated[
         str | None,
-        typer.Option("--filter", metavar="PATTERN", help="Only these: a pattern or /regex/.", show_default=False),
+        typer.Option("--filter", metavar="PATTERN", help="Show tensors whose name matches a pattern or /regex/."),
     ] = None,
     sort: Annotated[
-        str | None, typer.Option(help="size, name or dtype; else as in the file.", show_default=False)
+        str | None, typer.Option(help="Sort by size, name or dtype. The default is the order in the file.")
     ] = None,
-    top: Annotated[int | None, typer.Option(help="Show the first so many.", min=1, show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    top: Annotated[
+        int | None, typer.Option(help="Maximum number of tensors to show. The default is all.", min=1)
+    ] = None,
+    as_json: AS_JSON = False,
 ) -> None:
-    """Show a model's tensors, dtypes and sizes, and how it is already quantized. No weight is read."""
+    """Show the tensors, dtypes and sizes of a model's file, and how it is quantized. Only headers are read."""
     from lowbit.formats.inspection import inspect_file
     from lowbit.models import Override
     from lowbit.numerics.errors import InvalidProblem
@@ -91,50 +95,39 @@ def _summary(found: "Inspection") -> "RenderableType":
         text = printable(f"{q.count:,} × {q.scheme}: {q.what}")
         grid.add_row("Quantized" if i == 0 else "", Text(text, style="green"))
     if not found.quantization:
-        grid.add_row("Quantized", Text("no, or in no way that is known here", style="dim"))
+        grid.add_row("Quantized", Text("no, or in a layout that lowbit does not know", style="dim"))
     return grid
 
 
 def _tensors(found: "Inspection", shown: "list[StoredTensor]", matched: int) -> "RenderableType":
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     left = matched - len(shown)
     caption = "" if matched == len(found.tensors) else f"{matched:,} of {len(found.tensors):,} tensors match"
     caption += f"{'; ' * bool(caption)}{left:,} more are not shown" if left else ""
-    table = Table(
-        box=box.SIMPLE_HEAD, header_style="bold cyan", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0),
-        caption=caption or None, caption_justify="left",
-    )  # fmt: skip
-    table.add_column("\ntensor", overflow="fold", ratio=3)
-    table.add_column("\ndtype", no_wrap=True)
-    table.add_column("\nshape")
-    for heading in ("\nsize", "\nshare"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    made = table(caption=caption, padding=(0, 1, 0, 0))
+    made.add_column("\ntensor", overflow="fold", ratio=3)
+    made.add_column("\ndtype", no_wrap=True)
+    made.add_column("\nshape")
+    add_numbers(made, ("\nsize", "\nshare"))
     quantized = any(t.quantized for t in shown)
     if quantized:
-        table.add_column("\nquantized", overflow="fold")
+        made.add_column("\nquantized", overflow="fold")
     whole = found.nbytes or 1
     for t in shown:
         cells = [printable(t.name), printable(t.dtype), "×".join(map(str, t.shape)) or "scalar", _size(t.nbytes)]
         cells += [f"{t.nbytes / whole:.1%}"] + ([printable(t.quantized)] if quantized else [])
-        table.add_row(*map(Text, cells))
-    return table
+        made.add_row(*map(Text, cells))
+    return made
 
 
 def _totals(found: "Inspection") -> "RenderableType":
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        box=box.SIMPLE_HEAD, header_style="bold cyan", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
-    )  # fmt: skip
-    table.add_column("\ndtype", no_wrap=True)
-    for heading in ("\ntensors", "\nsize", "\nshare"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    made = table(padding=(0, 1, 0, 0))
+    made.add_column("\ndtype", no_wrap=True)
+    add_numbers(made, ("\ntensors", "\nsize", "\nshare"))
     whole = found.nbytes or 1
     for dtype, (count, nbytes) in found.by_dtype().items():
-        table.add_row(Text(printable(dtype)), f"{count:,}", _size(nbytes), f"{nbytes / whole:.1%}")
-    return table
+        made.add_row(Text(printable(dtype)), f"{count:,}", _size(nbytes), f"{nbytes / whole:.1%}")
+    return made

@@ -14,8 +14,6 @@ from lowbit.formats.work_folder import MANIFEST, WorkFolder, read_manifest, refu
 from lowbit.numerics.errors import FormatError, InvalidProblem, add_note
 from lowbit.runtime.files.atomic import sync_directory
 
-__all__ = ["MANIFEST", "Assembly", "Finished", "real_target"]
-
 
 class Finished(NamedTuple):
     """A shard that is written and synced."""

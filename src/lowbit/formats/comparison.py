@@ -20,8 +20,6 @@ from lowbit.models.report import plain
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.numerics.metrics import error_report
 
-__all__ = ["Comparison", "WeightDifference", "compare_files"]
-
 Array = npt.NDArray[Any]
 _MOST_RANDOM = 1 << 28  # elements of one input
 
@@ -160,9 +158,11 @@ def _decompressed(c: Checkpoint, info: TensorInfo, local: Mapping[str, str]) -> 
     groups = scale.shape[1] if len(scale.shape) == 2 else 1
     unsigned = "weight_zero_point" in local
     recipe = WeightRecipe(
-        f"{'u' * unsigned}int{bits}", "asymmetric" if unsigned else "symmetric", k // groups if groups > 1 else None,
+        f"{'u' * unsigned}int{bits}",
+        "asymmetric" if unsigned else "symmetric",
+        k // groups if groups > 1 else None,
         granularity="channel" if len(scale.shape) == 2 else "tensor",
-    )  # fmt: skip
+    )
     stored = {short: c.read(full) for short, full in local.items()}
     return decompressed(stored, Scheme(recipe), (n, k), scale.dtype), str(recipe)
 
@@ -171,9 +171,15 @@ def _decompressed(c: Checkpoint, info: TensorInfo, local: Mapping[str, str]) -> 
 
 
 def _onnx(
-    first: Path, second: Path, data: Any, batch_size: int | None, max_batches: int | None, metric: str | None,
-    seconds: float, threads: Sequence[int],
-) -> Comparison:  # fmt: skip
+    first: Path,
+    second: Path,
+    data: Any,
+    batch_size: int | None,
+    max_batches: int | None,
+    metric: str | None,
+    seconds: float,
+    threads: Sequence[int],
+) -> Comparison:
     from lowbit.formats.onnx import measure
     from lowbit.formats.onnx.batches import Batches, model_inputs
     from lowbit.formats.onnx.graph import Graph
@@ -202,9 +208,15 @@ def _onnx(
         metrics = [measure.compare_metric(metric, function, *pair, lambda: iter(batches))]
     latency = measure.compare_speed(first, second, next(iter(feeds())), threads, seconds) if seconds > 0 else []
     return Comparison(
-        os.fspath(first), os.fspath(second), sizes[0], sizes[1], accuracy=accuracy, latency=latency, metrics=metrics,
+        os.fspath(first),
+        os.fspath(second),
+        sizes[0],
+        sizes[1],
+        accuracy=accuracy,
+        latency=latency,
+        metrics=metrics,
         notes=notes,
-    )  # fmt: skip
+    )
 
 
 def _random_feed(inputs: Mapping[str, Any], batch: int) -> dict[str, Array]:

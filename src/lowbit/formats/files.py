@@ -17,17 +17,6 @@ from lowbit.numerics.errors import InvalidProblem, add_note
 from lowbit.runtime.files.atomic import refuse_unwritable
 from lowbit.runtime.hardware import hardware
 
-__all__ = [
-    "check_measuring",
-    "default_recipe",
-    "default_target",
-    "kind_of",
-    "load_metric",
-    "quantize_file",
-    "refuse_report",
-    "says_what_is_kept",
-]
-
 _KEPT = 16  # batches
 _MOST_THREADS = 4096
 RecipeLike = Recipe | str | os.PathLike[str] | Mapping[str, Any]
@@ -159,9 +148,15 @@ def quantize_file(
 
         with _bar(progress) as bar:
             report = quantize_checkpoint(
-                source, to, made, resume=resume, strict=strict, overwrite=overwrite, allow_pickle=allow_pickle,
+                source,
+                to,
+                made,
+                resume=resume,
+                strict=strict,
+                overwrite=overwrite,
+                allow_pickle=allow_pickle,
                 progress=bar,
-            )  # fmt: skip
+            )
         return report.but(machine=_machine())
     if resume:
         raise InvalidProblem("resume: only a checkpoint's run can be resumed; an ONNX model is written in one go")
@@ -174,9 +169,16 @@ def quantize_file(
         raise ModuleNotFoundError(text, name=error.name) from None
     batches = _batches(source, data, batch_size, max_batches)
     report = quantize_onnx(
-        source, to, made, data=None if batches is None else _feeds(batches), operator=operator, strict=strict,
-        overwrite=overwrite, external_data=external_data, progress=progress,
-    )  # fmt: skip
+        source,
+        to,
+        made,
+        data=None if batches is None else _feeds(batches),
+        operator=operator,
+        strict=strict,
+        overwrite=overwrite,
+        external_data=external_data,
+        progress=progress,
+    )
     named = None if function is None else (metric if isinstance(metric, str) else function.__name__, function)
     with says_what_is_kept(to):
         return _measured(report, batches, named, seconds, threads)
@@ -223,9 +225,12 @@ def _feeds(batches: Any) -> Iterable[Any]:
 
 
 def _measured(
-    report: ModelReport, batches: Any, metric: tuple[str, Callable[..., float]] | None, seconds: float,
+    report: ModelReport,
+    batches: Any,
+    metric: tuple[str, Callable[..., float]] | None,
+    seconds: float,
     threads: Sequence[int],
-) -> ModelReport:  # fmt: skip
+) -> ModelReport:
     """The report with outputs, latency and the caller's figure of both models, where there are data to run them on."""
     from lowbit.formats.onnx import measure
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 
-__all__ = ["Inspection", "QuantizationFound", "StoredTensor", "inspect_file"]
-
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -71,11 +69,15 @@ class Inspection:
     def to_dict(self) -> dict[str, Any]:
         """Plain types for JSON."""
         return {
-            "path": self.path, "format": self.format, "file_bytes": self.file_bytes, "tensor_bytes": self.nbytes,
-            "facts": dict(self.facts), "quantization": [asdict(q) for q in self.quantization],
+            "path": self.path,
+            "format": self.format,
+            "file_bytes": self.file_bytes,
+            "tensor_bytes": self.nbytes,
+            "facts": dict(self.facts),
+            "quantization": [asdict(q) for q in self.quantization],
             "by_dtype": {k: {"tensors": n, "bytes": b} for k, (n, b) in self.by_dtype().items()},
             "tensors": [asdict(t) | {"shape": list(t.shape)} for t in self.tensors],
-        }  # fmt: skip
+        }
 
 
 def inspect_file(path: str | os.PathLike[str]) -> Inspection:

@@ -16,18 +16,32 @@ from numpy.lib import format as npy
 from lowbit.formats.inspection import Inspection, StoredTensor
 from lowbit.numerics.errors import FormatError
 
-__all__ = ["inspect_numpy"]
-
 _MAX_HEADER = 1 << 16
 _BAD_ARCHIVE = (
-    zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError, ValueError, IndexError,
-    KeyError, OverflowError, struct.error,
-)  # fmt: skip
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    OSError,
+    ValueError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    struct.error,
+)
 # What NumPy's reading of a header as Python's literals can end in.
 _BAD_HEADER = (
-    ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError, OverflowError, EOFError,
+    ValueError,
+    SyntaxError,
+    TypeError,
+    KeyError,
+    RecursionError,
+    MemoryError,
+    OverflowError,
+    EOFError,
     tokenize.TokenError,
-)  # fmt: skip
+)
 
 
 def inspect_numpy(file: Path) -> Inspection:

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from lowbit.formats.safetensors.checkpoint import INDEX, TensorInfo, index_files
 from lowbit.numerics.errors import FormatError, Unsupported
 
-__all__ = ["PickledCheckpoint", "is_pickled"]
-
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _SINGLE, _INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
@@ -101,9 +99,17 @@ def _load(file: Path) -> dict[str, Any]:
 
 def _dtype_name(tensor: Any, name: str) -> str:
     known = {
-        "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-        "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
-    }  # fmt: skip
+        "float64": "F64",
+        "float32": "F32",
+        "float16": "F16",
+        "bfloat16": "BF16",
+        "int64": "I64",
+        "int32": "I32",
+        "int16": "I16",
+        "int8": "I8",
+        "uint8": "U8",
+        "bool": "BOOL",
+    }
     found = known.get(str(tensor.dtype).removeprefix("torch."))
     if found is None:
         raise Unsupported(f"{name}: {tensor.dtype}; expected {', '.join(known)}")

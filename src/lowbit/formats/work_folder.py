@@ -12,8 +12,6 @@ from typing import Any
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.files.atomic import written_whole
 
-__all__ = ["MANIFEST", "WorkFolder", "read_manifest", "refuse_foreign"]
-
 MANIFEST = ".lowbit-manifest.json"
 _MAX_MANIFEST = 1 << 28
 _AS_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW

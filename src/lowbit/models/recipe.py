@@ -24,8 +24,6 @@ from lowbit.models.recipe_file import Located, read_located, shown
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 
-__all__ = ["KINDS", "PRESETS", "ActivationRecipe", "Override", "Recipe", "Rule", "WeightRecipe", "load_recipe"]
-
 KINDS = ("linear", "conv", "embedding")
 GRANULARITIES = ("tensor", "channel", "group")
 
@@ -265,10 +263,14 @@ class Recipe:
             return made | ({"skip": True} if o.skip else {}) | ({"reason": o.reason} if o.reason else {})
 
         return {
-            "name": self.name, "weights": part(self.weights), "activations": part(self.activations),
-            "kinds": list(self.kinds), "overrides": [override(o) for o in self.overrides], "skip": list(self.skip),
+            "name": self.name,
+            "weights": part(self.weights),
+            "activations": part(self.activations),
+            "kinds": list(self.kinds),
+            "overrides": [override(o) for o in self.overrides],
+            "skip": list(self.skip),
             "min_elements": self.min_elements,
-        }  # fmt: skip
+        }
 
     def __str__(self) -> str:
         return f"{self.name}: weights {self.weights}; activations {self.activations or 'float'}"

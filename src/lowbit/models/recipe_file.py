@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from lowbit.numerics.errors import InvalidProblem
 
-__all__ = ["Located", "read_located", "shown"]
-
 T = TypeVar("T")
 
 # A recipe is a page of text. Files may come from anybody: these bound the time and memory that reading one takes.

@@ -12,8 +12,6 @@ from typing import Any
 
 from lowbit.runtime.files.atomic import written_whole
 
-__all__ = ["Accuracy", "Histogram", "Latency", "MetricResult", "ModelReport", "WeightRow", "plain"]
-
 
 @dataclass(frozen=True)
 class WeightRow:

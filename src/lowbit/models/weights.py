@@ -15,8 +15,6 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import fake_quantize, quantize
 
-__all__ = ["quantize_weight", "refuse_nonfinite", "spread"]
-
 _PIECE = 1 << 20  # elements looked at together
 _BINS = 64
 

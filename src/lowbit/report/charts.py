@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from lowbit.models.report import Latency, ModelReport, WeightRow
 from lowbit.report.wording import decimal, escaped, size
 
-__all__ = ["colours_of", "error_chart", "largest_layers", "latency_chart", "size_chart"]
-
 # Kinds get the classes k0, k1, ... by how many bytes they hold; style.css has colours that colour-blind readers tell
 # apart for seven of them. All later kinds share the last.
 _COLOURS = 7
@@ -156,9 +154,14 @@ def _decades(values: Sequence[float]) -> tuple[int, int]:
 def latency_chart(runs: Sequence[Latency]) -> str:
     """Medians as bars from zero and the interval that holds half of the runs as a line, all to one scale."""
     whole = max(
-        (t for r in runs for t in (r.float_ms, r.quantized_ms, *r.float_interval, *r.quantized_interval)
-         if math.isfinite(t)), default=0.0,
-    )  # fmt: skip
+        (
+            t
+            for r in runs
+            for t in (r.float_ms, r.quantized_ms, *r.float_interval, *r.quantized_interval)
+            if math.isfinite(t)
+        ),
+        default=0.0,
+    )
     made = []
     for run in runs:
         lines = []

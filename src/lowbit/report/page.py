@@ -21,8 +21,6 @@ from lowbit.report.charts import colours_of, error_chart, largest_layers, latenc
 from lowbit.report.wording import decimal, escaped, size, times
 from lowbit.runtime.files.atomic import written_whole
 
-__all__ = ["html", "write_html"]
-
 _MAX_NAMED = 8  # of what was asked for and not done, in the warning; the table has all
 
 
@@ -48,10 +46,17 @@ def html(report: ModelReport) -> str:
     data = json.dumps(report.to_dict(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     body = "".join(
         (
-            _headline(report), _warning(report), _size(report, colours), _errors(report, colours), _layers(report),
-            _histograms(report), _measured(report), _notes(report), _provenance(report),
+            _headline(report),
+            _warning(report),
+            _size(report, colours),
+            _errors(report, colours),
+            _layers(report),
+            _histograms(report),
+            _measured(report),
+            _notes(report),
+            _provenance(report),
         )
-    )  # fmt: skip
+    )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -192,10 +197,14 @@ def _measured(report: ModelReport) -> str:
     parts = []
     if report.metrics:
         rows = [
-            (escaped(m.name), decimal(m.float_value, 6), decimal(m.quantized_value, 6),
-             f"{m.quantized_value - m.float_value:+.4g}".replace("-", "−"))
+            (
+                escaped(m.name),
+                decimal(m.float_value, 6),
+                decimal(m.quantized_value, 6),
+                f"{m.quantized_value - m.float_value:+.4g}".replace("-", "−"),
+            )
             for m in report.metrics
-        ]  # fmt: skip
+        ]
         parts.append("<h3>Your metric</h3>" + _table(("metric", "float", "quantized", "difference"), rows))
     if report.accuracy:
         outputs = [

@@ -6,8 +6,6 @@ import html
 import math
 from typing import Any
 
-__all__ = ["decimal", "escaped", "size", "times"]
-
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 

@@ -15,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_models as made
-from lowbit.formats.onnx.graph import Graph, quantized_uses, weights
+from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.weight_uses import quantized_uses, weights
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 
 

@@ -14,25 +14,35 @@ from pathlib import Path
 from typing import Any
 
 from lowbit._version import __version__
-from lowbit.formats.assembly import MANIFEST, Assembly, Finished, real_target
+from lowbit.formats.assembly import Assembly, Finished, real_target
 from lowbit.formats.compressed_tensors.plan import Item, Plan, existing_quantization, plan_checkpoint, read_config
 from lowbit.formats.compressed_tensors.stream import stream_shard
 from lowbit.formats.pickled import PickledCheckpoint, is_pickled
 from lowbit.formats.safetensors.checkpoint import INDEX, Checkpoint, inside
 from lowbit.formats.safetensors.writer import ShardWriter
+from lowbit.formats.work_folder import MANIFEST
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import ModelReport, WeightRow
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.files.atomic import refuse_unwritable, written_whole
 
-__all__ = ["Progress", "open_checkpoint", "quantize_checkpoint"]
-
 Progress = Callable[[int, int, str], None]  # (bytes of the source done, of how many, the tensor at hand)
 
 # Weights in other files, which would be stale beside the new ones.
 _WEIGHTS = (
-    ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".ot", ".npz",
-)  # fmt: skip
+    ".safetensors",
+    ".index.json",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".h5",
+    ".msgpack",
+    ".gguf",
+    ".onnx",
+    ".ot",
+    ".npz",
+)
 _MAX_COPIED = 1 << 28
 _FORMAT = "compressed-tensors"
 
@@ -86,11 +96,17 @@ def quantize_checkpoint(
                 _write(opened, plan, config, rest, assembly, progress)
         losses = {name: db for shard in assembly.finished.values() for name, db in shard.sqnr_db.items()}
         return ModelReport(
-            source=os.fspath(source), target=str(target), format=_FORMAT, recipe=made.to_dict(),
-            rows=[_with_loss(row, losses) for row in plan.rows], bytes_before=opened.nbytes,
-            bytes_after=sum(shard.nbytes for shard in assembly.finished.values()), notes=_notes(plan, config, assembly),
-            seconds=time.perf_counter() - start, lowbit_version=__version__,
-        )  # fmt: skip
+            source=os.fspath(source),
+            target=str(target),
+            format=_FORMAT,
+            recipe=made.to_dict(),
+            rows=[_with_loss(row, losses) for row in plan.rows],
+            bytes_before=opened.nbytes,
+            bytes_after=sum(shard.nbytes for shard in assembly.finished.values()),
+            notes=_notes(plan, config, assembly),
+            seconds=time.perf_counter() - start,
+            lowbit_version=__version__,
+        )
 
 
 def open_checkpoint(source: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint | PickledCheckpoint:

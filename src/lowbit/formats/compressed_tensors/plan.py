@@ -17,8 +17,6 @@ from lowbit.models.recipe import Recipe, Rule
 from lowbit.models.report import WeightRow
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
-__all__ = ["Item", "Plan", "existing_quantization", "plan_checkpoint", "read_config"]
-
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|cls\.predictions\.decoder)$|^output$")
 _EMBEDDINGS = re.compile(r"(^|\.)(wte|wpe|shared|relative_attention_bias|[^.]*embed[^.]*)$")
 _ROUTERS = re.compile(r"(^|\.)(gate|router|shared_expert_gate)$")
@@ -110,16 +108,29 @@ def _decided(info: TensorInfo, config: Mapping[str, Any], recipe: Recipe) -> tup
         scheme = Scheme(rule.weights, rule.activations)
         why = _impossible(info, kind, config) or scheme.refused(info.shape)
     row = WeightRow(
-        info.name, kind, info.shape, info.dtype, why_not=why, asked=asked,
-        bytes_before=info.nbytes, bytes_after=info.nbytes,
-    )  # fmt: skip
+        info.name,
+        kind,
+        info.shape,
+        info.dtype,
+        why_not=why,
+        asked=asked,
+        bytes_before=info.nbytes,
+        bytes_after=info.nbytes,
+    )
     if why or scheme is None:
         return copied, row
     item = Item(info, tuple(scheme.stored(module, info.shape, info.dtype)), scheme)
     done = WeightRow(
-        info.name, kind, info.shape, info.dtype, how=str(scheme.weights), bytes_before=info.nbytes,
-        bytes_after=item.nbytes, activations=str(scheme.activations or ""), note=scheme.format,
-    )  # fmt: skip
+        info.name,
+        kind,
+        info.shape,
+        info.dtype,
+        how=str(scheme.weights),
+        bytes_before=info.nbytes,
+        bytes_after=item.nbytes,
+        activations=str(scheme.activations or ""),
+        note=scheme.format,
+    )
     return item, done
 
 

@@ -24,8 +24,6 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
 
-__all__ = ["INT", "PACK", "Rows", "Scheme", "decompressed", "packed_rows", "unpacked_rows", "widened"]
-
 Array = npt.NDArray[Any]
 PACK, INT = "pack-quantized", "int-quantized"
 FLOATS = ("F32", "F16", "BF16")
@@ -101,19 +99,30 @@ class Scheme:
         """The entry of config_groups for these targets."""
         w, a = self.weights, self.activations
         weights = {
-            "num_bits": self.bits, "type": "int", "symmetric": w.scheme == "symmetric", "strategy": w.granularity,
-            "group_size": w.group_size, "dynamic": False,
-        }  # fmt: skip
+            "num_bits": self.bits,
+            "type": "int",
+            "symmetric": w.scheme == "symmetric",
+            "strategy": w.granularity,
+            "group_size": w.group_size,
+            "dynamic": False,
+        }
         inputs = None
         if a is not None:
             inputs = {
-                "num_bits": 8, "type": "int", "symmetric": a.scheme == "symmetric", "strategy": a.granularity,
-                "group_size": None, "dynamic": True,
-            }  # fmt: skip
+                "num_bits": 8,
+                "type": "int",
+                "symmetric": a.scheme == "symmetric",
+                "strategy": a.granularity,
+                "group_size": None,
+                "dynamic": True,
+            }
         return {
-            "targets": targets, "weights": weights, "input_activations": inputs, "output_activations": None,
+            "targets": targets,
+            "weights": weights,
+            "input_activations": inputs,
+            "output_activations": None,
             "format": self.format,
-        }  # fmt: skip
+        }
 
     def rows(self, weight: Array, dtype: str, name: str) -> Rows:
         """Some rows of a weight (all of them where one scale is for all), of a checkpoint with this dtype."""

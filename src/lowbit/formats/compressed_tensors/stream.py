@@ -22,8 +22,6 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.runtime.threads import get_num_threads, set_num_threads
 
-__all__ = ["Noise", "Source", "stream_shard"]
-
 Array = npt.NDArray[Any]
 
 _PIECE = 8 << 20  # bytes read at once; disks want them large

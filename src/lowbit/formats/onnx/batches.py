@@ -14,8 +14,6 @@ from lowbit.calibration.files import arrays_of
 from lowbit.formats.onnx.observe import check_fits, fixed_sizes
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
-__all__ = ["Batches", "model_inputs"]
-
 BATCH = 32
 _ARRAYS = set(onnx.helper.get_all_tensor_dtypes())
 

@@ -19,8 +19,6 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
 from lowbit.ops.fitting import unsaturated
 
-__all__ = ["CodeStore", "StoredWeight", "narrow"]
-
 Array = npt.NDArray[Any]
 
 # What numpy has no name for; the wire format of ONNX has.

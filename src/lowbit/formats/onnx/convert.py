@@ -19,17 +19,16 @@ from lowbit.formats.onnx.code_store import CodeStore, StoredWeight
 from lowbit.formats.onnx.dynamic import OPSET as DYNAMIC_OPSET
 from lowbit.formats.onnx.dynamic import Dynamic, dynamic_note, why_not_dynamic
 from lowbit.formats.onnx.folding import fold_batch_norms
-from lowbit.formats.onnx.graph import Graph, WeightUse, quantized_uses, weights
+from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.inference import brief, check_model
 from lowbit.formats.onnx.rows import left_row, notes_on, once, one_row, refuse_skipped, sizes, stored_bytes
 from lowbit.formats.onnx.saving import refuse_target
 from lowbit.formats.onnx.weight_only import OPERATORS, apply_weight_only, opset_needed, takes_nbits
+from lowbit.formats.onnx.weight_uses import WeightUse, quantized_uses, weights
 from lowbit.models import Histogram, ModelReport, Recipe, Rule, WeightRow
 from lowbit.models.recipe import KINDS
 from lowbit.models.weights import spread
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
-
-__all__ = ["quantize_onnx"]
 
 Planned = tuple[WeightUse, Rule]
 _MOST_HISTOGRAMS = 200
@@ -91,9 +90,18 @@ def quantize_onnx(
         target, external_data=external_data, overwrite=overwrite, check=lambda path: _opens(path, source)
     )
     return ModelReport(
-        os.fspath(source), os.fspath(target), "onnx", recipe.to_dict(), rows, before, after,
-        histograms=work.histograms(), notes=notes, seconds=time.perf_counter() - begun, lowbit_version=__version__,
-    )  # fmt: skip
+        os.fspath(source),
+        os.fspath(target),
+        "onnx",
+        recipe.to_dict(),
+        rows,
+        before,
+        after,
+        histograms=work.histograms(),
+        notes=notes,
+        seconds=time.perf_counter() - begun,
+        lowbit_version=__version__,
+    )
 
 
 def _check_options(
@@ -142,9 +150,10 @@ class _Work:
         for (i, use, rule), way in tracked(list(zip(rest, ways, strict=True)), "Quantizing", progress):
             try:
                 stored[i] = (
-                    self.dynamic.apply(use, rule) if way == "dynamic"
+                    self.dynamic.apply(use, rule)
+                    if way == "dynamic"
                     else apply_weight_only(self.store, use, self._only_weights(rule), self.operator)
-                )  # fmt: skip
+                )
             except Unsupported as error:
                 rows[i] = left_row(use, True, self.sizes[use.name], str(error))
                 continue
@@ -179,9 +188,16 @@ class _Work:
             why = why_not_dynamic(use, rule) if a.dynamic else _why_not_static(self.graph, use, rule)
             note = "; ".join(part for part in (note, f"activations stay float: {why}") if part)
         return WeightRow(
-            use.name, use.op, use.shape, use.dtype, str(w.recipe), bytes_before=self.sizes[use.name],
-            sqnr_db=w.q.error(seen.astype(np.float32)).sqnr_db, activations=activations, note=note,
-        )  # fmt: skip
+            use.name,
+            use.op,
+            use.shape,
+            use.dtype,
+            str(w.recipe),
+            bytes_before=self.sizes[use.name],
+            sqnr_db=w.q.error(seen.astype(np.float32)).sqnr_db,
+            activations=activations,
+            note=note,
+        )
 
     def _note_spread(self, use: WeightUse, w: StoredWeight, value: npt.NDArray[Any]) -> None:
         if any(h.name == use.name for _, h in self._spreads):

@@ -18,8 +18,6 @@ from lowbit.formats.onnx.code_store import CodeStore, StoredWeight
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models.recipe import Rule
 
-__all__ = ["Dynamic", "dynamic_note", "why_not_dynamic"]
-
 OPSET = 11  # DynamicQuantizeLinear
 
 
@@ -28,9 +26,11 @@ def why_not_dynamic(use: WeightUse, rule: Rule) -> str:
     if use.kind == "embedding":
         return "rows are looked up, not multiplied"
     if use.kind == "conv":
-        return f"ONNX Runtime's integer {use.op} is slower than its float one" if use.op == "Conv" else (
-            f"ONNX Runtime has no integer {use.op}"
-        )  # fmt: skip
+        return (
+            f"ONNX Runtime's integer {use.op} is slower than its float one"
+            if use.op == "Conv"
+            else (f"ONNX Runtime has no integer {use.op}")
+        )
     if use.dtype != "float32":
         return f"activations are {use.dtype}; ONNX Runtime rounds float32 only"
     if rule.weights.dtype not in ("int8", "uint8") or rule.weights.granularity == "group":

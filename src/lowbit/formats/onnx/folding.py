@@ -9,8 +9,6 @@ import onnx
 
 from lowbit.formats.onnx.graph import Graph
 
-__all__ = ["fold_batch_norms"]
-
 
 def fold_batch_norms(graph: Graph) -> int:
     """Folds each BatchNormalization whose input is made by one Conv, ConvTranspose or Gemm with constant weights, and

@@ -24,10 +24,7 @@ from lowbit.formats.onnx.model_file import (
 )
 from lowbit.formats.onnx.opset import raised
 from lowbit.formats.onnx.saving import save_model
-from lowbit.formats.onnx.weight_uses import WeightUse, quantized_uses, weights
 from lowbit.numerics.errors import FormatError, InvalidProblem
-
-__all__ = ["Graph", "WeightUse", "quantized_uses", "weights"]
 
 Array = npt.NDArray[Any]
 Use = tuple[NodeProto, int]

@@ -10,8 +10,6 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TypeProto
 from lowbit.formats.onnx.model_file import byte_count, subgraphs
 from lowbit.numerics.errors import FormatError
 
-__all__ = ["brief", "check_model", "inferred_types"]
-
 _SMALL = 8192  # bytes; shape inference looks into constants of at most so many
 _LONGEST = 240  # characters of somebody else's message
 

@@ -12,17 +12,22 @@ from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTenso
 from lowbit.formats.onnx.model_file import BITS, byte_count, check_tensor, external_place, read_proto, subgraphs
 from lowbit.numerics.errors import FormatError
 
-__all__ = ["inspect_onnx"]
-
 # Operators on codes, and which inputs hold weights, scales and zero points.
 _PARTS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
-    "DequantizeLinear": (0, (1,), (2,)), "MatMulNBits": (1, (2,), (3,)), "MatMulBnb4": (1, (2,), ()),
-    "GatherBlockQuantized": (0, (2,), (3,)), "QLinearConv": (3, (1, 4, 6), (2, 5, 7)),
-    "QLinearMatMul": (3, (1, 4, 6), (2, 5, 7)), "QGemm": (3, (1, 4, 7), (2, 5, 8)), "MatMulInteger": (1, (), (2, 3)),
-    "ConvInteger": (1, (), (2, 3)), "MatMulIntegerToFloat": (1, (2, 3), (4, 5)),
-    "DynamicQuantizeMatMul": (1, (2,), (3,)), "QAttention": (1, (3, 4), (6, 7)),
+    "DequantizeLinear": (0, (1,), (2,)),
+    "MatMulNBits": (1, (2,), (3,)),
+    "MatMulBnb4": (1, (2,), ()),
+    "GatherBlockQuantized": (0, (2,), (3,)),
+    "QLinearConv": (3, (1, 4, 6), (2, 5, 7)),
+    "QLinearMatMul": (3, (1, 4, 6), (2, 5, 7)),
+    "QGemm": (3, (1, 4, 7), (2, 5, 8)),
+    "MatMulInteger": (1, (), (2, 3)),
+    "ConvInteger": (1, (), (2, 3)),
+    "MatMulIntegerToFloat": (1, (2, 3), (4, 5)),
+    "DynamicQuantizeMatMul": (1, (2,), (3,)),
+    "QAttention": (1, (3, 4), (6, 7)),
     "DynamicQuantizeLSTM": (1, (8, 10), (9, 11)),
-}  # fmt: skip
+}
 _THROUGH = {"Gather", "Transpose", "Identity", "Reshape", "Unsqueeze", "Squeeze"}
 _MAX_STEPS = 8
 _SHORT = {"float": "float32", "double": "float64"}
@@ -50,9 +55,7 @@ def inspect_onnx(file: Path) -> Inspection:
     except FormatError as error:
         raise FormatError(f"{file}: {error}") from None
     said, found = _recognised([n for g in graphs for n in _nodes(g)], stored)
-    tensors = tuple(
-        StoredTensor(t.name, t.dtype, t.shape, t.nbytes, said.get(name, "")) for name, t in stored.items()
-    )  # fmt: skip
+    tensors = tuple(StoredTensor(t.name, t.dtype, t.shape, t.nbytes, said.get(name, "")) for name, t in stored.items())
     opsets = ", ".join(f"{_text(o.domain) or 'ai.onnx'} {o.version}" for o in proto.opset_import)
     facts = {"IR": str(proto.ir_version), "opset": opsets}
     if proto.producer_name:

@@ -15,8 +15,6 @@ from lowbit.formats.onnx.inference import brief
 from lowbit.models import Accuracy, Latency, MetricResult
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
-__all__ = ["compare_metric", "compare_outputs", "compare_speed", "session"]
-
 RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
 Metric = Callable[[Callable[[Mapping[str, Any]], dict[str, Any]], Iterable[Mapping[str, Any]]], float]
 
@@ -84,10 +82,15 @@ def compare_speed(
         a, b = timed["float"], timed["quantized"]
         found.append(
             Latency(
-                RUNTIME, shape, count, a.median * 1e3, b.median * 1e3,
-                (a.low * 1e3, a.high * 1e3), (b.low * 1e3, b.high * 1e3),
+                RUNTIME,
+                shape,
+                count,
+                a.median * 1e3,
+                b.median * 1e3,
+                (a.low * 1e3, a.high * 1e3),
+                (b.low * 1e3, b.high * 1e3),
             )
-        )  # fmt: skip
+        )
     return found
 
 

@@ -17,20 +17,34 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from lowbit.numerics.errors import FormatError
 
-__all__ = ["check_graph", "check_tensor", "external_place", "read_proto", "subgraphs", "tensor_array", "tensors"]
-
 Array = npt.NDArray[Any]
 Place = tuple[Path, int, int]  # file, offset, length
 
 _MAX_PROTO = (1 << 31) - 1  # protobuf's own limit for one message
 BITS: dict[int, int] = {
-    TensorProto.FLOAT: 32, TensorProto.UINT8: 8, TensorProto.INT8: 8, TensorProto.UINT16: 16, TensorProto.INT16: 16,
-    TensorProto.INT32: 32, TensorProto.INT64: 64, TensorProto.BOOL: 8, TensorProto.FLOAT16: 16,
-    TensorProto.DOUBLE: 64, TensorProto.UINT32: 32, TensorProto.UINT64: 64, TensorProto.COMPLEX64: 64,
-    TensorProto.COMPLEX128: 128, TensorProto.BFLOAT16: 16, TensorProto.FLOAT8E4M3FN: 8, TensorProto.FLOAT8E4M3FNUZ: 8,
-    TensorProto.FLOAT8E5M2: 8, TensorProto.FLOAT8E5M2FNUZ: 8, TensorProto.UINT4: 4, TensorProto.INT4: 4,
+    TensorProto.FLOAT: 32,
+    TensorProto.UINT8: 8,
+    TensorProto.INT8: 8,
+    TensorProto.UINT16: 16,
+    TensorProto.INT16: 16,
+    TensorProto.INT32: 32,
+    TensorProto.INT64: 64,
+    TensorProto.BOOL: 8,
+    TensorProto.FLOAT16: 16,
+    TensorProto.DOUBLE: 64,
+    TensorProto.UINT32: 32,
+    TensorProto.UINT64: 64,
+    TensorProto.COMPLEX64: 64,
+    TensorProto.COMPLEX128: 128,
+    TensorProto.BFLOAT16: 16,
+    TensorProto.FLOAT8E4M3FN: 8,
+    TensorProto.FLOAT8E4M3FNUZ: 8,
+    TensorProto.FLOAT8E5M2: 8,
+    TensorProto.FLOAT8E5M2FNUZ: 8,
+    TensorProto.UINT4: 4,
+    TensorProto.INT4: 4,
     TensorProto.FLOAT4E2M1: 4,
-}  # fmt: skip
+}
 BITS |= {  # of later versions of onnx
     kind: bits
     for name, bits in (("FLOAT8E8M0", 8), ("UINT2", 2), ("INT2", 2))
@@ -38,16 +52,27 @@ BITS |= {  # of later versions of onnx
 }
 # What can be looked at where it lies; all else goes through onnx's own reader.
 _PLAIN: dict[int, Any] = {
-    TensorProto.FLOAT: "<f4", TensorProto.DOUBLE: "<f8", TensorProto.FLOAT16: "<f2", TensorProto.INT8: "i1",
-    TensorProto.UINT8: "u1", TensorProto.INT16: "<i2", TensorProto.UINT16: "<u2", TensorProto.INT32: "<i4",
-    TensorProto.UINT32: "<u4", TensorProto.INT64: "<i8", TensorProto.UINT64: "<u8", TensorProto.BOOL: "?",
+    TensorProto.FLOAT: "<f4",
+    TensorProto.DOUBLE: "<f8",
+    TensorProto.FLOAT16: "<f2",
+    TensorProto.INT8: "i1",
+    TensorProto.UINT8: "u1",
+    TensorProto.INT16: "<i2",
+    TensorProto.UINT16: "<u2",
+    TensorProto.INT32: "<i4",
+    TensorProto.UINT32: "<u4",
+    TensorProto.INT64: "<i8",
+    TensorProto.UINT64: "<u8",
+    TensorProto.BOOL: "?",
     TensorProto.BFLOAT16: ml_dtypes.bfloat16,
-}  # fmt: skip
+}
 _FIELDS = {
-    "float_data": (TensorProto.FLOAT, TensorProto.COMPLEX64), "double_data": (TensorProto.DOUBLE,
-    TensorProto.COMPLEX128), "int64_data": (TensorProto.INT64,), "uint64_data": (TensorProto.UINT64,
-    TensorProto.UINT32), "string_data": (TensorProto.STRING,),
-}  # fmt: skip
+    "float_data": (TensorProto.FLOAT, TensorProto.COMPLEX64),
+    "double_data": (TensorProto.DOUBLE, TensorProto.COMPLEX128),
+    "int64_data": (TensorProto.INT64,),
+    "uint64_data": (TensorProto.UINT64, TensorProto.UINT32),
+    "string_data": (TensorProto.STRING,),
+}
 
 
 def read_proto(path: str | os.PathLike[str]) -> ModelProto:

@@ -17,8 +17,6 @@ from lowbit.formats.onnx.inference import brief, check_model, inferred_types
 from lowbit.formats.onnx.model_file import read_proto
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
-__all__ = ["check_fits", "fixed_sizes", "observe"]
-
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
 _OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 

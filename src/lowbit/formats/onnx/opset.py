@@ -11,8 +11,6 @@ from onnx import GraphProto, ModelProto, NodeProto, defs, numpy_helper
 from lowbit.formats.onnx.model_file import subgraphs
 from lowbit.numerics.errors import Unsupported
 
-__all__ = ["raised"]
-
 # Changed their meaning with the signature left as it was, in this version.
 _CHANGED = {"GroupNormalization": 21, "RoiAlign": 16, "BatchNormalization": 14, "Resize": 11, "Upsample": 9}
 

@@ -14,13 +14,20 @@ from onnx import NodeProto
 
 from lowbit.formats.onnx.graph import Graph
 
-__all__ = ["Placement", "place"]
-
 # Codes pass unchanged: what comes out has the scale of what goes in.
 MOVES = {
-    "DepthToSpace", "Expand", "Flatten", "Identity", "MaxPool", "Reshape", "Slice", "SpaceToDepth", "Squeeze",
-    "Transpose", "Unsqueeze",
-}  # fmt: skip
+    "DepthToSpace",
+    "Expand",
+    "Flatten",
+    "Identity",
+    "MaxPool",
+    "Reshape",
+    "Slice",
+    "SpaceToDepth",
+    "Squeeze",
+    "Transpose",
+    "Unsqueeze",
+}
 # The runtime has integer kernels for these; each result has a scale of its own.
 JOINS = {"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"}
 # Absorbed by the rounding that follows: codes cannot be below the zero point's value anyway.

@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from lowbit.formats.onnx.graph import Graph, WeightUse
+from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.model_file import byte_count
+from lowbit.formats.onnx.weight_uses import WeightUse
 from lowbit.models import WeightRow
 from lowbit.models.recipe import KINDS
 from lowbit.numerics.errors import InvalidProblem
-
-__all__ = ["left_row", "notes_on", "once", "one_row", "refuse_skipped", "sizes", "stored_bytes"]
 
 
 def left_row(use: WeightUse, asked: bool, size: int, why: str = "") -> WeightRow:
     """The row of a weight that stays as it is."""
     return WeightRow(
-        use.name, use.op, use.shape, use.dtype, why_not=why or use.why_not, asked=asked, bytes_before=size,
+        use.name,
+        use.op,
+        use.shape,
+        use.dtype,
+        why_not=why or use.why_not,
+        asked=asked,
+        bytes_before=size,
         bytes_after=size,
-    )  # fmt: skip
+    )
 
 
 def one_row(same: Sequence[WeightRow], stored: int) -> WeightRow:

@@ -17,8 +17,6 @@ from lowbit.formats.work_folder import MANIFEST, WorkFolder
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.files.atomic import refuse_unwritable, sync_directory
 
-__all__ = ["refuse_target", "save_model"]
-
 _LARGEST = (1 << 31) - (1 << 20)  # bytes of one protobuf message, with room for what is not weights
 _INSIDE = 1024  # bytes; smaller tensors stay in the model file, where shape inference sees them
 _PAGE = 4096  # what a runtime can map

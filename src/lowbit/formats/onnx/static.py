@@ -27,8 +27,6 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
 from lowbit.ops.fitting import in_conv_order, unsaturated
 
-__all__ = ["quantize_static", "why_not_static"]
-
 Array = npt.NDArray[Any]
 OPSET = 13  # scales per channel
 _LARGEST_BIAS = float((1 << 31) - 128)  # a float32 below 2^31
@@ -140,10 +138,17 @@ def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> 
     if bias is not None:
         stored += _bias(graph, use, bias, q, float(x.scale))
     row = WeightRow(
-        use.name, use.op, tuple(weight.shape), str(weight.dtype), str(rule.weights), bytes_before=weight.nbytes,
-        bytes_after=stored, sqnr_db=q.error(weight).sqnr_db, activations=str(rule.activations),
+        use.name,
+        use.op,
+        tuple(weight.shape),
+        str(weight.dtype),
+        str(rule.weights),
+        bytes_before=weight.nbytes,
+        bytes_after=stored,
+        sqnr_db=q.error(weight).sqnr_db,
+        activations=str(rule.activations),
         note=left,
-    )  # fmt: skip
+    )
     return row, spread(use.name, weight, q.params)
 
 

@@ -19,8 +19,6 @@ from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models.recipe import Rule, WeightRecipe
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 
-__all__ = ["OPERATORS", "apply_weight_only", "opset_needed", "takes_nbits"]
-
 Array = npt.NDArray[Any]
 
 OPERATORS = ("auto", "dequantize", "matmul_nbits")
@@ -117,10 +115,18 @@ def _matmul_nbits(graph: Graph, use: WeightUse, w: StoredWeight, level: int) -> 
     product = graph.fresh(f"{out}_product") if bias else out
     new = [
         helper.make_node(
-            "MatMulNBits", inputs, [product], name=graph.fresh(f"{node.name or out}_nbits"), domain=MICROSOFT,
-            K=k, N=n, bits=w.bits, block_size=size, accuracy_level=level,
+            "MatMulNBits",
+            inputs,
+            [product],
+            name=graph.fresh(f"{node.name or out}_nbits"),
+            domain=MICROSOFT,
+            K=k,
+            N=n,
+            bits=w.bits,
+            block_size=size,
+            accuracy_level=level,
         )
-    ]  # fmt: skip
+    ]
     if bias:
         new.append(helper.make_node("Add", [product, bias], [out], name=graph.fresh(f"{node.name or out}_bias")))
     graph.insert_before(node, new)

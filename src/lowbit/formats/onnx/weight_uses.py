@@ -15,22 +15,35 @@ from lowbit.formats.onnx.model_file import BITS
 if TYPE_CHECKING:
     from lowbit.formats.onnx.graph import Graph
 
-__all__ = ["WeightUse", "attribute", "quantized_uses", "weights"]
-
 Array = npt.NDArray[Any]
 
 FLOATS: dict[int, str] = {
-    TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16",
+    TensorProto.FLOAT: "float32",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.BFLOAT16: "bfloat16",
     TensorProto.DOUBLE: "float64",
-}  # fmt: skip
+}
 # What codes are stored in.
 _CODES = {kind for kind, bits in BITS.items() if bits <= 8} - {TensorProto.BOOL}
 # Operators that hold quantized weights, and which input they are.
 _QUANTIZED = {
-    "QLinearConv": 3, "QLinearMatMul": 3, "MatMulInteger": 1, "ConvInteger": 1, "QGemm": 3, "MatMulIntegerToFloat": 1,
-    "DynamicQuantizeMatMul": 1, "MatMulNBits": 1, "MatMulBnb4": 1, "GatherBlockQuantized": 0, "QAttention": 1,
-    "DynamicQuantizeLSTM": 1, "DequantizeLinear": 0, "QMoE": 2, "QuantizeLinear": 0, "DynamicQuantizeLinear": 0,
-}  # fmt: skip
+    "QLinearConv": 3,
+    "QLinearMatMul": 3,
+    "MatMulInteger": 1,
+    "ConvInteger": 1,
+    "QGemm": 3,
+    "MatMulIntegerToFloat": 1,
+    "DynamicQuantizeMatMul": 1,
+    "MatMulNBits": 1,
+    "MatMulBnb4": 1,
+    "GatherBlockQuantized": 0,
+    "QAttention": 1,
+    "DynamicQuantizeLSTM": 1,
+    "DequantizeLinear": 0,
+    "QMoE": 2,
+    "QuantizeLinear": 0,
+    "DynamicQuantizeLinear": 0,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,11 +126,18 @@ def quantized_uses(graph: Graph) -> list[WeightUse]:
             reader = next((n for n, _ in graph.consumers(node.output[0])), node)
         found.append(
             WeightUse(
-                node.input[at], reader, at, "other", reader.op_type, 0, tuple(stored.dims),
+                node.input[at],
+                reader,
+                at,
+                "other",
+                reader.op_type,
+                0,
+                tuple(stored.dims),
                 TensorProto.DataType.Name(stored.data_type).lower(),
-                why_not=f"came quantized ({node.op_type})", in_body=graph.in_body(node),
+                why_not=f"came quantized ({node.op_type})",
+                in_body=graph.in_body(node),
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -142,9 +162,18 @@ def _use(graph: Graph, node: NodeProto, index: int, tensor: str) -> WeightUse | 
     if not why_not:
         why_not = _obstacle(graph, node, name, element)
     return WeightUse(
-        name, node, index, kind, node.op_type, axis, shape, FLOATS.get(element, "not float"), steps, why_not,
+        name,
+        node,
+        index,
+        kind,
+        node.op_type,
+        axis,
+        shape,
+        FLOATS.get(element, "not float"),
+        steps,
+        why_not,
         graph.in_body(node),
-    )  # fmt: skip
+    )
 
 
 def _obstacle(graph: Graph, node: NodeProto, name: str, element: int) -> str:

@@ -19,8 +19,6 @@ from lowbit.numerics.errors import FormatError, Unsupported
 from lowbit.runtime.files.container import DTYPE_BITS, NUMPY_DTYPES, read_header
 from lowbit.runtime.files.json_members import Members, decoded, unique_keys
 
-__all__ = ["INDEX", "SINGLE", "Checkpoint", "TensorInfo", "as_array", "index_files", "inside"]
-
 Array = npt.NDArray[Any]
 
 SINGLE = "model.safetensors"

@@ -17,12 +17,21 @@ from lowbit.numerics.errors import FormatError
 from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.runtime.files.container import read_description
 
-__all__ = ["inspect_checkpoint"]
-
 _NUMPY_NAMES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
 
 
 class _Layout(NamedTuple):
@@ -100,12 +109,16 @@ def _recognised(
 
 
 _PARTS = {
-    "weight_scale": ("scales", ("weight", "weight_packed")), "weight_shape": ("shape", ("weight_packed",)),
+    "weight_scale": ("scales", ("weight", "weight_packed")),
+    "weight_shape": ("shape", ("weight_packed",)),
     "weight_zero_point": ("zero points", ("weight", "weight_packed")),
     "weight_global_scale": ("scales", ("weight", "weight_packed")),
-    "scales": ("scales", ("qweight",)), "qzeros": ("zero points", ("qweight",)), "g_idx": ("groups", ("qweight",)),
-    "SCB": ("scales", ("weight",)), "input_scale": ("activations", ("weight", "weight_packed")),
-}  # fmt: skip
+    "scales": ("scales", ("qweight",)),
+    "qzeros": ("zero points", ("qweight",)),
+    "g_idx": ("groups", ("qweight",)),
+    "SCB": ("scales", ("weight",)),
+    "input_scale": ("activations", ("weight", "weight_packed")),
+}
 
 
 def _is_compressed(config: Mapping[str, Any]) -> bool:
@@ -118,8 +131,9 @@ def _compressed(t: TensorInfo, config: Mapping[str, Any]) -> _Layout:
     weights = [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
     settings = {
         (_natural(w.get("num_bits")), _natural(w.get("group_size")), w.get("type") == "float")
-        for w in weights if isinstance(w, dict)
-    }  # fmt: skip
+        for w in weights
+        if isinstance(w, dict)
+    }
     bits, group, floating = settings.pop() if len(settings) == 1 else (None, None, t.dtype == "U8")
     return _Layout("compressed-tensors", bits, group, f"float{bits or 4}" if floating else "")
 

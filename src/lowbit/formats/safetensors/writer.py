@@ -17,8 +17,6 @@ from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.runtime.files.atomic import sync_directory
 from lowbit.runtime.files.container import DTYPE_BITS, Entry, header_bytes, read_header
 
-__all__ = ["ShardWriter", "Stored", "checksum", "shard_entries"]
-
 Array = npt.NDArray[Any]
 _PIECE = 1 << 22
 

@@ -1,0 +1,42 @@
+"""Option types that several commands share."""
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number of seconds.")
+    return value
+
+
+AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+DATA = Annotated[
+    Path | None,
+    typer.Option(help="Input batches: an .npz or .npy file, or a folder of such files.", show_default=False),
+]
+BATCH_SIZE = Annotated[
+    int | None,
+    typer.Option(help="Rows per batch. The default is the model's own batch size, or 32.", min=1, show_default=False),
+]
+MAX_BATCHES = Annotated[
+    int | None, typer.Option(help="Maximum number of batches to read. The default is all.", min=1, show_default=False)
+]
+METRIC = Annotated[
+    str | None,
+    typer.Option(
+        help="Function metric(predict, batches) to evaluate on both models; it returns one number.",
+        metavar="MODULE:FUNCTION",
+        show_default=False,
+    ),
+]
+SECONDS = Annotated[
+    float,
+    typer.Option(help="Seconds to measure latency per thread count. 0 skips it.", callback=_finite, min=0),
+]
+THREADS = Annotated[
+    list[int], typer.Option(help="Number of threads to measure latency with. Repeatable.", min=1, max=4096)
+]
