@@ -193,22 +193,4 @@ bool set_max_isa(const std::string& name) {
   return true;
 }
 
-bool has_roomy_first_cache() {
-#ifdef _SC_LEVEL1_DCACHE_SIZE
-  static const bool is_roomy = sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10;
-  return is_roomy;
-#else
-  return false;
-#endif
-}
-
-long second_cache_bytes() {
-#ifdef _SC_LEVEL2_CACHE_SIZE
-  static const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-  return bytes > 0 ? bytes : 0;
-#else
-  return 0;
-#endif
-}
-
 }  // namespace lowbit

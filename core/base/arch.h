@@ -23,10 +23,6 @@ const char* isa_name(Isa isa);
 const std::vector<std::pair<std::string, bool>>& cpu_features();
 bool has_feature(const char* name);
 std::string cpu_brand();
-long second_cache_bytes();  // of a core; 0 where the system does not say
-// Whether the first cache keeps 48 KiB or more of data: Zen 5, and Intel's from Ice Lake on. Such CPUs start two
-// operations on 512 bits a cycle, too, and find by themselves what is read from few places.
-bool has_roomy_first_cache();
 
 // Was it compiled in, and can this CPU run it?
 bool isa_available(Isa isa);

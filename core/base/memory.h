@@ -9,7 +9,8 @@ namespace lowbit {
 
 constexpr int64_t kCacheLine = 64;
 
-constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+constexpr int64_t ceil_div(int64_t n, int64_t by) { return (n + by - 1) / by; }  // n not negative
+constexpr int64_t round_up(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
 constexpr int64_t lines(int64_t bytes) { return round_up(bytes, kCacheLine); }
 
 struct Free {

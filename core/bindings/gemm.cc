@@ -286,7 +286,7 @@ void bind_gemm(nb::module_& m) {
       "multiply_workspace",
       [](int64_t m, int64_t n, int64_t k, bool wide) {
         check_product(m, n, k);
-        return gemm_call_bytes(m, n, k) + num_threads() * gemm_thread_bytes(k, wide);
+        return gemm_workspace(m, n, k, wide);
       },
       "m"_a, "n"_a, "k"_a, "wide"_a = false, "Bytes multiply works in beside its arguments.");
   m.def(

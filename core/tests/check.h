@@ -18,6 +18,9 @@ void test_fake_quant(Isa isa, bool half_stores);
 // Products of codes on one ISA.
 void test_products(Isa isa);
 
+// Schedules of matrix products.
+void test_schedule();
+
 // Products of bits.
 void test_binary_rows(Isa isa);
 void test_binary_drivers();

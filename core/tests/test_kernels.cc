@@ -628,6 +628,7 @@ int main(int argc, char** argv) {
   if (!proof && !rows_only) {
     test_conversions();
     test_threads();
+    test_schedule();
     test_layouts();
     test_mixed();
     test_binary_drivers();

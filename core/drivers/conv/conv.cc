@@ -200,7 +200,7 @@ void convolve(const ConvShape& shape, const uint8_t* x, bool is_signed, int32_t 
   } else {
     rows.context = &patches;
     rows.source = x, rows.source_bytes = shape.batch * shape.height * shape.width * shape.channels;
-    rows.also = patches.fill;
+    rows.padding = patches.fill;
     if (Lines::fit(shape)) rows.lines = &lines.emplace(patches).rows;
     rows.fetch = [](const void* context, int64_t row, int64_t first, int64_t n, uint8_t* to) {
       static_cast<const Patches*>(context)->fetch(row, first, n, to);

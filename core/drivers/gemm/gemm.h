@@ -1,8 +1,9 @@
-// Products of matrices of codes: blocking, packing, threads. The kernels are in kernels/gemm and kernels/finish.
+// Matrix products of codes, exact:
 //
-//   t[m][n] = sum over k of (a[m][k] - za[m]) * (b[k][n] - zb[n])   exactly, then as kernels/finish says.
+//   t[m][n] = sum over k of (a[m][k] - za[m]) * (b[k][n] - zb[n]), then the epilogue of kernels/finish
 //
-// Sums run in int32 up to kExactK, where nothing can overflow; beyond, pieces of that depth are added in int64.
+// Accumulators are int32 up to k = kExactK, where nothing can overflow; beyond, k-blocks are added in int64.
+// A call runs in four steps: select_kernel, schedule_gemm (a pure function), packing, tasks that end in the epilogue.
 #pragma once
 #include "drivers/gemm/packed_matrix.h"
 #include "kernels/finish/finish.h"
@@ -11,37 +12,38 @@ namespace lowbit {
 
 constexpr int64_t kExactK = 33025;  // 255 * 255 * kExactK < 2^31
 
-// Rows of a that overlap: pixels of an image, of which each row takes a window. They are read from a few lines of the
-// image, copied, instead of from as many copies as windows overlap.
+// Rows of a that are overlapping windows of image lines. A few lines are copied instead of every window.
 struct LineRows {
-  int64_t width, height;        // pixels of a result's line, one a row of a; lines of a result's image
-  int64_t pitch;                // codes of a line that is copied
+  int64_t width, height;        // of a result's image; each pixel is a row of a
+  int64_t pitch;                // codes of a copied line
   int64_t step;                 // codes from one pixel's window to the next
-  int64_t line_step;            // lines from one line of results to the next
-  int64_t window;               // lines that a line of results sees
-  const GemmSegment* segments;  // a window, offsets in codes
+  int64_t line_step;            // input lines from one result line to the next
+  int64_t window;               // input lines of a window
+  const GemmSegment* segments;  // of a window, offsets in codes
   int64_t segment_count;
-  // Line `line`, of those that result line `first` (of all images) and later ones see, as `pitch` codes.
+  // Copies the line at `line` below the first one that result line `first` (counted through all images) sees.
   void (*fetch)(const void* context, int64_t first, int64_t line, uint8_t* to);
 };
 
-// Rows of a: codes one a byte.
+// The left side: one byte per code.
 struct CodeRows {
   int64_t rows;
   bool is_signed;
-  const int32_t* zero;  // one, or one a row
+  const int32_t* zero;  // one, or one per row
   bool zero_per_row;
-  const uint8_t* codes;  // with `stride` bytes from row to row; or null, and
+  // Contiguous rows, `stride` bytes apart. Null: rows are gathered by `fetch`, n codes of a row from `first` on.
+  const uint8_t* codes;
   int64_t stride;
-  void (*fetch)(const void* context, int64_t row, int64_t first, int64_t n, uint8_t* to);  // n codes of a row, of
+  void (*fetch)(const void* context, int64_t row, int64_t first, int64_t n, uint8_t* to);
   const void* context;
-  const uint8_t* source;  // these codes
+  // Gathered rows consist of the codes of `source` and of `padding`.
+  const uint8_t* source;
   int64_t source_bytes;
-  uint8_t also;           // and this one
-  const LineRows* lines;  // how else to come by the rows, or null
+  uint8_t padding;
+  const LineRows* lines;  // the same rows as windows of image lines, or null
 };
 
-// What becomes of the sums. Arrays over n have n elements; those over m have one for each row.
+// The epilogue of accumulators. Arrays over n have n elements, arrays over m one per row.
 struct Epilogue {
   Result result;
   const int32_t* add = nullptr;  // [n] integer bias
@@ -56,11 +58,10 @@ struct Epilogue {
   bool wide = false;  // s32: int64 instead, for any depth
 };
 
-// out: [m][n] with `stride` elements from row to row.
+// out: [m][n], rows `stride` elements apart.
 void gemm(const CodeRows& a, const PackedMatrix& b, const Epilogue& epilogue, void* out, int64_t stride);
 
-// Bytes one thread works in; and what a call allocates beside them. wide: as the epilogue says.
-int64_t gemm_thread_bytes(int64_t k, bool wide);
-int64_t gemm_call_bytes(int64_t m, int64_t n, int64_t k);
+// Bytes that a call allocates at most, for all threads.
+int64_t gemm_workspace(int64_t m, int64_t n, int64_t k, bool wide);
 
 }  // namespace lowbit

@@ -8,20 +8,8 @@
 namespace lowbit {
 namespace {
 
-// Where codes are widened on the way and the second cache has less than kRoomy bytes, there are fewer quads, so that as
-// much fits it.
-constexpr int64_t kUsualWideQuads = 128;
-
-// About as many as usual, and all pieces alike: a short one costs nearly as much as a whole.
-int64_t piece_quads(int64_t quads) {
-  const bool is_tight = gemm_rows(active_isa())->a == GemmOperand::s16 && second_cache_bytes() < kRoomy;
-  const int64_t usual = is_tight ? kUsualWideQuads : kUsualQuads;
-  const int64_t pieces = std::max<int64_t>(1, (quads + usual / 2) / usual);
-  return std::max<int64_t>(kGemmQuads, round_up((quads + pieces - 1) / pieces, kGemmQuads));
-}
-
-// Bounds as PackedMatrix has them, made to hold for a block's quad at an even place and the next, too.
-void widen(int32_t (&bound)[kGemmRows], const int8_t* quad) {
+// Raises PackedMatrix::bound to hold for a panel's quad at an even index and the next one.
+void raise_bounds(int32_t (&bound)[kGemmRows], const int8_t* quad) {
   constexpr int kBytes = kGemmCols * 4;
   for (int i = 0; i < kBytes; i += 2) {
     int32_t up[2], down[2];
@@ -36,46 +24,56 @@ void widen(int32_t (&bound)[kGemmRows], const int8_t* quad) {
 
 }  // namespace
 
+int64_t PackedMatrix::quads_of(int64_t k) { return round_up(ceil_div(k, 4), kGemmQuads); }
+
+// About as many quads as the CPU model asks for, and all k-blocks alike: a short one costs nearly as much as a whole.
+int64_t PackedMatrix::k_block_of(int64_t quads, const CpuModel& cpu) {
+  const bool is_tight = gemm_rows(active_isa())->a == GemmOperand::s16 && cpu.l2 < cpu.roomy_l2;
+  const int64_t usual = is_tight ? cpu.k_block_small_l2 : cpu.k_block;
+  const int64_t blocks = std::max<int64_t>(1, (quads + usual / 2) / usual);
+  return std::max<int64_t>(kGemmQuads, round_up(ceil_div(quads, blocks), kGemmQuads));
+}
+
 PackedMatrix::PackedMatrix(const uint8_t* b, bool is_signed, int64_t depth, int64_t columns, int64_t stride_k,
                            int64_t stride_n, const int32_t* zeros_of_b, int64_t zeros)
     : k(depth),
       n(columns),
-      quads(round_up((depth + 3) / 4, kGemmQuads)),
-      blocks((columns + kGemmCols - 1) / kGemmCols),
-      piece(piece_quads(quads)),
-      codes(aligned<int8_t>(blocks * kGemmCols * quads * 4)),
-      zero(static_cast<size_t>(blocks * kGemmCols), 0),
-      column(static_cast<size_t>(blocks * kGemmCols), 0),
+      quads(quads_of(depth)),
+      panels(ceil_div(columns, kGemmCols)),
+      k_block(k_block_of(quads, cpu_model())),
+      codes(aligned<int8_t>(panels * kGemmCols * quads * 4)),
+      zero(static_cast<size_t>(panels * kGemmCols), 0),
+      column_sum(static_cast<size_t>(panels * kGemmCols), 0),
       flip_(is_signed ? 0 : 0x80) {
   struct Bounds {
     int32_t of[kGemmRows] = {};
   };
-  std::vector<Bounds> bounds(static_cast<size_t>(blocks));
-  parallel_for(blocks, [&](int64_t block) {
-    for (int64_t q = 0; q < quads; ++q) std::memset(codes.get() + quad_at(block, q), 0, kGemmCols * 4);
-    const int64_t first = block * kGemmCols, count = std::min<int64_t>(kGemmCols, n - first);
+  std::vector<Bounds> bounds(static_cast<size_t>(panels));
+  parallel_for(panels, [&](int64_t panel) {
+    for (int64_t q = 0; q < quads; ++q) std::memset(codes.get() + quad_at(panel, q), 0, kGemmCols * 4);
+    const int64_t first = panel * kGemmCols, count = std::min<int64_t>(kGemmCols, n - first);
     for (int64_t j = 0; j < count; ++j) {
       const uint8_t* from = b + (first + j) * stride_n;
       int32_t sum = 0;
       for (int64_t i = 0; i < k; ++i) {
         const int8_t code = static_cast<int8_t>(from[i * stride_k] ^ flip_);
-        codes[quad_at(block, i / 4) + j * 4 + i % 4] = code;
+        codes[quad_at(panel, i / 4) + j * 4 + i % 4] = code;
         sum += code;
       }
       const int32_t z = (zeros_of_b == nullptr ? 0 : zeros_of_b[zeros == 1 ? 0 : first + j]) - (is_signed ? 0 : 128);
       zero[first + j] = z;
-      column[first + j] = static_cast<int32_t>(sum - k * z);
+      column_sum[first + j] = static_cast<int32_t>(sum - k * z);
     }
-    for (int64_t q = 0; q < quads; q += 2) widen(bounds[block].of, codes.get() + quad_at(block, q));
+    for (int64_t q = 0; q < quads; q += 2) raise_bounds(bounds[panel].of, codes.get() + quad_at(panel, q));
   });
   for (const int32_t z : zero) has_zero |= z != 0;
   for (const Bounds& found : bounds)
     for (int i = 0; i < kGemmRows; ++i) bound[i] = std::max(bound[i], found.of[i]);
 }
 
-int64_t PackedMatrix::quad_at(int64_t block, int64_t q) const {
-  const int64_t first = q / piece * piece, length = std::min(piece, quads - first);
-  return (first * blocks + block * length + q - first) * kGemmCols * 4;
+int64_t PackedMatrix::quad_at(int64_t panel, int64_t q) const {
+  const int64_t first = q / k_block * k_block, length = std::min(k_block, quads - first);
+  return (first * panels + panel * length + q - first) * kGemmCols * 4;
 }
 
 void PackedMatrix::unpack(uint8_t* to) const {
@@ -87,8 +85,7 @@ void PackedMatrix::unpack(uint8_t* to) const {
 int64_t PackedMatrix::nbytes() const { return packed_matrix_bytes(k, n); }
 
 int64_t packed_matrix_bytes(int64_t k, int64_t n) {
-  const int64_t depth = round_up((k + 3) / 4, kGemmQuads) * 4;
-  return round_up(n, kGemmCols) * (depth + 2 * static_cast<int64_t>(sizeof(int32_t)));
+  return round_up(n, kGemmCols) * (PackedMatrix::quads_of(k) * 4 + 2 * static_cast<int64_t>(sizeof(int32_t)));
 }
 
 }  // namespace lowbit
