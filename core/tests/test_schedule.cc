@@ -66,7 +66,7 @@ bool covers_all_once(const GemmSchedule& s) {
 // Runs cover a task's panels in order, accumulate in place only where that is allowed, and fit the scratch.
 bool runs_are_sound(const GemmSchedule& s) {
   const GemmProblem& p = s.problem;
-  const GemmSchedule::Scratch room = s.scratch();
+  const GemmScratchSizes& room = s.scratch;
   for (int64_t i = 0; i < s.tasks(); ++i) {
     const GemmTask t = s.task(i);
     const int64_t padded = round_up(t.rows, p.kernel->at_once);
@@ -105,7 +105,7 @@ bool rows_are_sound(const GemmSchedule& s, const CpuModel& cpu) {
   if (s.rows == RowAccess::in_place && (p.kernel->a != GemmOperand::u8 || p.a_is_signed || p.b_has_zero)) return false;
   if (s.rows == RowAccess::image_lines && (p.layout != RowLayout::image || p.b_has_zero || p.wide)) return false;
   return s.threads >= 1 && s.threads <= p.threads && s.rows_per_call >= 1 &&
-         s.scratch_bytes() <= most_scratch_bytes(p.wide, cpu);
+         s.scratch.bytes() <= most_scratch_bytes(p.wide, cpu);
 }
 
 void test_every_shape(const NamedCpu& named, const GemmRow& kernel, int64_t threads) {

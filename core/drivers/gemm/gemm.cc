@@ -30,11 +30,11 @@ GemmCall::GemmCall(const CodeRows& rows, const PackedMatrix& matrix, const Epilo
       epilogue(finish),
       out(static_cast<char*>(to)),
       kernel(select_kernel(rows, matrix)),
+      schedule(schedule_gemm(problem_of(rows, matrix, finish, stride, kernel), cpu_model())),
       epilogue_kernel(finish_row(active_isa(), finish.result)),
       a_shift(kernel.a == GemmOperand::u8 && a.is_signed    ? 128
               : kernel.a == GemmOperand::s8 && !a.is_signed ? -128
                                                             : 0) {
-  schedule = schedule_gemm(problem_of(a, b, epilogue, stride, kernel), cpu_model());
   prepare_columns();
   if (schedule.rows == RowAccess::packed_once) pack_rows_once();
 }

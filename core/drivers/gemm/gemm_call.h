@@ -5,7 +5,7 @@
 
 namespace lowbit {
 
-// A thread's scratch, as GemmSchedule::scratch has it.
+// A thread's scratch, as GemmSchedule::scratch says.
 struct GemmScratch {
   char* a;
   uint8_t* codes;
@@ -20,8 +20,8 @@ struct GemmCall {
   const PackedMatrix& b;
   const Epilogue& epilogue;
   char* out;
-  GemmSchedule schedule;
   const GemmRow& kernel;
+  GemmSchedule schedule;
   const FinishRow& epilogue_kernel;
   int32_t a_shift;  // what packing adds to the codes of a, to have them in the micro-kernel's type
   // Per column, padded to whole panels: scales, times the row's scale and divided by the step of the result where all

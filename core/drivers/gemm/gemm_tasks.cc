@@ -9,8 +9,8 @@
 namespace lowbit {
 
 GemmScratch GemmCall::cut_scratch() const {
-  const GemmSchedule::Scratch size = schedule.scratch();
-  Cutter cut(thread_block(schedule.scratch_bytes()));
+  const GemmScratchSizes& size = schedule.scratch;
+  Cutter cut(thread_block(size.bytes()));
   GemmScratch s;
   s.a = cut.take<char>(size.a);
   s.codes = cut.take<uint8_t>(size.codes);
@@ -19,7 +19,7 @@ GemmScratch GemmCall::cut_scratch() const {
   s.total = cut.take<int64_t>(size.total);
   s.row_sum = cut.take<int32_t>(size.rows);
   s.row_zero = cut.take<int32_t>(size.rows);
-  s.wide_row_sum = schedule.problem.wide ? cut.take<int64_t>(size.rows) : nullptr;
+  s.wide_row_sum = cut.take<int64_t>(size.wide_rows);
   return s;
 }
 

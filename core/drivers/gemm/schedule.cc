@@ -94,16 +94,28 @@ RowAccess access_of(const GemmSchedule& s, const CpuModel& cpu) {
 // Whether so many rows, each written a line wide before the next line, need more lines of an L1 set than it has for
 // them: a store then waits until an older line is evicted.
 bool written_rows_alias(int64_t stride, int64_t rows, const CpuModel& cpu) {
-  std::array<int64_t, 64> written{};
+  std::array<int16_t, 64> written{};
   const int64_t sets = std::min<int64_t>(cpu.l1_sets, written.size());
   for (int64_t r = 0; r < rows; ++r)
     if (++written[r * stride / kCacheLine % sets] > cpu.l1_written_ways) return true;
   return false;
 }
 
-int64_t bytes_of(const GemmSchedule::Scratch& s, bool wide) {
-  return lines(s.a) + lines(s.codes) + lines(s.initial * 4) + lines(s.c * 4) + lines(s.total * 8) +
-         2 * lines(s.rows * 4) + (wide ? lines(s.rows * 8) : 0);
+GemmScratchSizes scratch_of(const GemmSchedule& s) {
+  const GemmProblem& p = s.problem;
+  const int64_t padded = round_up(s.task_rows, p.kernel->at_once), depth = std::min(p.k_block, p.quads) * 4;
+  GemmScratchSizes z{};
+  if (s.rows == RowAccess::image_lines) {
+    z.a = strip_bytes(p, s.strip_lines), z.codes = p.image.pitch;
+  } else {
+    if (s.rows != RowAccess::packed_once) z.a = padded * s.packed_stride;
+    if (p.layout != RowLayout::contiguous) z.codes = s.task_rows * depth;
+  }
+  z.initial = s.panels_at_once * kGemmCols;
+  z.c = padded * unaliased(s.panels_at_once * kPanelBytes) / 4;
+  z.rows = s.task_rows;
+  if (p.wide) z.total = s.task_rows * s.task_panels * kGemmCols, z.wide_rows = s.task_rows;
+  return z;
 }
 
 }  // namespace
@@ -128,12 +140,13 @@ GemmSchedule schedule_gemm(const GemmProblem& p, const CpuModel& cpu) {
 
   s.paired = cpu.dot_ports > 1;
   s.panels_at_once = panels_of_run(s, cpu);
-  const bool aliases = written_rows_alias(p.out_stride * 4, s.task_rows, cpu);
+  const bool aliases = p.result == Result::s32 && written_rows_alias(p.out_stride * 4, s.task_rows, cpu);
   s.in_place = p.result == Result::s32 && !p.wide && s.rows != RowAccess::image_lines &&
                (s.order == TileOrder::by_columns || !aliases);
   // For short K, write a few rows at a time so that aliasing output lines are complete before they are evicted.
   const bool is_short = p.quads <= (s.threads == 1 ? cpu.short_k : cpu.short_k_threads);
   s.rows_per_call = aliases && is_short ? std::min(cpu.few_rows, s.task_rows) : s.task_rows;
+  s.scratch = scratch_of(s);
   return s;
 }
 
@@ -155,36 +168,17 @@ PanelRun GemmSchedule::run(const GemmTask& t, int64_t first) const {
   return {first, count, fits, fits ? problem.out_stride : unaliased(count * kPanelBytes) / 4};
 }
 
-GemmSchedule::Scratch GemmSchedule::scratch() const {
-  const GemmProblem& p = problem;
-  const int64_t padded = round_up(task_rows, p.kernel->at_once), depth = std::min(p.k_block, p.quads) * 4;
-  const bool from_lines = rows == RowAccess::image_lines;
-  Scratch s{};
-  if (from_lines) {
-    s.a = strip_bytes(p, strip_lines), s.codes = p.image.pitch;
-  } else {
-    if (rows != RowAccess::packed_once) s.a = padded * packed_stride;
-    if (p.layout != RowLayout::contiguous) s.codes = task_rows * depth;
-  }
-  s.initial = panels_at_once * kGemmCols;
-  s.c = padded * unaliased(panels_at_once * kPanelBytes) / 4;
-  if (p.wide) s.total = task_rows * task_panels * kGemmCols;
-  s.rows = task_rows;
-  return s;
-}
-
-int64_t GemmSchedule::scratch_bytes() const { return bytes_of(scratch(), problem.wide); }
-
 int64_t most_scratch_bytes(bool wide, const CpuModel& cpu) {
   const int64_t rows = cpu.task_rows + 1,
                 depth = (std::max(cpu.k_block, cpu.k_block_small_l2) * 3 / 2 + kGemmQuads) * 4;
   const int64_t panels = std::max<int64_t>(2, cpu.task_rows * cpu.task_panels);  // of a run, of one row
-  GemmSchedule::Scratch s{};
+  GemmScratchSizes s{};
   s.a = std::max(rows * depth * 2, cpu.image_strip), s.codes = std::max(rows * depth, cpu.image_strip);
   s.initial = panels * kGemmCols;
   s.c = rows * (most_panels(cpu) + 2) * kGemmCols;
-  s.total = wide ? s.c : 0, s.rows = rows;
-  return bytes_of(s, wide);
+  s.rows = rows;
+  if (wide) s.total = s.c, s.wide_rows = rows;
+  return s.bytes();
 }
 
 int64_t GemmSchedule::packed_once_bytes() const {

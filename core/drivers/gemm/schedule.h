@@ -60,6 +60,22 @@ struct PanelRun {
   int64_t c_stride;  // elements from one row of accumulators to the next
 };
 
+// Elements of a thread's scratch.
+struct GemmScratchSizes {
+  int64_t a;          // bytes of packed rows, or of image lines
+  int64_t codes;      // of gathered rows, or of an image line
+  int64_t initial;    // int32 per column: what accumulators begin with
+  int64_t c;          // int32 accumulators
+  int64_t total;      // int64 totals
+  int64_t rows;       // sums and zero points, int32
+  int64_t wide_rows;  // sums, int64
+  int64_t bytes() const {
+    return lines(a) + lines(codes) + lines(initial * 4) + lines(c * 4) + lines(total * 8) + 2 * lines(rows * 4) +
+           lines(wide_rows * 8);
+  }
+  bool operator==(const GemmScratchSizes&) const = default;
+};
+
 struct GemmSchedule {
   GemmProblem problem;
   int64_t panels;   // of b
@@ -74,22 +90,12 @@ struct GemmSchedule {
   int64_t strip_lines;     // lines of results whose image lines are copied at once
   bool paired;             // the micro-kernel takes two panels at a time
   bool in_place;           // accumulators may be the result
+  GemmScratchSizes scratch;
 
   int64_t tasks() const { return row_tasks * panel_tasks; }
   GemmTask task(int64_t index) const;
   PanelRun run(const GemmTask& task, int64_t first_panel) const;
 
-  // Elements of a thread's scratch.
-  struct Scratch {
-    int64_t a;        // bytes of packed rows, or of image lines
-    int64_t codes;    // of gathered rows, or of an image line
-    int64_t initial;  // int32 per column: what accumulators begin with
-    int64_t c;        // int32 accumulators
-    int64_t total;    // int64 totals
-    int64_t rows;     // sums and zero points, each int32 or int64
-  };
-  Scratch scratch() const;
-  int64_t scratch_bytes() const;
   bool operator==(const GemmSchedule&) const = default;
   int64_t packed_once_bytes() const;  // of rows packed before any task; 0 where they are not
 };
