@@ -39,10 +39,10 @@ def dequantize(q: QuantizedTensor, out: Array | None = None, dtype: npt.DTypeLik
         spec = ready[0]
         if out is None:
             fresh = np.empty(q.shape, np.float32)
-            spec.dequantize(q.data, fresh, 0)
+            spec.dequantize(q.data, fresh, cpu.Element.f32)
             return fresh
         if type(out) is np.ndarray and out.dtype is _FLOAT32 and out.shape == q.shape and out.flags.carray:
-            spec.dequantize(q.data, out, 0)
+            spec.dequantize(q.data, out, cpu.Element.f32)
             return out
     if out is not None:
         target = cpu.writable_float(out)

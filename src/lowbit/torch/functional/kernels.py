@@ -38,7 +38,12 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 LOWEST, HIGHEST = cpu.LOWEST_CODE, cpu.HIGHEST_CODE
-_ELEMENTS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: cpu.BFLOAT16}
+_ELEMENTS = {
+    torch.float32: cpu.Element.f32,
+    torch.float64: cpu.Element.f64,
+    torch.float16: cpu.Element.f16,
+    torch.bfloat16: cpu.Element.bf16,
+}
 WIDEST = float(np.finfo(np.float32).max) / 2  # a range from minus to plus this is finite
 
 # The integer types codes may have, narrowest first.
@@ -76,7 +81,7 @@ def _floats(x: Tensor, name: str = "x") -> cpu.FloatArray:
     if element is None or not x.is_contiguous():
         return cpu.as_float_array(x, name)
     x = x.detach()
-    if element == cpu.BFLOAT16:
+    if element is cpu.BFLOAT16:
         return cpu.FloatArray(x.view(torch.int16).numpy().view(np.uint16), element)
     return cpu.FloatArray(x.numpy(), element)
 
@@ -149,8 +154,7 @@ def mask_fits(x: Tensor, axis: int | None, block: int | None) -> bool:
     return _masked_as_it_lies(x, is_channels_last(x), axis, block) is not None
 
 
-def _element(x: Tensor, name: str) -> int:
-    """The number kernels call a float tensor's type by."""
+def _element(x: Tensor, name: str) -> cpu.Element:
     found = _ELEMENTS.get(x.dtype)
     return cpu.as_float_array(x, name).element if found is None else found  # which raises
 
