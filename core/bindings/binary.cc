@@ -8,8 +8,7 @@
 #include <limits>
 #include <optional>
 
-#include "bindings/arrays.h"
-#include "bindings/bindings.h"
+#include "bindings/buffer.h"
 #include "bindings/gil.h"
 #include "bindings/sizes.h"
 
@@ -17,6 +16,8 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace lowbit {
+
+void bind_binary(nb::module_& m);
 
 namespace {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <nanobind/nanobind.h>
 
-#include "bindings/arrays.h"
+#include "bindings/buffer.h"
 #include "drivers/gemm/gemm.h"
 
 namespace lowbit {
