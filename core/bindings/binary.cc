@@ -8,7 +8,8 @@
 #include <limits>
 #include <optional>
 
-#include "bindings/buffer.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
 #include "bindings/gil.h"
 #include "bindings/sizes.h"
 
@@ -16,8 +17,6 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace lowbit {
-
-void bind_binary(nb::module_& m);
 
 namespace {
 

@@ -1,14 +1,14 @@
-#include "bindings/combine.h"
+#include "drivers/elementwise/combine.h"
 
 #include <nanobind/stl/vector.h>
 
 #include <vector>
 
-#include "bindings/buffer.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
 #include "bindings/gil.h"
 #include "bindings/sizes.h"
 #include "drivers/conv/pool.h"
-#include "drivers/elementwise/combine.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -18,10 +18,9 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-Code byte_code(int id) {
-  if (id != static_cast<int>(Code::s8) && id != static_cast<int>(Code::u8))
-    throw nb::value_error("code: expected s8 or u8");
-  return static_cast<Code>(id);
+Code byte_code(Code code) {
+  if (code != Code::s8 && code != Code::u8) throw nb::value_error("code: expected s8 or u8");
+  return code;
 }
 
 void check_codes(Code code, int32_t lo, int32_t hi) {
@@ -37,7 +36,7 @@ struct Side {
   Shape shape;
   Buffer codes;
 
-  Side(nb::handle array, int code_id, double s, int32_t z, Shape of, const Shape& result, const char* name)
+  Side(nb::handle array, Code code_id, double s, int32_t z, Shape of, const Shape& result, const char* name)
       : code(byte_code(code_id)), scale(static_cast<float>(s)), zero(z), shape(std::move(of)), codes(array, name) {
     codes.require(product_of(shape, "shape"), name);
     bool fits = shape.size() == result.size();
@@ -47,9 +46,9 @@ struct Side {
   CodesOperand operand() const { return {code, codes.as<const uint8_t>(), scale, zero, shape}; }
 };
 
-void combine_of(int op, nb::handle a_array, int a_code, double a_scale, int32_t a_zero, Shape a_shape,
-                nb::handle b_array, int b_code, double b_scale, int32_t b_zero, Shape b_shape, nb::handle out_array,
-                int out_code, double scale, int32_t zero, int32_t qmin, int32_t qmax, const Shape& shape) {
+void combine_of(int op, nb::handle a_array, Code a_code, double a_scale, int32_t a_zero, Shape a_shape,
+                nb::handle b_array, Code b_code, double b_scale, int32_t b_zero, Shape b_shape, nb::handle out_array,
+                Code out_code, double scale, int32_t zero, int32_t qmin, int32_t qmax, const Shape& shape) {
   if (op != 0 && op != 1) throw nb::value_error("op: expected 0 or 1");
   const int64_t n = product_of(shape, "shape");
   const Side a(a_array, a_code, a_scale, a_zero, std::move(a_shape), shape, "a");
@@ -62,7 +61,7 @@ void combine_of(int op, nb::handle a_array, int a_code, double a_scale, int32_t 
   without_gil(n, [&] { combine(static_cast<CombineOp>(op), a.operand(), b.operand(), q); });
 }
 
-void clamp_of(int code_id, nb::handle x_array, int32_t lo, int32_t hi, nb::handle out_array) {
+void clamp_of(Code code_id, nb::handle x_array, int32_t lo, int32_t hi, nb::handle out_array) {
   const Code code = byte_code(code_id);
   check_codes(code, lo, hi);
   const Buffer x(x_array, "x"), out(out_array, "out", true);
@@ -101,7 +100,7 @@ int64_t out_elements(const PoolShape& p) {
   return product_of({p.count, p.out_height(), p.out_width(), p.depth}, "shape");
 }
 
-void max_pool_of(int code_id, nb::handle x_array, nb::handle out_array, const Shape& shape) {
+void max_pool_of(Code code_id, nb::handle x_array, nb::handle out_array, const Shape& shape) {
   const PoolShape p = pool_shape(shape);
   const Code code = byte_code(code_id);
   const Buffer x(x_array, "x"), out(out_array, "out", true);
@@ -109,7 +108,7 @@ void max_pool_of(int code_id, nb::handle x_array, nb::handle out_array, const Sh
   without_gil(x.bytes(), [&] { max_pool(p, code, x.as(), out.as()); });
 }
 
-void average_pool_of(int code_id, nb::handle x_array, double scale, int32_t zero, int out_id, nb::handle out_array,
+void average_pool_of(Code code_id, nb::handle x_array, double scale, int32_t zero, Code out_id, nb::handle out_array,
                      double out_scale, int32_t out_zero, int32_t qmin, int32_t qmax, bool count_padding,
                      const Shape& shape) {
   const PoolShape p = pool_shape(shape);

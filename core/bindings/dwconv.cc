@@ -6,8 +6,8 @@
 
 #include <memory>
 
-#include "bindings/buffer.h"
-#include "bindings/compute.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
 #include "bindings/epilogue.h"
 #include "bindings/gil.h"
 #include "bindings/sizes.h"

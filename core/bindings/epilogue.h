@@ -2,7 +2,7 @@
 #pragma once
 #include <nanobind/nanobind.h>
 
-#include "bindings/buffer.h"
+#include "bindings/arrays.h"
 #include "drivers/gemm/gemm.h"
 
 namespace lowbit {

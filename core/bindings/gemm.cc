@@ -12,8 +12,8 @@
 #include <memory>
 
 #include "base/threads.h"
-#include "bindings/buffer.h"
-#include "bindings/compute.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
 #include "bindings/epilogue.h"
 #include "bindings/float_layer.h"
 #include "bindings/gil.h"
@@ -149,34 +149,26 @@ GroupSizes sizes_of(int64_t m, int64_t n, int64_t k, int bits, int64_t block) {
   return GroupSizes(k, n, bits, block_of(block));
 }
 
-void run_on_floats(const PackedGroups& b, nb::handle input, int element, int64_t m, nb::handle bias_array, float floor,
-                   float ceiling, int result, nb::handle output) {
+void run_on_floats(const PackedGroups& b, nb::handle input, Element element, int64_t m, nb::handle bias_array,
+                   float floor, float ceiling, int result, nb::handle output) {
   run_float_layer(b.n, b.k, input, element, m, bias_array, floor, ceiling, result, output,
                   [&](const FloatInput& x, const FloatEpilogue& y, void* out) { float_group_matmul(x, b, y, out); });
 }
 
 // (NaN seen, rows whose range is too wide)
 template <class Packed>
-std::pair<int64_t, int64_t> linear_of(nb::handle input, int element, int64_t m, int how, int code, float scale,
+std::pair<int64_t, int64_t> linear_of(nb::handle input, Element element, int64_t m, int how, Code code, float scale,
                                       int32_t zero, int32_t qmin, int32_t qmax, const Packed& b,
                                       const EpilogueSpec& spec, nb::handle output) {
   const Buffer x(input, "x"), out(output, "out", true);
-  if (element != 0 && element != 2 && element != 3) throw nb::value_error("element: expected f32, f16 or bf16");
-  if (how < 0 || how > 2 || code < 0 || code > 1) throw nb::value_error("activation: unknown id");
-  const Activations a{x.as(),
-                      static_cast<Element>(element),
-                      m,
-                      static_cast<Activation>(how),
-                      static_cast<Code>(code),
-                      scale,
-                      zero,
-                      qmin,
-                      qmax};
+  if (element == Element::f64) throw nb::value_error("element: expected f32, f16 or bf16");
+  if (how < 0 || how > 2 || (code != Code::s8 && code != Code::u8)) throw nb::value_error("activation: unknown id");
+  const Activations a{x.as(), element, m, static_cast<Activation>(how), code, scale, zero, qmin, qmax};
   x.require(product_of({m, b.k}, "m") * element_bytes(a.in), "x");
   out.require(product_of({m, b.n}, "m") * result_bytes(spec.result), "out");
   DynamicResult result;
   if constexpr (std::is_same_v<Packed, PackedGroups>) {
-    if (how == 1 || code == 1 || zero != 0)
+    if (how == 1 || code == Code::u8 || zero != 0)
       throw nb::value_error("activation: groups take signed codes without a zero point");
     const FloatEpilogue f = float_epilogue(spec, b.n);
     const GilReleased released;

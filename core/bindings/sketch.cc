@@ -6,8 +6,8 @@
 
 #include <cstring>
 
-#include "bindings/buffer.h"
-#include "bindings/compute.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
 #include "bindings/gil.h"
 #include "bindings/sizes.h"
 #include "drivers/reduce/scores.h"
@@ -22,10 +22,7 @@ constexpr int64_t kCounters = 15;
 constexpr int64_t kMostBins = 1 << 24;
 constexpr int64_t kLimbs = ExactSum::kLimbs;
 
-int64_t add(Sketches& self, nb::handle x_array, int element, const Granularity& layout, bool skip) {
-  const Buffer x(x_array, "x");
-  if (element < 0 || element > 3) throw nb::value_error("element: unknown");
-  const Element in = static_cast<Element>(element);
+int64_t add(Sketches& self, const Array<const void>& x, Element in, const Granularity& layout, bool skip) {
   x.require(layout.elements() * element_bytes(in), "x");
   if (layout.scales() != self.scales()) throw nb::value_error("layout: another number of scales");
   const GilReleased released;

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "bindings/buffer.h"
-#include "bindings/compute.h"
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
 #include "bindings/float_layer.h"
 #include "bindings/sizes.h"
 
@@ -29,11 +29,8 @@ std::unique_ptr<const LogTable<float>> table_of(nb::handle thresholds, nb::handl
                                            std::vector<float>(m.as<float>(), m.as<float>() + levels));
 }
 
-Code checked(int code, int kind, int64_t n, int64_t k, int64_t block, bool logarithmic) {
-  if (code < 0 || code > 8) throw nb::value_error("code: unknown id");
-  if (kind < 0 || kind > 2) throw nb::value_error("kind: expected 0, 1 or 2");
+Code checked(Code c, int64_t n, int64_t k, int64_t block, bool logarithmic) {
   product_of({n, k}, "n, k"), block_of(block);
-  const Code c = static_cast<Code>(code);
   if (logarithmic && c != Code::s8 && c != Code::s16 && c != Code::s4 && c != Code::s2)
     throw nb::value_error("code: logarithmic codes are signed");
   return c;
@@ -44,21 +41,20 @@ struct WeightOnlySpec {
   Buffer codes, scale, zero;
   WeightOnly weights;
 
-  WeightOnlySpec(int code, nb::handle code_array, int64_t n, int64_t k, int kind, int64_t block, nb::handle scale_array,
-                 nb::handle zero_array, nb::handle thresholds, nb::handle magnitudes)
+  WeightOnlySpec(Code code, nb::handle code_array, int64_t n, int64_t k, GranularityKind kind, int64_t block,
+                 nb::handle scale_array, nb::handle zero_array, nb::handle thresholds, nb::handle magnitudes)
       : codes(code_array, "codes"),
         scale(scale_array, "scale"),
         zero(optional(zero_array, "zero_point")),
-        weights(checked(code, kind, n, k, block, !thresholds.is_none()), codes.as(), n, k,
-                static_cast<GranularityKind>(kind), block_of(block), scale.as<float>(), zero.as<int32_t>(),
-                table_of(thresholds, magnitudes)) {
+        weights(checked(code, n, k, block, !thresholds.is_none()), codes.as(), n, k, kind, block_of(block),
+                scale.as<float>(), zero.as<int32_t>(), table_of(thresholds, magnitudes)) {
     codes.require(n * weights.row_bytes(), "codes");
     scale.require(weights.scales() * 4, "scale");
     if (zero) zero.require(weights.scales() * 4, "zero_point");
   }
   int64_t nbytes() const { return codes.bytes() + scale.bytes() + (zero ? zero.bytes() : 0); }
 
-  void run(nb::handle input, int element, int64_t m, nb::handle bias_array, float floor, float ceiling, int result,
+  void run(nb::handle input, Element element, int64_t m, nb::handle bias_array, float floor, float ceiling, int result,
            nb::handle output) const {
     run_float_layer(weights.n(), weights.k(), input, element, m, bias_array, floor, ceiling, result, output,
                     [&](const FloatInput& x, const FloatEpilogue& y, void* out) { weights.run(x, y, out); });
@@ -70,9 +66,10 @@ struct WeightOnlySpec {
 void bind_weight_only(nb::module_& m) {
   nb::class_<WeightOnlySpec>(m, "WeightOnly",
                              "Weights [n, k] of a linear layer on floats, packed, each row from a whole byte on.")
-      .def(nb::init<int, nb::handle, int64_t, int64_t, int, int64_t, nb::handle, nb::handle, nb::handle, nb::handle>(),
+      .def(nb::init<Code, nb::handle, int64_t, int64_t, GranularityKind, int64_t, nb::handle, nb::handle, nb::handle,
+                    nb::handle>(),
            "code"_a, "codes"_a, "n"_a, "k"_a, "kind"_a, "block"_a, "scale"_a, "zero_point"_a.none(),
-           "thresholds"_a.none(), "magnitudes"_a.none(), "kind: 0 one scale, 1 one a row, 2 one for each block of k.")
+           "thresholds"_a.none(), "magnitudes"_a.none(), "kind: one scale, one per row, or one per block of k.")
       .def_prop_ro("n", [](const WeightOnlySpec& s) { return s.weights.n(); })
       .def_prop_ro("k", [](const WeightOnlySpec& s) { return s.weights.k(); })
       .def_prop_ro("nbytes", &WeightOnlySpec::nbytes)

@@ -3,17 +3,62 @@ Native kernels of lowbit. Use the functions of the lowbit package instead.
 """
 
 from collections.abc import Sequence
+import enum
+from typing import Any
 
 import numpy
-from numpy.typing import NDArray
+import numpy.typing
 
+
+class Element(enum.Enum):
+    """The type of float data."""
+
+    f32 = 0
+
+    f64 = 1
+
+    f16 = 2
+
+    bf16 = 3
+
+class Code(enum.Enum):
+    """
+    The type of codes. Those below 8 bits are packed, the first in the low bits.
+    """
+
+    s8 = 0
+
+    u8 = 1
+
+    s16 = 2
+
+    u16 = 3
+
+    s4 = 4
+
+    u4 = 5
+
+    s2 = 6
+
+    u2 = 7
+
+    b1 = 8
+
+class GranularityKind(enum.Enum):
+    """Which elements share a scale."""
+
+    tensor = 0
+
+    channel = 1
+
+    group = 2
 
 class Granularity:
     """
     Which elements of a contiguous [outer, axis, inner] array share a scale.
     """
 
-    def __init__(self, kind: int, outer: int, axis: int, inner: int, block: int) -> None: ...
+    def __init__(self, kind: GranularityKind, outer: int, axis: int, inner: int, block: int) -> None: ...
 
     @property
     def elements(self) -> int: ...
@@ -24,25 +69,25 @@ class Granularity:
 class Affine:
     """Linear codes: scales and zero points, lent by their arrays."""
 
-    def __init__(self, code: int, scale: object, is_f64: bool, zero_point: object | None, qmin: int, qmax: int) -> None: ...
+    def __init__(self, code: Code, scale: object, is_f64: bool, zero_point: object | None, qmin: int, qmax: int) -> None: ...
 
-    def quantize(self, x: object, element: int, out: object, layout: Granularity | None = None) -> None: ...
+    def quantize(self, x: object, element: Element, out: object, layout: Granularity | None = None) -> None: ...
 
-    def dequantize(self, q: object, out: object, element: int, layout: Granularity | None = None) -> None: ...
+    def dequantize(self, q: object, out: object, element: Element, layout: Granularity | None = None) -> None: ...
 
 class Logarithmic:
     """Logarithmic codes: scales, thresholds and magnitudes."""
 
-    def __init__(self, code: int, scale: object, is_f64: bool, thresholds: object, magnitudes: object) -> None: ...
+    def __init__(self, code: Code, scale: object, is_f64: bool, thresholds: object, magnitudes: object) -> None: ...
 
-    def quantize(self, x: object, element: int, out: object, layout: Granularity) -> None: ...
+    def quantize(self, x: object, element: Element, out: object, layout: Granularity) -> None: ...
 
-    def dequantize(self, q: object, out: object, element: int, layout: Granularity) -> None: ...
+    def dequantize(self, q: object, out: object, element: Element, layout: Granularity) -> None: ...
 
 class Mixed:
     """A code width a channel; channels are the rows of a contiguous array."""
 
-    def __init__(self, codes: Sequence[int], length: int, scale: object, is_f64: bool, zero_point: object, qmin: object, qmax: object) -> None: ...
+    def __init__(self, codes: Sequence[Code], length: int, scale: object, is_f64: bool, zero_point: object, qmin: object, qmax: object) -> None: ...
 
     @property
     def nbytes(self) -> int: ...
@@ -50,51 +95,45 @@ class Mixed:
     @property
     def offsets(self) -> list[int]: ...
 
-    def quantize(self, x: object, element: int, out: object) -> None: ...
+    def quantize(self, x: object, element: Element, out: object) -> None: ...
 
-    def dequantize(self, q: object, out: object, element: int) -> None: ...
+    def dequantize(self, q: object, out: object, element: Element) -> None: ...
 
-def range(x: object, element: int, layout: Granularity, lo: object, hi: object) -> int:
-    """Writes min and max per scale; returns the number of NaN."""
-
-def mean_abs(x: object, element: int, length: int, out: object) -> None:
-    """Writes the mean of |x| of each run of `length` elements, in f64."""
-
-def quantize_dynamic(x: object, element: int, out: object, code: int, layout: Granularity, qmin: int, qmax: int, divisor: int, scale: object, zero_point: object | None) -> tuple[int, int]:
+def quantize_dynamic(x: object, element: Element, out: object, code: Code, layout: Granularity, qmin: int, qmax: int, divisor: int, scale: object, zero_point: object | None) -> tuple[int, int]:
     """
     Range, parameters, codes and packing in one read; returns (NaN seen, scales out of bounds).
     """
 
-def fused_groups_fit(layout: Granularity, code: int) -> bool:
+def fused_groups_fit(layout: Granularity, code: Code) -> bool:
     """Whether quantize_dynamic serves this layout."""
+
+def convert(to_codes: bool, code: Code, input: object, output: object, element: Element, scale: object, zero_point: object, qmin: int, qmax: int, layout: Granularity) -> int:
+    """
+    quantize or dequantize under parameters of this one call. Returns as fake_quant.
+    """
+
+def quantize_from_data(input: object, element: Element, output: object, code: Code, layout: Granularity, qmin: int, qmax: int, divisor: int, scale: object, zero_point: object | None, workspace: object) -> tuple[int, int]:
+    """
+    Parameters from the data, and its codes; returns (NaN seen, scales out of bounds).
+    """
+
+def dynamic_workspace(layout: Granularity, element: Element) -> int:
+    """Bytes quantize_from_data works in."""
 
 class Problem:
     """A plan's facts: runs with plain arrays in one call."""
 
-    def __init__(self, layout: Granularity, element: int, shape: Sequence[int], scale_shape: Sequence[int], qmin: int, qmax: int) -> None: ...
+    def __init__(self, layout: Granularity, element: Element, shape: Sequence[int], scale_shape: Sequence[int], qmin: int, qmax: int) -> None: ...
 
     @property
-    def element(self) -> int: ...
+    def element(self) -> Element: ...
 
     def fake_quant(self, op: int, x: object | None, dy: object | None, out: object, scale: object, zero_point: object | None, of_known_type: bool = False) -> int:
         """
         As the function fake_quant, with arrays of just the right kind; any other result than -1 means that nothing was done.
         """
 
-def convert(to_codes: bool, code: int, input: object, output: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Granularity) -> int:
-    """
-    quantize or dequantize under parameters of this one call. Returns as fake_quant.
-    """
-
-def quantize_from_data(input: object, element: int, output: object, code: int, layout: Granularity, qmin: int, qmax: int, divisor: int, scale: object, zero_point: object | None, workspace: object) -> tuple[int, int]:
-    """
-    Parameters from the data, and its codes; returns (NaN seen, scales out of bounds).
-    """
-
-def dynamic_workspace(layout: Granularity, element: int) -> int:
-    """Bytes quantize_from_data works in."""
-
-def fake_quant(op: int, x: object | None, dy: object | None, out: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Granularity) -> int:
+def fake_quant(op: int, x: object | None, dy: object | None, out: object, element: Element, scale: object, zero_point: object, qmin: int, qmax: int, layout: Granularity) -> int:
     """
     op 0 fake_quantize, 1 its gradient, 2 quantize's, 3 dequantize's. Returns -1, or which scale (i) or zero point (-2 - i) is out of bounds; then nothing was done.
     """
@@ -102,45 +141,53 @@ def fake_quant(op: int, x: object | None, dy: object | None, out: object, elemen
 def mask_fits(layout: Granularity) -> bool:
     """Whether fake_quant_masked serves this layout."""
 
-def fake_quant_masked_at(x: int, out: int, bits: int, element: int, scale: int, zero_point: int, qmin: int, qmax: int, layout: Granularity) -> int:
+def fake_quant_masked_at(x: int, out: int, bits: int, element: Element, scale: int, zero_point: int, qmin: int, qmax: int, layout: Granularity) -> int:
     """
     fake_quantize, and a bit for each element that was not clipped, by addresses. Returns as fake_quant.
     """
 
-def keep_where_at(dy: int, bits: int, out: int, n: int, element: int) -> None:
+def keep_where_at(dy: int, bits: int, out: int, n: int, element: Element) -> None:
     """dy where a bit is set, else 0, by addresses."""
 
-def fake_quant_learned(x: object, dy: object, out: object, element: int, scale: object, zero_point: object, qmin: int, qmax: int, layout: Granularity, workspace: object, d_scale: object, d_zero_point: object) -> int:
+def fake_quant_learned(x: object, dy: object, out: object, element: Element, scale: object, zero_point: object, qmin: int, qmax: int, layout: Granularity, workspace: object, d_scale: object, d_zero_point: object) -> int:
     """Gradients by x, scale and zero point. Returns as fake_quant."""
 
 def learned_workspace(layout: Granularity) -> int:
     """Bytes fake_quant_learned works in."""
 
-def combine(op: int, a: object, a_code: int, a_scale: float, a_zero: int, a_shape: Sequence[int], b: object, b_code: int, b_scale: float, b_zero: int, b_shape: Sequence[int], out: object, code: int, scale: float, zero: int, qmin: int, qmax: int, shape: Sequence[int]) -> None:
+def range(x: numpy.typing.NDArray[Any], element: Element, layout: Granularity, lo: numpy.typing.NDArray[Any], hi: numpy.typing.NDArray[Any]) -> int:
+    """Writes min and max per scale; returns the number of NaN."""
+
+def mean_abs(x: numpy.typing.NDArray[Any], element: Element, length: int, out: numpy.typing.NDArray[numpy.float64]) -> None:
+    """Writes the mean of |x| of each run of `length` elements."""
+
+def pack(bits: int, codes: numpy.typing.NDArray[numpy.uint8], out: numpy.typing.NDArray[numpy.uint8]) -> None:
+    """Packs codes, one a byte, the first in the low bits."""
+
+def unpack(bits: int, is_signed: bool, data: numpy.typing.NDArray[numpy.uint8], out: numpy.typing.NDArray[numpy.uint8]) -> None:
+    """The inverse of pack."""
+
+def bfloat16_bits(array: Any) -> numpy.typing.NDArray[numpy.uint16]:
+    """The bits of a DLPack bfloat16 array, without a copy."""
+
+def combine(op: int, a: object, a_code: Code, a_scale: float, a_zero: int, a_shape: Sequence[int], b: object, b_code: Code, b_scale: float, b_zero: int, b_shape: Sequence[int], out: object, code: Code, scale: float, zero: int, qmin: int, qmax: int, shape: Sequence[int]) -> None:
     """
     op 0: codes of the sums of what two arrays of codes stand for; 1: of the products.
     """
 
-def clamp_codes(code: int, x: object, lo: int, hi: int, out: object) -> None: ...
+def clamp_codes(code: Code, x: object, lo: int, hi: int, out: object) -> None: ...
 
 def lookup_codes(table: object | None, x: object, length: int, out: object, offset: int, stride: int) -> None:
     """
     Rows of x, each byte by its place in a table of 256, into rows of out; without a table as they are.
     """
 
-def max_pool(code: int, x: object, out: object, shape: Sequence[int]) -> None:
+def max_pool(code: Code, x: object, out: object, shape: Sequence[int]) -> None:
     """
     shape: count, height, width, depth, kernel, stride, and padding (top, left, bottom, right).
     """
 
-def average_pool(code: int, x: object, scale: float, zero: int, out_code: int, out: object, out_scale: float, out_zero: int, qmin: int, qmax: int, count_padding: bool, shape: Sequence[int]) -> None: ...
-
-def pack(bits: int, codes: object, out: object) -> None: ...
-
-def unpack(bits: int, is_signed: bool, data: object, out: object) -> None: ...
-
-def bfloat16_bits(array: object) -> NDArray[numpy.uint16]:
-    """The bits of a DLPack bfloat16 array, without a copy."""
+def average_pool(code: Code, x: object, scale: float, zero: int, out_code: Code, out: object, out_scale: float, out_zero: int, qmin: int, qmax: int, count_padding: bool, shape: Sequence[int]) -> None: ...
 
 class PackedMatrix:
     """The right side of a product, arranged as kernels read it."""
@@ -204,7 +251,7 @@ class PackedGroups:
     def unpack(self, out: object) -> None:
         """Writes the codes, [n, k], one a byte, as they were given."""
 
-    def run(self, x: object, element: int, m: int, bias: object | None, floor: float, ceiling: float, result: int, out: object) -> None:
+    def run(self, x: object, element: Element, m: int, bias: object | None, floor: float, ceiling: float, result: int, out: object) -> None:
         """
         x [m, k], floats as they are, by the weights to out [m, n]. result: 1 f32, 2 f16, 3 bf16.
         """
@@ -217,12 +264,12 @@ def pack_groups(codes: object, k: int, n: int, bits: int, block: int, scale: obj
 def multiply_groups(a: object, m: int, a_scale: object, b: PackedGroups, epilogue: Epilogue, out: object) -> None:
     """Codes a [m, k], s8, times b. a_scale: [m], or [m, groups]."""
 
-def linear(x: object, element: int, m: int, how: int, code: int, scale: float, zero: int, qmin: int, qmax: int, b: PackedMatrix, epilogue: Epilogue, out: object) -> tuple[int, int]:
+def linear(x: object, element: Element, m: int, how: int, code: Code, scale: float, zero: int, qmin: int, qmax: int, b: PackedMatrix, epilogue: Epilogue, out: object) -> tuple[int, int]:
     """
     Floats x [m, k] to codes (how: 0 s8 per row, 1 u8 per row, 2 as given), times b. Returns (NaN seen, rows whose range is too wide).
     """
 
-def linear_groups(x: object, element: int, m: int, how: int, code: int, scale: float, zero: int, qmin: int, qmax: int, b: PackedGroups, epilogue: Epilogue, out: object) -> tuple[int, int]:
+def linear_groups(x: object, element: Element, m: int, how: int, code: Code, scale: float, zero: int, qmin: int, qmax: int, b: PackedGroups, epilogue: Epilogue, out: object) -> tuple[int, int]:
     """The same for weights in groups."""
 
 def linear_workspace(m: int, k: int) -> int:
@@ -262,8 +309,8 @@ class WeightOnly:
     Weights [n, k] of a linear layer on floats, packed, each row from a whole byte on.
     """
 
-    def __init__(self, code: int, codes: object, n: int, k: int, kind: int, block: int, scale: object, zero_point: object | None, thresholds: object | None, magnitudes: object | None) -> None:
-        """kind: 0 one scale, 1 one a row, 2 one for each block of k."""
+    def __init__(self, code: Code, codes: object, n: int, k: int, kind: GranularityKind, block: int, scale: object, zero_point: object | None, thresholds: object | None, magnitudes: object | None) -> None:
+        """kind: one scale, one per row, or one per block of k."""
 
     @property
     def n(self) -> int: ...
@@ -274,7 +321,7 @@ class WeightOnly:
     @property
     def nbytes(self) -> int: ...
 
-    def run(self, x: object, element: int, m: int, bias: object | None, floor: float, ceiling: float, result: int, out: object) -> None:
+    def run(self, x: object, element: Element, m: int, bias: object | None, floor: float, ceiling: float, result: int, out: object) -> None:
         """x [m, k] by the weights to out [m, n]. result: 1 f32, 2 f16, 3 bf16."""
 
     def workspace(self, m: int) -> int:
@@ -282,61 +329,6 @@ class WeightOnly:
 
 def weight_only_workspace(m: int, k: int) -> int:
     """The same from sizes alone."""
-
-class Sketches:
-    """
-    What streams of numbers look like, in fixed memory; one for each scale.
-    """
-
-    def __init__(self, scales: int, bins: int, reservoir: int) -> None: ...
-
-    @property
-    def scales(self) -> int: ...
-
-    @property
-    def bins(self) -> int: ...
-
-    @property
-    def reservoir(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def add(self, x: object, element: int, layout: Granularity, skip: bool) -> int:
-        """
-        Returns how many NaN and Inf there are; unless they are to be skipped, then nothing was added.
-        """
-
-    def merge(self, other: Sketches) -> None: ...
-
-    def state(self, counters: object, extremes: object, limbs: object, counts: object, priorities: object, values: object, tails: object) -> None:
-        """Writes all there is."""
-
-    def restore(self, counters: object, extremes: object, limbs: object, counts: object, priorities: object, values: object, tails: object) -> None:
-        """Takes over what `state` wrote."""
-
-    def bin_layout(self, scale: int) -> tuple[int, int, int]:
-        """
-        (shift, first, negative): |x| is counted in bin (bits of |x| >> shift) - first, bin 0 and below being tiny; negative numbers `negative` further.
-        """
-
-sketch_counters: int = 15
-
-sketch_limbs: int = 68
-
-sketch_tail: int = 64
-
-sketch_moments: int = 5
-
-def squared_error(lower: object, upper: object, count: object, scale: object, least: object, most: object, out: object) -> None:
-    """
-    Of each mapping: the sum of squared errors of numbers spread evenly over bins [lower, upper).
-    """
-
-def divergence(lower: object, upper: object, count: object, scale: object, least: object, most: object, floor: float, out: object) -> None:
-    """
-    Of each mapping: the Kullback-Leibler divergence from the clipped numbers to what codes tell of them.
-    """
 
 class DwconvShape:
     """Sizes of a depthwise convolution, NHWC."""
@@ -367,28 +359,6 @@ def dwconv_thread_bytes(shape: DwconvShape, weights: DwconvWeights) -> int:
 
 def dwconv_call_bytes(shape: DwconvShape, weights: DwconvWeights) -> int:
     """Bytes run allocates beside them."""
-
-def num_threads() -> int: ...
-
-def set_num_threads(n: int) -> None: ...
-
-def usable_cpus() -> int:
-    """CPUs this process may use: affinity and cgroup quota."""
-
-def cpu_features() -> list[tuple[str, bool]]:
-    """Instruction sets by name, and whether this machine offers them."""
-
-def cpu_brand() -> str: ...
-
-def active_isa() -> str:
-    """The ISA kernels are dispatched to."""
-
-def available_isas() -> list[str]: ...
-
-def max_isa() -> str: ...
-
-def set_max_isa(name: str) -> None:
-    """Caps dispatch, as LOWBIT_MAX_ISA does; an empty name lifts the cap."""
 
 class BinaryMatrix:
     """Columns of bits, packed once for many products."""
@@ -440,6 +410,83 @@ def binary_channels_last(stream: object, images: int, channels: int, pixels: int
     """
     A stream of bits, channels first, as whole bytes of each pixel's channels, group after group.
     """
+
+class Sketches:
+    """
+    What streams of numbers look like, in fixed memory; one for each scale.
+    """
+
+    def __init__(self, scales: int, bins: int, reservoir: int) -> None: ...
+
+    @property
+    def scales(self) -> int: ...
+
+    @property
+    def bins(self) -> int: ...
+
+    @property
+    def reservoir(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def add(self, x: numpy.typing.NDArray[Any], element: Element, layout: Granularity, skip: bool) -> int:
+        """
+        Returns how many NaN and Inf there are; unless they are to be skipped, then nothing was added.
+        """
+
+    def merge(self, other: Sketches) -> None: ...
+
+    def state(self, counters: object, extremes: object, limbs: object, counts: object, priorities: object, values: object, tails: object) -> None:
+        """Writes all there is."""
+
+    def restore(self, counters: object, extremes: object, limbs: object, counts: object, priorities: object, values: object, tails: object) -> None:
+        """Takes over what `state` wrote."""
+
+    def bin_layout(self, scale: int) -> tuple[int, int, int]:
+        """
+        (shift, first, negative): |x| is counted in bin (bits of |x| >> shift) - first, bin 0 and below being tiny; negative numbers `negative` further.
+        """
+
+sketch_counters: int = 15
+
+sketch_limbs: int = 68
+
+sketch_tail: int = 64
+
+sketch_moments: int = 5
+
+def squared_error(lower: object, upper: object, count: object, scale: object, least: object, most: object, out: object) -> None:
+    """
+    Of each mapping: the sum of squared errors of numbers spread evenly over bins [lower, upper).
+    """
+
+def divergence(lower: object, upper: object, count: object, scale: object, least: object, most: object, floor: float, out: object) -> None:
+    """
+    Of each mapping: the Kullback-Leibler divergence from the clipped numbers to what codes tell of them.
+    """
+
+def num_threads() -> int: ...
+
+def set_num_threads(n: int) -> None: ...
+
+def usable_cpus() -> int:
+    """CPUs this process may use: affinity and cgroup quota."""
+
+def cpu_features() -> list[tuple[str, bool]]:
+    """Instruction sets by name, and whether this machine offers them."""
+
+def cpu_brand() -> str: ...
+
+def active_isa() -> str:
+    """The ISA kernels are dispatched to."""
+
+def available_isas() -> list[str]: ...
+
+def max_isa() -> str: ...
+
+def set_max_isa(name: str) -> None:
+    """Caps dispatch, as LOWBIT_MAX_ISA does; an empty name lifts the cap."""
 
 def kernel_rows() -> list[tuple[str, str, str, str]]:
     """(family, isa, from, to) of every kernel this CPU can run."""

@@ -15,6 +15,7 @@ from conftest import ISAS, THREADS
 from lowbit import QuantizationParams, _core, reference
 from lowbit.numerics import packing
 from lowbit.numerics.ranges import MAX_SCALE
+from lowbit.runtime import native
 from strategies import FLOATS, LINEAR, Case, cases, hard_values
 
 Array = np.ndarray[Any, Any]
@@ -234,12 +235,16 @@ def test_blocks_whose_codes_must_be_clamped(isa: str, dtype: str, options: dict[
 # ---- bounds and orders that few inputs tell apart -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("element", [0, 1], ids=["float32", "float64"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("at", [0, 1, 255, 256, 700])
-def test_scales_out_of_bounds_are_found_wherever_they_are(element: int, at: int) -> None:
-    dtype: Any = (np.float32, np.float64)[element]
+def test_scales_out_of_bounds_are_found_wherever_they_are(dtype: Any, at: int) -> None:
+    element = native.ELEMENTS[np.dtype(dtype)]
     least, most = dtype(2.0**-125), dtype(MAX_SCALE)
-    layout, x, zero = _core.Granularity(1, 1, 701, 1, 1), np.ones(701, dtype), np.zeros(701, np.int32)
+    layout, x, zero = (
+        _core.Granularity(_core.GranularityKind.channel, 1, 701, 1, 1),
+        np.ones(701, dtype),
+        np.zeros(701, np.int32),
+    )
 
     def first_bad(value: Any) -> int:
         scale = np.ones(701, dtype)
@@ -261,7 +266,7 @@ def test_block_sums_of_mean_abs_are_added_in_order(isa: str, dtype: Any, threads
     for row, order in zip(rows, ("gssss", "ssssg", "sgsss", "ssgss", "sggss", "sssgs"), strict=True):
         row[: 5 * 4096 : 4096] = [2.0**53 if block == "g" else 1 for block in order]
     out = np.empty(len(rows))
-    _core.mean_abs(rows, FLOATS.index(dtype), rows.shape[1], out)
+    _core.mean_abs(rows, native.ELEMENTS[np.dtype(dtype)], rows.shape[1], out)
     assert same(out, reference.mean_abs(rows))
     blocks = rows[:, : 5 * 4096 : 4096].astype(np.float64)
     for other in (np.cumsum(blocks[:, ::-1], 1)[:, -1], blocks[:, 1::2].sum(1) + blocks[:, ::2].sum(1)):

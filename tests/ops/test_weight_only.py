@@ -182,4 +182,15 @@ def test_what_cannot_be_multiplied_is_refused() -> None:
     with pytest.raises(lb.UnsupportedDType, match="x: float64"):
         multiply(numbers(1, 3, 64).astype(np.float64), q)
     with pytest.raises(ValueError, match="codes"):
-        _core.WeightOnly(0, np.zeros(7, np.int8), 2, 4, 0, 1, np.ones(1, np.float32), None, None, None)
+        _core.WeightOnly(
+            _core.Code.s8,
+            np.zeros(7, np.int8),
+            2,
+            4,
+            _core.GranularityKind.tensor,
+            1,
+            np.ones(1, np.float32),
+            None,
+            None,
+            None,
+        )

@@ -522,22 +522,22 @@ def pooling():
     shape = [4, 1, 1 << 22, 1, 1, 3, 1, 1, 0, 1, 0, 1]
     def call():
         out[...] = 0
-        _core.average_pool(1, x, 1.0, 0, 1, out, 1.0, 0, 0, 255, False, shape)
+        _core.average_pool(_core.Code.u8, x, 1.0, 0, _core.Code.u8, out, 1.0, 0, 0, 255, False, shape)
         return out.all()
     return call
 
 def ranges():
     x = np.ones((4, 1 << 20), np.float32)
-    layout = _core.Granularity(1, 4, 1 << 20, 1, 1)
+    layout = _core.Granularity(_core.GranularityKind.channel, 4, 1 << 20, 1, 1)
     lo, hi = np.zeros(1 << 20, np.float32), np.zeros(1 << 20, np.float32)
-    return lambda: _core.range(x, 0, layout, lo, hi) == 0 and lo.all() and hi.all()
+    return lambda: _core.range(x, _core.Element.f32, layout, lo, hi) == 0 and lo.all() and hi.all()
 
 def sketches():
     x = np.ones((1 << 16, 16), np.float32)
-    layout = _core.Granularity(1, 1 << 16, 16, 1, 1)
+    layout = _core.Granularity(_core.GranularityKind.channel, 1 << 16, 16, 1, 1)
     def call():
         kept = _core.Sketches(16, 1 << 18, 0)
-        return kept.add(x, 0, layout, False) == 0
+        return kept.add(x, _core.Element.f32, layout, False) == 0
     return call
 
 def mapped():

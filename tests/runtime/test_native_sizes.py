@@ -17,8 +17,9 @@ from lowbit import _core
 
 Array = np.ndarray[Any, Any]
 F32, I32 = np.float32, np.int32
-KINDS = (0, 1, 2)  # tensor, channel, group
-ELEMENTS = {0: F32, 1: np.float64, 2: np.float16, 3: np.uint16}
+Code, Element, Kind = _core.Code, _core.Element, _core.GranularityKind
+KINDS = tuple(Kind)
+ELEMENTS = {Element.f32: F32, Element.f64: np.float64, Element.f16: np.float16, Element.bf16: np.uint16}
 ZERO = sorted({s for n in (0, 1, 5, 64) for s in itertools.permutations((0, n, 13))} | {(0, 0, 7), (128, 13, 0)})
 BEYOND = [
     (2**31, 2**31, 2**31),
@@ -47,8 +48,8 @@ def both(call: Callable[[Callable[..., Array]], Any]) -> Any:
     return found[0]
 
 
-def compute(element: int) -> Any:
-    return np.float64 if element == 1 else F32
+def compute(element: _core.Element) -> Any:
+    return np.float64 if element is Element.f64 else F32
 
 
 # ---- layouts -------------------------------------------------------------------------------------------------
@@ -57,23 +58,25 @@ def compute(element: int) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", ZERO)
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_layouts_without_elements(kind: int, shape: tuple[int, int, int], element: int) -> None:
+def test_layouts_without_elements(
+    kind: _core.GranularityKind, shape: tuple[int, int, int], element: _core.Element
+) -> None:
     for block in (1, 5, 64, 2**63 - 1):
         empty_layout(_core.Granularity(kind, *shape, block), element)
 
 
-def empty_layout(layout: Any, element: int) -> None:
+def empty_layout(layout: Any, element: _core.Element) -> None:
     assert layout.elements == 0
     x, wide, n = np.zeros(0, ELEMENTS[element]), compute(element), layout.scales
     scale, zero, codes = np.full(n, 0.1, wide), np.zeros(n, I32), np.zeros(0, np.int8)
-    for code in range(9):
-        affine = _core.Affine(code, scale, element == 1, zero, -1, 1)
+    for code in Code:
+        affine = _core.Affine(code, scale, element is Element.f64, zero, -1, 1)
         affine.quantize(x, element, codes, layout), affine.dequantize(codes, x, element, layout)
         assert _core.convert(True, code, x, codes, element, scale, zero, -1, 1, layout) == -1
         assert _core.convert(False, code, codes, x, element, scale, zero, -1, 1, layout) == -1
-        if code in (0, 2, 4, 6):
+        if code in (Code.s8, Code.s16, Code.s4, Code.s2):
             levels = np.ones(3, wide)
-            log = _core.Logarithmic(code, scale, element == 1, levels, levels)
+            log = _core.Logarithmic(code, scale, element is Element.f64, levels, levels)
             log.quantize(x, element, codes, layout), log.dequantize(codes, x, element, layout)
         if _core.fused_groups_fit(layout, code):
             made = both(lambda make, code=code: dynamic(_core.quantize_dynamic, make, layout, code, element))
@@ -100,30 +103,32 @@ def empty_layout(layout: Any, element: int) -> None:
         assert sketches.add(x, element, layout, True) == 0
 
 
-def dynamic(function: Any, make: Any, layout: Any, code: int, element: int, *more: Any) -> tuple[Array, Array]:
+def dynamic(
+    function: Any, make: Any, layout: Any, code: _core.Code, element: _core.Element, *more: Any
+) -> tuple[Array, Array]:
     scale, zero = make(layout.scales, compute(element)), make(layout.scales, I32)
     x = np.zeros(0, ELEMENTS[element])
     assert function(x, element, np.zeros(0, np.int8), code, layout, -1, 1, 0, scale, zero, *more) == (0, 0)
     return scale, zero
 
 
-def from_data(make: Any, layout: Any, element: int, divisor: int) -> tuple[Array, Array]:
+def from_data(make: Any, layout: Any, element: _core.Element, divisor: int) -> tuple[Array, Array]:
     scale, zero = make(layout.scales, compute(element)), make(layout.scales, I32)
     x, workspace = np.zeros(0, ELEMENTS[element]), make(_core.dynamic_workspace(layout, element), np.uint8)
     found = _core.quantize_from_data(
-        x, element, np.zeros(0, np.int8), 0, layout, -127, 127, divisor, scale, zero, workspace
+        x, element, np.zeros(0, np.int8), Code.s8, layout, -127, 127, divisor, scale, zero, workspace
     )
     assert found == (0, 0)
     return scale, zero
 
 
-def ranges(make: Any, layout: Any, element: int) -> tuple[Array, Array]:
+def ranges(make: Any, layout: Any, element: _core.Element) -> tuple[Array, Array]:
     lo, hi = make(layout.scales, compute(element)), make(layout.scales, compute(element))
     assert _core.range(np.zeros(0, ELEMENTS[element]), element, layout, lo, hi) == 0
     return lo, hi
 
 
-def learned(make: Any, layout: Any, element: int, scale: Array, zero: Array) -> tuple[Array, Array]:
+def learned(make: Any, layout: Any, element: _core.Element, scale: Array, zero: Array) -> tuple[Array, Array]:
     x, ds, dz = np.zeros(0, ELEMENTS[element]), make(scale.shape, scale.dtype), make(scale.shape, scale.dtype)
     workspace = make(_core.learned_workspace(layout) // 8, np.float64)
     assert _core.fake_quant_learned(x, x, x, element, scale, zero, -1, 1, layout, workspace, ds, dz) == -1
@@ -132,7 +137,7 @@ def learned(make: Any, layout: Any, element: int, scale: Array, zero: Array) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", BEYOND)
-def test_layouts_beyond_memory_are_refused(kind: int, shape: tuple[int, int, int]) -> None:
+def test_layouts_beyond_memory_are_refused(kind: _core.GranularityKind, shape: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="sizes: "):
         _core.Granularity(kind, *shape, 1)
 
@@ -140,19 +145,19 @@ def test_layouts_beyond_memory_are_refused(kind: int, shape: tuple[int, int, int
 @pytest.mark.parametrize("block", [0, -1, -(2**63)])
 def test_blocks_of_nothing_are_refused(block: int) -> None:
     with pytest.raises(ValueError, match="block: must be positive"):
-        _core.Granularity(2, 1, 8, 1, block)
+        _core.Granularity(Kind.group, 1, 8, 1, block)
     with pytest.raises(ValueError, match="block: must be positive"):
         _core.pack_groups(b"", 0, 0, 4, block, b"", None, 0)
     with pytest.raises(ValueError, match="block: must be positive"):
-        _core.WeightOnly(0, b"", 0, 0, 2, block, b"", None, None, None)
+        _core.WeightOnly(Code.s8, b"", 0, 0, Kind.group, block, b"", None, None, None)
 
 
 def test_a_block_longer_than_any_axis_is_one_group() -> None:
-    layout = _core.Granularity(2, 2, 8, 1, 2**63 - 1)
+    layout = _core.Granularity(Kind.group, 2, 8, 1, 2**63 - 1)
     assert layout.elements == 16
     assert layout.scales == 2
     lo, hi = np.zeros(2, F32), np.zeros(2, F32)
-    assert _core.range(np.arange(16, dtype=F32), 0, layout, lo, hi) == 0
+    assert _core.range(np.arange(16, dtype=F32), Element.f32, layout, lo, hi) == 0
     x = np.ones((2, 8), F32)
     assert (lb.fake_quantize(x, np.full((2, 1), 0.5, F32), axis=1, group_size=2**70) == x).all()
     assert lo.tolist() == [0, 8]
@@ -165,8 +170,8 @@ def test_a_block_longer_than_any_axis_is_one_group() -> None:
 def test_runs_of_nothing() -> None:
     for length in (0, -1, 2**62):
         with pytest.raises(ValueError, match="length: "):
-            _core.mean_abs(b"", 0, length, np.zeros(8))
-    _core.mean_abs(b"", 0, 2**50, np.zeros(0))
+            _core.mean_abs(b"", Element.f32, length, np.zeros(8))
+    _core.mean_abs(b"", Element.f32, 2**50, np.zeros(0))
     for codes in ([], [0, 2, 8]):
         n = len(codes)
         mixed = _core.Mixed(codes, 0, np.ones(n, F32), False, np.zeros(n, I32), np.zeros(n, I32), np.ones(n, I32))
@@ -174,22 +179,22 @@ def test_runs_of_nothing() -> None:
         mixed.quantize(b"", 0, bytearray()), mixed.dequantize(b"", bytearray(), 0)
     for length in (-8, 2**60):
         with pytest.raises(ValueError, match="length: "):
-            _core.Mixed([0, 2], length, np.ones(2, F32), False, *[np.zeros(2, I32)] * 3)
+            _core.Mixed([Code.s8, Code.s16], length, np.ones(2, F32), False, *[np.zeros(2, I32)] * 3)
     for bits in (1, 2, 4):
         _core.pack(bits, b"", bytearray()), _core.unpack(bits, True, b"", bytearray())
-    _core.clamp_codes(0, b"", -1, 1, bytearray()), _core.lookup_codes(None, b"", 3, bytearray(), 0, 3)
-    _core.keep_where_at(0, 0, 0, 0, 0), _core.keep_where_at(0, 0, 0, -1, 0)
+    _core.clamp_codes(Code.s8, b"", -1, 1, bytearray()), _core.lookup_codes(None, b"", 3, bytearray(), 0, 3)
+    _core.keep_where_at(0, 0, 0, 0, Element.f32), _core.keep_where_at(0, 0, 0, -1, Element.f32)
 
 
 def test_problems_whose_shapes_are_not_the_layouts_are_refused() -> None:
-    layout = _core.Granularity(1, 2, 3, 4, 1)
-    _core.Problem(layout, 0, [2, 3, 4], [3], -1, 1)
+    layout = _core.Granularity(Kind.channel, 2, 3, 4, 1)
+    _core.Problem(layout, Element.f32, [2, 3, 4], [3], -1, 1)
     for shape, scales in (([2, 3], [3]), ([2, 3, 4], [2]), ([2**32, 2**32, 24], [3]), ([-2, -3, 4], [3])):
         with pytest.raises(ValueError, match="shape: "):
-            _core.Problem(layout, 0, shape, scales, -1, 1)
+            _core.Problem(layout, Element.f32, shape, scales, -1, 1)
     for op in (-1, 4):
         with pytest.raises(ValueError, match="op: "):
-            _core.Problem(layout, 0, [2, 3, 4], [3], -1, 1).fake_quant(op, b"", b"", b"", b"", b"")
+            _core.Problem(layout, Element.f32, [2, 3, 4], [3], -1, 1).fake_quant(op, b"", b"", b"", b"", b"")
 
 
 def finish(result: int, n: int, bias: bool = False, add: bool = False) -> Any:
@@ -200,6 +205,7 @@ def finish(result: int, n: int, bias: bool = False, add: bool = False) -> Any:
     )  # fmt: skip
 
 
+BITS = {Code.s8: 8, Code.u8: 8, Code.s16: 16, Code.s4: 4, Code.s2: 2, Code.b1: 1}
 MNK = [s for s in itertools.product((0, 1, 3, 40), repeat=3) if 0 in s]
 RESULTS = {0: I32, 1: F32, 2: np.float16, 4: np.int8}
 
@@ -224,12 +230,14 @@ def test_products_without_terms(mnk: tuple[int, int, int]) -> None:
 
                 (y,) = both(run)
                 assert (y == (steps if result in (0, 1, 2) else 0)).all()
-        for element, how in itertools.product((0, 2), (0, 1, 2)):
+        for element, how in itertools.product((Element.f32, Element.f16), (0, 1, 2)):
 
-            def layer(make: Any, element: int = element, how: int = how) -> list[Array]:
+            def layer(make: Any, element: Any = element, how: int = how, packed: Any = packed) -> list[Array]:
                 out = make((m, n), F32)
                 x = np.ones((m, k), ELEMENTS[element])
-                assert _core.linear(x, element, m, how, 0, 1.0, 0, -127, 127, packed, finish(1, n, True), out) == (0, 0)  # noqa: B023
+                assert _core.linear(
+                    x, element, m, how, Code.s8, 1.0, 0, -127, 127, packed, finish(1, n, True), out
+                ) == (0, 0)
                 return [out]
 
             (y,) = both(layer)
@@ -244,20 +252,22 @@ def test_products_without_terms(mnk: tuple[int, int, int]) -> None:
                 y = [make((m, n), F32) for _ in range(3)]
                 _core.multiply_groups(a, m, np.ones(m, F32), groups, finish(1, n, True), y[0])
                 x = np.ones((m, k), F32)
-                assert _core.linear_groups(x, 0, m, 0, 0, 1.0, 0, -127, 127, groups, finish(1, n, True), y[1]) == (0, 0)
-                groups.run(x, 0, m, np.arange(n, dtype=F32), -np.inf, np.inf, 1, y[2])
+                assert _core.linear_groups(
+                    x, Element.f32, m, 0, Code.s8, 1.0, 0, -127, 127, groups, finish(1, n, True), y[1]
+                ) == (0, 0)
+                groups.run(x, Element.f32, m, np.arange(n, dtype=F32), -np.inf, np.inf, 1, y[2])
                 return y
 
             for y in both(grouped):
                 assert (y == steps).all()
-    for code, kind in itertools.product((0, 1, 2, 4, 6, 8), KINDS):
-        count = (1, n, n * -(-k // 8))[kind]
-        width = -(-k * (8, 8, 16, 16, 4, 4, 2, 2, 1)[code] // 8)
+    for (code, bits), kind in itertools.product(BITS.items(), KINDS):
+        count = {Kind.tensor: 1, Kind.channel: n, Kind.group: n * -(-k // 8)}[kind]
+        width = -(-k * bits // 8)
         w = _core.WeightOnly(code, np.zeros((n, width), np.uint8), n, k, kind, 8, np.ones(count, F32), None, None, None)
 
         def floats(make: Any, w: Any = w) -> list[Array]:
             out = make((m, n), F32)
-            w.run(np.ones((m, k), F32), 0, m, np.arange(n, dtype=F32), -np.inf, np.inf, 1, out)
+            w.run(np.ones((m, k), F32), Element.f32, m, np.arange(n, dtype=F32), -np.inf, np.inf, 1, out)
             return [out]
 
         (y,) = both(floats)
@@ -288,11 +298,11 @@ def test_products_beyond_memory_are_refused(sizes: tuple[int, int]) -> None:
     none, one = np.zeros(0, np.int8), np.ones(1, F32)
     empty = _core.pack_matrix(none, True, 0, 0, False, None)
     groups = _core.pack_groups(none, 0, 0, 4, 8, np.zeros(0, F32), None, 0)
-    weights = _core.WeightOnly(0, none, 0, 0, 0, 1, one, None, None, None)
+    weights = _core.WeightOnly(Code.s8, none, 0, 0, Kind.tensor, 1, one, None, None, None)
     calls: list[Callable[[], Any]] = [
         lambda: _core.pack_matrix(none, True, p, q, False, None),
         lambda: _core.pack_groups(none, p, q, 4, 8, np.zeros(0, F32), None, 0),
-        lambda: _core.WeightOnly(0, none, p, q, 0, 1, one, None, None, None),
+        lambda: _core.WeightOnly(Code.s8, none, p, q, Kind.tensor, 1, one, None, None, None),
         lambda: _core.BinaryMatrix(none, p, q), lambda: _core.BinaryMatrix(none, q, p),
         lambda: _core.transpose(none, none, 1, p, q, 1), lambda: _core.transpose(none, none, p, q, 1, 4),
         lambda: _core.packed_matrix_bytes(p, q), lambda: _core.linear_workspace(p, q),
@@ -302,12 +312,12 @@ def test_products_beyond_memory_are_refused(sizes: tuple[int, int]) -> None:
         lambda: _core.binary_align_rows(none, p, q, none), lambda: _core.binary_channels_last(none, p, q, 1, 1, none),
         lambda: _core.binary_channels_last(none, 1, p, q, 1, none),
         lambda: _core.Sketches(p, 8, q), lambda: _core.Sketches(q, 8, p),
-        lambda: _core.max_pool(0, none, none, [p, 1, 1, q, 1, 1, 1, 1, 0, 0, 0, 0]),
-        lambda: _core.max_pool(0, none, none, [0, p, q, 1, 1, 1, 1, 1, 0, 0, 0, 0]),
+        lambda: _core.max_pool(Code.s8, none, none, [p, 1, 1, q, 1, 1, 1, 1, 0, 0, 0, 0]),
+        lambda: _core.max_pool(Code.s8, none, none, [0, p, q, 1, 1, 1, 1, 1, 0, 0, 0, 0]),
         lambda: _core.DwconvShape(p, q, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1),
         lambda: _core.DwconvShape(0, p, q, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1),
         lambda: _core.BinaryConv(none, 1, p, q, [1, 1]), lambda: _core.BinaryConv(none, 1, 0, 0, [p, q]),
-        lambda: _core.combine(0, none, 0, 1.0, 0, [p, q], none, 0, 1.0, 0, [p, q], none, 0, 1.0, 0, -1, 1, [p, q]),
+        lambda: _core.combine(0, *2 * (none, Code.s8, 1.0, 0, [p, q]), none, Code.s8, 1.0, 0, -1, 1, [p, q]),
         lambda: convolve([p, q, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0], empty),
         lambda: convolve([0, 1, 1, 0, p, q, 1, 1, 0, 0, 1, 1, p, q, 0, 0], empty),
         lambda: convolve([0, 1, 1, 0, p, 1, 1, 1, 0, 0, q, 1, 1, 1, 0, 0], empty),
@@ -320,7 +330,7 @@ def test_products_beyond_memory_are_refused(sizes: tuple[int, int]) -> None:
             lambda: groups.run(none, 0, p, None, 0.0, 0.0, 1, none),
             lambda: weights.run(none, 0, p, None, 0.0, 0.0, 1, none),
             lambda: weights.workspace(p),
-            lambda: _core.linear(none, 0, p, 0, 0, 1.0, 0, -1, 1, empty, finish(1, 0), none),
+            lambda: _core.linear(none, Element.f32, p, 0, Code.s8, 1.0, 0, -1, 1, empty, finish(1, 0), none),
             lambda: _core.binary_matmul(none, p, _core.BinaryMatrix(none, 0, 0), none),
         ]
         assert [i for i, call in enumerate(calls) if not is_refused(call)] == []
@@ -364,11 +374,11 @@ def test_convolutions_without_terms_give_what_is_added(dilation: int, kernel: tu
 @pytest.mark.parametrize(("count", "depth"), [(0, 3), (3, 0), (0, 0)])
 def test_pools_and_depthwise_convolutions_of_nothing(count: int, depth: int) -> None:
     shape = [count, 4, 5, depth, 2, 2, 1, 1, 0, 0, 0, 0]
-    _core.max_pool(0, b"", bytearray(), shape)
-    _core.average_pool(0, b"", 1.0, 0, 0, bytearray(), 1.0, 0, -1, 1, False, shape)
+    _core.max_pool(Code.s8, b"", bytearray(), shape)
+    _core.average_pool(Code.s8, b"", 1.0, 0, Code.s8, bytearray(), 1.0, 0, -1, 1, False, shape)
     for height, kernel in ((0, 1), (1, 2)):
         with pytest.raises(ValueError, match="shape: no such pooling"):
-            _core.max_pool(0, b"", bytearray(), [count, height, 5, depth, kernel, 1, 1, 1, 0, 0, 0, 0])
+            _core.max_pool(Code.s8, b"", bytearray(), [count, height, 5, depth, kernel, 1, 1, 1, 0, 0, 0, 0])
     with pytest.raises(ValueError, match="channels: must be positive"):
         _core.DwconvShape(1, 4, 4, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1)
     dw = _core.DwconvShape(0, 4, 4, 3, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1)
@@ -386,7 +396,7 @@ def test_a_pixel_beyond_memory_is_refused() -> None:
     calls: list[Callable[[], Any]] = [
         lambda: _core.DwconvShape(1, 4, 4, 1, 1, 1, 1, 1, huge, 0, huge, 0, 1, 1),
         lambda: _core.DwconvShape(1, 4, 4, 1, 3, 3, 1, 1, 0, 0, 0, 0, huge, huge),
-        lambda: _core.max_pool(0, b"", b"", [0, 1, 1, 0, huge, 1, 1, 1, huge - 1, 0, huge - 1, 0]),
+        lambda: _core.max_pool(Code.s8, b"", b"", [0, 1, 1, 0, huge, 1, 1, 1, huge - 1, 0, huge - 1, 0]),
         lambda: _core.binary_conv2d(
             b"", _core.BinaryConv(b"", 1, 0, 1, [2, 2]), b"", [0, 2, 2], [1, 1], [huge] * 4, [huge] * 2, False
         ),
@@ -420,6 +430,6 @@ def scored(function: Any, make: Any, lower: Array, *floor: float) -> Array:
 
 def test_logarithmic_codes_are_signed() -> None:
     levels = np.ones(3, F32)
-    for code in (1, 3, 5, 7, 8):
+    for code in (Code.u8, Code.u16, Code.u4, Code.u2, Code.b1):
         with pytest.raises(ValueError, match="logarithmic codes are signed"):
             _core.Logarithmic(code, np.ones(1, F32), False, levels, levels)

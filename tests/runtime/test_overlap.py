@@ -343,14 +343,14 @@ def test_the_repeated_linear_layer_reads_aligned_contiguous_memory() -> None:
     layer = lb.QuantizedLinear(rng.standard_normal((16, 32)).astype(np.float32))
     x = rng.standard_normal((5, 32)).astype(np.float32)
     want = layer(x)
-    call, *rest = layer._settled[0]
+    call, *rest = layer._settled[np.dtype(np.float32)]
     seen = []
 
     def watching(rows: np.ndarray, *others: Any) -> Any:
         seen.append(rows.flags.aligned and rows.flags.c_contiguous)
         return call(rows, *others)
 
-    layer._settled[0] = (watching, *rest)
+    layer._settled[np.dtype(np.float32)] = (watching, *rest)
     for given in (x, misaligned(x), np.asfortranarray(x)):
         np.testing.assert_array_equal(layer(given), want)
     assert seen == [True] * 3

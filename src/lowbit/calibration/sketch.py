@@ -32,7 +32,8 @@ _MANY = 8192
 _MORE = (256, 64)
 _MOST_MEMORY = 2 << 30
 _VERSION = 1
-_GRAINS = {0: 0, 1: 0, 2: 13, 3: 16}  # by element: float32 bits that float32, 64, 16 and bfloat16 leave unused
+Element = core.Element
+_GRAINS = {Element.f32: 0, Element.f64: 0, Element.f16: 13, Element.bf16: 16}  # float32 bits left unused
 _LOW, _HIGH = 3, 4  # moments: x, x^2, |x|, each array's least, its greatest
 
 
@@ -101,7 +102,7 @@ class Sketch:
         bad = native.add(floats.array, floats.element, cpu.layout_of(g), self.on_nonfinite == "ignore")
         if bad and self.on_nonfinite == "raise":
             refuse_nonfinite(floats, name or self.name)
-        self._wide = self._wide or floats.element == 1
+        self._wide = self._wide or floats.element is Element.f64
         self._grain = min(self._grain, _GRAINS[floats.element])
         self.__dict__.pop("_state", None)
 

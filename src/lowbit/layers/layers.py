@@ -45,7 +45,7 @@ _FLOAT32 = np.dtype(np.float32)
 _ACTIVATIONS = {"int8": 0, "uint8": 1, "float": None}
 _DYNAMIC = {"int8": "symmetric", "uint8": "asymmetric"}  # what an image may become, and how its range is mapped
 _FIXED = 2
-_DTYPES = {0: "float32", 2: "float16", 3: "bfloat16"}
+_DTYPES = {cpu.Element.f32: "float32", cpu.Element.f16: "float16", cpu.Element.bf16: "bfloat16"}
 
 
 class QuantizedLinear(Settled):
@@ -102,8 +102,8 @@ class QuantizedLinear(Settled):
         self.activation_dtype, self.input_params, self.out_params = activation_dtype, input_params, out_params
         self.params = p
         self._epilogue = Epilogue.of(self.out_features, bias, out_params, any_codes=True)
-        self._settled: dict[int, tuple[Any, ...]] = {}  # by the element type of x
-        self._typed: dict[int, Epilogue] = {}
+        self._settled: dict[np.dtype[Any], tuple[Any, ...]] = {}  # by the type of x's memory
+        self._typed: dict[np.dtype[Any], Epilogue] = {}
         self.path = linear_path(p, activation_dtype, input_params)
         self._packed: Any
         if self.path == "integer":
@@ -150,12 +150,12 @@ class QuantizedLinear(Settled):
     def __call__(self, x: Any) -> Any:
         """x [..., in] to [..., out], in x's type, or QuantizedTensor of out_params."""
         plain = type(x) is np.ndarray and x.dtype is _FLOAT32 and x.flags.c_contiguous and x.flags.aligned
-        if plain and 0 in self._settled:
+        if plain and _FLOAT32 in self._settled:
             # The call that repeats: what could be settled was, the first time.
-            shape, (call, how, packed, finish) = x.shape, self._settled[0]
+            shape, (call, how, packed, finish) = x.shape, self._settled[_FLOAT32]
             if shape and shape[-1] == self.in_features and finish is not None and self.out_params is None:
                 y = np.empty((*shape[:-1], self.out_features), F32)
-                if call(x, 0, math.prod(shape[:-1]), *how, packed, finish, y) == (0, 0):
+                if call(x, cpu.Element.f32, math.prod(shape[:-1]), *how, packed, finish, y) == (0, 0):
                     return y
         rows = cpu.as_float_array(x, "x")
         if not rows.shape or rows.shape[-1] != self.in_features:
@@ -179,16 +179,16 @@ class QuantizedLinear(Settled):
             self._by_parts(x, m, epilogue, y)
 
     def _epilogue_for(self, x: cpu.FloatArray) -> Epilogue:
-        epilogue = self._typed.get(x.element)
+        epilogue = self._typed.get(x.array.dtype)
         if epilogue is None:
             epilogue = self._epilogue if self.out_params is not None else _typed(self._epilogue, x)
-            self._typed[x.element] = epilogue
+            self._typed[x.array.dtype] = epilogue
         return epilogue
 
     def _native(self, x: cpu.FloatArray, m: int, epilogue: Epilogue, y: Array) -> None:
-        if x.element not in self._settled:
-            self._settled[x.element] = self._call_for(epilogue)
-        call, how, packed, finish = self._settled[x.element]
+        if x.array.dtype not in self._settled:
+            self._settled[x.array.dtype] = self._call_for(epilogue)
+        call, how, packed, finish = self._settled[x.array.dtype]
         if finish is None:
             self._by_parts(x, m, epilogue, y)
             return
@@ -199,10 +199,9 @@ class QuantizedLinear(Settled):
     def _call_for(self, epilogue: Epilogue) -> tuple[Any, ...]:
         """The native function, how activations become codes, the weights, and what becomes of the sums."""
         given = self.input_params
-        how: tuple[Any, ...] = (_ACTIVATIONS[self.activation_dtype], 0, 1.0, 0, -127, 127)
+        how: tuple[Any, ...] = (_ACTIVATIONS[self.activation_dtype], core.Code.s8, 1.0, 0, -127, 127)
         if given is not None:
-            code = 0 if given.dtype.is_signed else 1
-            how = (_FIXED, code, float(given.scale), int(given.zero_point), given.qmin, given.qmax)
+            how = (_FIXED, cpu.code_of(given), float(given.scale), int(given.zero_point), given.qmin, given.qmax)
         if self.path == "groups":
             return core.linear_groups, how, self._packed, epilogue.native_float()
         sa = None if given is None else given.scale
@@ -258,7 +257,9 @@ class QuantizedLinear(Settled):
             return
         for part in row_pieces(target.shape):
             sums = np.empty(target[part].shape, F32)
-            weight_only.linear(cpu.FloatArray(rows[part], x.element), self._packed, None, cpu.FloatArray(sums, 0))
+            weight_only.linear(
+                cpu.FloatArray(rows[part], x.element), self._packed, None, cpu.FloatArray(sums, cpu.Element.f32)
+            )
             epilogue.narrow(sums, epilogue.bias, target[part])
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.numerics.params import QuantizationParams
-from lowbit.runtime.native import core
+from lowbit.runtime.native import CODES, core
 
 __all__ = ["ADD", "MUL", "ByteParams", "Window", "average_pool", "byte_params", "clamp", "combine", "lookup",
            "max_pool"]  # fmt: skip
@@ -21,7 +21,7 @@ ADD, MUL = 0, 1
 class ByteParams(NamedTuple):
     """What one scale for a whole array of codes of a byte comes down to."""
 
-    code: int  # 0 s8, 1 u8
+    code: core.Code
     scale: float
     zero: int
     qmin: int
@@ -42,7 +42,7 @@ def byte_params(params: QuantizationParams) -> ByteParams | None:
         byte = params.dtype.name in ("int8", "uint8") and not params.is_logarithmic
         found = None
         if byte and params.scale.ndim == 0 and params.scale.dtype == np.float32:
-            code = 0 if params.dtype.is_signed else 1
+            code = CODES[params.dtype.name]
             found = ByteParams(code, float(params.scale), int(params.zero_point), params.qmin, params.qmax)
         params._cache["bytes"] = found
     kept: ByteParams | None = params._cache["bytes"]

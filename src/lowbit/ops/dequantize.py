@@ -13,7 +13,7 @@ from lowbit.numerics.fields import refuse_masked
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor, set_backend
 from lowbit.runtime import arrays as cpu
-from lowbit.runtime.devices import device_module
+from lowbit.runtime.devices import find_device
 
 __all__ = ["dequantize", "dequantize_from_int8"]
 
@@ -39,10 +39,10 @@ def dequantize(q: QuantizedTensor, out: Array | None = None, dtype: npt.DTypeLik
         spec = ready[0]
         if out is None:
             fresh = np.empty(q.shape, np.float32)
-            spec.dequantize(q.data, fresh, 0)
+            spec.dequantize(q.data, fresh, cpu.Element.f32)
             return fresh
         if type(out) is np.ndarray and out.dtype is _FLOAT32 and out.shape == q.shape and out.flags.carray:
-            spec.dequantize(q.data, out, 0)
+            spec.dequantize(q.data, out, cpu.Element.f32)
             return out
     if out is not None:
         target = cpu.writable_float(out)
@@ -76,7 +76,10 @@ class _CpuBackend:
         return cpu.unpack(q.data, q.dtype.bits, q.dtype.is_signed, q.shape)
 
     def to(self, q: QuantizedTensor, device: str) -> Any:
-        return device_module(device, "tensors").GpuQuantizedTensor.of(q, device)
+        find_device(device)  # before torch is imported: it may not be there
+        from lowbit.gpu.tensors import GpuQuantizedTensor
+
+        return GpuQuantizedTensor.of(q, device)
 
     def save(self, q: QuantizedTensor, path: str | os.PathLike[str]) -> None:
         from lowbit.runtime.files.tensor import save_tensor  # most programs that import lowbit save no tensor

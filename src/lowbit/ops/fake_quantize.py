@@ -160,7 +160,7 @@ def _at_once(
     if problem is None:
         return None
     target = np.empty(x.shape, x.dtype) if out is None else out
-    is_bfloat = problem.element == cpu.BFLOAT16
+    is_bfloat = problem.element is cpu.BFLOAT16
     if is_bfloat and not all(type(a) is np.ndarray and a.dtype is x.dtype for a in (dy, target)):
         return None
     return (target,) if problem.fake_quant(op, x, dy, target, scale, zero_point, is_bfloat) == -1 else None
@@ -194,7 +194,7 @@ class _Arguments:
         found = cpu.as_float_array(dy, "dy")
         if found.shape != self.x.shape:
             raise InvalidProblem(f"dy: shape {found.shape}; expected x's, {self.x.shape}")
-        if found.element != self.x.element:
+        if found.element is not self.x.element:
             raise InvalidProblem(f"dy: {found.dtype}; expected x's type, {self.x.dtype}")
         return found
 
@@ -204,7 +204,7 @@ class _Arguments:
         target = cpu.writable_float(out)
         if target.shape != self.x.shape:
             raise InvalidProblem(f"out: shape {target.shape}; expected {self.x.shape}")
-        if target.element != self.x.element:
+        if target.element is not self.x.element:
             raise InvalidProblem(f"out: {target.dtype}; expected {self.x.dtype}")
         return out, target
 

@@ -72,7 +72,7 @@ def quantize(
         if ready is not None and x.flags.c_contiguous and x.flags.aligned:
             spec, resolved, storage, element = ready
             shape = x.shape
-            source = x.view(np.uint16) if element == cpu.BFLOAT16 else x
+            source = x.view(np.uint16) if element is cpu.BFLOAT16 else x
             if out is None:
                 data = np.empty(shape, storage)
                 spec.quantize(source, element, data)
@@ -129,7 +129,7 @@ def _with_params(x: cpu.FloatArray, params: QuantizationParams, out: QuantizedTe
     data = codes_for(resolved, x.shape, out)
     cpu.quantize(x, resolved, data)
     # bfloat16 lent by torch comes as uint16, under which it must not be found again.
-    by_dtype = x.element != cpu.BFLOAT16 or x.dtype.name == "bfloat16"
+    by_dtype = x.element is not cpu.BFLOAT16 or x.dtype.name == "bfloat16"
     if by_dtype and resolved.axis is None and not resolved.dtype.is_packed and not resolved.is_logarithmic:
         spec = cpu.native_spec(resolved, resolved.granularity(x.shape))
         params._cache[x.dtype] = resolved._cache[x.dtype] = (spec, resolved, resolved.dtype.storage_dtype, x.element)
@@ -201,7 +201,7 @@ def _finite_only(x: cpu.FloatArray, on_nonfinite: str, as_nan: bool = False) -> 
         return x
     wide = x.widened()
     clean = np.where(np.isfinite(wide), wide, wide.dtype.type(np.nan if as_nan else 0))
-    return cpu.FloatArray(clean, 1 if clean.dtype == np.float64 else 0)
+    return cpu.as_float_array(clean)
 
 
 def refuse_nonfinite(x: cpu.FloatArray, name: str) -> None:

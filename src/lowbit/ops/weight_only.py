@@ -12,12 +12,12 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.numerics.logarithm import log_tables
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.runtime import arrays as cpu
-from lowbit.runtime.native import core
+from lowbit.runtime.native import KINDS, core
 
 __all__ = ["linear", "pack"]
 
 Array = npt.NDArray[Any]
-_RESULTS = {0: 1, 2: 2, cpu.BFLOAT16: 3}  # of elements f32, f16, bf16
+_RESULTS = {cpu.Element.f32: 1, cpu.Element.f16: 2, cpu.Element.bf16: 3}
 
 
 def pack(weight: QuantizedTensor) -> core.WeightOnly:
@@ -46,7 +46,7 @@ def pack(weight: QuantizedTensor) -> core.WeightOnly:
         tables = log_tables(p.magnitude_levels, p.steps_per_octave or 1.0, scale.dtype)
     zeros = np.ascontiguousarray(zero) if zero.any() else None
     return core.WeightOnly(
-        cpu.code_id(p), _whole_rows(weight), n, k, g.kind, g.block, np.ascontiguousarray(scale), zeros, *tables
+        cpu.code_of(p), _whole_rows(weight), n, k, KINDS[g.kind], g.block, np.ascontiguousarray(scale), zeros, *tables
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from lowbit.numerics.errors import Unsupported
 from lowbit.numerics.params import QuantizationParams
+from lowbit.runtime.native import core
 
 __all__ = ["CODES", "FLOATS", "STORED", "ElementKind", "KernelSku", "PrecisionGuarantee", "code_name", "kind_of"]
 
@@ -28,11 +29,16 @@ class ElementKind(str, Enum):
         return self in FLOATS
 
 
-FLOATS = {ElementKind.F32: 0, ElementKind.F64: 1, ElementKind.F16: 2, ElementKind.BF16: 3}
-CODES = {  # native id, bits, least and greatest code
-    ElementKind.S8: (0, 8, -128, 127), ElementKind.U8: (1, 8, 0, 255), ElementKind.S16: (2, 16, -32768, 32767),
-    ElementKind.U16: (3, 16, 0, 65535), ElementKind.S4: (4, 4, -8, 7), ElementKind.U4: (5, 4, 0, 15),
-}  # fmt: skip
+FLOATS = {kind: core.Element[kind.value] for kind in ElementKind if kind.value in core.Element.__members__}
+Code = core.Code
+CODES = {  # native code, bits, least and greatest code
+    ElementKind.S8: (Code.s8, 8, -128, 127),
+    ElementKind.U8: (Code.u8, 8, 0, 255),
+    ElementKind.S16: (Code.s16, 16, -32768, 32767),
+    ElementKind.U16: (Code.u16, 16, 0, 65535),
+    ElementKind.S4: (Code.s4, 4, -8, 7),
+    ElementKind.U4: (Code.u4, 4, 0, 15),
+}
 STORED = {
     ElementKind.F32: np.dtype(np.float32), ElementKind.F64: np.dtype(np.float64),
     ElementKind.F16: np.dtype(np.float16), ElementKind.BF16: np.dtype(np.uint16), ElementKind.S8: np.dtype(np.int8),

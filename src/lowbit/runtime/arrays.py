@@ -17,19 +17,18 @@ from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.numerics.logarithm import log_tables
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.ranges import SCALES
-from lowbit.runtime.native import core
+from lowbit.runtime.native import CODES, ELEMENTS, KINDS, core
 
 __all__ = [
-    "BFLOAT16", "HIGHEST_CODE", "LOWEST_CODE", "Affine", "FloatArray", "as_float_array", "code_id", "dequantize",
+    "BFLOAT16", "HIGHEST_CODE", "LOWEST_CODE", "Affine", "FloatArray", "as_float_array", "code_of", "dequantize",
     "empty_float", "float_dtype", "mean_abs", "native_spec", "pack", "problem", "quantize", "quantize_dynamic",
     "unpack", "value_range", "writable_float",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
 
-_CODES = {"int8": 0, "uint8": 1, "int16": 2, "uint16": 3, "int4": 4, "uint4": 5, "int2": 6, "uint2": 7, "binary": 8}
-_ELEMENTS = {np.dtype(np.float32): 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2}
-BFLOAT16 = 3
+Element = core.Element
+BFLOAT16 = Element.bf16
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 # A misspelt cap must not quietly run, or test, other kernels than were meant.
@@ -45,7 +44,7 @@ class FloatArray:
 
     __slots__ = ("array", "dtype", "element")
 
-    def __init__(self, array: Array, element: int, dtype: np.dtype[Any] | None = None) -> None:
+    def __init__(self, array: Array, element: core.Element, dtype: np.dtype[Any] | None = None) -> None:
         self.array = array
         self.element = element
         self.dtype = array.dtype if dtype is None else dtype  # as the caller knows it
@@ -56,11 +55,11 @@ class FloatArray:
 
     @property
     def compute(self) -> np.dtype[Any]:
-        return _FLOAT64 if self.element == 1 else _FLOAT32
+        return _FLOAT64 if self.element is Element.f64 else _FLOAT32
 
     def widened(self) -> Array:
         """The same numbers in their compute type."""
-        if self.element == BFLOAT16:
+        if self.element is BFLOAT16:
             return (self.array.astype(np.uint32) << 16).view(np.float32)
         return self.array.astype(self.compute, copy=False)
 
@@ -86,7 +85,7 @@ def as_float_array(x: Any, name: str = "x") -> FloatArray:
         if isinstance(x, FloatArray):
             return x
     dtype = x.dtype
-    element = _ELEMENTS.get(dtype)
+    element = ELEMENTS.get(dtype)
     if element is None:
         if dtype.name == "bfloat16":
             return FloatArray(_contiguous(x).view(np.uint16), BFLOAT16, dtype)
@@ -140,17 +139,19 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
         found = np.dtype(name)
     except TypeError:
         found = np.dtype(object)
-    if found not in _ELEMENTS and found.name != "bfloat16":
+    if found not in ELEMENTS and found.name != "bfloat16":
         raise UnsupportedDType(f"dtype: {dtype!r}; expected float32, float64, float16 or bfloat16")
     return found
 
 
-def code_id(params: QuantizationParams) -> int:
-    return _CODES[params.dtype.name]
+def code_of(params: QuantizationParams) -> core.Code:
+    return CODES[params.dtype.name]
 
 
 def layout_of(g: Granularity) -> core.Granularity:
-    return core.Granularity(g.kind, g.outer, g.axis, g.inner, min(g.block, 1 << 62))  # any integer is a block size
+    return core.Granularity(
+        KINDS[g.kind], g.outer, g.axis, g.inner, min(g.block, 1 << 62)
+    )  # any integer is a block size
 
 
 def _scales(params: QuantizationParams, g: Granularity) -> tuple[Array, Array | None]:
@@ -180,11 +181,11 @@ def _new_spec(params: QuantizationParams, g: Granularity) -> Any:
         bounds = np.array([params.channel_range(i) for i in range(g.axis)], np.int32).reshape(-1, 2)
         lo, hi = (np.ascontiguousarray(bounds[:, i]) for i in (0, 1))
         zeros = np.zeros(g.axis, np.int32)
-        return core.Mixed([_CODES[c.name] for c in channels], g.outer * g.inner, scale, wide, zeros, lo, hi)
+        return core.Mixed([CODES[c.name] for c in channels], g.outer * g.inner, scale, wide, zeros, lo, hi)
     if params.is_logarithmic:
         tables = log_tables(params.magnitude_levels, params.steps_per_octave or 1.0, params.scale.dtype)
-        return core.Logarithmic(code_id(params), scale, wide, *tables)
-    return core.Affine(code_id(params), scale, wide, zero, params.qmin, params.qmax)
+        return core.Logarithmic(code_of(params), scale, wide, *tables)
+    return core.Affine(code_of(params), scale, wide, zero, params.qmin, params.qmax)
 
 
 def quantize(x: FloatArray, params: QuantizationParams, out: Array) -> None:
@@ -258,7 +259,7 @@ def quantize_dynamic(
 ) -> tuple[Array, Array | None, int, int] | None:
     """Range, params, codes and packing in one call: (scale, zero_point or None, NaN seen, bad scales).
     None where neither a fused kernel nor one scale for all serves. divisor > 0 is symmetric."""
-    layout, code = layout_of(g), code_id(shape_of)
+    layout, code = layout_of(g), code_of(shape_of)
     fused = core.fused_groups_fit(layout, code)
     if not fused and g.kind != 0:
         return None
@@ -282,7 +283,7 @@ def pack(codes: Array, bits: int) -> npt.NDArray[np.uint8]:
 
 def unpack(data: Array, bits: int, signed: bool, shape: tuple[int, ...]) -> Array:
     out = np.empty(shape, np.int8 if signed else np.uint8)
-    core.unpack(bits, signed, data, out)
+    core.unpack(bits, signed, _contiguous(data).view(np.uint8), out.view(np.uint8))
     return out
 
 
@@ -295,7 +296,7 @@ def empty_float(shape: tuple[int, ...], dtype: Any) -> tuple[Array, FloatArray]:
 def empty_like(x: FloatArray, given: Any) -> tuple[Array, FloatArray]:
     """A new array of x's shape and type, as the caller will see it, and the same memory as kernels take it."""
     raw = np.empty(x.shape, x.array.dtype)
-    seen = raw.view(float_dtype("bfloat16")) if x.element == BFLOAT16 else raw
+    seen = raw.view(float_dtype("bfloat16")) if x.element is BFLOAT16 else raw
     return seen, FloatArray(raw, x.element, x.dtype)
 
 
@@ -324,7 +325,7 @@ def problem(
     shape: tuple[int, ...], dtype: np.dtype[Any], axis: int | None, group_size: int | None, qmin: int, qmax: int
 ) -> core.Problem | None:
     """What is known of a fake-quantize call before its data; None where the options are not plain enough."""
-    element = BFLOAT16 if dtype.name == "bfloat16" else _ELEMENTS.get(dtype)
+    element = BFLOAT16 if dtype.name == "bfloat16" else ELEMENTS.get(dtype)
     plain = element is not None and LOWEST_CODE <= qmin <= qmax <= HIGHEST_CODE
     if element is None or not plain or (group_size or 1) < 1:
         return None

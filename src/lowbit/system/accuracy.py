@@ -138,12 +138,13 @@ class _Sample:
 
     def __init__(self, x: cpu.FloatArray, params: QuantizationParams) -> None:
         self.scales: npt.NDArray[np.intp] | None = None
-        size, wide = x.array.size, int(x.element == 1)
+        size = x.array.size
+        compute = cpu.Element.f64 if x.element is cpu.Element.f64 else cpu.Element.f32
         if size <= _SAMPLES:
-            self.x = cpu.FloatArray(x.widened(), wide)
+            self.x = cpu.FloatArray(x.widened(), compute)
             return
         at = np.sort(np.random.default_rng(20260101).integers(0, size, _SAMPLES))
-        self.x = cpu.FloatArray(cpu.FloatArray(x.array.reshape(-1)[at], x.element).widened(), wide)
+        self.x = cpu.FloatArray(cpu.FloatArray(x.array.reshape(-1)[at], x.element).widened(), compute)
         g = params.granularity(x.shape)
         outer, index, inner = np.unravel_index(at, (g.outer, g.axis, g.inner))
         self.scales = index
