@@ -55,7 +55,7 @@ def subject(request: pytest.FixtureRequest) -> ModuleType:
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """No clock: every quantized layer of torch is twice as fast as float. Gives the list of what was timed."""
-    from lowbit.torch.inference import never_slower
+    from lowbit.torch.inference import timing
     from torch_models import fake_clock
 
-    return fake_clock(monkeypatch, lambda *_: never_slower.Pace(2e-3, 1e-3))
+    return fake_clock(monkeypatch, lambda *_: timing.LayerTiming(2e-3, 1e-3))

@@ -9,7 +9,7 @@ import pytest
 import lowbit.torch as lt
 import torch
 from lowbit.models import Recipe
-from lowbit.torch.inference import never_slower
+from lowbit.torch.inference import timing
 from torch import nn
 
 ALL = {"min_elements": 0}
@@ -18,11 +18,11 @@ ALL = {"min_elements": 0}
 def fake_clock(monkeypatch: pytest.MonkeyPatch, pace: Any) -> list[Any]:
     timed: list[Any] = []
 
-    def paced(before: Any, after: Any, seconds: float) -> Any:
+    def time_pair(before: Any, after: Any, seconds: float) -> Any:
         timed.append((before(), after()))
         return pace(*timed[-1])
 
-    monkeypatch.setattr(never_slower, "paced", paced)
+    monkeypatch.setattr(timing, "time_pair", time_pair)
     return timed
 
 

@@ -1,12 +1,16 @@
-"""lowbit for torch: whole models quantized, differentiable operators, modules for training and for inference."""
+"""lowbit for torch: differentiable operators, quantized models for inference, and quantization-aware training.
+
+Three packages, each importing only from those before it: `functional` (operators), `inference` (quantized modules and
+models), `qat` (training, which folds and replaces modules by `inference`).
+"""
 
 from lowbit.torch.functional.ops import dequantize, dequantize_ste, fake_quantize, fake_quantize_learned, quantize_ste
 from lowbit.torch.inference.embedding import QuantizedEmbedding
-from lowbit.torch.inference.entry import quantize
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear
 from lowbit.torch.inference.loading import load_quantized
 from lowbit.torch.inference.observe import observe
-from lowbit.torch.inference.swap import report
+from lowbit.torch.inference.quantize import quantize
+from lowbit.torch.inference.quantize_model import report
 from lowbit.torch.qat import Coverage, CoverageRow, QATRecipe, calibrate, convert, prepare_qat
 from lowbit.torch.qat.modules import ConvertedConv1d, ConvertedConv2d, ConvertedLinear, QATConv1d, QATConv2d, QATLinear
 from lowbit.torch.qat.observers import Histogram, MinMax, MovingAverage, Observer

@@ -1,1 +1,1 @@
-"""Operators on torch tensors: schemas, CPU kernels, and differentiable functions."""
+"""Differentiable operators on torch tensors: schemas, CPU kernels, gradients, and the functions that call them."""

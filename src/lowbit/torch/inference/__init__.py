@@ -1,1 +1,1 @@
-"""Whole models quantized for inference: modules over quantized weights, and what replaces a model's layers by them."""
+"""Quantize whole models for inference: recipes, replacement modules, reports, and state_dicts."""

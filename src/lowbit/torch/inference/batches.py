@@ -1,4 +1,4 @@
-"""What of a batch a model is called on."""
+"""Select the model's inputs from a batch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import Any
 from lowbit.numerics.errors import InvalidProblem
 from torch import nn
 
-__all__ = ["Inputs", "call_on", "inputs_of"]
-
 Inputs = int | str | Sequence[int] | Sequence[str]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def inputs_of(model: nn.Module, batch: Any, inputs: Inputs | None = None) -> tuple[Any, ...] | dict[str, Any]:
-    """The arguments in a batch: a tuple of positional ones, or a dict of keywords.
+    """The model's arguments in a batch: a tuple of positional ones, or a dict of keywords.
 
     inputs: an index or a key for the only argument, a sequence of indices for positional arguments, or of keys for
-    keywords. By default all of a mapping are keywords, and all of a tuple or list positional arguments, but where
-    `forward` takes one, it is the first: the rest of (x, y) are labels. Anything else is the only argument.
+    keywords. By default a mapping gives keywords, and a tuple or list positional arguments; where `forward` takes one
+    argument, that is the first element, as in (x, label). Anything else is the only argument.
 
     >>> inputs_of(nn.Linear(2, 2), ("x", "label"))
     ('x',)
@@ -38,7 +36,7 @@ def inputs_of(model: nn.Module, batch: Any, inputs: Inputs | None = None) -> tup
         unknown = [key for key in batch if key not in parameters]
         if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
             raise InvalidProblem(
-                f"batch: the key {unknown[0]!r}, which forward does not take ({names}). Say which are meant: "
+                f"batch: the key {unknown[0]!r}, which forward does not take ({names}); choose keys with "
                 "inputs=['image']"
             )
         return dict(batch)
@@ -48,12 +46,12 @@ def inputs_of(model: nn.Module, batch: Any, inputs: Inputs | None = None) -> tup
     if takes == 1:
         return (batch[0],)
     raise InvalidProblem(
-        f"batch: {len(batch)} elements; forward takes {takes} ({names}). Say which are meant: inputs=(0, 1)"
+        f"batch: {len(batch)} elements; forward takes {takes} ({names}); choose some with inputs=(0, 1)"
     )
 
 
 def call_on(model: nn.Module, batch: Any, inputs: Inputs | None = None) -> Any:
-    """The model on what of a batch it takes."""
+    """Call the model on its inputs in a batch."""
     given = inputs_of(model, batch, inputs)
     return model(**given) if isinstance(given, dict) else model(*given)
 

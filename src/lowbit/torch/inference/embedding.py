@@ -1,4 +1,4 @@
-"""QuantizedEmbedding: rows of codes are gathered, and only those are dequantized. Operators of torch alone."""
+"""QuantizedEmbedding: gathers rows of codes and dequantizes only those, with operators of torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from lowbit.numerics.packing import pack_bits
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
-from lowbit.torch.inference.state import MARK, described, made_weight, own_tensors, weight_tensors
+from lowbit.torch.inference.state_dict import (
+    DESCRIPTION,
+    read_description,
+    tensors_of_module,
+    weight_from_tensors,
+    weight_tensors,
+)
 from torch import Tensor, nn
-
-__all__ = ["QuantizedEmbedding"]
 
 
 class QuantizedEmbedding(nn.Module):
-    """nn.Embedding over quantized rows: one scale for all, one a row, or one for each block of a row.
+    """nn.Embedding with a quantized table: one scale per tensor, per row, or per group of a row.
 
-    A looked-up row is (code - zero point) * scale in float32, then in `dtype`. Codes of 4 and 2 bits stay packed, each
-    row starting on a byte.
+    A row is (code - zero point) * scale in float32, rounded to `dtype`. Codes of 4 and 2 bits stay packed, and each
+    row starts on a byte.
 
     >>> table = nn.Embedding(10, 6)
     >>> quantized = QuantizedEmbedding.from_float(table)
@@ -34,7 +38,7 @@ class QuantizedEmbedding(nn.Module):
 
     codes: Tensor  # [rows, bytes of a row]
     scale: Tensor  # [rows or 1, blocks or 1]
-    zero_point: Tensor | None  # the same shape; none where all are 0
+    zero_point: Tensor | None  # the same shape; None where all are 0
 
     def __init__(self, weight: QuantizedTensor, padding_idx: int | None = None, dtype: Any = torch.float32) -> None:
         super().__init__()
@@ -47,7 +51,7 @@ class QuantizedEmbedding(nn.Module):
     def from_float(
         cls, module: nn.Embedding, dtype: str = "int8", scheme: str = "symmetric", group_size: int | None = None
     ) -> QuantizedEmbedding:
-        """The same table with quantized rows."""
+        """Quantize the table of an nn.Embedding."""
         axis = 0 if group_size is None else 1
         weight = quantize(module.weight.detach(), dtype, scheme=scheme, axis=axis, group_size=group_size, name="weight")
         return cls(weight, module.padding_idx, module.weight.dtype)
@@ -76,13 +80,13 @@ class QuantizedEmbedding(nn.Module):
 
     @property
     def quantized_weight(self) -> QuantizedTensor:
-        """The table as it was given."""
+        """The table as a QuantizedTensor."""
         codes = _unpacked(self.codes, self.params, self.embedding_dim)
         return QuantizedTensor.from_codes(codes.numpy(), self.params)
 
     @property
     def weight(self) -> Tensor:
-        """The whole table dequantized, computed at each reading: for code that looks at it."""
+        """The dequantized table, computed at each access."""
         return self.forward(torch.arange(self.num_embeddings))
 
     @property
@@ -96,7 +100,7 @@ class QuantizedEmbedding(nn.Module):
         if scale.shape[0] > 1:
             scale = scale.index_select(0, flat)
             zero = None if zero is None else zero.index_select(0, flat)
-        if block is not None:  # a scale for each number
+        if block is not None:  # one scale per element
             scale = scale.repeat_interleave(block, 1)[:, : self.embedding_dim]
             zero = None if zero is None else zero.repeat_interleave(block, 1)[:, : self.embedding_dim]
         if zero is not None:
@@ -106,10 +110,10 @@ class QuantizedEmbedding(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         if fn(torch.empty(0)).device.type != "cpu":
-            raise Unsupported("QuantizedEmbedding: asked to leave the CPU, where lowbit's modules live")
+            raise Unsupported("QuantizedEmbedding: moved off the CPU; lowbit's modules run in CPU memory")
         dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
         if dtype.is_floating_point and dtype.itemsize <= 4:
-            self.dtype = dtype  # of what is looked up; scales stay float32
+            self.dtype = dtype  # of the result; scales stay float32
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -119,20 +123,22 @@ class QuantizedEmbedding(nn.Module):
 
     @classmethod
     def from_tensors(cls, tensors: Any, name: str) -> QuantizedEmbedding:
-        """What a state_dict holds, as a module."""
-        text = described(tensors, name)
+        """The module that a state_dict holds."""
+        text = read_description(tensors, name)
         dtype = getattr(torch, str(text.get("dtype")), None)
         if text.get("kind") != "embedding" or dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise FormatError(f"{name}.{MARK}: {text.get('kind')!r} of {text.get('dtype')}; expected an embedding")
+            raise FormatError(
+                f"{name}.{DESCRIPTION}: {text.get('kind')!r} of {text.get('dtype')}; expected an embedding"
+            )
         try:
-            return cls(made_weight(tensors, text, name), text.get("padding_idx"), dtype)
+            return cls(weight_from_tensors(tensors, text, name), text.get("padding_idx"), dtype)
         except (ValueError, NotImplementedError) as error:
             raise FormatError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
-        own = own_tensors(state_dict, prefix, strict, missing, unexpected)
+        own = tensors_of_module(state_dict, prefix, strict, missing, unexpected)
         if own is None:
             return
         try:
@@ -151,7 +157,7 @@ class QuantizedEmbedding(nn.Module):
 
 
 def _unpacked(rows: Tensor, p: QuantizationParams, width: int) -> Tensor:
-    """Codes one an element: the first of a byte are its low bits."""
+    """Codes, one per element; the first of a byte is in the low bits."""
     bits = p.dtype.bits
     if bits == 8:
         return rows
@@ -160,4 +166,4 @@ def _unpacked(rows: Tensor, p: QuantizationParams, width: int) -> Tensor:
     if not p.dtype.is_signed:
         return codes
     half = 1 << (bits - 1)
-    return (codes ^ half).to(torch.int8) - half  # two's complement of so many bits
+    return (codes ^ half).to(torch.int8) - half  # two's complement

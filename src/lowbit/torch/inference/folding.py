@@ -1,40 +1,39 @@
-"""Batch norms that follow one convolution and nothing else, and replacing modules of a model."""
+"""Fold batch norms into the convolutions before them, and replace modules of a model."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from lowbit.torch.inference.state import MARK, marked
+from lowbit.torch.inference.state_dict import DESCRIPTION, description_tensor
 from torch import Tensor, fx, nn
-
-__all__ = ["FoldedNorm", "folded", "folds", "swapped"]
 
 _NORMS: dict[type[nn.Module], Any] = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d}
 
 
 class FoldedNorm(nn.Identity):
-    """Where a batch norm was whose work the layer before it now does. A state_dict says so."""
+    """Stands where a batch norm was folded into the convolution before it; a state_dict records it."""
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        destination[prefix + MARK] = marked({"kind": "folded"})
+        destination[prefix + DESCRIPTION] = description_tensor({"kind": "folded"})
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
         found = [key for key in state_dict if key.startswith(prefix)]
-        unexpected += [key for key in found if key != prefix + MARK]
-        if prefix + MARK not in found:
-            missing.append(prefix + MARK)
+        unexpected += [key for key in found if key != prefix + DESCRIPTION]
+        if prefix + DESCRIPTION not in found:
+            missing.append(prefix + DESCRIPTION)
 
 
-def folded(conv: nn.Conv1d | nn.Conv2d, bn: Any) -> tuple[Tensor, Tensor]:
-    """Weight and bias, in float32, that give what a convolution and its batch norm give together in inference.
+def fold_batch_norm(conv: nn.Conv1d | nn.Conv2d, bn: Any) -> tuple[Tensor, Tensor]:
+    """Weight and bias, in float32, of a convolution and the batch norm after it, as one convolution in inference.
 
     >>> conv, bn = nn.Conv1d(2, 3, 1), nn.BatchNorm1d(3).eval()
-    >>> weight, bias = folded(conv, bn)
+    >>> weight, bias = fold_batch_norm(conv, bn)
     >>> bool(torch.allclose(weight, conv.weight, rtol=1e-4))
     True
     """
@@ -47,8 +46,8 @@ def folded(conv: nn.Conv1d | nn.Conv2d, bn: Any) -> tuple[Tensor, Tensor]:
     return weight.float(), moved.float()
 
 
-def swapped(model: nn.Module, swaps: Mapping[str, nn.Module]) -> nn.Module:
-    """The model with modules replaced, wherever they appear in it."""
+def replace_modules(model: nn.Module, swaps: Mapping[str, nn.Module]) -> nn.Module:
+    """Replace modules by name, wherever they appear in the model; give the model."""
     by_id = {id(model.get_submodule(name)): new for name, new in swaps.items()}
     if id(model) in by_id:
         return by_id[id(model)]
@@ -59,22 +58,16 @@ def swapped(model: nn.Module, swaps: Mapping[str, nn.Module]) -> nn.Module:
     return model
 
 
-def folds(model: nn.Module) -> dict[str, str]:
-    """{convolution: batch norm} where the one's output goes to the other and nowhere else."""
-    counts: dict[int, int] = {}
-    for _, module in model.named_modules(remove_duplicate=False):
-        counts[id(module)] = counts.get(id(module), 0) + 1
+def find_folds(model: nn.Module) -> dict[str, str]:
+    """{convolution: batch norm} where the batch norm is certainly the only consumer of the convolution."""
+    counts = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     found = {}
     for conv_name, bn_name in (*_neighbours(model), *_traced(model)):
         conv, bn = model.get_submodule(conv_name), model.get_submodule(bn_name)
         fits = type(conv) in _NORMS and type(bn) is _NORMS[type(conv)] and counts[id(conv)] == counts[id(bn)] == 1
-        if fits and _same_channels(conv, bn):
+        if fits and conv.out_channels == bn.num_features and bn.running_var is not None:
             found[conv_name] = bn_name
     return found
-
-
-def _same_channels(conv: nn.Module, bn: Any) -> bool:
-    return bool(conv.out_channels == bn.num_features and bn.running_var is not None)
 
 
 def _neighbours(model: nn.Module) -> Iterator[tuple[str, str]]:
@@ -85,10 +78,10 @@ def _neighbours(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _traced(model: nn.Module) -> list[tuple[str, str]]:
-    """(producer, only user) pairs of module calls; none where the model cannot be traced."""
+    """(producer, only consumer) pairs of module calls; none where the model cannot be traced."""
     try:
         graph = fx.Tracer().trace(model)
-    except Exception:  # whatever a model's own code raises on being traced
+    except Exception:  # the model's own code may raise anything when traced
         return []
     calls = [node for node in graph.nodes if node.op == "call_module"]
     once = {target for target in (n.target for n in calls) if sum(n.target == target for n in calls) == 1}

@@ -1,6 +1,6 @@
-"""Modules over quantized weights, for inference: lowbit's integer kernels behind nn.Module.
+"""QuantizedLinear, QuantizedConv1d and QuantizedConv2d: lowbit's layers as modules for inference.
 
-Weights are packed once and live beside torch's own memory. state_dict has them as plain tensors (see `state`).
+Weights are packed once, in memory that torch does not own. A state_dict holds them as plain tensors (`state_dict`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from lowbit.layers import layers
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 from lowbit.torch.functional.channels_last import as_it_was, is_channels_last
 from lowbit.torch.functional.library import _define
-from lowbit.torch.inference.state import layer_tensors, made_layer, own_tensors
+from lowbit.torch.inference.state_dict import layer_from_tensors, layer_tensors, tensors_of_module
 from torch import Tensor, nn
 
-__all__ = ["QuantizedConv1d", "QuantizedConv2d", "QuantizedLinear", "QuantizedModule", "numeric_padding"]
-
-# Operators take tensors and numbers: a module goes by its number. Numbers are random, so that a program saved by
-# another process finds no module of this one, rather than a wrong one.
+# Operators take tensors and numbers, so a module is passed by its number. Numbers are random: a program saved by
+# another process must find no module here, rather than a wrong one.
 _MODULES: weakref.WeakValueDictionary[int, QuantizedModule] = weakref.WeakValueDictionary()
 _NUMBER_BITS = 62
 
@@ -43,7 +41,7 @@ def _module(number: int) -> QuantizedModule:
 
 
 def _refuse_programs() -> None:
-    """Raises while a program is made that would outlive this process: it would hold numbers instead of weights."""
+    """Raise while torch saves a program: it would hold a module's number instead of its weights."""
     if torch.compiler.is_exporting():
         asked = "torch.export"
     elif torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
@@ -58,7 +56,7 @@ def _refuse_programs() -> None:
 
 
 class QuantizedModule(nn.Module):
-    """A layer of lowbit as a module. Copies share the packed weights, which never change."""
+    """A layer of lowbit as a module. Copies share the packed weights, which are immutable."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -73,7 +71,7 @@ class QuantizedModule(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The dequantized weight, computed at each reading: for code that looks at it, not for multiplying."""
+        """The dequantized weight, computed at each access; the kernels do not use it."""
         return torch.from_numpy(np.asarray(self.layer.weight.dequantize(dtype=np.float32)))
 
     @property
@@ -82,7 +80,7 @@ class QuantizedModule(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """Of the weights as they are kept, their scales, and the bias."""
+        """Bytes of the packed weights, their scales, and the bias."""
         return int(self.layer.nbytes)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -92,18 +90,18 @@ class QuantizedModule(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
-        own = own_tensors(state_dict, prefix, strict, missing, unexpected)
+        own = tensors_of_module(state_dict, prefix, strict, missing, unexpected)
         if own is None:
             return
         try:
-            found = made_layer(own, prefix.rstrip(".") or type(self).__name__)
+            found = layer_from_tensors(own, prefix.rstrip(".") or type(self).__name__)
         except FormatError as error:
             errors.append(str(error))
             return
         if type(found) is not type(self.layer) or found.weight.shape != self.layer.weight.shape:
             errors.append(f"{prefix.rstrip('.')}: {found!r}; expected {self.layer!r}")
             return
-        self.layer = found  # under the same number: compiled graphs go on
+        self.layer = found  # the number stays: compiled graphs use the new weights
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -155,8 +153,8 @@ class QuantizedLinear(QuantizedModule):
 class QuantizedConv2d(QuantizedModule):
     """lowbit.QuantizedConv2d as a module, images [n, c, h, w] or [c, h, w]. A gradient is an error.
 
-    Images in torch.channels_last stay so, and spare two transpositions. `memory_format`, where set, is that of all
-    results: see `memory_formats`.
+    Images in torch.channels_last give results in that format, without transpositions. `memory_format`, where set, is
+    the format of all results (see `memory_formats`).
 
     >>> conv = torch.nn.Conv2d(3, 4, 3, padding=1)
     >>> x = torch.randn(1, 3, 8, 8)
@@ -168,7 +166,7 @@ class QuantizedConv2d(QuantizedModule):
         if options.get("layout", "NCHW") != "NCHW":
             raise InvalidProblem(f"layout: {options['layout']!r}; a module takes torch's, 'NCHW'")
         super().__init__(layers.QuantizedConv2d(weight, bias, **options))
-        self.memory_format: torch.memory_format | None = None  # none: that of the input
+        self.memory_format: torch.memory_format | None = None  # None: that of the input
 
     @classmethod
     def from_float(cls, module: nn.Conv2d, **options: Any) -> QuantizedConv2d:
@@ -187,7 +185,7 @@ class QuantizedConv2d(QuantizedModule):
 
 
 class QuantizedConv1d(QuantizedModule):
-    """nn.Conv1d over quantized weights: rows [n, c, w] or [c, w], as images of one line. A gradient is an error.
+    """nn.Conv1d over quantized weights: [n, c, w] or [c, w], computed as images of height 1. A gradient is an error.
 
     >>> conv = torch.nn.Conv1d(3, 4, 3, padding=1)
     >>> x = torch.randn(2, 3, 8)
@@ -210,7 +208,7 @@ class QuantizedConv1d(QuantizedModule):
 
     @property
     def weight(self) -> Tensor:
-        """The dequantized weight [out, in / groups, width], computed at each reading."""
+        """The dequantized weight [out, in / groups, width], computed at each access."""
         return super().weight.squeeze(2)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -248,7 +246,7 @@ def _tensor(y: Any, like: Tensor) -> Tensor:
 
 def _linear(x: Tensor, number: int, _: int) -> Tensor:
     layer = _layer(number)
-    if x.dtype is torch.float32:  # NumPy's own: the call that costs least
+    if x.dtype is torch.float32:  # NumPy arrays are the cheapest to pass
         return torch.from_numpy(layer(x.detach().numpy()))
     return _tensor(layer(x), x)
 
@@ -280,7 +278,7 @@ def _refuse_gradient(dy: Tensor, x: Tensor, of: str) -> Tensor:
     )
 
 
-# An operator, so that a compiled model only fails where a gradient is asked for.
+# An operator, so that a compiled model fails only where a gradient is asked for.
 no_gradient = _define(
     "no_gradient(Tensor dy, Tensor x, str of) -> Tensor", _refuse_gradient, lambda dy, x, of: torch.empty_like(x)
 )

@@ -7,25 +7,25 @@ from typing import Any, TypeVar
 
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.torch.inference.embedding import QuantizedEmbedding
-from lowbit.torch.inference.fast_paths import leave_fast_paths
-from lowbit.torch.inference.folding import FoldedNorm, swapped
+from lowbit.torch.inference.encoder_layers import unfuse
+from lowbit.torch.inference.folding import FoldedNorm, replace_modules
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, QuantizedModule
-from lowbit.torch.inference.memory_formats import settle_memory_formats
-from lowbit.torch.inference.state import MARK, NAMES, described, made_layer
+from lowbit.torch.inference.memory_formats import set_memory_formats
+from lowbit.torch.inference.state_dict import DESCRIPTION, TENSOR_NAMES, layer_from_tensors, read_description
 from torch import Tensor, nn
-
-__all__ = ["load_quantized"]
 
 M = TypeVar("M", bound=nn.Module)
 _FLOAT: dict[type[nn.Module], type[nn.Module]] = {
-    QuantizedLinear: nn.Linear, QuantizedConv1d: nn.Conv1d, QuantizedConv2d: nn.Conv2d,
-}  # fmt: skip
+    QuantizedLinear: nn.Linear,
+    QuantizedConv1d: nn.Conv1d,
+    QuantizedConv2d: nn.Conv2d,
+}
 
 
 def load_quantized(model: M, state: Mapping[str, Tensor]) -> M:
-    """The model with the layers that `state` holds quantized swapped in, and everything else loaded from it.
+    """Replace the layers of a float model that `state` holds quantized, and load everything else from it.
 
-    model: built as ever, its own numbers do not matter (it may be on the meta device); it is changed. state: the
+    model: built as usual; its values do not matter, it may be on the meta device, and it is changed. state: the
     state_dict of a model from `quantize`, as torch.load(weights_only=True) or safetensors give it. Nothing is
     unpickled, and every tensor is checked: FormatError says which does not fit.
 
@@ -46,22 +46,22 @@ def load_quantized(model: M, state: Mapping[str, Tensor]) -> M:
     modules = dict(model.named_modules(remove_duplicate=False))
     new: dict[str, nn.Module] = {}
     taken = set()
-    made: dict[int, nn.Module] = {}  # a module under two names is one
+    made: dict[int, nn.Module] = {}  # a module under two names is made once
     for key in state:
         name, _, last = key.rpartition(".")
-        if last != MARK:
+        if last != DESCRIPTION:
             continue
         if name not in modules:
             raise FormatError(f"{key}: the model has no module {name!r}")
         prefix = f"{name}." if name else ""
-        own = {n: state[prefix + n] for n in NAMES if prefix + n in state}
+        own = {n: state[prefix + n] for n in TENSOR_NAMES if prefix + n in state}
         taken |= {prefix + n for n in own}
         old = modules[name]
         if id(old) not in made:
             made[id(old)] = _module(own, old, name or "model")
         new[name] = made[id(old)]
     meta = any(p.is_meta for p in model.parameters())
-    result = swapped(model, new)
+    result = replace_modules(model, new)
     rest = {key: value for key, value in state.items() if key not in taken}
     outcome = result.load_state_dict(rest, strict=False, assign=meta)
     missing = [key for key in outcome.missing_keys if key not in taken]
@@ -70,13 +70,13 @@ def load_quantized(model: M, state: Mapping[str, Tensor]) -> M:
         said += [f"unexpected {', '.join(outcome.unexpected_keys)}"] if outcome.unexpected_keys else []
         raise FormatError(f"state: {'; '.join(said)}")
     result.eval()
-    settle_memory_formats(result)
-    leave_fast_paths(result)
+    set_memory_formats(result)
+    unfuse(result)
     return result  # type: ignore[return-value]
 
 
 def _module(own: Mapping[str, Tensor], old: Any, name: str) -> nn.Module:
-    kind = described(own, name).get("kind")
+    kind = read_description(own, name).get("kind")
     if kind == "folded":
         if not isinstance(old, nn.modules.batchnorm._BatchNorm | FoldedNorm):
             raise FormatError(f"{name}: a folded batch norm; the model has {type(old).__name__} there")
@@ -86,7 +86,7 @@ def _module(own: Mapping[str, Tensor], old: Any, name: str) -> nn.Module:
     if kind == "embedding":
         found, kinds = QuantizedEmbedding.from_tensors(own, name), (nn.Embedding, QuantizedEmbedding)
     else:
-        layer = made_layer(own, name)
+        layer = layer_from_tensors(own, name)
         of: type[QuantizedModule] = QuantizedLinear if kind == "linear" else QuantizedConv2d
         if isinstance(old, nn.Conv1d | QuantizedConv1d):
             of = QuantizedConv1d

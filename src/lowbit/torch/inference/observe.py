@@ -1,4 +1,4 @@
-"""Calibrators for the tensors of a torch model, filled as batches pass through it."""
+"""observe: calibrators for the layers of a torch model, filled by running it on batches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from lowbit.calibration.calibrator import MethodLike, tracked
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.torch.inference.batches import Inputs, call_on
 from torch import Tensor, nn
-
-__all__ = ["observe"]
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
@@ -31,11 +29,10 @@ def observe(
 ) -> dict[str, Calibrator]:
     """A calibrator for the input of each Linear, Conv1d and Conv2d, by name; memory does not grow with the loader.
 
-    loader: batches. inputs: what of a batch the model takes: an index or a key, or a sequence of them. By default all
-    of it, a mapping as keywords, a tuple or list as positional arguments; where the model takes one, the first.
-    modules: which to look at instead, from name and module. outputs: what they give instead of what they take. axis and
-    other options are those of Calibrator. The model keeps its mode, and is run without gradients. Modules that no batch
-    reached are left out.
+    loader: batches. inputs: which elements of a batch are the model's arguments (see `lowbit.torch.quantize`). modules:
+    selects other modules, by name and module. outputs: observe outputs instead of inputs. axis and other options are
+    those of Calibrator. The model keeps its mode and runs without gradients. The result omits modules that no batch
+    reached.
 
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> found = observe(model, [torch.ones(2, 4), torch.zeros(5, 4)], progress=False)

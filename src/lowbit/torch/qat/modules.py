@@ -16,18 +16,16 @@ from lowbit.torch.qat.observers import FixedBuffers
 from lowbit.torch.qat.quantizer import FakeQuantize
 from torch import Tensor, nn
 
-__all__ = ["ConvertedConv1d", "ConvertedConv2d", "ConvertedLinear", "QATConv1d", "QATConv2d", "QATLinear"]
-
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 
 
 class _QAT(nn.Module):
-    """What the layers below share: a layer's own parameters, and quantizers for its weight and its input.
+    """A float layer with quantizers for its weight and its input, and the batch norm that follows it, if any.
 
-    A batch norm that follows is folded: the weight that is quantized is weight * f, f = gamma / sqrt(running_var + eps)
-    a channel. In training it is divided by f again (as the output could be: f is one number a channel), so that the
-    batch norm sees and learns what it would without quantization; else its statistics are part of the bias. f is held
-    still in the gradient: but for rounding, it cancels.
+    The weight that is quantized is weight * f with f = gamma / sqrt(running_var + eps) per channel. In training the
+    quantized weight is divided by f again, so that the batch norm sees and learns what it would without quantization.
+    In inference its statistics are part of the bias. The gradient treats f as a constant, because f cancels out but
+    for rounding.
     """
 
     weight: Any
@@ -44,7 +42,7 @@ class _QAT(nn.Module):
         input_quant: FakeQuantize | None = None,
         bn: BatchNorm | None = None,
     ) -> Any:
-        """The layer with quantizers; its parameters are shared, not copied."""
+        """Add quantizers to a layer; the parameters are shared, not copied."""
         new = cls.__new__(cls)
         nn.Module.__init__(new)
         new.__dict__.update({k: v for k, v in layer.__dict__.items() if k not in new.__dict__})
@@ -69,11 +67,11 @@ class _QAT(nn.Module):
         return factor if bn.weight is None else factor * bn.weight
 
     def _channels(self, values: Tensor) -> Tensor:
-        """One value an output channel, shaped to meet the weight."""
+        """One value per output channel, shaped to broadcast with the weight."""
         return values.reshape(-1, *(1 for _ in self.weight.shape[1:]))
 
     def _folded(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias that give what layer and batch norm give together, in inference."""
+        """Weight and bias of the layer and its batch norm as one layer in inference."""
         bn = self.bn
         if bn is None:
             return self.weight, self.bias
@@ -93,9 +91,8 @@ class _QAT(nn.Module):
             weight, bias = self._folded()
             return self._compute(x, self.weight_quant(weight), bias)
         factor = self._factor().detach()
-        factor = self._channels(
-            torch.where(factor == 0, 1, factor)
-        )  # gamma = 0: the output is beta, whatever the weight
+        # Where gamma is 0 the output is beta, whatever the weight.
+        factor = self._channels(torch.where(factor == 0, 1, factor))
         weight = self.weight_quant(self.weight * factor) / factor
         return bn(self._compute(x, weight, self.bias))  # type: ignore[no-any-return]
 
@@ -112,25 +109,24 @@ class QATLinear(_QAT, nn.Linear):
         return F.linear(x, weight, bias)
 
 
-class QATConv1d(_QAT, nn.Conv1d):
-    """nn.Conv1d with fake-quantized weight and input, and a batch norm folded where there is one."""
-
+class _QATConv(_QAT):
     def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._conv_forward(x, weight, bias)  # type: ignore[no-any-return]
+        return self._conv_forward(x, weight, bias)  # type: ignore[no-any-return, operator]
 
 
-class QATConv2d(_QAT, nn.Conv2d):
-    """nn.Conv2d with fake-quantized weight and input, and a batch norm folded where there is one."""
-
-    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._conv_forward(x, weight, bias)  # type: ignore[no-any-return]
+class QATConv1d(_QATConv, nn.Conv1d):
+    """nn.Conv1d with fake-quantized weight and input; a batch norm after it may be folded."""
 
 
-class _Quantized(FixedBuffers):
+class QATConv2d(_QATConv, nn.Conv2d):
+    """nn.Conv2d with fake-quantized weight and input; a batch norm after it may be folded."""
+
+
+class _Converted(FixedBuffers):
     """A layer whose weight is kept as codes (buffers weight_codes, weight_scale, weight_zero_point).
 
-    The arithmetic is float: the dequantized weight is kept beside the codes, and made anew whenever they change. What
-    is computed is to the bit what the layer it was made from computes in eval() mode. Gradients pass to the input.
+    The arithmetic is float, on a dequantized weight that is recomputed whenever the codes change. The output equals
+    that of the QAT layer in eval() mode to the bit. Gradients pass to the input.
     """
 
     weight_codes: Tensor
@@ -140,13 +136,13 @@ class _Quantized(FixedBuffers):
     input_quant: FakeQuantize | None
     shape: tuple[int, ...]
     dtype: torch.dtype  # of the dequantized weight
-    _strides: tuple[int, ...]  # likewise: convolutions add up in an order that depends on them
-    _fields: dict[str, Any]  # of the weight's params, but for scale and zero point
+    _strides: tuple[int, ...]  # likewise: the order in which convolutions accumulate depends on them
+    _fields: dict[str, Any]  # of the weight's params, except scale and zero point
     _dense: Tensor | None
 
     @classmethod
     def from_qat(cls, layer: _QAT) -> Any:
-        """The layer as trained, its weight quantized for good and its ranges frozen."""
+        """Quantize the weight of a trained layer and freeze its ranges."""
         new = cls.__new__(cls)
         nn.Module.__init__(new)
         new.__dict__.update({k: v for k, v in layer.__dict__.items() if k not in new.__dict__})
@@ -164,9 +160,9 @@ class _Quantized(FixedBuffers):
         new.register_buffer("bias", None if bias is None else bias.clone())
         new.input_quant = layer.input_quant
         if new.input_quant is not None and new.input_quant.mode == "static":
-            new.input_quant.params()  # says so if nothing was ever observed
+            new.input_quant.params()  # raises if nothing was ever observed
             new.input_quant.enable_observer(False)
-        new._settle()
+        new._dequantize()
         return new.eval()
 
     @property
@@ -183,11 +179,11 @@ class _Quantized(FixedBuffers):
             raise Unsupported(f"weight_codes: on {self.weight_codes.device}; expected CPU memory")
         return self._dense
 
-    def _settle(self) -> None:
-        """Dequantizes the weight. Not in `forward`, where a tracer or a transform would see it and keep its own."""
+    def _dequantize(self) -> None:
+        """Dequantize the weight. In `forward`, a tracer or a transform would capture the dequantization."""
         self._dense = None
         if self.weight_codes.is_cpu:
-            with torch.inference_mode(False):  # autograd keeps no tensor of that mode
+            with torch.inference_mode(False):  # autograd cannot save an inference tensor
                 dense = torch.empty(self.shape, dtype=self.dtype, device="cpu")
                 ops.dequantize(self.quantized_weight, out=dense)  # type: ignore[arg-type]
                 self._dense = torch.empty_strided(self.shape, self._strides, dtype=self.dtype, device="cpu").copy_(
@@ -201,50 +197,50 @@ class _Quantized(FixedBuffers):
         return self._compute(x if self.input_quant is None else self.input_quant(x), self.weight, self.bias)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # What becomes of the numbers the codes stand for.
+        # Shows which dtype and strides `fn` gives the dequantized weight.
         probe = fn(torch.empty_strided(self.shape, self._strides, dtype=self.dtype, device="cpu"))
         super()._apply(fn, recurse)
         self.weight_codes = self.weight_codes.contiguous()
         if self.bias is not None and self.bias.dtype != probe.dtype:
             self.bias = self.bias.to(probe.dtype)
         self.dtype, self._strides = probe.dtype, probe.stride()
-        self._settle()
+        self._dequantize()
         return self
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self._settle()
+        self._dequantize()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_dense": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._settle()
+        self._dequantize()
 
     def extra_repr(self) -> str:
         bits = 8 * self.weight_codes.numel() * self.weight_codes.itemsize / max(1, math.prod(self.shape))
         return (
-            f"weight {self._fields['dtype']} {list(self.shape)}, {bits:g} bits a weight, bias={self.bias is not None}"
+            f"weight {self._fields['dtype']} {list(self.shape)}, {bits:g} bits per weight, bias={self.bias is not None}"
         )
 
 
-class ConvertedLinear(_Quantized):
-    """What a QATLinear becomes."""
+class ConvertedLinear(_Converted):
+    """The result of `convert` for a QATLinear."""
 
     def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
 
 
-class ConvertedConv1d(_Quantized):
-    """What a QATConv1d becomes."""
+class ConvertedConv1d(_Converted):
+    """The result of `convert` for a QATConv1d."""
 
     def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return nn.Conv1d._conv_forward(self, x, weight, bias)  # type: ignore[arg-type, no-any-return]
 
 
-class ConvertedConv2d(_Quantized):
-    """What a QATConv2d becomes."""
+class ConvertedConv2d(_Converted):
+    """The result of `convert` for a QATConv2d."""
 
     def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return nn.Conv2d._conv_forward(self, x, weight, bias)  # type: ignore[arg-type, no-any-return]

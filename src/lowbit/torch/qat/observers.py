@@ -1,4 +1,4 @@
-"""Observers: what range of numbers passed by, and from it a scale and a zero point."""
+"""Observers: track the range of a tensor in training, and derive its scale and zero point."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from lowbit.torch.functional import library
 from lowbit.torch.functional.kernels import granularity
 from torch import Tensor, nn
 
-__all__ = ["Histogram", "MinMax", "MovingAverage", "Observer", "make_observer"]
-
 
 class FixedBuffers(nn.Module):
-    """Buffers that keep their float type when the model changes its own, and take the shape a state_dict has.
+    """Buffers that keep their float type under model.half(), and take their shape from a state_dict.
 
-    A range or a scale in half precision would be another range: model.half() is about weights and activations.
+    model.half() is meant for weights and activations; in float16 a range or a scale would change its value.
     """
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -37,19 +35,19 @@ class FixedBuffers(nn.Module):
 
 
 class Observer(FixedBuffers):
-    """The least and the greatest number of a tensor, of each index of an axis, or of each block along one.
+    """Tracks minimum and maximum: per tensor, per channel along `axis`, or per group along it.
 
-    NaN or Inf is an error that names the tensor and the first index. With `ignore_nonfinite`, NaN is left out, and data
-    with Inf is left out whole and counted in `left_out`: with loss scaling, such steps are thrown away anyway.
-    Buffers: lo, hi (float32; lo > hi until something was seen), left_out.
+    NaN or Inf is an error that names the tensor and the first index. With `ignore_nonfinite`, NaN is ignored, and a
+    tensor with Inf is skipped and counted in `left_out`, because loss scaling discards such steps anyway.
+    Buffers: lo and hi (float32; lo > hi until data was seen), left_out.
     """
 
     lo: Tensor
     hi: Tensor
     left_out: Tensor
-    name = "x"  # of what passes by, in errors
+    name = "x"  # the tensor's name in errors
     ignore_nonfinite = False
-    momentum: float | None = None  # how far the range moves to that of new data; None: it only grows
+    momentum: float | None = None  # of the moving average; None: the range only grows
 
     def __init__(self, axis: int | None = None, group_size: int | None = None) -> None:
         super().__init__()
@@ -69,7 +67,7 @@ class Observer(FixedBuffers):
             self.lo, self.hi = self.lo.new_full(shape, torch.inf), self.hi.new_full(shape, -torch.inf)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Takes note of x and gives it back."""
+        """Take x into account and return it."""
         if x.numel():
             if self.axis is not None or self.group_size is not None:
                 self._shape_to(x)
@@ -80,7 +78,7 @@ class Observer(FixedBuffers):
         return x
 
     def ready(self) -> bool:
-        """Whether anything was seen."""
+        """Whether data was seen."""
         return bool((self.lo <= self.hi).all())
 
     def params(self, qmin: int, qmax: int, symmetric: bool) -> tuple[Tensor, Tensor]:
@@ -101,11 +99,11 @@ class Observer(FixedBuffers):
 
 
 class MinMax(Observer):
-    """The range of everything seen."""
+    """The range of all data seen."""
 
 
 class MovingAverage(Observer):
-    """The average of the ranges seen, recent ones counting more: lo += momentum * (new - lo).
+    """The exponential moving average of the ranges seen: lo += momentum * (new - lo).
 
     >>> o = MovingAverage(0.5)
     >>> for batch in ([0.0, 1.0], [0.0, 3.0]):
@@ -122,11 +120,11 @@ class MovingAverage(Observer):
 
 
 class Histogram(Observer):
-    """Counts of the numbers seen, and from them the range whose codes lose the least (mean squared error).
+    """A histogram of the data seen, and from it the range of least mean squared error.
 
-    Bins are 2^exponent wide and start at a multiple of it. Where the range outgrows them, bins merge two by two, so
-    that every count stays whole. Meant for calibration: `params` tries dozens of ranges, milliseconds each time.
-    Buffers: counts ([scales, bins], int64), exponent and first (a bin's left edge is (first + i) * 2^exponent).
+    Bins are 2^exponent wide and start at a multiple of that. Where the range outgrows them, pairs of bins merge, so
+    that counts stay exact. Meant for calibration: `params` tries dozens of ranges, which takes milliseconds.
+    Buffers: counts ([scales, bins], int64), exponent and first (the left edge of bin i is (first + i) * 2^exponent).
     """
 
     counts: Tensor
@@ -159,9 +157,9 @@ class Histogram(Observer):
         return x
 
     def _grow(self) -> None:
-        """Makes the bins hold [lo, hi], merging those there are."""
+        """Merge bins until they cover [lo, hi]."""
         lo, hi = self.lo.double().reshape(-1), self.hi.double().reshape(-1)
-        # So wide that hi - lo takes bins - 2 of them at most; never so narrow that counting them is inexact.
+        # hi - lo takes at most bins - 2 of them; bins narrower than `finest` would be inexact in float32.
         wanted = torch.frexp((hi - lo) / (self.bins - 2)).exponent
         finest = torch.frexp(torch.maximum(-lo, hi)).exponent - 30
         exponent = torch.maximum(self.exponent, torch.maximum(wanted, finest).long())
@@ -175,7 +173,7 @@ class Histogram(Observer):
         self.exponent, self.first = exponent, first
 
     def params(self, qmin: int, qmax: int, symmetric: bool) -> tuple[Tensor, Tensor]:
-        """Scales and zero points of the shares of the range that lose the least."""
+        """Scales and zero points of the sub-range of least mean squared error."""
         width = torch.ldexp(torch.ones(()), self.exponent.float())[:, None]
         centers = (self.first[:, None] + torch.arange(self.bins) + 0.5) * width
         weights = self.counts.double()
@@ -188,7 +186,7 @@ class Histogram(Observer):
 
         lo, hi = self.lo, self.hi
         least = loss(lo, hi)
-        for end in (True,) if symmetric else (True, False):  # each end for itself; both at once where symmetric
+        for end in (True,) if symmetric else (True, False):  # one end after the other; both at once where symmetric
             from_lo, from_hi = lo, hi
             for step in range(1, self.shares):
                 share = 1 - step / self.shares

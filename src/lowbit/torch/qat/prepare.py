@@ -1,4 +1,4 @@
-"""Quantization-aware training of a whole model: prepare_qat, train as ever, convert."""
+"""Quantization-aware training of a whole model: prepare_qat, train as usual, convert."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from lowbit.numerics.errors import InvalidProblem
-from lowbit.torch.inference.folding import folds as find_folds
-from lowbit.torch.inference.folding import swapped
+from lowbit.torch.inference.folding import find_folds, replace_modules
 from lowbit.torch.qat.modules import (
     ConvertedConv1d,
     ConvertedConv2d,
@@ -23,10 +22,8 @@ from lowbit.torch.qat.modules import (
 from lowbit.torch.qat.quantizer import FakeQuantize
 from torch import nn
 
-__all__ = ["Coverage", "CoverageRow", "QATRecipe", "calibrate", "convert", "prepare_qat"]
-
 _TRAINED: dict[type[nn.Module], Any] = {nn.Linear: QATLinear, nn.Conv1d: QATConv1d, nn.Conv2d: QATConv2d}
-_FINAL: dict[type[nn.Module], Any] = {
+_CONVERTED: dict[type[nn.Module], Any] = {
     QATLinear: ConvertedLinear,
     QATConv1d: ConvertedConv1d,
     QATConv2d: ConvertedConv2d,
@@ -35,15 +32,14 @@ _FINAL: dict[type[nn.Module], Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class QATRecipe:
-    """Which numbers a model trains with.
+    """How the layers of a model are quantized in training.
 
-    weight, activation: dtypes of weights and of layer inputs; None leaves inputs alone. Signed dtypes map
-    symmetrically, unsigned ones asymmetrically. weight_axis: one scale for each of its indices (None: one for all).
-    weight_block: instead, one scale for so many consecutive inputs (axis 1). learned: scales are parameters (LSQ), of
-    weights and inputs (True) or of the one ("weight", "activation"); otherwise weights take the range they have, and
-    inputs a moving average of theirs. on_nonfinite: "raise", or "ignore" for data with NaN or Inf, as loss scaling
-    makes. skip: names, or patterns such as "head.*", of layers left alone. overrides: {pattern: {field: value}}, the
-    last that matches counting.
+    weight, activation: dtypes of weights and of layer inputs; None keeps inputs float. Signed dtypes are symmetric,
+    unsigned ones asymmetric. weight_axis: the axis with one scale per index (None: one scale per tensor).
+    weight_block: instead, the group size along axis 1. learned: whether scales are parameters (LSQ): of weights and
+    inputs (True), or of one of them ("weight", "activation"); otherwise weights use their current range, and inputs a
+    moving average. on_nonfinite: "raise", or "ignore" for the NaN and Inf that loss scaling causes. skip: names or
+    patterns, such as "head.*", of layers that stay float. overrides: {pattern: {field: value}}; the last match wins.
     """
 
     weight: str = "int8"
@@ -58,7 +54,7 @@ class QATRecipe:
 
     @classmethod
     def of(cls, given: QATRecipe | Mapping[str, Any] | None) -> QATRecipe:
-        """The recipe meant by a recipe, a dict of its fields, or nothing."""
+        """A recipe from itself, a dict of its fields, or None."""
         if isinstance(given, QATRecipe):
             return given
         return cls()._with(given or {}, "recipe")
@@ -122,11 +118,10 @@ class Coverage(list[CoverageRow]):
 def prepare_qat(
     model: nn.Module, recipe: QATRecipe | Mapping[str, Any] | None = None, *, inplace: bool = False
 ) -> tuple[nn.Module, Coverage]:
-    """The model with its Linear, Conv1d and Conv2d layers made ready for training, and a table of what was done.
+    """Prepare the Linear, Conv1d and Conv2d layers of a model for training; give the model and a table of all modules.
 
-    A batch norm is folded into the convolution before it where that is certain: neighbours in a plain nn.Sequential,
-    or, by a symbolic trace of the model, the only user of its output. Parameters are shared with a model prepared in
-    place, copied otherwise.
+    A batch norm is folded into the convolution before it where it is certainly its only consumer: neighbours in a
+    plain nn.Sequential, or by a symbolic trace of the model. With `inplace` the parameters are shared, else copied.
 
     >>> model, coverage = prepare_qat(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), {"skip": ["2"]})
     >>> print(coverage)
@@ -139,6 +134,30 @@ def prepare_qat(
     recipe = QATRecipe.of(recipe)
     if not inplace:
         model = copy.deepcopy(model)
+    _refuse_unmatched(model, recipe)
+    folds = find_folds(model)
+    conv_of = {bn: conv for conv, bn in folds.items()}
+    coverage, new = Coverage(), dict[str, nn.Module]()
+    for name, module in model.named_modules():
+        if next(module.children(), None) is not None and next(module.parameters(recurse=False), None) is None:
+            continue
+        skipped = _matching(name, recipe.skip)
+        treated, why = False, _why_not(module)
+        if skipped is not None:
+            why = f"skipped: matches {skipped!r}"
+        elif conv_of.get(name) in new:
+            treated, why = True, f"folded into {conv_of[name]}"
+            new[name] = nn.Identity()
+        elif not why:
+            own, bn = recipe.for_module(name), folds.get(name)
+            norm = None if bn is None or _matching(bn, recipe.skip) else model.get_submodule(bn)
+            new[name] = _TRAINED[type(module)].from_float(module, *own.quantizers(name), norm)
+            treated, why = True, f"{own.weight} weight, {own.activation or 'float'} input"
+        coverage.append(CoverageRow(name, type(module).__name__, treated, why))
+    return replace_modules(model, new), coverage
+
+
+def _refuse_unmatched(model: nn.Module, recipe: QATRecipe) -> None:
     names = [name for name, _ in model.named_modules()]
     for what, patterns in (("skip", recipe.skip), ("overrides", recipe.overrides)):
         for pattern in patterns:
@@ -146,44 +165,33 @@ def prepare_qat(
                 raise InvalidProblem(
                     f"{what}: {pattern!r} matches no module; expected one of {', '.join(names[1:9])} …"
                 )
-    folds = find_folds(model)
-    folded = {bn: conv for conv, bn in folds.items()}
-    coverage, swaps = Coverage(), {}
-    for name, module in model.named_modules():
-        if next(module.children(), None) is not None and next(module.parameters(recurse=False), None) is None:
-            continue
-        treated, why = False, f"nothing to quantize in {type(module).__name__}"
-        skipped = next((p for p in recipe.skip if fnmatchcase(name, p)), None)
-        if skipped is not None:
-            why = f"skipped: matches {skipped!r}"
-        elif name in folded and folded[name] in swaps:
-            treated, why = True, f"folded into {folded[name]}"
-            swaps[name] = nn.Identity()
-        elif type(module) in _TRAINED and (module._forward_hooks or module._forward_pre_hooks):
-            why = "has hooks, which may change what it computes"
-        elif type(module) in _TRAINED:
-            own = recipe.for_module(name)
-            bn_name = folds.get(name)
-            fold = bn_name is not None and not any(fnmatchcase(bn_name, p) for p in recipe.skip)
-            bn = model.get_submodule(bn_name) if fold and bn_name is not None else None
-            swaps[name] = _TRAINED[type(module)].from_float(module, *own.quantizers(name), bn)
-            treated, why = True, f"{own.weight} weight, {own.activation or 'float'} input"
-        elif isinstance(module, tuple(_TRAINED)):
-            why = "a subclass, which may compute something else"
-        elif next(module.parameters(recurse=False), None) is not None:
-            why = f"has parameters, but {type(module).__name__} has no quantized form here"
-            if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
-                why = "not certain to follow one convolution, and nothing else"
-        coverage.append(CoverageRow(name, type(module).__name__, treated, why))
-    return swapped(model, swaps), coverage
+
+
+def _matching(name: str, patterns: Iterable[str]) -> str | None:
+    return next((p for p in patterns if fnmatchcase(name, p)), None)
+
+
+def _why_not(module: nn.Module) -> str:
+    """Why a module is not prepared; empty where it is."""
+    kind = type(module).__name__
+    if type(module) in _TRAINED:
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        return "has hooks, which may change what it computes" if hooked else ""
+    if isinstance(module, tuple(_TRAINED)):
+        return "a subclass, which may compute something else"
+    if next(module.parameters(recurse=False), None) is None:
+        return f"nothing to quantize in {kind}"
+    if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+        return "not certain to follow one convolution, and nothing else"
+    return f"has parameters, but {kind} has no quantized form here"
 
 
 @torch.no_grad()
 def calibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
-    """Post-training quantization: lets batches pass through a prepared model, and only its quantizers learn from them.
+    """Run batches through a prepared model to set its quantizers: post-training quantization.
 
-    batches: inputs, or tuples whose first item is one. Weights and batch norms stay as they are. Gives the model back
-    in eval() mode.
+    batches: inputs, or tuples whose first item is one. Weights and batch norms do not change. Returns the model in
+    eval() mode.
 
     >>> model, _ = prepare_qat(nn.Sequential(nn.Linear(4, 2)))
     >>> calibrate(model, [torch.ones(3, 4)])[0].input_quant.params().scale.round(4)
@@ -206,13 +214,13 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
 
 
 def convert(model: nn.Module, *, inplace: bool = False) -> nn.Module:
-    """The trained model for inference: weights become codes, ranges are frozen; in eval() mode.
+    """Convert a trained model for inference, in eval() mode: weights become codes, and ranges are frozen.
 
-    Its output is to the bit that of the prepared model in eval() mode. Arithmetic is float (see ConvertedLinear).
+    The output equals that of the prepared model in eval() mode to the bit. Arithmetic is float (see ConvertedLinear).
     """
     if not inplace:
         model = copy.deepcopy(model)
-    found = {name: m for name, m in model.named_modules() if type(m) in _FINAL}
+    found = {name: m for name, m in model.named_modules() if type(m) in _CONVERTED}
     if not found:
         raise InvalidProblem("model: no layer prepared by prepare_qat in it")
-    return swapped(model, {name: _FINAL[type(m)].from_qat(m) for name, m in found.items()}).eval()
+    return replace_modules(model, {name: _CONVERTED[type(m)].from_qat(m) for name, m in found.items()}).eval()

@@ -1,4 +1,4 @@
-"""FakeQuantize: the module that quantizes and dequantizes what passes through it."""
+"""FakeQuantize: the module that quantizes and dequantizes a tensor in training."""
 
 from __future__ import annotations
 
@@ -16,24 +16,22 @@ from lowbit.torch.functional.kernels import granularity
 from lowbit.torch.qat.observers import FixedBuffers, Observer, make_observer
 from torch import Tensor, nn
 
-__all__ = ["FakeQuantize"]
-
 _MODES = ("static", "dynamic", "learned")
 
 
 class FakeQuantize(FixedBuffers):
-    """Rounds what passes to the numbers its codes can say; gradients pass where nothing was clipped.
+    """Rounds a tensor to the values its codes represent; gradients pass where no code was clipped.
 
-    mode "static": the range comes from an observer that watches while training, and is frozen otherwise.
-    mode "dynamic": the range is that of the data at hand; for weights, or for activations of changing size.
-    mode "learned": scale is a parameter (LSQ), and with scheme "asymmetric" zero_point too. They start from the first
-    data seen: scale = 2 mean|x| / sqrt(qmax), or the data's range where asymmetric. Their gradients are multiplied by
-    1 / sqrt(n qmax), n elements sharing a scale.
+    mode "static": an observer finds the range in training mode; otherwise the range is frozen.
+    mode "dynamic": the range is that of the current tensor; for weights, or for activations of changing size.
+    mode "learned": scale is a parameter (LSQ), and with scheme "asymmetric" zero_point too. The first tensor
+    initializes them: scale = 2 mean|x| / sqrt(qmax), or the tensor's range where asymmetric. Their gradients are
+    multiplied by 1 / sqrt(n qmax), with n elements per scale.
 
-    scheme: "symmetric" (codes ±qmax, zero point 0), "asymmetric", or "linear": the one or the other as the dtype has
-    a sign or not. axis, group_size: as everywhere in lowbit. Where ranges are found, NaN or Inf is an error that says
-    `name` and the index; on_nonfinite="ignore" leaves such data out (dynamic: Inf counts as very large). Switches
-    (enable_observer, enable_fake_quant) are no part of the state_dict.
+    scheme: "symmetric" (codes ±qmax, zero point 0), "asymmetric", or "linear", which is symmetric for signed dtypes.
+    axis, group_size: as in `lowbit.quantize`. NaN or Inf in data whose range is needed is an error that names `name`
+    and the index; on_nonfinite="ignore" skips such data (in mode "dynamic", Inf counts as very large). The state_dict
+    does not hold the switches enable_observer and enable_fake_quant.
 
     >>> fq = FakeQuantize("int8", observer="min_max")
     >>> fq(torch.tensor([-1.0, 0.003, 1.27]))
@@ -93,12 +91,12 @@ class FakeQuantize(FixedBuffers):
             self.register_buffer("zero_point", torch.zeros((), dtype=torch.int32))
 
     def enable_observer(self, on: bool | None = True) -> FakeQuantize:
-        """Whether ranges are watched: always, never, or (None, the default) while training."""
+        """Observe ranges: always, never, or (None, the default) in training mode."""
         self.observing = on
         return self
 
     def enable_fake_quant(self, on: bool = True) -> FakeQuantize:
-        """Whether numbers are changed; if not, they pass as they are."""
+        """Quantize and dequantize; otherwise tensors pass unchanged."""
         self.fake_quantizing = on
         return self
 
@@ -125,7 +123,7 @@ class FakeQuantize(FixedBuffers):
         return y
 
     def params(self, x: Tensor | None = None) -> QuantizationParams:
-        """The params in force; a dynamic quantizer's are those for `x`."""
+        """The current params; those of a dynamic quantizer depend on `x`."""
         if self.mode == "dynamic":
             if x is None:
                 raise InvalidProblem("x: a dynamic quantizer has no params of its own; expected the data")
@@ -163,7 +161,7 @@ class FakeQuantize(FixedBuffers):
 
     @torch.no_grad()
     def _start(self, x: Tensor) -> None:
-        """Sets learned params from the first data, unless they came with a state_dict."""
+        """Initialize learned params from the first tensor, unless a state_dict did."""
         self._checked = True
         if bool(self.started):
             return
@@ -177,18 +175,18 @@ class FakeQuantize(FixedBuffers):
         self.started.fill_(True)
 
     def _refuse_transforms(self) -> None:
-        """Raises where data has no numbers of its own to find a range in."""
+        """Raise under transforms of torch.func, which hide the values a range is found in."""
         if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
             raise Unsupported(
-                f"{self.name}: {self.mode} FakeQuantize finds a range in data, which transforms of torch.func do not "
-                "show it; expected data seen before, and eval() mode or enable_observer(False)"
+                f"{self.name}: {self.mode} FakeQuantize needs the values of a tensor to find its range, and transforms "
+                "of torch.func hide them; calibrate it before, then use eval() mode or enable_observer(False)"
             )
 
     def _check_started(self) -> None:
         ready = bool(self.started) if self.observer is None else self.observer.ready()
         if not ready:
             raise InvalidProblem(
-                f"{self.mode} FakeQuantize: no data seen yet; run some through it in train() mode, "
+                f"{self.mode} FakeQuantize: no data seen yet; run data through it in train() mode, "
                 "or with enable_observer(), or load a state_dict"
             )
         self._checked = True

@@ -1,4 +1,4 @@
-"""What of a model holds weights: which of it lowbit has a module for, and why not where it has none."""
+"""Find the modules of a model that hold weights, and why lowbit has no module for one."""
 
 from __future__ import annotations
 
@@ -9,33 +9,30 @@ from torch.nn.parameter import is_lazy
 import torch
 from lowbit.numerics.errors import Unsupported, UnsupportedDType
 from lowbit.torch.inference.embedding import QuantizedEmbedding
-from lowbit.torch.inference.fast_paths import readers
+from lowbit.torch.inference.encoder_layers import fused_reader
 from lowbit.torch.inference.layers import QuantizedModule
 from torch import nn
 
-__all__ = ["Holder", "check_memory", "inventory"]
-
-_SWAPPED: dict[type[nn.Module], str] = {
-    nn.Linear: "linear", nn.Conv1d: "conv", nn.Conv2d: "conv", nn.Embedding: "embedding",
-}  # fmt: skip
-# Products all the same, but there is no module of lowbit for them.
-_OTHERS: dict[type[nn.Module], str] = {
-    nn.Bilinear: "linear", nn.RNNBase: "linear", nn.RNNCellBase: "linear", nn.MultiheadAttention: "linear",
-    nn.Conv3d: "conv", nn.ConvTranspose1d: "conv", nn.ConvTranspose2d: "conv", nn.ConvTranspose3d: "conv",
+_QUANTIZED: dict[type[nn.Module], str] = {nn.Linear: "linear", nn.Conv1d: "conv", nn.Conv2d: "conv"}
+_QUANTIZED[nn.Embedding] = "embedding"
+# Modules that multiply by weights, or look them up, for which lowbit has no quantized form.
+_FLOAT_ONLY: dict[type[nn.Module], str] = {
+    **dict.fromkeys((nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention), "linear"),
+    **dict.fromkeys((nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "conv"),
     nn.EmbeddingBag: "embedding",
-}  # fmt: skip
+}
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass(frozen=True)
-class Holder:
+class WeightModule:
     """A module with weights, under all of its names."""
 
     names: tuple[str, ...]
     module: nn.Module
-    kind: str  # "linear", "conv", "embedding", or empty: no product
-    why_not: str = ""  # empty: lowbit has a module that does the same
+    kind: str  # "linear", "conv", "embedding", or empty where nothing is multiplied by its weights
+    why_not: str = ""  # why lowbit has no module for it
 
     @property
     def name(self) -> str:
@@ -43,7 +40,7 @@ class Holder:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of its largest parameter."""
+        """The shape of its largest parameter."""
         own = [p for p in self.module.parameters(recurse=False) if not is_lazy(p)]
         if isinstance(self.module, QuantizedModule | QuantizedEmbedding):
             return tuple(self.module.weight.shape)
@@ -55,10 +52,10 @@ class Holder:
         return "" if own is None else str(own.dtype).removeprefix("torch.")
 
 
-def inventory(model: nn.Module) -> list[Holder]:
-    """Every module with parameters of its own, once, in the model's order.
+def find_weight_modules(model: nn.Module) -> list[WeightModule]:
+    """Find every module with parameters of its own, in the model's order; each once.
 
-    >>> [(h.name, h.kind, h.why_not) for h in inventory(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))]
+    >>> [(m.name, m.kind, m.why_not) for m in find_weight_modules(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))]
     [('0', 'linear', ''), ('1', '', 'nothing in LayerNorm is multiplied with a weight')]
     """
     names: dict[int, list[str]] = {}
@@ -67,27 +64,27 @@ def inventory(model: nn.Module) -> list[Holder]:
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
         modules[id(module)] = module
-        if read := readers(module):
+        if read := fused_reader(module):
             for child in module.modules():
                 if child is not module:
-                    inside[id(child)] = read  # the innermost counts
+                    inside[id(child)] = read  # the innermost wins
     found = []
     for key, module in modules.items():
         is_done = isinstance(module, QuantizedModule | QuantizedEmbedding)
         if not is_done and next(module.parameters(recurse=False), None) is None:
             continue
-        kind, why_not = ("", "it is quantized already") if is_done else _judged(module, inside.get(key))
-        found.append(Holder(tuple(names[key]), module, kind, why_not))
+        kind, why_not = ("", "it is quantized already") if is_done else _classify(module, inside.get(key))
+        found.append(WeightModule(tuple(names[key]), module, kind, why_not))
     return found
 
 
-def _judged(module: nn.Module, reader: str | None) -> tuple[str, str]:
-    """(kind, why not)"""
+def _classify(module: nn.Module, reader: str | None) -> tuple[str, str]:
+    """(kind, why_not) of a module; reader: why its weight is read without a call, if it is."""
     called = type(module).__name__
-    for base, kind in _SWAPPED.items():
+    for base, kind in _QUANTIZED.items():
         if isinstance(module, base):
-            return kind, _obstacle(module, base, reader)
-    for base, kind in _OTHERS.items():
+            return kind, _unsupported_layer(module, base, reader)
+    for base, kind in _FLOAT_ONLY.items():
         if isinstance(module, base):
             return kind, f"no quantized form of {called} here"
     if called == "Conv1D" and hasattr(module, "nf"):  # of transformers
@@ -99,7 +96,7 @@ def _judged(module: nn.Module, reader: str | None) -> tuple[str, str]:
     return "", f"parameters of {called} itself"
 
 
-def _obstacle(module: nn.Module, base: type[nn.Module], reader: str | None) -> str:
+def _unsupported_layer(module: nn.Module, base: type[nn.Module], reader: str | None) -> str:
     if reader is not None:
         return reader
     if hasattr(module, "parametrizations"):
@@ -125,10 +122,10 @@ def _obstacle(module: nn.Module, base: type[nn.Module], reader: str | None) -> s
     return ""
 
 
-def check_memory(holder: Holder) -> None:
-    """Raises for weights that are not numbers in CPU memory, with the module's name."""
-    for name, p in holder.module.named_parameters(recurse=False):
-        full = f"{holder.name}.{name}".lstrip(".")
+def require_cpu_floats(source: WeightModule) -> None:
+    """Raise, naming the parameter, unless all parameters are dense floats in CPU memory."""
+    for name, p in source.module.named_parameters(recurse=False):
+        full = f"{source.name}.{name}".lstrip(".")
         if p.is_meta:
             raise Unsupported(f"{full}: on the meta device, where it has no values; load the model first")
         if p.device.type != "cpu":

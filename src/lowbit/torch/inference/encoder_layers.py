@@ -1,16 +1,13 @@
-"""torch's fused encoder layers, which multiply with weights of the modules inside them without calling those."""
+"""torch's fused encoder layers, whose kernels read the weights of inner modules without calling them."""
 
 from __future__ import annotations
 
 from lowbit.torch.inference.layers import QuantizedModule
 from torch import nn
 
-__all__ = ["leave_fast_paths", "readers"]
 
-
-def readers(module: nn.Module) -> str:
-    """How a module multiplies with weights of modules inside it without calling them; empty where it does not, or
-    where `leave_fast_paths` makes it call them."""
+def fused_reader(module: nn.Module) -> str:
+    """Why the inner modules of `module` must stay float; empty where they are called, or `unfuse` makes them so."""
     called = type(module).__name__
     if isinstance(module, nn.TransformerEncoder) and getattr(module, "use_nested_tensor", False):
         # With a padding mask it gives zeros for padded positions, which layers that are called do not.
@@ -22,8 +19,8 @@ def readers(module: nn.Module) -> str:
     return ""
 
 
-def leave_fast_paths(model: nn.Module) -> None:
-    """Makes encoder layers call their quantized layers: the fused kernel is for ReLU and GELU, and told of neither."""
+def unfuse(model: nn.Module) -> None:
+    """Make encoder layers call their quantized layers: the fused kernel runs only for ReLU and GELU."""
     for module in model.modules():
         if type(module) is nn.TransformerEncoderLayer and any(
             isinstance(child, QuantizedModule) for child in module.children()

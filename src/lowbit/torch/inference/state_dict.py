@@ -1,7 +1,7 @@
-"""Quantized layers as plain tensors, and back: what a state_dict holds of them. No pickle in it.
+"""Quantized layers as the plain tensors of a state_dict, without pickle.
 
-A layer is its codes, scales, zero points and bias, and a tensor of bytes, `lowbit`, whose JSON text says the rest.
-torch.load(weights_only=True) and safetensors take all of it.
+A layer is codes, scales, zero points, a bias, and `lowbit`: a tensor of bytes with a JSON description.
+torch.load(weights_only=True) and safetensors read all of them.
 """
 
 from __future__ import annotations
@@ -19,33 +19,24 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from torch import Tensor
 
-__all__ = [
-    "MARK",
-    "NAMES",
-    "described",
-    "layer_tensors",
-    "made_layer",
-    "made_weight",
-    "marked",
-    "own_tensors",
-    "weight_tensors",
-]
-
-MARK = "lowbit"  # the tensor that says what the others are
-NAMES = (MARK, "weight_codes", "weight_scale", "weight_zero_point", "bias", "input_scale", "input_zero_point")
+DESCRIPTION = "lowbit"  # the tensor that describes the others
+TENSOR_NAMES = (
+    *(DESCRIPTION, "weight_codes", "weight_scale", "weight_zero_point"),
+    *("bias", "input_scale", "input_zero_point"),
+)
 _VERSION = 1
-_APART = ("scale", "zero_point", "scale_dtype")  # of params: tensors of their own
+_TENSORS = ("scale", "zero_point", "scale_dtype")  # the fields of params that are not in the description
 _GEOMETRY = ("stride", "padding", "dilation", "groups")
 _KINDS: dict[str, type[Any]] = {"linear": layers.QuantizedLinear, "conv2d": layers.QuantizedConv2d}
 
 
 def layer_tensors(layer: Any) -> dict[str, Tensor]:
-    """All there is to know of a QuantizedLinear or QuantizedConv2d of lowbit.
+    """The tensors of a QuantizedLinear or QuantizedConv2d of lowbit.
 
     >>> found = layer_tensors(layers.QuantizedLinear(np.eye(4, dtype=np.float32)))
     >>> sorted(found)
     ['lowbit', 'weight_codes', 'weight_scale', 'weight_zero_point']
-    >>> made_layer(found, "layer")
+    >>> layer_from_tensors(found, "layer")
     QuantizedLinear(in=4, out=4, int8, activation_dtype='int8')
     """
     kind = next(name for name, of in _KINDS.items() if type(layer) is of)
@@ -57,64 +48,63 @@ def layer_tensors(layer: Any) -> dict[str, Tensor]:
         tensors["bias"] = torch.from_numpy(layer.bias.copy())
     given = layer.input_params
     if given is not None:
-        text["input"] = _said(given)
+        text["input"] = _fields(given)
         tensors["input_scale"] = torch.from_numpy(np.array(given.scale, np.float32))
         tensors["input_zero_point"] = torch.from_numpy(np.array(given.zero_point, np.int32))
     return tensors | weight_tensors(layer.weight, text)
 
 
-def own_tensors(
+def tensors_of_module(
     state: Mapping[str, Any], prefix: str, strict: bool, missing: list[str], unexpected: list[str]
 ) -> dict[str, Any] | None:
-    """What a state_dict has for the module with this prefix, by local names; None, and a word in `missing`, where it
-    was saved without one."""
+    """The tensors of the module with this prefix, by local names; None and an entry in `missing` if there are none."""
     own = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-    unexpected += [prefix + key for key in own if strict and key not in NAMES]
-    if MARK not in own:
-        missing.append(prefix + MARK)
+    unexpected += [prefix + key for key in own if strict and key not in TENSOR_NAMES]
+    if DESCRIPTION not in own:
+        missing.append(prefix + DESCRIPTION)
         return None
     return own
 
 
 def weight_tensors(weight: QuantizedTensor, text: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A weight, and what `text` says of the layer it belongs to."""
+    """The tensors of a weight; `text` describes its layer."""
     p = weight.params
-    said = {**text, "weight": {**_said(p), "shape": list(weight.shape)}}
+    said = {**text, "weight": {**_fields(p), "shape": list(weight.shape)}}
     return {
-        MARK: marked(said),
+        DESCRIPTION: description_tensor(said),
         "weight_codes": torch.from_numpy(np.array(weight.data)),
         "weight_scale": torch.from_numpy(np.array(p.scale, np.float32)),
         "weight_zero_point": torch.from_numpy(np.array(p.zero_point, np.int32)),
     }
 
 
-def marked(text: Mapping[str, Any]) -> Tensor:
-    """The bytes of a description."""
+def description_tensor(text: Mapping[str, Any]) -> Tensor:
+    """A description as a tensor of bytes."""
     said = {"version": _VERSION, **text}
     return torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8)
 
 
-def described(tensors: Mapping[str, Tensor], name: str) -> dict[str, Any]:
-    """The text of a layer: what kind it is, and its settings. `name` is what errors call the layer."""
-    raw = tensors.get(MARK)
+def read_description(tensors: Mapping[str, Tensor], name: str) -> dict[str, Any]:
+    """The description of a layer: its kind and its settings. `name` names the layer in errors."""
+    raw = tensors.get(DESCRIPTION)
     if not isinstance(raw, Tensor) or raw.dtype is not torch.uint8 or raw.ndim != 1:
-        raise FormatError(f"{name}.{MARK}: expected a row of bytes")
+        raise FormatError(f"{name}.{DESCRIPTION}: expected a row of bytes")
     try:
         text = json.loads(raw.cpu().numpy().tobytes())
     except ValueError as error:
-        raise FormatError(f"{name}.{MARK}: not JSON ({error})") from None
+        raise FormatError(f"{name}.{DESCRIPTION}: not JSON ({error})") from None
     if not isinstance(text, dict) or text.get("version") != _VERSION:
-        raise FormatError(f"{name}.{MARK}: expected a description of version {_VERSION}")
+        raise FormatError(f"{name}.{DESCRIPTION}: expected a description of version {_VERSION}")
     return text
 
 
-def made_layer(tensors: Mapping[str, Tensor], name: str) -> Any:
-    """The layer that `layer_tensors` took apart. Everything is checked; FormatError says what does not fit."""
-    text = described(tensors, name)
+def layer_from_tensors(tensors: Mapping[str, Tensor], name: str) -> Any:
+    """The layer that `layer_tensors` saved. Everything is checked; FormatError says what does not fit."""
+    text = read_description(tensors, name)
     kind = text.get("kind")
     if kind not in _KINDS:
-        raise FormatError(f"{name}.{MARK}: a layer of kind {kind!r}; expected {' or '.join(_KINDS)}")
-    weight = made_weight(tensors, text, name)
+        raise FormatError(f"{name}.{DESCRIPTION}: a layer of kind {kind!r}; expected {' or '.join(_KINDS)}")
+    weight = weight_from_tensors(tensors, text, name)
     try:
         options: dict[str, Any] = {"activation_dtype": text.get("activation")}
         if kind == "conv2d":
@@ -126,29 +116,29 @@ def made_layer(tensors: Mapping[str, Tensor], name: str) -> Any:
         bias = _array(tensors, "bias", name) if "bias" in tensors else None
         return _KINDS[kind](weight, bias, **options)
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
-        raise _wrong(name, error) from None
+        raise _format_error(name, error) from None
 
 
-def made_weight(tensors: Mapping[str, Tensor], text: Mapping[str, Any], name: str) -> QuantizedTensor:
-    """The weight that `weight_tensors` took apart."""
+def weight_from_tensors(tensors: Mapping[str, Tensor], text: Mapping[str, Any], name: str) -> QuantizedTensor:
+    """The weight that `weight_tensors` saved."""
     try:
         said = dict(text["weight"])
         shape = tuple(said.pop("shape"))
         codes, scale, zero = (_array(tensors, f"weight_{n}", name) for n in ("codes", "scale", "zero_point"))
         return QuantizedTensor(codes, _params(said, scale, zero), shape)
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
-        raise _wrong(name, error) from None
+        raise _format_error(name, error) from None
 
 
-def _wrong(name: str, error: Exception) -> FormatError:
+def _format_error(name: str, error: Exception) -> FormatError:
     if isinstance(error, FormatError) and str(error).startswith(name):
         return error
     what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
     return FormatError(f"{name}: {what}")
 
 
-def _said(p: QuantizationParams) -> dict[str, Any]:
-    return {k: v for k, v in p.to_dict().items() if k not in _APART}
+def _fields(p: QuantizationParams) -> dict[str, Any]:
+    return {k: v for k, v in p.to_dict().items() if k not in _TENSORS}
 
 
 def _params(said: Mapping[str, Any], scale: Any, zero: Any) -> QuantizationParams:

@@ -1,4 +1,4 @@
-"""`quantize`: of a model, or of a tensor."""
+"""`quantize`: a model for inference, or the codes of a tensor."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from lowbit.ops.fitting import Products
 from lowbit.torch.functional import ops
 from lowbit.torch.functional.ops import Number
 from lowbit.torch.inference.batches import Inputs
-from lowbit.torch.inference.swap import RecipeLike, quantize_model
+from lowbit.torch.inference.quantize_model import RecipeLike, quantize_model
 from torch import Tensor, nn
-
-__all__ = ["quantize"]
 
 M = TypeVar("M", bound=nn.Module)
 _RECIPE = "dynamic-int8"
@@ -71,25 +69,24 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
     per_token: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """A copy of a model for inference with Linear, Conv1d, Conv2d and Embedding quantized; or the codes of a tensor.
+    """Quantize a model for inference (Linear, Conv1d, Conv2d, Embedding), or a tensor to integer codes.
 
     quantize(model, recipe="dynamic-int8", *, calibration=None, example=None, inputs=None, inplace=False, strict=False,
-    keep_float="slower", fold_norms=True, fit_products=None, progress=True) gives a model:
+    keep_float="slower", fold_norms=True, fit_products=None, progress=True) gives a copy of the model in eval() mode.
 
     recipe: a preset's name, a Recipe, a mapping, or a YAML or JSON file. calibration: batches that static ranges are
-    found in, in one pass; a DataLoader will do. example: one such batch; by default the first of calibration. With
-    one, every layer is timed against its float self on what it gets, and stays float where that is faster
-    (keep_float="never": swapped all the same). inputs: what of a batch the model takes: an index or a key, or a
-    sequence of them. By default all of it, a mapping as keywords, a tuple or list as positional arguments; where the
-    model takes one, the first: the rest of (x, y) are labels. inplace: the model itself is changed, instead of a copy;
-    either is set to eval(). strict: InvalidProblem where something asked for could not be done. fold_norms: batch norms
-    that certainly follow a convolution become part of it. fit_products: 2 or 4 for int8 weights with steps for which
-    products fit 16 bits two by two, or four by four, which costs 1 to 3 dB, or 3 to 5, and gains much on CPUs without
-    VNNI; 1 for weights as the recipe says. By default 4 where it gains.
-    `report(model)` says what was done to each weight, or why not; a warning does where less than half was quantized.
+    found in, in one pass, such as a DataLoader. example: one such batch; by default the first of calibration. With an
+    example, every layer is timed against its float self, and stays float where that is faster (keep_float="never"
+    replaces it all the same). inputs: which elements of a batch are the model's arguments: an index, a key, or a
+    sequence of either; by default all of a mapping as keywords, all of a tuple or list as positional arguments, and
+    only the first element where the model takes one argument. inplace: change the model itself. strict:
+    InvalidProblem where a weight asked for was not quantized. fold_norms: fold batch norms that certainly follow a
+    convolution into it. fit_products: 2 or 4 scales int8 weights so that sums of that many products fit 16 bits; this
+    costs 1 to 3 dB, or 3 to 5, and makes CPUs without VNNI faster; 1 follows the recipe. The default is 4 where it is
+    faster. `report(model)` gives what was done to each weight; a warning says so where less than half was quantized.
 
     quantize(tensor, scale, zero_point=0, *, qmin=-128, qmax=127, axis=None, group_size=None, per_token=False,
-    dtype=None) gives integer codes, one an element, in the narrowest type for [qmin, qmax] or in `dtype`. Granularity
+    dtype=None) gives integer codes, one per element, in the narrowest type for [qmin, qmax] or in `dtype`. Granularity
     is that of `fake_quantize`. Not differentiable.
 
     >>> quantize(nn.Sequential(nn.Linear(64, 32)), "W8A8")
@@ -99,18 +96,18 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
     >>> quantize(torch.tensor([-9.0, 0.3, 1.0]), 0.5, qmin=-8, qmax=7)
     tensor([-8,  1,  2], dtype=torch.int8)
     """
-    of_model = {
-        "calibration": calibration, "example": example, "inputs": inputs, "inplace": inplace, "strict": strict,
-        "keep_float": keep_float, "fold_norms": fold_norms, "fit_products": fit_products, "progress": progress,
-    }  # fmt: skip
-    of_tensor = {
-        "zero_point": zero_point, "qmin": qmin, "qmax": qmax, "axis": axis, "group_size": group_size,
-        "per_token": per_token, "dtype": dtype,
-    }  # fmt: skip
+    options = {name: value for name, value in locals().items() if name not in ("x", "recipe")}
+    return _dispatched(x, recipe, options)
+
+
+def _dispatched(x: Any, recipe: Any, options: dict[str, Any]) -> Any:
+    of_model = {name: value for name, value in options.items() if name in _MODEL_OPTIONS}
+    of_tensor = {name: value for name, value in options.items() if name not in _MODEL_OPTIONS}
     if isinstance(x, nn.Module):
-        _refuse_given({"scale": scale, **of_tensor}, "a tensor", "a model")
+        _refuse_given(of_tensor, "a tensor", "a model")
         return quantize_model(x, recipe, **of_model)
     _refuse_given(of_model, "a model", "a tensor")
+    scale = of_tensor.pop("scale")
     if recipe is not _RECIPE:
         if scale is not None:
             raise InvalidProblem("scale: given twice; expected one")
@@ -121,7 +118,7 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
 
 
 def _refuse_given(options: dict[str, Any], of: str, given: str) -> None:
-    """Raises where one of these options, which mean nothing here, is not as by default."""
+    """Raise where one of these options, which have no effect on what was given, differs from its default."""
     for name, value in options.items():
         default = _DEFAULTS[name]
         if value is not default and (type(value) is not type(default) or value != default):
@@ -129,3 +126,4 @@ def _refuse_given(options: dict[str, Any], of: str, given: str) -> None:
 
 
 _DEFAULTS = {name: p.default for name, p in inspect.signature(quantize).parameters.items()}
+_MODEL_OPTIONS = frozenset(inspect.signature(quantize_model).parameters) - {"model", "recipe"}

@@ -22,7 +22,7 @@ from lowbit.models.weights import quantize_weight  # noqa: E402
 from lowbit.numerics.metrics import error_report  # noqa: E402
 from lowbit.ops.fitting import Products, fit_products  # noqa: E402
 from lowbit.torch.functional import ops  # noqa: E402
-from lowbit.torch.inference import never_slower, swap  # noqa: E402
+from lowbit.torch.inference import quantize_model, timing  # noqa: E402
 from lowbit.torch.inference.folding import FoldedNorm  # noqa: E402
 from lowbit.torch.inference.layers import numeric_padding  # noqa: E402
 from torch import nn  # noqa: E402
@@ -479,7 +479,7 @@ def test_a_warning_says_that_nothing_was_done(model: Any, rules: str, why: str) 
 
 
 def test_layers_that_float_is_faster_for_are_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_clock(monkeypatch, lambda *_: never_slower.Pace(1e-3, 5e-3))
+    fake_clock(monkeypatch, lambda *_: timing.LayerTiming(1e-3, 5e-3))
     with pytest.warns(UserWarning, match=r"0 of 64 weights .*float is faster \(64 in 0\)"):
         lt.quantize(nn.Sequential(nn.Linear(8, 8)), recipe("W8A8"), example=torch.ones(4, 8))
 
@@ -506,14 +506,14 @@ def test_the_signature_names_every_parameter() -> None:
     found = inspect.signature(lt.quantize).parameters
     kinds = {p.kind for p in found.values()}
     assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
-    for of, renamed in ((swap.quantize_model, {"model": "x"}), (ops.quantize, {})):
+    for of, renamed in ((quantize_model.quantize_model, {"model": "x"}), (ops.quantize, {})):
         for name, p in inspect.signature(of).parameters.items():
             assert renamed.get(name, name) in found
             if p.default is not inspect.Parameter.empty:
                 assert found[name].default == p.default
     text = pydoc.plain(pydoc.render_doc(lt.quantize))
-    assert "calibration: batches that static ranges are" in text
-    assert "A copy of a model" in text
+    assert "calibration: batches that static ranges" in text
+    assert "Quantize a model for inference" in text
 
 
 def test_options_of_the_other_kind_are_refused() -> None:
@@ -705,7 +705,7 @@ def test_images_stay_channels_last_only_between_modules_that_do_not_mind() -> No
 
 def test_a_layer_stays_float_where_float_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
-    timed = fake_clock(monkeypatch, lambda before, _: never_slower.Pace(1e-3, 5e-3 if before.shape[1] == 3 else 5e-4))
+    timed = fake_clock(monkeypatch, lambda before, _: timing.LayerTiming(1e-3, 5e-3 if before.shape[1] == 3 else 5e-4))
     found = lt.quantize(model, recipe("W8A8"), example=torch.ones(4, 8), strict=True)
     assert isinstance(found[0], lt.QuantizedLinear)
     assert type(found[1]) is nn.Linear
@@ -733,7 +733,7 @@ def test_layers_alike_are_timed_once_and_norms_with_their_convolution(fast: list
 
 
 def test_a_busy_machine_does_not_keep_a_layer_float(monkeypatch: pytest.MonkeyPatch) -> None:
-    paces = iter([never_slower.Pace(1e-3, 9e-3), never_slower.Pace(1.2e-3, 5e-4)])
+    paces = iter([timing.LayerTiming(1e-3, 9e-3), timing.LayerTiming(1.2e-3, 5e-4)])
     fake_clock(monkeypatch, lambda *_: next(paces))
     found = lt.quantize(nn.Sequential(nn.Linear(8, 8)), recipe("W8A8"), example=torch.ones(4, 8))
     assert isinstance(found[0], lt.QuantizedLinear)
@@ -741,12 +741,12 @@ def test_a_busy_machine_does_not_keep_a_layer_float(monkeypatch: pytest.MonkeyPa
 
 
 def test_times_within_noise_are_the_same() -> None:
-    assert not never_slower.Pace(1.0, 1.01).is_slower
-    assert never_slower.Pace(1.0, 1.03).is_slower
+    assert not timing.LayerTiming(1.0, 1.01).is_slower
+    assert timing.LayerTiming(1.0, 1.03).is_slower
 
 
 def test_the_real_clock_times_both() -> None:
-    pace = never_slower.paced(lambda: None, lambda: sum(range(1000)), 0.01)
+    pace = timing.time_pair(lambda: None, lambda: sum(range(1000)), 0.01)
     assert 0 < pace.float_s < pace.quantized_s
 
 
@@ -785,7 +785,7 @@ def with_nan() -> nn.Linear:
 def test_bad_input_is_named(make: Any, options: dict[str, Any], error: Any, said: str) -> None:
     model = make()
     with pytest.raises(error, match=said):
-        swap.quantize_model(model, **({"recipe": recipe("W8A8")} | options))
+        quantize_model.quantize_model(model, **({"recipe": recipe("W8A8")} | options))
 
 
 def test_a_failure_leaves_the_model_as_it_was() -> None:

@@ -1,0 +1,122 @@
+"""Quantize one float module by one rule of a recipe."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lowbit.models.recipe import ActivationRecipe, Rule
+from lowbit.models.weights import quantize_weight
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.metrics import error_report
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.ops.fitting import Products, fit_products
+from lowbit.torch.inference.embedding import QuantizedEmbedding
+from lowbit.torch.inference.folding import fold_batch_norm
+from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, numeric_padding
+from torch import nn
+
+_FITTED = {2: "pairs", 4: "fours"}
+
+
+class Replacement(NamedTuple):
+    """A quantized module and the cells of its row in a report."""
+
+    module: Any
+    how: str
+    activations: str
+    sqnr_db: float
+    nbytes: int
+
+
+def unsupported_reason(rule: Rule, kind: str) -> str:
+    """Why lowbit's modules cannot follow a rule for this kind of layer; empty where they can.
+
+    >>> from lowbit.models import Recipe
+    >>> unsupported_reason(Recipe.of("W4A16").rule("x", "conv"), "conv")
+    'convolutions multiply integers: there is none on float activations'
+    """
+    w, a = rule.weights, rule.activations
+    if kind == "embedding":
+        return ""
+    if a is not None and a.dtype not in ("int8", "uint8"):
+        return f"activations of {a.dtype}: lowbit's layers take int8 and uint8"
+    if kind == "conv" and a is None:
+        return "convolutions multiply integers: there is none on float activations"
+    if kind == "conv" and w.granularity == "group":
+        return "groups of weights are for matrices"
+    if kind == "linear" and w.granularity == "group" and a is not None and a.scheme != "symmetric":
+        return "weights in groups take symmetric activations"
+    return ""
+
+
+def make_replacement(
+    module: Any,
+    rule: Rule,
+    name: str,
+    *,
+    input_params: QuantizationParams | None,
+    norm: Any = None,
+    products: Products = 1,
+) -> Replacement:
+    """Quantize a module. input_params: for a static rule. norm: a batch norm to fold into it.
+
+    products: scale int8 weights so that sums of this many products fit 16 bits, where the kernels gain from it.
+    """
+    floats, bias = _weight_and_bias(module, norm, name)
+    q = quantize_weight(floats, rule.weights, axis=0, name=f"{name}.weight".lstrip("."))
+    how = str(rule.weights)
+    if products > 1 and _can_fit(module, rule, q):
+        q = fit_products(floats, q, products)
+        how += f", {_FITTED[products]} fit 16 bits"
+    sqnr_db = error_report(floats, np.asarray(q.dequantize())).sqnr_db
+    made: Any
+    activations = ""
+    if isinstance(module, nn.Embedding):
+        made = QuantizedEmbedding(q, module.padding_idx, module.weight.dtype)
+    else:
+        options, activations = _input_options(rule.activations, input_params, isinstance(module, nn.Linear))
+        made = QuantizedLinear(q, bias, **options) if isinstance(module, nn.Linear) else _conv(module, q, bias, options)
+    return Replacement(made.eval(), how, activations, sqnr_db, made.nbytes)
+
+
+def _weight_and_bias(module: Any, norm: Any, name: str) -> tuple[Any, Any]:
+    weight, bias = (module.weight, getattr(module, "bias", None)) if norm is None else fold_batch_norm(module, norm)
+    floats = np.ascontiguousarray(weight.detach().float().numpy())
+    if bias is None:
+        return floats, None
+    bias = np.ascontiguousarray(bias.detach().float().numpy())
+    if not np.isfinite(bias).all():
+        raise InvalidProblem(f"{name}.bias: {bias[~np.isfinite(bias)][0]} at {np.argmin(np.isfinite(bias))}")
+    return floats, bias
+
+
+def _conv(module: nn.Conv1d | nn.Conv2d, q: QuantizedTensor, bias: Any, options: dict[str, Any]) -> Any:
+    options |= {"padding": numeric_padding(module), "groups": module.groups}
+    if isinstance(module, nn.Conv2d):
+        return QuantizedConv2d(q, bias, stride=module.stride, dilation=module.dilation, **options)
+    q = QuantizedTensor.from_codes(np.expand_dims(q.unpack(), 2), q.params)
+    return QuantizedConv1d(q, bias, stride=(1, *module.stride), dilation=(1, *module.dilation), **options)
+
+
+def _can_fit(module: Any, rule: Rule, q: QuantizedTensor) -> bool:
+    if isinstance(module, nn.Embedding) or rule.activations is None:
+        return False
+    depthwise = getattr(module, "groups", 1) > 1 and module.weight.shape[1] == 1
+    return q.params.axis == 0 and q.params.is_symmetric and q.dtype.name == "int8" and not depthwise
+
+
+def _input_options(
+    a: ActivationRecipe | None, params: QuantizationParams | None, per_token: bool
+) -> tuple[dict[str, Any], str]:
+    """Options of a layer for its input, and their text in a report."""
+    if a is None:
+        return {"activation_dtype": "float"}, ""
+    if not a.dynamic:
+        if params is None:
+            raise Unsupported("no calibration batch reached it")
+        return {"input_params": params}, str(a)
+    dtype = "int8" if a.scheme == "symmetric" else "uint8"
+    return {"activation_dtype": dtype}, f"{dtype} {a.scheme}, dynamic per {'token' if per_token else 'tensor'}"
