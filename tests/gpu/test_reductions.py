@@ -23,6 +23,7 @@ from lowbit.numerics.errors import InvalidProblem  # noqa: E402
 from lowbit.numerics.granularity import Granularity, granularity_of  # noqa: E402
 from lowbit.numerics.packing import pack  # noqa: E402
 from lowbit.numerics.ranges import affine_from_range  # noqa: E402
+from lowbit.runtime.torch_types import compute_dtype  # noqa: E402
 
 F32 = np.float32
 
@@ -60,7 +61,7 @@ def wanted_dynamic(
 
 def dynamic_room(room: Guarded, shape: Any, g: Granularity, dtype: QuantizedDType, kind: str) -> Any:
     like = launch.empty_codes(shape, dtype, torch.empty(0))
-    compute = launch.compute_dtype(TORCH[kind])
+    compute = compute_dtype(TORCH[kind])
     return room(tuple(like.shape), like.dtype), room(g.scale_shape, compute), room(g.scale_shape, torch.int32)
 
 
@@ -72,7 +73,7 @@ def dynamic_room(room: Guarded, shape: Any, g: Granularity, dtype: QuantizedDTyp
 def test_learned_gradients(name: str, kind: str, room: Guarded) -> None:
     qmin, qmax = (-128, 127) if kind in ("f32", "f16") else (0, 15)
     p = Hurting(name, kind, qmin, qmax)
-    out = room(p.shape, TORCH[kind]), *(room(p.scale.shape, launch.compute_dtype(TORCH[kind])) for _ in range(2))
+    out = room(p.shape, TORCH[kind]), *(room(p.scale.shape, compute_dtype(TORCH[kind])) for _ in range(2))
     workspace = room((reductions.learned_workspace(p.g),), torch.uint8)
     found = reductions.fake_quantize_learned_backward(
         tensor(p.dy), tensor(p.x), *p.on_device, out=out, workspace=workspace
@@ -135,7 +136,7 @@ def test_learned_without_zero_points_or_data() -> None:
 @pytest.mark.parametrize("name", GRANULARITIES)
 def test_ranges(name: str, kind: str, room: Guarded) -> None:
     p = Hurting(name, kind, -128, 127)
-    compute = launch.compute_dtype(TORCH[kind])
+    compute = compute_dtype(TORCH[kind])
     out = room(p.g.scale_shape, compute), room(p.g.scale_shape, compute), room(p.g.scale_shape, torch.int64)
     workspace = room((reductions.range_workspace(p.g, TORCH[kind]),), torch.uint8)
     for x in (p.x, np.where(np.isnan(p.x.astype(F32)), np.asarray(-0.0, p.x.dtype), p.x)):

@@ -6,8 +6,10 @@ import copy
 import itertools
 import math
 import pickle
+import re
 import threading
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +21,7 @@ from conftest import THREADS
 from lowbit import plans, reference
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.granularity import granularity_of
-from lowbit.plans import PLANS, BackwardArgs, DequantizeBackwardArgs, DynamicArgs, ForwardArgs
+from lowbit.plans import PLANS, BackwardArgs, DequantizeBackwardArgs, DynamicArgs, ForwardArgs, family
 
 Array = Any
 FLOATS = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
@@ -467,6 +469,24 @@ def test_the_family_is_whole() -> None:
     found = {f"dynamic_range_quantize_{m}_per_{s}" for m in ("symmetric", "asymmetric") for s in scopes}
     assert set(PLANS) == given | found | {"matmul", "conv2d", "linear"}
     assert all(getattr(plans, cls.__name__) is cls for cls in PLANS.values())
+
+
+def test_the_classes_of_the_table_are_ordinary_classes() -> None:
+    assert len(PLANS) == len({cls.__doc__ for cls in PLANS.values()}) == 35
+    for cls in PLANS.values():
+        assert pickle.loads(pickle.dumps(cls)) is cls
+        assert cls.__qualname__ == cls.__name__ in plans.__all__
+    assert plans.QuantizePerTokenPlan.__module__ == "lowbit.plans"
+    assert plans.DequantizePerTokenBackwardPlan.__doc__ == "dq = dy * s; one scale per row of the last axis."
+
+
+def test_the_stub_declares_what_the_table_makes() -> None:
+    """The types that mypy sees, in family.pyi."""
+    stub = Path(family.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    declared = re.findall(r"^class (\w+)\((\w+)(?:\[(\w+)\])?\): \.\.\.$", stub, re.M)
+    made = [getattr(family, name) for name in family.__all__]
+    assert [(name, base) for name, base, _ in declared] == [(c.__name__, c.__base__.__name__) for c in made]
+    assert all(args in ("", cls.Args.__name__) for (_, _, args), cls in zip(declared, made, strict=True))
 
 
 def test_a_plan_is_a_value() -> None:

@@ -18,24 +18,16 @@ from lowbit.gpu.grids import Places, indices_are_wide, places_of
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.granularity import Granularity
+from lowbit.runtime.torch_types import STORED
 from torch import Tensor
 
 __all__ = [
-    "STORED", "THREADS", "add", "compute_dtype", "dequantize", "dequantize_backward", "empty_codes", "fake_quantize",
+    "THREADS", "add", "dequantize", "dequantize_backward", "empty_codes", "fake_quantize",
     "fake_quantize_backward", "launch", "quantize", "quantize_backward", "warps",
 ]  # fmt: skip
 
-STORED = {
-    "int8": torch.int8, "uint8": torch.uint8, "int16": torch.int16, "uint16": torch.uint16, "int4": torch.uint8,
-    "uint4": torch.uint8,
-}  # fmt: skip
 THREADS = 256  # of a program, each with 16 bytes of floats
 _SHORTEST_LONG_ROW = 256
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """f64 for f64, f32 for everything narrower."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def empty_codes(shape: tuple[int, ...], dtype: QuantizedDType, like: Tensor) -> Tensor:

@@ -12,10 +12,11 @@ import torch
 from lowbit.gpu import launch as plain
 from lowbit.gpu import learned, reductions
 from lowbit.gpu.grids import BAND, PIECE, RANGE_PIECE, Parts, indices_are_wide, parts_of, power_of_two
-from lowbit.gpu.launch import compute_dtype, empty_codes, launch, warps
+from lowbit.gpu.launch import empty_codes, launch, warps
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.granularity import Granularity
+from lowbit.runtime.torch_types import compute_dtype
 from torch import Tensor
 
 __all__ = [

@@ -19,9 +19,9 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import ConvGeometry, check_image, check_kernel, conv_path_of
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.matmul import path_of
+from lowbit.ops.reference_ops import arrays_of
 from lowbit.runtime.devices import GpuDevice, find_device
 from lowbit.runtime.hardware import HardwareFeatures, hardware
-from lowbit.system.backends import arrays_of
 
 if TYPE_CHECKING:
     from lowbit.gpu.launch_gemm import Finish, Weight

@@ -18,11 +18,13 @@ from lowbit.gpu.plan_arguments import TORCH, output_tensor, parameter_tensor, te
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.granularity import Granularity
-from lowbit.plans import affine, dynamic
-from lowbit.plans.arguments import BackwardArgs, DequantizeBackwardArgs, DynamicArgs, ForwardArgs
+from lowbit.plans.arguments import BackwardArgs, DynamicArgs
 from lowbit.plans.base import Plan, Preference, select_again
 from lowbit.plans.descriptors import PerTensorDescriptor
-from lowbit.plans.kinds import ElementKind, KernelSku, kind_of
+from lowbit.plans.dynamic import DynamicPlan
+from lowbit.plans.kinds import ElementKind, KernelSku
+from lowbit.plans.operations import Operation
+from lowbit.plans.quantization import AffinePlan, LearnedPlan
 from lowbit.runtime.devices import GpuDevice, find_device
 from torch import Tensor
 
@@ -54,18 +56,25 @@ class OnGpu:
         return f"{self._plan.__name__}({self.descriptor!r}, device={self.device!r})"
 
 
-class _Affine(OnGpu):
+class _Quantization(OnGpu):
     descriptor: PerTensorDescriptor
+    operation: ClassVar[Operation]
     _g: Granularity
     _scales: tuple[int, ...]
+    _number: ElementKind
+    _code: ElementKind
 
     @property
     def _wide(self) -> torch.dtype:
         """Of scales."""
         return TORCH[ElementKind(self.sku.precision_guarantee.math_precision)]
 
-    def _memory(self, name: str, value: Any, kind: ElementKind | None) -> Tensor:
-        return tensor(name, value, kind_of("", kind), self.descriptor.shape, self._place)
+    @property
+    def _dtype(self) -> QuantizedDType:
+        return QuantizedDType.of(self._code.value)
+
+    def _memory(self, name: str, value: Any, kind: ElementKind) -> Tensor:
+        return tensor(name, value, kind, self.descriptor.shape, self._place)
 
     def can_implement(self, args: Any) -> None:
         self._buffers(args)
@@ -84,59 +93,31 @@ class _Affine(OnGpu):
         bounds = self.descriptor.qmin, self.descriptor.qmax
         return parameter_tensor("zero_point", value, torch.int32, self._scales, self._place, bounds)
 
-    @property
-    def _range(self) -> tuple[int, int, Granularity]:
-        return self.descriptor.qmin, self.descriptor.qmax, self._g
 
+class _Affine(_Quantization):
+    _kinds: Any
 
-class _Forward(_Affine):
-    def _buffers(self, args: ForwardArgs) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _buffers(self, args: Any) -> tuple[list[Tensor], Tensor, Tensor, Tensor | None]:
+        row, (kind, out_kind) = self.operation, self._kinds()
+        reads = [self._memory(name, getattr(args, name), kind) for name in row.reads]
+        out = self._memory(row.writes, getattr(args, row.writes), out_kind)
+        return reads, out, self._scale(args.scale), self._zero(args.zero_point) if row.has_zero_point else None
+
+    def run(self, args: Any) -> None:
+        reads, out, scale, zero = self._buffers(args)
         d = self.descriptor
-        return (
-            self._memory("input", args.input, d.input_element),
-            self._memory("output", args.output, d.output_element or d.input_element),
-            self._scale(args.scale),
-            self._zero(args.zero_point),
-        )
+        match self.operation.op:
+            case "quantize":
+                launch.quantize(reads[0], scale, zero, d.qmin, d.qmax, self._g, self._dtype, out=out)
+            case "dequantize":
+                launch.dequantize(reads[0], scale, zero, self._g, self._dtype, out=out)
+            case "dequantize_backward":
+                launch.dequantize_backward(reads[0], scale, self._g, out=out)
+            case op:  # fake_quantize, fake_quantize_backward, quantize_backward
+                getattr(launch, op)(*reads, scale, zero, d.qmin, d.qmax, self._g, out=out)
 
 
-class _Quantize(_Forward):
-    def run(self, args: ForwardArgs) -> None:
-        x, out, scale, zero = self._buffers(args)
-        launch.quantize(x, scale, zero, *self._range, _codes(self.descriptor.output_element), out=out)
-
-
-class _Dequantize(_Forward):
-    def run(self, args: ForwardArgs) -> None:
-        q, out, scale, zero = self._buffers(args)
-        launch.dequantize(q, scale, zero, self._g, _codes(self.descriptor.input_element), out=out)
-
-
-class _FakeQuantize(_Forward):
-    def run(self, args: ForwardArgs) -> None:
-        x, out, scale, zero = self._buffers(args)
-        launch.fake_quantize(x, scale, zero, *self._range, out=out)
-
-
-class _Backward(_Affine):
-    def _buffers(self, args: BackwardArgs) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        kind = self.descriptor.input_element
-        return (
-            self._memory("input", args.input, kind),
-            self._memory("d_output", args.d_output, kind),
-            self._memory("d_input", args.d_input, kind),
-            self._scale(args.scale),
-            self._zero(args.zero_point),
-        )
-
-
-class _QuantizeBackward(_Backward):
-    def run(self, args: BackwardArgs) -> None:
-        x, dy, dx, scale, zero = self._buffers(args)
-        launch.quantize_backward(dy, x, scale, zero, *self._range, out=dx)
-
-
-class _FakeQuantizeBackward(_Backward):
+class _Learned(_Affine):
     @property
     def workspace_size(self) -> int:
         return launch_reductions.learned_workspace(self._g) if self.descriptor.learned else 0
@@ -155,44 +136,30 @@ class _FakeQuantizeBackward(_Backward):
             self._learned_buffers(args)
 
     def run(self, args: BackwardArgs) -> None:
-        x, dy, dx, scale, zero = self._buffers(args)
-        if not self.descriptor.learned:
-            launch.fake_quantize_backward(dy, x, scale, zero, *self._range, out=dx)
-            return
+        d = self.descriptor
+        if not d.learned:
+            return super().run(args)
+        (dy, x), dx, scale, zero = self._buffers(args)
         ds, dz, room = self._learned_buffers(args)
         launch_reductions.fake_quantize_learned_backward(
-            dy, x, scale, zero, *self._range, out=(dx, ds, dz), workspace=room
+            dy, x, scale, zero, d.qmin, d.qmax, self._g, out=(dx, ds, dz), workspace=room
         )
 
 
-class _DequantizeBackward(_Affine):
-    def _buffers(self, args: DequantizeBackwardArgs) -> tuple[Tensor, Tensor, Tensor]:
-        kind = self.descriptor.output_element
-        dy, dq = self._memory("d_output", args.d_output, kind), self._memory("d_input", args.d_input, kind)
-        return dy, dq, self._scale(args.scale)
-
-    def run(self, args: DequantizeBackwardArgs) -> None:
-        dy, dq, scale = self._buffers(args)
-        launch.dequantize_backward(dy, scale, self._g, out=dq)
-
-
-class _Dynamic(_Affine):
-    _symmetric: ClassVar[bool]
-
+class _Dynamic(_Quantization):
     @property
     def workspace_size(self) -> int:
-        d = self.descriptor
-        return launch_reductions.dynamic_workspace(self._g, TORCH[d.input_element], _codes(d.output_element))
+        return launch_reductions.dynamic_workspace(self._g, TORCH[self._number], self._dtype)
 
     def _buffers(self, args: DynamicArgs) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         d, place, zero = self.descriptor, self._place, None
         if 0 in d.shape:
             raise InvalidProblem(f"input: empty (shape {d.shape}); there is nothing to find a range in")
-        if args.zero_point is not None or not (self._symmetric and d.qmin <= 0 <= d.qmax):
+        if args.zero_point is not None or not (self.operation.is_symmetric and d.qmin <= 0 <= d.qmax):
             zero = output_tensor("zero_point", args.zero_point, torch.int32, self._scales, place)
         return (
-            self._memory("input", args.input, d.input_element),
-            self._memory("output", args.output, d.output_element),
+            self._memory("input", args.input, self._number),
+            self._memory("output", args.output, self._code),
             output_tensor("scale", args.scale, self._wide, self._scales, place),
             zero,
             workspace_tensor(args.workspace, self.workspace_size, place),
@@ -200,25 +167,15 @@ class _Dynamic(_Affine):
 
     def run(self, args: DynamicArgs) -> None:
         x, out, scale, zero, room = self._buffers(args)
-        d = self.descriptor
-        launch_reductions.quantize_dynamic(
-            x, self._g, d.qmin, d.qmax, _codes(d.output_element), symmetric=self._symmetric, out=(out, scale, zero),
-            workspace=room,
-        )  # fmt: skip
-
-
-def _codes(kind: ElementKind | None) -> QuantizedDType:
-    return QuantizedDType.of(kind_of("", kind).value)
+        d, symmetric = self.descriptor, bool(self.operation.is_symmetric)
+        given = (x, self._g, d.qmin, d.qmax, self._dtype)
+        launch_reductions.quantize_dynamic(*given, symmetric=symmetric, out=(out, scale, zero), workspace=room)
 
 
 _ON_GPU: tuple[tuple[type[Plan[Any]], type[OnGpu]], ...] = (
-    (affine._Quantize, _Quantize),
-    (affine._Dequantize, _Dequantize),
-    (affine._FakeQuantize, _FakeQuantize),
-    (affine._QuantizeBackward, _QuantizeBackward),
-    (affine._FakeQuantizeBackward, _FakeQuantizeBackward),
-    (affine._DequantizeBackward, _DequantizeBackward),
-    (dynamic._Dynamic, _Dynamic),
+    (LearnedPlan, _Learned),
+    (AffinePlan, _Affine),
+    (DynamicPlan, _Dynamic),
 )
 
 

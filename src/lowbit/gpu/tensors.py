@@ -15,14 +15,10 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.runtime.devices import GpuDevice, find_device
+from lowbit.runtime.torch_types import STORED, compute_dtype
 from torch import Tensor
 
-__all__ = ["STORED", "GpuQuantizedTensor", "supported"]
-
-STORED = {
-    "int8": torch.int8, "uint8": torch.uint8, "int16": torch.int16, "uint16": torch.uint16, "int4": torch.uint8,
-    "uint4": torch.uint8,
-}  # fmt: skip
+__all__ = ["GpuQuantizedTensor", "supported"]
 
 
 def supported(name: str, p: QuantizationParams) -> QuantizationParams:
@@ -92,7 +88,7 @@ class GpuQuantizedTensor:
 
         dtype = self.scale.dtype if dtype is None else dtype
         out = torch.empty(self.shape, dtype=dtype, device=self.data.device)
-        scale = self.scale.to(launch.compute_dtype(dtype))
+        scale = self.scale.to(compute_dtype(dtype))
         g = self.params.granularity(self.shape)
         return launch.dequantize(self.data, scale, self.zero_point, g, self.dtype, out=out)
 

@@ -15,16 +15,8 @@ from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
 from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE
-from lowbit.torch.functional.kernels import (
-    CODES,
-    HIGHEST,
-    LOWEST,
-    WIDEST,
-    codes_dtype,
-    compute_dtype,
-    granularity,
-    require_bits,
-)  # fmt: skip
+from lowbit.runtime.arrays import HIGHEST_CODE, LOWEST_CODE
+from lowbit.runtime.torch_types import CODES, WIDEST, codes_dtype, compute_dtype, granularity, require_bits
 from torch import Tensor
 
 __all__ = [
@@ -66,8 +58,8 @@ def _affine(
     x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
 ) -> tuple[Tensor, Tensor, int, int, Granularity]:
     """Scales, zero points, code range and granularity, as launches take them."""
-    if not LOWEST <= qmin <= qmax <= HIGHEST:
-        raise InvalidProblem(f"qmin, qmax: [{qmin}, {qmax}]; expected within [{LOWEST}, {HIGHEST}]")
+    if not LOWEST_CODE <= qmin <= qmax <= HIGHEST_CODE:
+        raise InvalidProblem(f"qmin, qmax: [{qmin}, {qmax}]; expected within [{LOWEST_CODE}, {HIGHEST_CODE}]")
     g = _granularity(x.shape, axis, block)
     scale, zero = _each("scale", s, compute_dtype(x), g), _each("zero_point", z, torch.int32, g)
     if scale.numel() != zero.numel():  # kernels take one for all, or one each, of both

@@ -13,7 +13,7 @@ from lowbit.numerics.fields import refuse_masked
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor, set_backend
 from lowbit.runtime import arrays as cpu
-from lowbit.runtime.devices import find_device
+from lowbit.runtime.devices import device_module
 
 __all__ = ["dequantize", "dequantize_from_int8"]
 
@@ -76,10 +76,7 @@ class _CpuBackend:
         return cpu.unpack(q.data, q.dtype.bits, q.dtype.is_signed, q.shape)
 
     def to(self, q: QuantizedTensor, device: str) -> Any:
-        find_device(device)  # before torch is imported: it may not be there
-        from lowbit.gpu.tensors import GpuQuantizedTensor
-
-        return GpuQuantizedTensor.of(q, device)
+        return device_module(device, "tensors").GpuQuantizedTensor.of(q, device)
 
     def save(self, q: QuantizedTensor, path: str | os.PathLike[str]) -> None:
         from lowbit.runtime.files.tensor import save_tensor  # most programs that import lowbit save no tensor

@@ -20,38 +20,7 @@ array([ 0. ,  0.5,  3.5, -4. ], dtype=float32)
 quantization/fake_quantize_per_tensor/f32/.../cpu
 """
 
-from lowbit.plans.affine import (
-    DequantizePerChannelBackwardPlan,
-    DequantizePerChannelPlan,
-    DequantizePerGroupBackwardPlan,
-    DequantizePerGroupPlan,
-    DequantizePerTensorBackwardPlan,
-    DequantizePerTensorPlan,
-    DequantizePerTokenBackwardPlan,
-    DequantizePerTokenPlan,
-    FakeQuantizePerChannelBackwardPlan,
-    FakeQuantizePerChannelPlan,
-    FakeQuantizePerGroupBackwardPlan,
-    FakeQuantizePerGroupPlan,
-    FakeQuantizePerTensorBackwardPlan,
-    FakeQuantizePerTensorPlan,
-    FakeQuantizePerTokenBackwardPlan,
-    FakeQuantizePerTokenPlan,
-    QuantizePerChannelBackwardPlan,
-    QuantizePerChannelPlan,
-    QuantizePerGroupBackwardPlan,
-    QuantizePerGroupPlan,
-    QuantizePerTensorBackwardPlan,
-    QuantizePerTensorPlan,
-    QuantizePerTokenBackwardPlan,
-    QuantizePerTokenPlan,
-)
-from lowbit.plans.arguments import (
-    BackwardArgs,
-    DequantizeBackwardArgs,
-    DynamicArgs,
-    ForwardArgs,
-)
+from lowbit.plans.arguments import BackwardArgs, DequantizeBackwardArgs, DynamicArgs, ForwardArgs
 from lowbit.plans.base import PLANS, Plan
 from lowbit.plans.compute import ComputePlan, Conv2dPlan, LinearPlan, MatMulPlan
 from lowbit.plans.descriptors import (
@@ -60,16 +29,7 @@ from lowbit.plans.descriptors import (
     PerTensorDescriptor,
     PerTokenDescriptor,
 )
-from lowbit.plans.dynamic import (
-    DynamicRangeQuantizeAsymmetricPerChannelPlan,
-    DynamicRangeQuantizeAsymmetricPerGroupPlan,
-    DynamicRangeQuantizeAsymmetricPerTensorPlan,
-    DynamicRangeQuantizeAsymmetricPerTokenPlan,
-    DynamicRangeQuantizeSymmetricPerChannelPlan,
-    DynamicRangeQuantizeSymmetricPerGroupPlan,
-    DynamicRangeQuantizeSymmetricPerTensorPlan,
-    DynamicRangeQuantizeSymmetricPerTokenPlan,
-)
+from lowbit.plans.family import *  # noqa: F403
 from lowbit.plans.kinds import ElementKind, KernelSku, PrecisionGuarantee
 from lowbit.plans.problems import (
     Conv2dArgs,
@@ -81,20 +41,28 @@ from lowbit.plans.problems import (
 )
 
 __all__ = [
-    "PLANS", "BackwardArgs", "ComputePlan", "Conv2dArgs", "Conv2dDescriptor", "Conv2dPlan",
-    "DequantizeBackwardArgs", "DequantizePerChannelBackwardPlan", "DequantizePerChannelPlan",
-    "DequantizePerGroupBackwardPlan", "DequantizePerGroupPlan", "DequantizePerTensorBackwardPlan",
-    "DequantizePerTensorPlan", "DequantizePerTokenBackwardPlan", "DequantizePerTokenPlan", "DynamicArgs",
-    "DynamicRangeQuantizeAsymmetricPerChannelPlan", "DynamicRangeQuantizeAsymmetricPerGroupPlan",
-    "DynamicRangeQuantizeAsymmetricPerTensorPlan", "DynamicRangeQuantizeAsymmetricPerTokenPlan",
-    "DynamicRangeQuantizeSymmetricPerChannelPlan", "DynamicRangeQuantizeSymmetricPerGroupPlan",
-    "DynamicRangeQuantizeSymmetricPerTensorPlan", "DynamicRangeQuantizeSymmetricPerTokenPlan", "ElementKind",
-    "FakeQuantizePerChannelBackwardPlan", "FakeQuantizePerChannelPlan", "FakeQuantizePerGroupBackwardPlan",
-    "FakeQuantizePerGroupPlan", "FakeQuantizePerTensorBackwardPlan", "FakeQuantizePerTensorPlan",
-    "FakeQuantizePerTokenBackwardPlan", "FakeQuantizePerTokenPlan", "ForwardArgs", "KernelSku", "LinearArgs",
-    "LinearDescriptor", "LinearPlan", "MatMulArgs", "MatMulDescriptor", "MatMulPlan", "PerChannelDescriptor",
-    "PerGroupDescriptor", "PerTensorDescriptor", "PerTokenDescriptor", "Plan", "PrecisionGuarantee",
-    "QuantizePerChannelBackwardPlan", "QuantizePerChannelPlan", "QuantizePerGroupBackwardPlan",
-    "QuantizePerGroupPlan", "QuantizePerTensorBackwardPlan", "QuantizePerTensorPlan",
-    "QuantizePerTokenBackwardPlan", "QuantizePerTokenPlan",
-]  # fmt: skip
+    "PLANS",
+    "BackwardArgs",
+    "ComputePlan",
+    "Conv2dArgs",
+    "Conv2dDescriptor",
+    "Conv2dPlan",
+    "DequantizeBackwardArgs",
+    "DynamicArgs",
+    "ElementKind",
+    "ForwardArgs",
+    "KernelSku",
+    "LinearArgs",
+    "LinearDescriptor",
+    "LinearPlan",
+    "MatMulArgs",
+    "MatMulDescriptor",
+    "MatMulPlan",
+    "PerChannelDescriptor",
+    "PerGroupDescriptor",
+    "PerTensorDescriptor",
+    "PerTokenDescriptor",
+    "Plan",
+    "PrecisionGuarantee",
+]
+__all__ += [plan.__name__ for plan in PLANS.values() if plan.__name__ not in __all__]

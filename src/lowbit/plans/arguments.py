@@ -16,8 +16,8 @@ from lowbit.plans.kinds import CODES, STORED, ElementKind
 from lowbit.runtime import arrays as cpu
 
 __all__ = [
-    "INT32", "BackwardArgs", "DequantizeBackwardArgs", "DynamicArgs", "ForwardArgs", "array", "output_parameters",
-    "parameters", "seen", "store", "widened", "workspace",
+    "INT32", "BackwardArgs", "DequantizeBackwardArgs", "DynamicArgs", "ForwardArgs", "array", "load",
+    "output_parameters", "parameters", "store", "widened", "workspace",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -104,8 +104,13 @@ def _lent(name: str, value: Any, kind: ElementKind) -> Array:
     return value  # type: ignore[no-any-return]
 
 
-def seen(array: Array, kind: ElementKind) -> Array:
-    return array.view(cpu.float_dtype("bfloat16")) if kind is ElementKind.BF16 else array
+def load(array: Array, kind: ElementKind, shape: tuple[int, ...]) -> Array:
+    """The numbers or codes in a kernel's memory: floats as a view, codes of 4 bits unpacked."""
+    if kind is ElementKind.BF16:
+        return array.view(cpu.float_dtype("bfloat16"))
+    if kind in CODES and CODES[kind][1] < 8:
+        return cpu.unpack(array, CODES[kind][1], kind is ElementKind.S4, shape)
+    return array
 
 
 def widened(scale: Any, dtype: np.dtype[Any]) -> Any:
@@ -156,8 +161,11 @@ def workspace(value: Any, size: int) -> Array:
     return value
 
 
-def store(codes: Array, out: Array, kind: ElementKind) -> None:
-    if CODES[kind][1] >= 8:
-        out[...] = codes
-    else:
-        out[...] = cpu.pack(codes.astype(np.int8 if kind is ElementKind.S4 else np.uint8), 4)
+def store(values: Array, out: Array, kind: ElementKind) -> None:
+    """Writes numbers or codes as kernels store them."""
+    if kind in CODES and CODES[kind][1] < 8:
+        out[...] = cpu.pack(values.astype(np.int8 if kind is ElementKind.S4 else np.uint8), CODES[kind][1])
+        return
+    target = load(out, kind, out.shape)
+    with np.errstate(over="ignore"):
+        target[...] = values.astype(target.dtype)

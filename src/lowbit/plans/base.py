@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.plans.kinds import KernelSku, PrecisionGuarantee
-from lowbit.runtime.devices import find_device
+from lowbit.runtime.devices import device_module
 
 __all__ = ["PLANS", "Plan", "Preference", "select_again"]
 
@@ -51,19 +51,10 @@ class Plan(Generic[A]):
             raise InvalidProblem(f"descriptor: {type(descriptor).__name__}; expected {cls.Descriptor.__name__}")
         if preference not in ("fastest", "reference"):
             raise InvalidProblem(f"preference: {preference!r}; expected 'fastest' or 'reference'")
-        chosen = cls if device == "cpu" else cls._on_gpu(device)
+        chosen = cls if device == "cpu" else device_module(device, "plans").gpu_plan(cls)
         cls._check(descriptor)
-        return chosen(descriptor, device, preference)
-
-    @classmethod
-    def _on_gpu(cls: type[P], device: str) -> type[P]:
-        """This class for a GPU, once it is clear that there is one: the rest imports torch and triton."""
-        find_device(device)
-        from lowbit.gpu.plans import gpu_plan
-
-        plan: Any = cls
-        found: Any = gpu_plan(plan)
-        return found  # type: ignore[no-any-return]
+        plan: P = chosen(descriptor, device, preference)
+        return plan
 
     @classmethod
     def _check(cls, descriptor: Any) -> None:

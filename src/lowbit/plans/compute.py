@@ -14,6 +14,7 @@ from lowbit.layers import QuantizedLinear, check_input, linear_path
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.ops import reference_ops
 from lowbit.ops.conv import PackedConv, check_image, check_kernel, convolution, is_depthwise, prepack_conv2d
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.matmul import PackedMatrix, float_bias, multiply_into, path_of, settled
@@ -26,7 +27,7 @@ from lowbit.ops.workspace import (
     reference_conv_workspace,
     reference_workspace,
 )
-from lowbit.plans.arguments import array, seen
+from lowbit.plans.arguments import array, load
 from lowbit.plans.base import Plan, Preference
 from lowbit.plans.kinds import FLOATS, ElementKind, KernelSku, PrecisionGuarantee, code_name
 from lowbit.plans.operands import fits, operand, same_params
@@ -41,7 +42,6 @@ from lowbit.plans.problems import (
 )
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.native import core
-from lowbit.system.backends import ReferenceQuantizationOps
 
 __all__ = ["ComputePlan", "Conv2dPlan", "LinearPlan", "MatMulPlan"]
 
@@ -52,7 +52,6 @@ _KINDS = {
     "float32": ElementKind.F32, "float16": ElementKind.F16, "bfloat16": ElementKind.BF16, "int8": ElementKind.S8,
     "uint8": ElementKind.U8,
 }  # fmt: skip
-_REFERENCE = ReferenceQuantizationOps()
 
 
 class ComputePlan(Plan[A]):
@@ -90,7 +89,7 @@ class ComputePlan(Plan[A]):
         for name, other in others.items():
             if isinstance(other, np.ndarray) and np.may_share_memory(found, other):
                 raise InvalidProblem(f"output: shares memory with {name}; expected memory of its own")
-        return seen(found, kind)
+        return load(found, kind, shape)
 
     def _epilogue_with(self, bias: Any, n: int) -> Epilogue:
         d = self.descriptor
@@ -154,7 +153,7 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
         a, b, d = args.a, args.b, self.descriptor
         if self.preference == "reference":
             b = b.to_tensor() if isinstance(b, PackedMatrix) else b
-            _store(out, _REFERENCE.qmatmul(
+            _store(out, reference_ops.qmatmul(
                 a, b, bias=args.bias, out_params=d.out_params, out_dtype=d.out_dtype, activation=d.activation,
                 clamp=d.clamp,
             ))  # fmt: skip
@@ -224,7 +223,7 @@ class Conv2dPlan(ComputePlan[Conv2dArgs]):
         x, w, d = args.x, args.w, self.descriptor
         if self.preference == "reference":
             w = w.to_tensor() if isinstance(w, PackedConv) else w
-            _store(out, _REFERENCE.qconv2d(
+            _store(out, reference_ops.qconv2d(
                 x, w, args.bias, **d.geometry._asdict(), out_params=d.out_params, out_dtype=d.out_dtype,
                 activation=d.activation, clamp=d.clamp,
             ))  # fmt: skip
@@ -321,7 +320,7 @@ def _reference_linear(x: cpu.FloatArray, layer: QuantizedLinear, epilogue: Epilo
     if layer.path != "integer" and bias is not None:
         bias = bias.astype(F32)
     turned_w = QuantizedTensor.from_codes(w.unpack().T, p)
-    return _REFERENCE.qmatmul(q, turned_w, bias=bias, out_params=layer.out_params, out_dtype=epilogue.dtype)
+    return reference_ops.qmatmul(q, turned_w, bias=bias, out_params=layer.out_params, out_dtype=epilogue.dtype)
 
 
 def _activation_params(x: cpu.FloatArray, layer: QuantizedLinear) -> QuantizationParams:

@@ -1,80 +1,72 @@
-"""What plans of scales and zero points have in common."""
+"""Plans with scales and zero points. `operation`, a row of `OPERATIONS`, says what each class computes."""
 
 from __future__ import annotations
 
-import re
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from lowbit import reference
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.granularity import Granularity
 from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE
-from lowbit.plans.arguments import INT32, parameters, widened
-from lowbit.plans.base import Plan, Preference
-from lowbit.plans.descriptors import (
-    PerChannelDescriptor,
-    PerGroupDescriptor,
-    PerTensorDescriptor,
-    PerTokenDescriptor,
+from lowbit.plans.arguments import (
+    INT32,
+    BackwardArgs,
+    array,
+    load,
+    output_parameters,
+    parameters,
+    store,
+    widened,
+    workspace,
 )
+from lowbit.plans.base import Plan, Preference
+from lowbit.plans.descriptors import PerTensorDescriptor
 from lowbit.plans.kinds import CODES, FLOATS, STORED, ElementKind, KernelSku, PrecisionGuarantee
+from lowbit.plans.operations import Operation
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.native import core
 
-__all__ = ["QuantizationPlan"]
+__all__ = ["AffinePlan", "LearnedPlan", "QuantizationPlan"]
 
 Array = npt.NDArray[Any]
 A = TypeVar("A")
-_DESCRIPTORS: dict[str, type[PerTensorDescriptor]] = {
-    "Tensor": PerTensorDescriptor,
-    "Channel": PerChannelDescriptor,
-    "Token": PerTokenDescriptor,
-    "Group": PerGroupDescriptor,
-}
 
 
 class QuantizationPlan(Plan[A]):
-    """Quantize, dequantize, fake-quantize and their gradients: `Descriptor` and `op` follow from the class's name."""
+    """The checks of descriptors, scales and zero points."""
 
-    _takes: ClassVar[tuple[bool, bool | None]]  # whether input and output are floats; None: there is no output kind
+    operation: ClassVar[Operation]
 
-    __slots__ = ("_compute", "_g", "_layout", "_no_zero", "_problem", "_scales")
+    __slots__ = ("_compute", "_g", "_layout", "_no_zero", "_number", "_problem", "_scales")
 
     descriptor: PerTensorDescriptor
     _g: Granularity
     _layout: core.Granularity
     _compute: np.dtype[Any]
+    _number: ElementKind  # of the floats
     _scales: tuple[int, ...]
     _no_zero: Array
     _problem: core.Problem
 
-    def __init_subclass__(cls) -> None:
-        if not cls.__name__.startswith("_"):
-            cls.op = re.sub("(?<!^)(?=[A-Z])", "_", cls.__name__.removesuffix("Plan")).lower()
-            scope = re.sub(".*Per|BackwardPlan|Plan", "", cls.__name__)
-            cls.Descriptor = _DESCRIPTORS[scope]
-        super().__init_subclass__()
-
     def __init__(self, descriptor: PerTensorDescriptor, device: str, preference: Preference) -> None:
         super().__init__(descriptor, device, preference)
-        g = descriptor.granularity
-        element = descriptor.input_element
-        number = element if element.is_float else descriptor.output_element
+        g, element, aux = descriptor.granularity, descriptor.input_element, descriptor.output_element
+        number = element if element.is_float or aux is None else aux
         wide = ElementKind.F64 if number is ElementKind.F64 else ElementKind.F32
         total = ElementKind.F64 if descriptor.learned else wide
         arch = "numpy" if preference == "reference" else core.active_isa()
         backend = "reference" if preference == "reference" else device
         layout, no_zero = cpu.layout_of(g), np.zeros(g.scale_shape, np.int32)
         no_zero.flags.writeable = False
-        kind = FLOATS[number or ElementKind.F32]
-        bounds = (0, 0) if self.op.startswith("dequantize") and self._backward() else (descriptor.qmin, descriptor.qmax)
-        problem = core.Problem(layout, kind, list(descriptor.shape), list(g.scale_shape), *bounds)
+        bounds = (descriptor.qmin, descriptor.qmax) if self.operation.has_zero_point else (0, 0)
+        problem = core.Problem(layout, FLOATS[number], list(descriptor.shape), list(g.scale_shape), *bounds)
         guarantee = PrecisionGuarantee(wide, total)
-        sku = KernelSku("quantization", self.op, element, descriptor.output_element, arch, backend, guarantee)
-        self._set(_g=g, _layout=layout, _compute=STORED[wide], _scales=g.scale_shape, _no_zero=no_zero)
-        self._set(_problem=problem, sku=sku)
+        sku = KernelSku("quantization", self.op, element, aux, arch, backend, guarantee)
+        self._set(_g=g, _layout=layout, _compute=STORED[wide], _number=number, _scales=g.scale_shape)
+        self._set(_problem=problem, _no_zero=no_zero, sku=sku)
 
     @classmethod
     def _check(cls, descriptor: PerTensorDescriptor) -> None:
@@ -84,47 +76,40 @@ class QuantizationPlan(Plan[A]):
                 raise InvalidProblem(f"shape: {descriptor.shape}; expected sizes of at least 0")
         if descriptor.qmax < descriptor.qmin:
             raise InvalidProblem(f"qmax: {descriptor.qmax} is below qmin, {descriptor.qmin}")
-        lowest, highest = cls._codes_there_are(descriptor)
+        lowest, highest = cls._code_range(descriptor)
         if descriptor.qmin < lowest or descriptor.qmax > highest:
             raise InvalidProblem(
                 f"qmin, qmax: [{descriptor.qmin}, {descriptor.qmax}]; expected within [{lowest}, {highest}]"
             )
-        if descriptor.learned and not (cls.op.startswith("fake_quantize") and cls._backward()):
+        if descriptor.learned and not cls.operation.learns:
             raise InvalidProblem(f"learned: True; only FakeQuantize backward plans learn scales, not {cls.__name__}")
 
     @classmethod
     def _check_elements(cls, d: PerTensorDescriptor) -> None:
-        takes_float, gives_float = cls._takes
-        _expect_kind(cls, "input_element", d.input_element, takes_float)
-        if gives_float is None:
-            if d.output_element is not None:
-                raise Unsupported(f"output_element: {d.output_element}; {cls.__name__} gives what it takes")
-        else:
-            _expect_kind(cls, "output_element", d.output_element, gives_float)
+        row = cls.operation
+        _expect_kind(cls, "input_element", d.input_element, row.takes_float)
+        if row.gives_float is not None:
+            _expect_kind(cls, "output_element", d.output_element, row.gives_float)
+        elif d.output_element is not None:
+            raise Unsupported(f"output_element: {d.output_element}; {cls.__name__} gives what it takes")
 
     @classmethod
-    def _codes_there_are(cls, d: PerTensorDescriptor) -> tuple[int, int]:
+    def _code_range(cls, d: PerTensorDescriptor) -> tuple[int, int]:
         for kind in (d.output_element, d.input_element):
             if kind is not None and not kind.is_float:
                 return CODES[kind][2:]
         return cpu.LOWEST_CODE, cpu.HIGHEST_CODE
 
-    @classmethod
-    def _backward(cls) -> bool:
-        return cls.op.endswith("_backward")
+    @property
+    def _code(self) -> ElementKind:
+        """Of the codes; only where there are any."""
+        d = self.descriptor
+        return d.input_element if d.output_element is None or not d.input_element.is_float else d.output_element
 
     @property
     def workspace_size(self) -> int:
         """Bytes of `args.workspace`; 0: none is needed."""
         return 0
-
-    def can_implement(self, args: A) -> None:
-        self._buffers(args)
-        given: Any = args
-        self._require_values(self._scale(given.scale), self._zero(getattr(given, "zero_point", None)))
-
-    def _buffers(self, args: A) -> tuple[Any, ...]:
-        raise NotImplementedError
 
     def _scale(self, scale: Any) -> Array:
         ready = type(scale) is np.ndarray and scale.dtype is self._compute and scale.shape == self._scales
@@ -140,25 +125,130 @@ class QuantizationPlan(Plan[A]):
             return zero  # type: ignore[no-any-return]
         return parameters("zero_point", zero, INT32, self._scales)
 
-    def _parameters(self, scale: Any, zero: Any) -> tuple[Array, Array]:
-        """Scales and zero points. Kernels look at their values; for the reference they are looked at here."""
-        found = self._scale(scale), self._zero(zero)
-        if self.preference == "reference":
-            self._require_values(*found)
-        return found
-
     def _require_values(self, scale: Array, zero: Array) -> None:
         """Raises for a scale or zero point that kernels refuse."""
         bad = ~(np.isfinite(scale) & (scale >= MIN_SCALE) & (scale <= MAX_SCALE))
         if bad.any():
-            self._finish(int(bad.argmax()), scale, zero)
+            self._require_good(int(bad.argmax()), scale, zero)
         bad = (zero < self.descriptor.qmin) | (zero > self.descriptor.qmax)
-        if bad.any() and not (self.op.startswith("dequantize") and self._backward()):  # which has no zero point
-            self._finish(-2 - int(bad.argmax()), scale, zero)
+        if bad.any() and self.operation.has_zero_point:
+            self._require_good(-2 - int(bad.argmax()), scale, zero)
 
-    def _finish(self, status: int, scale: Array, zero: Array) -> None:
+    def _require_good(self, status: int, scale: Array, zero: Array) -> None:
+        """Raises the error that a kernel's status means."""
         if status != -1:
             raise cpu.bad_parameter(status, scale, zero, self.descriptor.qmin, self.descriptor.qmax)
+
+
+class AffinePlan(QuantizationPlan[A]):
+    """A plan for given scales: quantize, dequantize, fake-quantize, and their gradients. Gradients look at the forward
+    input again, as its mask is not kept."""
+
+    __slots__ = ()
+
+    def _kinds(self) -> tuple[ElementKind, ElementKind]:
+        """Of what the operation reads, and of what it writes."""
+        d = self.descriptor
+        return (
+            (self._number,) * 2 if self.operation.is_backward else (d.input_element, d.output_element or self._number)
+        )
+
+    def _buffers(self, args: Any) -> tuple[list[Array], Array, Array, Array]:
+        """The arrays that are read, the one that is written, scales and zero points."""
+        row, shape = self.operation, self.descriptor.shape
+        kind, out_kind = self._kinds()
+        reads = [array(name, getattr(args, name), kind, shape) for name in row.reads]
+        out = array(row.writes, getattr(args, row.writes), out_kind, shape, writable=True)
+        cpu.require_apart(row.writes, out, row.in_place, **dict(zip(row.reads, reads, strict=True)))
+        scale, zero = self._scale(args.scale), self._zero(args.zero_point if row.has_zero_point else None)
+        if self.preference == "reference":  # kernels look at the values themselves
+            self._require_values(scale, zero)
+        return reads, out, scale, zero
+
+    def can_implement(self, args: A) -> None:
+        _, out, scale, zero = self._buffers(args)
+        cpu.require_apart(self.operation.writes, out, False, scale=scale, zero_point=zero)
+        self._require_values(scale, zero)
+
+    def run(self, args: A) -> None:
+        if self.preference == "fastest" and self._run_plain(args):
+            return
+        reads, out, scale, zero = self._buffers(args)
+        row, d = self.operation, self.descriptor
+        if self.preference == "reference":
+            kind, out_kind = self._kinds()
+            assert row.formula is not None
+            given = [load(a, kind, d.shape) for a in reads]
+            store(row.formula(*given, scale, zero, d.qmin, d.qmax, self._g), out, out_kind)
+            return
+        number, affine = FLOATS[self._number], (scale, zero, *self._problem_range, self._layout)
+        if row.native is None:
+            status = core.convert(row.takes_float, CODES[self._code][0], reads[0], out, number, *affine)
+        else:
+            dy, x = _gradient_and_input(row, reads)
+            status = core.fake_quant(row.native, x, dy, out, number, *affine)
+        self._require_good(status, scale, zero)
+
+    @property
+    def _problem_range(self) -> tuple[int, int]:
+        return (self.descriptor.qmin, self.descriptor.qmax) if self.operation.has_zero_point else (0, 0)
+
+    def _run_plain(self, args: Any) -> bool:
+        """Runs in one native call where the arguments are plain arrays; False if it was not done."""
+        row = self.operation
+        out = getattr(args, row.writes)
+        if row.native is None or out is None or args.scale is None:
+            return False
+        dy, x = _gradient_and_input(row, [getattr(args, name) for name in row.reads])
+        zero = args.zero_point if row.has_zero_point else self._no_zero
+        return self._problem.fake_quant(row.native, x, dy, out, args.scale, zero) == -1
+
+
+def _gradient_and_input(row: Operation, reads: list[Any]) -> tuple[Any, Any]:
+    """(d_output, input) as kernels take them; None for what the operation does not read."""
+    return reads[0] if row.is_backward else None, reads[-1] if row.reads[-1] == "input" else None
+
+
+class LearnedPlan(AffinePlan[BackwardArgs]):
+    """The gradient of fake-quantize; where `learned`, those of scales and zero points too."""
+
+    __slots__ = ()
+
+    @property
+    def workspace_size(self) -> int:
+        return int(core.learned_workspace(self._layout)) if self.descriptor.learned else 0
+
+    def _learned_buffers(self, args: BackwardArgs) -> tuple[Array, Array, Array]:
+        return (
+            output_parameters("d_scale", args.d_scale, self._compute, self._scales),
+            output_parameters("d_zero_point", args.d_zero_point, self._compute, self._scales),
+            workspace(args.workspace, self.workspace_size),
+        )
+
+    def can_implement(self, args: BackwardArgs) -> None:
+        super().can_implement(args)
+        if self.descriptor.learned:
+            (dy, x), dx, scale, zero = self._buffers(args)
+            others = {"input": x, "d_output": dy, "d_input": dx, "scale": scale, "zero_point": zero}
+            names = ("d_scale", "d_zero_point", "workspace")
+            for name, result in zip(names, self._learned_buffers(args), strict=True):
+                cpu.require_apart(name, result, False, **others)
+                others[name] = result
+
+    def run(self, args: BackwardArgs) -> None:
+        if not self.descriptor.learned:
+            return super().run(args)
+        (dy, x), dx, scale, zero = self._buffers(args)
+        ds, dz, room = self._learned_buffers(args)
+        d, kind = self.descriptor, self._number
+        if self.preference == "reference":
+            dy, x = (load(a, kind, d.shape) for a in (dy, x))
+            found = reference.fake_quantize_learned_backward(dy, x, scale, zero, d.qmin, d.qmax, self._g)
+            for target, value in zip((load(dx, kind, d.shape), ds, dz), found, strict=True):
+                target[...] = value
+            return
+        affine = (scale, zero, d.qmin, d.qmax, self._layout)
+        self._require_good(core.fake_quant_learned(x, dy, dx, FLOATS[kind], *affine, room, ds, dz), scale, zero)
 
 
 def _expect_kind(cls: type[QuantizationPlan[Any]], name: str, kind: ElementKind | None, is_float: bool) -> None:

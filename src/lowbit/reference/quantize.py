@@ -20,8 +20,8 @@ from lowbit.numerics.params import QuantizationParams
 __all__ = [
     "compute_dtype", "dequantize", "dequantize_affine", "dequantize_backward", "dequantize_log", "expand",
     "fake_quantize", "fake_quantize_backward", "fake_quantize_learned_backward", "mean_abs", "quantize",
-    "quantize_affine", "quantize_backward", "quantize_binary", "quantize_log", "spread", "ste_mask", "sum_by_scale",
-    "value_range", "widen",
+    "quantize_affine", "quantize_backward", "quantize_binary", "quantize_log", "range_by_scale", "spread", "ste_mask",
+    "sum_by_scale", "value_range", "widen",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -197,6 +197,20 @@ def value_range(rows: Array) -> tuple[Array, Array]:
     """(min, max) of each row, NaN left out, -0 as +0."""
     rows = widen(rows)
     return np.fmin.reduce(rows, axis=-1) + 0, np.fmax.reduce(rows, axis=-1) + 0
+
+
+def range_by_scale(x: Array, g: Granularity) -> tuple[Array, Array]:
+    """(min, max) of the finite numbers that share each scale, -0 as +0."""
+    table = x.reshape(g.outer, g.axis, g.inner)
+    if g.kind == 0:
+        lo, hi = x.min(), x.max()
+    elif g.kind == 1:
+        lo, hi = table.min(axis=(0, 2)), table.max(axis=(0, 2))
+    else:
+        groups = [table[:, first : first + g.block] for first in range(0, g.axis, g.block)]
+        lo, hi = (np.stack([f(group, axis=1) for group in groups], axis=1) for f in (np.min, np.max))
+    lo, hi = (np.asarray(np.reshape(v, g.scale_shape) + 0) for v in (lo, hi))
+    return lo, hi
 
 
 def sum_rows(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -6,16 +6,18 @@ kernels run in Triton's interpreter, and says so wherever it names itself.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal
 
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.runtime.gpu_features import GpuFeatures, architecture_of, gpu_features
 
-__all__ = ["OLDEST", "GpuDevice", "find_device", "is_interpreted", "why_not"]
+__all__ = ["OLDEST", "GpuDevice", "device_module", "find_device", "is_interpreted", "why_not"]
 
 OLDEST = (7, 5)  # what the kernels have been compiled for
 
@@ -79,6 +81,21 @@ def find_device(device: str = "cuda") -> GpuDevice:
             f"device: {device!r}: {architecture_of(capability)}; the kernels begin with {architecture_of(OLDEST)}"
         )
     return GpuDevice(f"cuda:{index}", "cuda", architecture_of(capability))
+
+
+# What a device of each kind offers. The modules import torch and Triton, so they are named here and imported on use.
+_OFFERED: dict[str, str] = {
+    "plans": "lowbit.gpu.plans",  # gpu_plan(plan class)
+    "tensors": "lowbit.gpu.tensors",  # GpuQuantizedTensor
+    "operations": "lowbit.gpu.ops",  # GpuQuantizationOps
+    "torch_kernels": "lowbit.gpu.torch_kernels",  # the torch operators, by name
+}
+
+
+def device_module(device: str, offer: Literal["plans", "tensors", "operations", "torch_kernels"]) -> ModuleType:
+    """The module with what a device offers; Unsupported, with the reason, where the device is not available."""
+    find_device(device)  # first, as the import needs torch and Triton
+    return importlib.import_module(_OFFERED[offer])
 
 
 def why_not(device: str = "cuda") -> str:

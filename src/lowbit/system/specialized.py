@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from lowbit.gpu.ops import GpuQuantizationOps
 from lowbit.numerics.errors import Unsupported
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import PackedConv, conv_path_of, qconv2d
 from lowbit.ops.matmul import PackedMatrix, path_of, qmatmul
 from lowbit.ops.matmul import _transposed as transposed
-from lowbit.runtime.devices import is_interpreted, why_not
+from lowbit.runtime.devices import device_module, is_interpreted, why_not
 from lowbit.runtime.gpu_features import GpuFeatures
 from lowbit.runtime.hardware import HardwareFeatures, hardware
 from lowbit.runtime.native import core
@@ -127,11 +126,14 @@ class _OnGpu(SpecializedQuantizationOps):
 
     def qmatmul(self, a: Any, b: Any, **options: Any) -> Any:
         self._require(a, b)
-        return _as_given(GpuQuantizationOps(self.device, self.path).qmatmul(a, b, **options), a)
+        return _as_given(self._ops().qmatmul(a, b, **options), a)
 
     def qconv2d(self, x: Any, w: Any, bias: Any = None, **options: Any) -> Any:
         self._require(x, w)
-        return _as_given(GpuQuantizationOps(self.device, self.path).qconv2d(x, w, bias, **options), x)
+        return _as_given(self._ops().qconv2d(x, w, bias, **options), x)
+
+    def _ops(self) -> Any:
+        return device_module(self.device, "operations").GpuQuantizationOps(self.device, self.path)
 
 
 class Dp4aQuantizationOps(_OnGpu):

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from lowbit.calibration import CalibrationMethod, calibrate
-from lowbit.gpu.ops import GpuQuantizationOps
 from lowbit.numerics.dtypes import DTypeLike
 from lowbit.numerics.errors import Unsupported
 from lowbit.numerics.params import QuantizationParams
@@ -14,6 +13,7 @@ from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.matmul import qmatmul
 from lowbit.ops.quantize import quantize
+from lowbit.runtime.devices import device_module
 from lowbit.runtime.hardware import HardwareFeatures, hardware
 from lowbit.runtime.hints import QuantizationPerformanceHints, optimal_block_size, performance_hints
 from lowbit.system.accuracy import auto_quantize_tensor
@@ -69,7 +69,9 @@ class QuantizationSystem:
 
     def __init__(self, device: str = "cpu", config: AutoTuningConfig | None = None) -> None:
         self.device = device
-        self.ops: Any = CpuQuantizationOps() if device == "cpu" else GpuQuantizationOps(device)
+        self.ops: Any = (
+            CpuQuantizationOps() if device == "cpu" else device_module(device, "operations").GpuQuantizationOps(device)
+        )
         self.accelerator = AdvancedQuantizationAccelerator(config)
 
     @property

@@ -17,7 +17,7 @@ import torch
 from lowbit import ops
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.fields import as_zero_point
-from lowbit.numerics.granularity import Granularity, granularity_of
+from lowbit.numerics.granularity import Granularity
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE, affine_from_range
 from lowbit.numerics.tensor import QuantizedTensor
@@ -25,6 +25,7 @@ from lowbit.ops.fake_quantize import affine_of
 from lowbit.ops.quantize import refuse_nonfinite
 from lowbit.reference import spread
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.torch_types import CODES, WIDEST, codes_dtype, compute_dtype, granularity, require_bits
 from lowbit.torch.functional.channels_last import as_it_lies, axis_as_it_lies, empty_like, is_channels_last
 from torch import Tensor
 
@@ -44,35 +45,8 @@ _ELEMENTS = {
     torch.float16: cpu.Element.f16,
     torch.bfloat16: cpu.Element.bf16,
 }
-WIDEST = float(np.finfo(np.float32).max) / 2  # a range from minus to plus this is finite
-
-# The integer types codes may have, narrowest first.
-CODES = {torch.int8: "int8", torch.uint8: "uint8", torch.int16: "int16", torch.uint16: "uint16"}
-
-
-def codes_dtype(qmin: int, qmax: int) -> torch.dtype:
-    """The narrowest type that holds the codes qmin to qmax.
-
-    >>> codes_dtype(-8, 7), codes_dtype(0, 255)
-    (torch.int8, torch.uint8)
-    """
-    for dtype in CODES:
-        info = torch.iinfo(dtype)
-        if info.min <= qmin and qmax <= info.max:
-            return dtype
-    raise InvalidProblem(f"qmin, qmax: [{qmin}, {qmax}]; expected a range that {', '.join(CODES.values())} holds")
-
-
-def granularity(shape: torch.Size, axis: int | None, group_size: int | None) -> Granularity:
-    """`granularity_of`, blocks running along the last axis unless told otherwise."""
-    return granularity_of(tuple(shape), -1 if axis is None and group_size is not None else axis, group_size)
-
 
 _granularity = functools.lru_cache(4096)(granularity)
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 def _floats(x: Tensor, name: str = "x") -> cpu.FloatArray:
@@ -125,14 +99,6 @@ def fake_quantize_backward(
     affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
     cpu.fake_quantize_backward(_gradient(dy, x), floats, affine, g, _floats(out))
     return out
-
-
-def require_bits(dy: Tensor, bits: Tensor) -> None:
-    size = (dy.numel() + 7) // 8
-    if bits.dtype is not torch.uint8 or bits.shape != (size,):
-        raise InvalidProblem(
-            f"bits: {bits.dtype} {tuple(bits.shape)}; expected torch.uint8 {(size,)}, a bit an element"
-        )
 
 
 @functools.lru_cache(4096)

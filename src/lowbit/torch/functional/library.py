@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 import torch
 from lowbit.numerics.errors import Unsupported
-from lowbit.runtime.devices import find_device
+from lowbit.runtime.devices import device_module
 from lowbit.torch.functional import kernels
 from lowbit.torch.functional.channels_last import as_it_lies, empty_like, in_memory_order, is_channels_last
 from lowbit.torch.functional.kernels import compute_dtype, granularity
@@ -99,10 +99,7 @@ def _for_cuda(name: str) -> Callable[..., Any]:
 
     @functools.cache
     def found() -> Callable[..., Any]:
-        find_device("cuda")  # says what is missing, before anything fails for want of it
-        from lowbit.gpu import torch_kernels as kernels_gpu
-
-        kernel: Callable[..., Any] = getattr(kernels_gpu, name)
+        kernel: Callable[..., Any] = getattr(device_module("cuda", "torch_kernels"), name)
         return kernel
 
     return lambda *arguments: found()(*arguments)
