@@ -123,7 +123,7 @@ def in_onnx_runtime(folder: Path, base: nn.Module, train_on: Images, test_on: Im
     report = quantize_file(source, target, "static-int8", data=ranges, overwrite=True, seconds=3.0, progress=False)
     from lowbit.formats.onnx import measure
 
-    metric = measure.compare_metric("accuracy", share, *map(measure.session, (source, target)), lambda: tested)
+    metric = measure.compare_metric("accuracy", share, *map(measure.open_session, (source, target)), lambda: tested)
     return {
         "accuracy": {"float": round(metric.float_value, 2), "int8": round(metric.quantized_value, 2)},
         "bytes": {"float": report.bytes_before, "int8": report.bytes_after},

@@ -271,7 +271,7 @@ def test_what_cannot_end_well_is_found_before_work(
         raise AssertionError("work was begun")
 
     for module, name in (
-        (convert, "fold_batch_norms"), (measure, "session"), (checkpoint, "stream_shard"), (survey, "run_survey"),
+        (convert, "fold_batch_norms"), (measure, "open_session"), (checkpoint, "stream_shard"), (survey, "run_survey"),
         (QuantizationBenchmarkSuite, "run"), (Calibrator, "calibrate"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, worked)
@@ -423,7 +423,7 @@ def test_the_installed_command_ends_without_a_traceback(here: Path) -> None:
         capture_output=True, text=True, env=dict(os.environ), timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr == "lowbit: no-such.onnx: not there\n"
+    assert done.stderr == "lowbit: no-such.onnx: not there; expected a file or folder\n"
 
 
 def test_all_commands_are_in_the_list(run: Any) -> None:

@@ -57,6 +57,7 @@ def _quantized(folder: Path, name: str, recipe: Any, seconds: float) -> "ModelRe
     from lowbit.data import digits_onnx, load_digits_cnn
     from lowbit.formats.files import quantize_file
     from lowbit.formats.onnx import measure
+    from lowbit.formats.onnx.runtime import open_session
     from lowbit.models import Recipe
     from lowbit.report import write_html
 
@@ -73,7 +74,7 @@ def _quantized(folder: Path, name: str, recipe: Any, seconds: float) -> "ModelRe
         source, target, made, data=[{"images": images[:_CALIBRATION]}], overwrite=True, seconds=0, progress=False
     )
     held_out = [{"images": images[_CALIBRATION:], "labels": labels[_CALIBRATION:]}]
-    pair = measure.session(source), measure.session(target)
+    pair = open_session(source), open_session(target)
     feeds = [{"images": b["images"]} for b in held_out]
     samples = len(labels) - _CALIBRATION
     report = report.but(

@@ -1,10 +1,10 @@
-"""Two models side by side: sizes, how far apart, how fast."""
+"""Comparing two models: sizes, error and latency."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed, widened
-from lowbit.formats.files import check_measuring, kind_of, load_metric
+from lowbit.formats.files import kind_of
+from lowbit.formats.measuring import check_measuring, load_metric
 from lowbit.formats.safetensors.checkpoint import Checkpoint, TensorInfo
 from lowbit.models import Accuracy, Latency, MetricResult, WeightRecipe
 from lowbit.models.report import plain
@@ -26,7 +27,7 @@ _MOST_RANDOM = 1 << 28  # elements of one input
 
 @dataclass(frozen=True)
 class WeightDifference:
-    """One weight in both checkpoints, the second's against the first's."""
+    """One weight in both checkpoints, the second compared with the first."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,7 +40,7 @@ class WeightDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two models have in common, and what not."""
+    """The result of comparing two models."""
 
     first: str
     second: str
@@ -70,17 +71,17 @@ def compare_files(
     seconds: float = 2.0,
     threads: Sequence[int] = (1,),
 ) -> Comparison:
-    """ONNX models by running them, on data or, without any, on random inputs; checkpoints weight by weight."""
+    """Compare ONNX models by running them, on data or on random inputs; compare checkpoints weight by weight."""
     kinds = kind_of(first), kind_of(second)
     if kinds[0] != kinds[1]:
-        raise InvalidProblem(f"{os.fspath(second)}: {kinds[1]}; {os.fspath(first)} is {kinds[0]}, expected two alike")
+        raise InvalidProblem(f"{os.fspath(second)}: {kinds[1]}; expected {kinds[0]}, as {os.fspath(first)} is")
     check_measuring(data, batch_size, max_batches, seconds, threads)
     if kinds[0] == "onnx":
         if data is None and max_batches is not None:
             raise InvalidProblem("max_batches: given without data; there is one batch of random inputs")
-        return _onnx(Path(first), Path(second), data, batch_size, max_batches, metric, seconds, threads)
+        return _onnx(Path(first), Path(second), data, batch_size, max_batches, metric, (seconds, threads))
     if any(given is not None for given in (data, metric, batch_size, max_batches)):
-        raise InvalidProblem("data: given, or something about them; checkpoints are compared by their weights alone")
+        raise InvalidProblem("data: given, or an option about data; checkpoints are compared by their weights alone")
     return _checkpoints(first, second)
 
 
@@ -177,50 +178,34 @@ def _onnx(
     batch_size: int | None,
     max_batches: int | None,
     metric: str | None,
-    seconds: float,
-    threads: Sequence[int],
+    timing: tuple[float, Sequence[int]],
 ) -> Comparison:
-    from lowbit.formats.onnx import measure
-    from lowbit.formats.onnx.batches import Batches, model_inputs
+    from lowbit.formats.onnx.batches import Batches, GivenBatches, model_inputs
     from lowbit.formats.onnx.graph import Graph
+    from lowbit.formats.onnx.measure import measure_models
 
     graphs = [Graph.load(path) for path in (first, second)]
     sizes = [path.stat().st_size + g.bytes_beside for path, g in zip((first, second), graphs, strict=True)]
     inputs = [set(model_inputs(g.proto)) for g in graphs]
     if inputs[0] != inputs[1]:
-        raise InvalidProblem(f"inputs: {', '.join(sorted(inputs[0]))} and {', '.join(sorted(inputs[1]))}")
+        names = [", ".join(sorted(n)) for n in inputs]
+        raise InvalidProblem(f"inputs: {names[0]} and {names[1]}; both models must have the same")
     if metric is not None and data is None:
         raise InvalidProblem("metric: given without data to compute it on")
-    function = None if metric is None else load_metric(metric)
+    function = None if metric is None else (metric, load_metric(metric))
     notes: list[str] = []
-    feeds: Callable[[], Any]
+    batches: Batches | GivenBatches
     if data is not None:
         batches = Batches(data, graphs[0].proto, batch_size, max_batches)
-        feeds = batches.feeds
     else:
-        feed = _random_feed(model_inputs(graphs[0].proto), batch_size or 1)
-        feeds = lambda: iter([feed])  # noqa: E731
+        batches = GivenBatches([_random_feed(model_inputs(graphs[0].proto), batch_size or 1)])
         notes.append("No data were given: inputs are random, so the figures say how close both are, not how good.")
-    pair = measure.session(first), measure.session(second)
-    accuracy = measure.compare_outputs(*pair, feeds())
-    metrics = []
-    if function is not None and metric is not None:
-        metrics = [measure.compare_metric(metric, function, *pair, lambda: iter(batches))]
-    latency = measure.compare_speed(first, second, next(iter(feeds())), threads, seconds) if seconds > 0 else []
-    return Comparison(
-        os.fspath(first),
-        os.fspath(second),
-        sizes[0],
-        sizes[1],
-        accuracy=accuracy,
-        latency=latency,
-        metrics=metrics,
-        notes=notes,
-    )
+    measured = measure_models(first, second, batches.feeds, lambda: iter(batches), function, *timing)
+    return Comparison(os.fspath(first), os.fspath(second), sizes[0], sizes[1], notes=notes, **measured)
 
 
 def _random_feed(inputs: Mapping[str, Any], batch: int) -> dict[str, Array]:
-    """Normal numbers for floats and ones for integers; sizes that are not fixed are the batch's, or 8."""
+    """Normal numbers for floats and ones for integers; a size that is not fixed is that of the batch, or 8."""
     import onnx
 
     from lowbit.formats.onnx.observe import fixed_sizes

@@ -1,32 +1,31 @@
-"""A model's file in, a smaller one out, with what it cost: whichever format it is."""
+"""Quantizing a model's file of any format: which kind it is, the default recipe and target, and the report."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import inspect
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lowbit.formats.measuring import check_measuring, load_metric
 from lowbit.models import ModelReport, Recipe
 from lowbit.numerics.errors import InvalidProblem, add_note
 from lowbit.runtime.files.atomic import refuse_unwritable
 from lowbit.runtime.hardware import hardware
 
-_KEPT = 16  # batches
-_MOST_THREADS = 4096
+if TYPE_CHECKING:
+    from lowbit.formats.onnx.batches import Batches, GivenBatches
+
 RecipeLike = Recipe | str | os.PathLike[str] | Mapping[str, Any]
 
 
 def kind_of(source: str | os.PathLike[str]) -> str:
-    """ "onnx" or "checkpoint", by the name alone."""
+    """ "onnx" or "checkpoint", judged by the name alone."""
     path = Path(source)
     if not path.exists():
-        raise InvalidProblem(f"{path}: not there")
+        raise InvalidProblem(f"{path}: not there; expected a file or folder")
     if path.suffix == ".onnx":
         return "onnx"
     if path.is_dir() or path.suffix in (".safetensors", ".bin", ".pt", ".pth") or path.name.endswith(".index.json"):
@@ -35,7 +34,7 @@ def kind_of(source: str | os.PathLike[str]) -> str:
 
 
 def default_recipe(source: str | os.PathLike[str]) -> Recipe:
-    """What a model is quantized by where nobody says: dynamic-int8 for ONNX, W4A16 for checkpoints."""
+    """The recipe for a model where none is given: dynamic-int8 for ONNX, W4A16 for checkpoints."""
     return Recipe.of("dynamic-int8" if kind_of(source) == "onnx" else "W4A16")
 
 
@@ -58,48 +57,6 @@ def default_target(source: str | os.PathLike[str], recipe: Recipe) -> Path:
     return path.with_name(f"{path.name.partition('.')[0]}-{name}")
 
 
-def load_metric(text: str) -> Callable[..., float]:
-    """The function that `module:function` names, found from the working folder as Python would."""
-    module, colon, name = text.partition(":")
-    if not (colon and module and name):
-        raise InvalidProblem(f"metric: {text!r}; expected module:function")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = importlib.import_module(module)
-    except Exception as error:  # whatever the user's own module raises
-        raise InvalidProblem(f"metric: {module!r} cannot be imported ({type(error).__name__}: {error})") from error
-    finally:
-        sys.path.pop(0)
-    function = getattr(found, name, None)
-    if not callable(function):
-        raise InvalidProblem(f"metric: {module!r} has no function {name!r}")
-    try:
-        inspect.signature(function).bind("predict", "batches")
-    except TypeError as error:
-        raise InvalidProblem(f"metric: {text} does not take (predict, batches): {error}") from None
-    except ValueError:  # some built-in functions do not say what they take
-        pass
-    return function  # type: ignore[no-any-return]
-
-
-def check_measuring(
-    data: Any, batch_size: int | None, max_batches: int | None, seconds: float, threads: Sequence[int]
-) -> None:
-    """Raises, before any work, where models cannot be run as asked, or something asked for would be ignored."""
-    for name, value in (("batch_size", batch_size), ("max_batches", max_batches)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise InvalidProblem(f"{name}: {value!r}; expected an integer of at least 1")
-        if value is not None and data is not None and not isinstance(data, str | os.PathLike):
-            raise InvalidProblem(f"{name}: given; it is for files, and the data are batches already")
-    if not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
-        raise InvalidProblem(f"seconds: {seconds!r}; expected a finite number of at least 0")
-    if not isinstance(threads, Sequence) or isinstance(threads, str) or not threads:
-        raise InvalidProblem(f"threads: {threads!r}; expected a list of numbers of threads")
-    for count in threads:
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_THREADS:
-            raise InvalidProblem(f"threads: {count!r}; expected an integer from 1 to {_MOST_THREADS}")
-
-
 def quantize_file(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,
@@ -119,74 +76,70 @@ def quantize_file(
     allow_pickle: bool = False,
     progress: bool = True,
 ) -> ModelReport:
-    """Quantizes a model's file by a recipe and says what became of every weight, what it cost and what it won.
+    """Quantize a model's file by a recipe, and report what was done to every weight and what was measured.
 
     An ONNX model becomes an ONNX model, a safetensors checkpoint a folder in the compressed-tensors layout. recipe: the
     name of a preset, a file, a mapping or a Recipe; by default dynamic-int8 for ONNX and W4A16 for checkpoints. data:
     batches for ranges and for comparing outputs: .npz or .npy files, a folder of them, or mappings from input names to
-    arrays. metric: a function of (predict, batches) that gives one number, or `module:function`. seconds: how long
-    latency is measured, 0 for not at all.
+    arrays. metric: a function of (predict, batches) that returns one number, or `module:function`. seconds: how long
+    latency is measured; 0 skips it.
     """
     kind = kind_of(source)
     made = default_recipe(source) if recipe is None else Recipe.of(recipe)
     check_measuring(data, batch_size, max_batches, seconds, threads)
     to = Path(target) if target is not None else default_target(source, made)
-    there = to.exists() or (kind == "onnx" and to.is_symlink())  # of a checkpoint's folder a link may be the name
-    if there and not (overwrite or resume) and not (to.is_dir() and not any(to.iterdir())):
-        raise InvalidProblem(f"{to}: already there; give another name, or overwrite it (--overwrite)")
+    _refuse_existing(to, kind, overwrite or resume)
     function = load_metric(metric) if isinstance(metric, str) else metric
-    if function is not None and data is None:
-        raise InvalidProblem("metric: given without data to compute it on")
-    if data is None and (batch_size is not None or max_batches is not None):
-        raise InvalidProblem("batch_size: given without data to cut; so is max_batches")
+    if data is None:
+        needing = {"metric": metric, "batch_size": batch_size, "max_batches": max_batches}
+        _refuse("given without data; give data too", **needing)
+    shared: dict[str, Any] = {"strict": strict, "overwrite": overwrite}
     if kind == "checkpoint":
-        if data is not None:
-            raise InvalidProblem("data: given; checkpoints are quantized by their weights alone")
-        if operator != "auto" or external_data != "auto":
-            raise InvalidProblem("operator: given; it is for ONNX models, and so is external_data")
+        _refuse("given; checkpoints are quantized by their weights alone", data=data)
+        _refuse("given; only ONNX models have it", operator=operator != "auto", external_data=external_data != "auto")
         from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 
         with _bar(progress) as bar:
-            report = quantize_checkpoint(
-                source,
-                to,
-                made,
-                resume=resume,
-                strict=strict,
-                overwrite=overwrite,
-                allow_pickle=allow_pickle,
-                progress=bar,
-            )
-        return report.but(machine=_machine())
-    if resume:
-        raise InvalidProblem("resume: only a checkpoint's run can be resumed; an ONNX model is written in one go")
-    if allow_pickle:
-        raise InvalidProblem("allow_pickle: given; it is for checkpoints")
-    try:
+            options = shared | {"resume": resume, "allow_pickle": allow_pickle}
+            return quantize_checkpoint(source, to, made, progress=bar, **options).but(machine=_machine())
+    _refuse("given; only checkpoints have it", resume=resume, allow_pickle=allow_pickle)
+    with onnx_extra():
+        from lowbit.formats.onnx.batches import reread
         from lowbit.formats.onnx.convert import quantize_onnx
+    batches = None if data is None else reread(data, source, batch_size, max_batches)
+    shared |= {"operator": operator, "external_data": external_data, "progress": progress}
+    report = quantize_onnx(source, to, made, data=None if batches is None else batches.feeds(), **shared)
+    with says_what_is_kept(to):
+        named = None if function is None else (metric if isinstance(metric, str) else function.__name__, function)
+        return _measured(report, batches, named, seconds, threads)
+
+
+def _refuse(why: str, **given: Any) -> None:
+    """Raise for the first option that was given."""
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise InvalidProblem(f"{name}: {why}")
+
+
+def _refuse_existing(target: Path, kind: str, replaced: bool) -> None:
+    there = target.exists() or (kind == "onnx" and target.is_symlink())  # a checkpoint's folder may be named by a link
+    if there and not replaced and not (target.is_dir() and not any(target.iterdir())):
+        raise InvalidProblem(f"{target}: already there; give another name, or overwrite it (--overwrite)")
+
+
+@contextmanager
+def onnx_extra() -> Iterator[None]:
+    """Say what to install where an import of the ONNX modules fails."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         text = f"ONNX models need {error.name}: pip install 'lowbit[onnx]'"
         raise ModuleNotFoundError(text, name=error.name) from None
-    batches = _batches(source, data, batch_size, max_batches)
-    report = quantize_onnx(
-        source,
-        to,
-        made,
-        data=None if batches is None else _feeds(batches),
-        operator=operator,
-        strict=strict,
-        overwrite=overwrite,
-        external_data=external_data,
-        progress=progress,
-    )
-    named = None if function is None else (metric if isinstance(metric, str) else function.__name__, function)
-    with says_what_is_kept(to):
-        return _measured(report, batches, named, seconds, threads)
 
 
 @contextmanager
 def says_what_is_kept(target: Path) -> Iterator[None]:
-    """Adds to an error after the writing that the target was written, and stays."""
+    """Add to an error after the writing that the target is complete and kept."""
     try:
         yield
     except BaseException as error:
@@ -195,7 +148,7 @@ def says_what_is_kept(target: Path) -> Iterator[None]:
 
 
 def refuse_report(report: Path, source: Path, target: Path, overwrite: bool) -> None:
-    """Raises where a report cannot be written, or would replace the output, the source or, unasked, another file."""
+    """Raise where a report cannot be written, or would replace the output, the source or, unasked, another file."""
     place, output, given = (Path(os.path.realpath(path)) for path in (report, target, source))
     if place == output or output in place.parents:
         raise InvalidProblem(f"report: {report} is the output, or in it; give another name")
@@ -208,68 +161,30 @@ def refuse_report(report: Path, source: Path, target: Path, overwrite: bool) -> 
     refuse_unwritable(place)
 
 
-def _batches(source: str | os.PathLike[str], data: Any, batch_size: int | None, max_batches: int | None) -> Any:
-    """What can be gone through more than once: a file's batches, a collection, or what is kept of an iterator."""
-    from lowbit.formats.onnx.batches import Batches
-    from lowbit.formats.onnx.model_file import read_proto
-
-    if isinstance(data, str | os.PathLike):
-        return Batches(data, read_proto(source), batch_size, max_batches)
-    return _Once(data) if data is not None and iter(data) is data else data
-
-
-def _feeds(batches: Any) -> Iterable[Any]:
-    """Batches with what the model takes, and nothing else."""
-    found: Iterable[Any] = batches.feeds() if hasattr(batches, "feeds") else batches
-    return found
-
-
 def _measured(
     report: ModelReport,
-    batches: Any,
+    batches: Batches | GivenBatches | None,
     metric: tuple[str, Callable[..., float]] | None,
     seconds: float,
     threads: Sequence[int],
 ) -> ModelReport:
-    """The report with outputs, latency and the caller's figure of both models, where there are data to run them on."""
-    from lowbit.formats.onnx import measure
+    """The report with outputs, latency and the metric of both models, where there are data to run them on."""
+    from lowbit.formats.onnx.measure import measure_models
+    from lowbit.formats.onnx.runtime import RUNTIME
 
     source, target, notes = Path(report.source), Path(report.target), list(report.notes)
-    changes: dict[str, Any] = {"machine": _machine(measure.RUNTIME)}
+    changes: dict[str, Any] = {"machine": _machine(RUNTIME)}
     if source.resolve() == target.resolve():
-        notes.append("The source was replaced, so there is nothing to compare the result with.")
+        notes.append("The source was replaced, so there is no model to compare the result with.")
     elif batches is None:
         notes.append("No data were given, so outputs and latency were not measured.")
     else:
-        pair = measure.session(source), measure.session(target)
-        changes["accuracy"] = measure.compare_outputs(*pair, _feeds(batches))
-        if metric is not None:
-            changes["metrics"] = [measure.compare_metric(*metric, *pair, lambda: iter(batches))]
-        if seconds > 0:
-            changes["latency"] = measure.compare_speed(source, target, next(iter(_feeds(batches))), threads, seconds)
-        if isinstance(batches, _Once):
+        changes |= measure_models(source, target, batches.feeds, lambda: iter(batches), metric, seconds, threads)
+        if batches.kept:
             notes.append(
-                f"The data could be read once only: outputs are compared on the first {_KEPT} batches at most."
+                f"The data could be read only once: outputs are compared on the first {batches.kept} batches at most."
             )
     return report.but(**changes, notes=notes)
-
-
-class _Once:
-    """An iterator's batches: all of them the first time, and the first few, which are kept, from then on."""
-
-    def __init__(self, data: Iterable[Any]) -> None:
-        self._left: Iterable[Any] | None = data
-        self._kept: list[Any] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        left, self._left = self._left, None
-        if left is None:
-            yield from self._kept
-            return
-        for batch in left:
-            if len(self._kept) < _KEPT:
-                self._kept.append(batch)
-            yield batch
 
 
 def _machine(runtime: str | None = None) -> dict[str, Any]:
@@ -280,7 +195,7 @@ def _machine(runtime: str | None = None) -> dict[str, Any]:
 
 @contextmanager
 def _bar(wanted: bool) -> Iterator[Callable[[int, int, str], None] | None]:
-    """A bar of bytes on stderr, where it is wanted and rich is installed."""
+    """A progress bar on stderr, where it is wanted and rich is installed."""
     if not wanted or importlib.util.find_spec("rich") is None:
         yield None
         return

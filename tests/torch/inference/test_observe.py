@@ -131,7 +131,7 @@ def test_an_array_alone_and_chosen_tensors():
 
 def test_onnx_errors(tmp_path):
     proto, *_ = onnx_model()
-    with pytest.raises(InvalidProblem, match="'z' is none of the model's"):
+    with pytest.raises(InvalidProblem, match="'z' is not in the model"):
         observe_onnx(proto, batches(), tensors=["z"], progress=False)
     with pytest.raises(InvalidProblem, match="batch 0 has no 'x'"):
         observe_onnx(proto, [{"y": 1}], progress=False)

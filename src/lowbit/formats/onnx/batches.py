@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +11,67 @@ import numpy as np
 import onnx
 
 from lowbit.calibration.files import arrays_of
+from lowbit.formats.onnx.model_file import read_proto
 from lowbit.formats.onnx.observe import check_fits, fixed_sizes
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
 BATCH = 32
+_KEPT = 16  # batches of an iterator
 _ARRAYS = set(onnx.helper.get_all_tensor_dtypes())
 
 
 def model_inputs(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """What the model takes: inputs that no initializer stands for, each a tensor of a type that arrays have."""
+    """The inputs of a model that no initializer provides, each a tensor of a type that arrays have."""
     constants = {t.name for t in proto.graph.initializer}
     found = {i.name: i for i in proto.graph.input if i.name not in constants}
     for name, declared in found.items():
         if declared.type.tensor_type.elem_type not in _ARRAYS:
-            raise FormatError(f"input {name!r}: not a tensor of numbers, texts or truth values")
+            raise FormatError(f"input {name!r}: not a tensor of numbers, strings or booleans")
     return found
 
 
+def reread(
+    data: Any, model: str | os.PathLike[str], batch_size: int | None, max_batches: int | None
+) -> Batches | GivenBatches:
+    """Batches that can be read more than once: from files, or as the caller gave them."""
+    if isinstance(data, str | os.PathLike):
+        return Batches(data, read_proto(model), batch_size, max_batches)
+    return GivenBatches(data)
+
+
+class GivenBatches:
+    """The caller's batches. Of an iterator, later passes get the first few, which are kept: `kept` at most."""
+
+    def __init__(self, data: Iterable[Any]) -> None:
+        self._data = data
+        self.kept = _KEPT if iter(data) is data else 0
+        self._first: list[Any] = []
+        self._exhausted = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.kept:
+            yield from self._data
+        elif self._exhausted:
+            yield from self._first
+        else:
+            self._exhausted = True
+            for batch in self._data:
+                if len(self._first) < self.kept:
+                    self._first.append(batch)
+                yield batch
+
+    feeds = __iter__
+
+
 class Batches:
-    """Mappings from input names to arrays, as often as asked; one file is open and one batch in memory at a time.
+    """Mappings from input names to arrays, for any number of passes; one batch is in memory at a time.
 
     Arrays are cut along their first axis into pieces of `batch_size`: the model's own where it is fixed, 32 otherwise.
-    Names and shapes are checked when this is made, before any work. Other arrays in the files are `labels`: they are
-    cut alike and given too, for metrics.
+    Names and shapes are checked on construction. Other arrays in the files are labels: they are cut alike and passed
+    to metrics.
     """
+
+    kept = 0  # files can be read again
 
     def __init__(
         self,
@@ -70,7 +107,7 @@ class Batches:
                 yield batch
 
     def feeds(self) -> Iterator[dict[str, Any]]:
-        """Batches with what the model takes, and nothing else."""
+        """Batches with the inputs of the model, and nothing else."""
         for batch in self:
             yield {name: batch[name] for name in self.inputs}
 

@@ -1,17 +1,16 @@
-"""From one ONNX file to a smaller one, by a recipe; written only after the checker and ONNX Runtime took it."""
+"""Quantizing an ONNX file by a recipe; the result is checked by onnx and ONNX Runtime before it is written."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-import onnxruntime  # type: ignore[import-untyped]
 
 from lowbit._version import __version__
 from lowbit.calibration.calibrator import tracked
@@ -20,9 +19,11 @@ from lowbit.formats.onnx.dynamic import OPSET as DYNAMIC_OPSET
 from lowbit.formats.onnx.dynamic import Dynamic, dynamic_note, why_not_dynamic
 from lowbit.formats.onnx.folding import fold_batch_norms
 from lowbit.formats.onnx.graph import Graph
-from lowbit.formats.onnx.inference import brief, check_model
+from lowbit.formats.onnx.inference import check_model
 from lowbit.formats.onnx.rows import left_row, notes_on, once, one_row, refuse_skipped, sizes, stored_bytes
+from lowbit.formats.onnx.runtime import brief, new_session
 from lowbit.formats.onnx.saving import refuse_target
+from lowbit.formats.onnx.static import quantize_static, why_not_static
 from lowbit.formats.onnx.weight_only import OPERATORS, apply_weight_only, opset_needed, takes_nbits
 from lowbit.formats.onnx.weight_uses import WeightUse, quantized_uses, weights
 from lowbit.models import Histogram, ModelReport, Recipe, Rule, WeightRow
@@ -30,7 +31,6 @@ from lowbit.models.recipe import KINDS
 from lowbit.models.weights import spread
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 
-Planned = tuple[WeightUse, Rule]
 _MOST_HISTOGRAMS = 200
 _NEWEST_IR, _COMMON_IR = 13, 10  # that ONNX Runtime 1.31 takes, and that of opset 21
 
@@ -47,12 +47,12 @@ def quantize_onnx(
     progress: bool = True,
     external_data: bool | str = "auto",
 ) -> ModelReport:
-    """Writes the model quantized by a recipe, and returns a report with a row for each weight.
+    """Write the model quantized by a recipe, and return a report with a row for each weight.
 
     recipe: what Recipe.of takes. data: batches for static activations, each a mapping from input names to arrays.
     operator: for weights in groups, "dequantize", "matmul_nbits" or "auto". strict: raises InvalidProblem where
-    something the recipe asks for cannot be done. Nothing is written unless all went well, onnx's full check passes
-    and ONNX Runtime opens the result with its default options.
+    something the recipe asks for cannot be done. The target is written only if onnx's full check passes and ONNX
+    Runtime loads the result with its default options.
 
     >>> import tempfile
     >>> from importlib import resources
@@ -87,7 +87,7 @@ def quantize_onnx(
     graph.remove_unused()
     notes += _lower_ir(graph)
     after = graph.save(
-        target, external_data=external_data, overwrite=overwrite, check=lambda path: _opens(path, source)
+        target, external_data=external_data, overwrite=overwrite, check=lambda path: _refuse_unusable(path, source)
     )
     return ModelReport(
         os.fspath(source),
@@ -117,13 +117,13 @@ def _check_options(
 
 
 class _Work:
-    """What is done with each weight, and what came of it."""
+    """Rewrites the graph for each weight, and keeps the rows and histograms of the report."""
 
     def __init__(self, graph: Graph, recipe: Recipe, operator: str, sizes: dict[str, int]) -> None:
         self.graph, self.recipe, self.operator, self.sizes = graph, recipe, operator, sizes
         self.store = CodeStore(graph)
         self.dynamic = Dynamic(self.store)
-        self._spreads: list[tuple[int, Histogram]] = []
+        self._spreads: dict[str, tuple[int, Histogram]] = {}
         self._static: Sequence[Histogram] = ()
 
     def done(self, uses: Sequence[WeightUse], data: Iterable[Any] | None, progress: bool) -> list[WeightRow]:
@@ -131,85 +131,58 @@ class _Work:
         rows: dict[int, WeightRow] = {}
         plans: dict[str, list[tuple[int, WeightUse, Rule]]] = {"static": [], "dynamic": [], "weight": []}
         for i, use in enumerate(uses):
-            rule = self._rule(use)
+            rule = _rule_of(self.recipe, use)
             asked = use.kind in KINDS and not rule.skip and not use.why_not.startswith("its layer came")
             if use.why_not or rule.skip:
                 rows[i] = left_row(use, asked, self.sizes[use.name], rule.skip)
             else:
-                plans[self._way(use, rule)].append((i, use, rule))
+                plans[_way(self.graph, use, rule)].append((i, use, rule))
         if plans["static"]:
-            from lowbit.formats.onnx.static import quantize_static
-
-            chosen = [(use, rule) for _, use, rule in plans["static"]]
-            found, self._static = quantize_static(self.graph, chosen, data, progress)
+            found, self._static = quantize_static(self.graph, [p[1:] for p in plans["static"]], data, progress)
             rows |= {i: row for (i, _, _), row in zip(plans["static"], found, strict=True)}
-        # Products of integers first: an embedding tied to one takes its codes.
-        rest = [*plans["dynamic"], *plans["weight"]]
-        ways = ["dynamic"] * len(plans["dynamic"]) + ["weight"] * len(plans["weight"])
-        stored: dict[int, StoredWeight] = {}
-        for (i, use, rule), way in tracked(list(zip(rest, ways, strict=True)), "Quantizing", progress):
+        # Integer matrix products first: an embedding tied to one takes its codes.
+        rest = [(way, *plan) for way in ("dynamic", "weight") for plan in plans[way]]
+        for way, i, use, rule in tracked(rest, "Quantizing", progress):
             try:
-                stored[i] = (
-                    self.dynamic.apply(use, rule)
-                    if way == "dynamic"
-                    else apply_weight_only(self.store, use, self._only_weights(rule), self.operator)
-                )
+                rows[i] = self._dynamic_row(use, rule) if way == "dynamic" else self._weight_only_row(use, rule)
             except Unsupported as error:
                 rows[i] = left_row(use, True, self.sizes[use.name], str(error))
-                continue
-            rows[i] = self._row(use, rule, stored[i], way)
         return self._merged(uses, rows)
 
-    def _rule(self, use: WeightUse) -> Rule:
-        return _rule_of(self.recipe, use)
+    def _dynamic_row(self, use: WeightUse, rule: Rule) -> WeightRow:
+        w = self.dynamic.apply(use, rule)
+        return self._row(use, w, "uint8 asymmetric, dynamic per tensor", dynamic_note(rule))
 
-    def _way(self, use: WeightUse, rule: Rule) -> str:
-        return _way(self.graph, use, rule)
-
-    @staticmethod
-    def _only_weights(rule: Rule) -> Rule:
-        """The rule with activations only where MatMulNBits rounds them itself: dynamic ones with narrow weights."""
+    def _weight_only_row(self, use: WeightUse, rule: Rule) -> WeightRow:
         a = rule.activations
-        kept = a is not None and a.dynamic and rule.weights.granularity == "group"
-        return rule if kept else Rule(rule.weights, None)
-
-    def _row(self, use: WeightUse, rule: Rule, w: StoredWeight, way: str) -> WeightRow:
-        value = np.asarray(use.value(self.graph))
-        seen = value if not w.is_matrix or use.channel_axis == 0 else value.T
-        self._note_spread(use, w, seen)
-        a, activations, note = rule.activations, "", w.note
+        # MatMulNBits rounds activations itself: dynamic ones, with weights in groups.
+        in_blocks = a is not None and a.dynamic and rule.weights.granularity == "group"
+        w = apply_weight_only(self.store, use, rule if in_blocks else Rule(rule.weights, None), self.operator)
+        notes, activations = [w.note], ""
         if self.operator == "matmul_nbits" and use.kind == "linear" and not takes_nbits(use, rule.weights):
-            note = "; ".join(p for p in (note, "DequantizeLinear: MatMulNBits takes groups of 16, 32, 64, ...") if p)
-        if way == "dynamic":
-            activations, note = "uint8 asymmetric, dynamic per tensor", dynamic_note(rule)
-        elif a is not None and self._only_weights(rule).activations is not None and use.kind == "linear":
+            notes.append("DequantizeLinear: MatMulNBits takes groups of 16, 32, 64, ...")
+        if in_blocks and use.kind == "linear":
             activations = "int8 in blocks, by MatMulNBits"
         elif a is not None and use.kind != "embedding":
-            why = why_not_dynamic(use, rule) if a.dynamic else _why_not_static(self.graph, use, rule)
-            note = "; ".join(part for part in (note, f"activations stay float: {why}") if part)
-        return WeightRow(
-            use.name,
-            use.op,
-            use.shape,
-            use.dtype,
-            str(w.recipe),
-            bytes_before=self.sizes[use.name],
-            sqnr_db=w.q.error(seen.astype(np.float32)).sqnr_db,
-            activations=activations,
-            note=note,
-        )
+            notes.append(f"activations stay float: {_why_float(self.graph, use, rule)}")
+        return self._row(use, w, activations, "; ".join(filter(None, notes)))
 
-    def _note_spread(self, use: WeightUse, w: StoredWeight, value: npt.NDArray[Any]) -> None:
-        if any(h.name == use.name for _, h in self._spreads):
-            return
-        self._spreads.append((use.elements, spread(use.name, value, w.q.params)))
+    def _row(self, use: WeightUse, w: StoredWeight, activations: str, note: str) -> WeightRow:
+        value = np.asarray(use.value(self.graph))
+        seen = value if not w.is_matrix or use.channel_axis == 0 else value.T
+        if use.name not in self._spreads:
+            self._spreads[use.name] = use.elements, spread(use.name, seen, w.q.params)
+        sqnr = w.q.error(seen.astype(np.float32)).sqnr_db
+        before, how = self.sizes[use.name], str(w.recipe)
+        found = WeightRow(use.name, use.op, use.shape, use.dtype, how, bytes_before=before, sqnr_db=sqnr)
+        return replace(found, activations=activations, note=note)
 
     def histograms(self) -> list[Histogram]:
-        largest = sorted(self._spreads, key=lambda s: -s[0])[:_MOST_HISTOGRAMS]
+        largest = sorted(self._spreads.values(), key=lambda s: -s[0])[:_MOST_HISTOGRAMS]
         return [h for _, h in largest] + list(self._static)
 
     def _merged(self, uses: Sequence[WeightUse], rows: dict[int, WeightRow]) -> list[WeightRow]:
-        """One row a weight, however many nodes read it."""
+        """One row per weight, however many nodes read it."""
         by_name: dict[str, list[WeightRow]] = {}
         for i, use in enumerate(uses):
             by_name.setdefault(use.name, []).append(rows[i])
@@ -225,21 +198,19 @@ def _rule_of(recipe: Recipe, use: WeightUse) -> Rule:
 
 def _way(graph: Graph, use: WeightUse, rule: Rule) -> str:
     a = rule.activations
-    if a is None:
+    if a is None or _why_float(graph, use, rule):
         return "weight"
-    if a.dynamic:
-        return "weight" if why_not_dynamic(use, rule) else "dynamic"
-    return "weight" if _why_not_static(graph, use, rule) else "static"
+    return "dynamic" if a.dynamic else "static"
 
 
-def _why_not_static(graph: Graph, use: WeightUse, rule: Rule) -> str:
-    from lowbit.formats.onnx.static import why_not_static
-
-    return why_not_static(graph, use, rule)
+def _why_float(graph: Graph, use: WeightUse, rule: Rule) -> str:
+    """Why the activations that this weight is multiplied with stay float, or an empty string."""
+    assert rule.activations is not None
+    return why_not_dynamic(use, rule) if rule.activations.dynamic else why_not_static(graph, use, rule)
 
 
 def _refuse_idle_operator(graph: Graph, recipe: Recipe, operator: str, uses: Sequence[WeightUse]) -> None:
-    """Raises where no weight of the model will be read by the operator that was asked for."""
+    """Raise where no weight of the model will be read by the operator that was asked for."""
     for use in uses:
         rule = _rule_of(recipe, use)
         floats = not use.why_not and not rule.skip and _way(graph, use, rule) == "weight"
@@ -252,7 +223,7 @@ def _refuse_idle_operator(graph: Graph, recipe: Recipe, operator: str, uses: Seq
 
 
 def _raise_opset(graph: Graph, recipe: Recipe, operator: str, notes: list[str]) -> None:
-    """Brings the model to the opset that its weights need, before any node of it is held."""
+    """Raise the model to the opset that its weights need, before any node of it is held."""
     needed = 1
     for use in weights(graph):
         rule = _rule_of(recipe, use)
@@ -271,7 +242,7 @@ def _raise_opset(graph: Graph, recipe: Recipe, operator: str, notes: list[str]) 
 
 
 def _lower_ir(graph: Graph) -> list[str]:
-    """onnx stamps new models with a version that runtimes do not know yet, whatever is in them."""
+    """Lower the IR version: onnx stamps new models with one that runtimes do not know yet, whatever their content."""
     came = graph.proto.ir_version
     if came <= _NEWEST_IR:
         return []
@@ -280,29 +251,23 @@ def _lower_ir(graph: Graph) -> list[str]:
     return [f"ir_version lowered from {came} to {graph.proto.ir_version}, which runtimes take"]
 
 
-def _opens(path: Path, source: Any) -> None:
-    """Raises where onnx's full check or ONNX Runtime does not take a file."""
-    for takes, by in ((_checked, "onnx's check"), (_opened, "ONNX Runtime")):
-        error = takes(path)
+def _refuse_unusable(path: Path, source: Any) -> None:
+    """Raise where onnx's full check or ONNX Runtime refuses the result."""
+    for takes, by in ((_check_file, "onnx's check"), (new_session, "ONNX Runtime")):
+        error = _why_refused(takes, path)
         if error:
-            came = takes(Path(source))
+            came = _why_refused(takes, Path(source))
             whose = "the model itself" if came else "the result"
             raise FormatError(f"{by} does not take {whose} ({came or error}); nothing written")
 
 
-def _checked(path: Path) -> str:
+def _check_file(path: Path) -> None:
+    onnx.checker.check_model(os.fspath(path), full_check=True)
+
+
+def _why_refused(takes: Callable[[Path], Any], path: Path) -> str:
     try:
-        onnx.checker.check_model(os.fspath(path), full_check=True)
+        takes(path)
     except Exception as error:  # onnx's errors have no common base
-        return brief(error)
-    return ""
-
-
-def _opened(path: Path) -> str:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is raised; its log would write names of the model as they are
-    try:
-        onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no common base
         return brief(error)
     return ""

@@ -16,7 +16,9 @@ from lowbit.formats.onnx.inference import inferred_types
 from lowbit.formats.onnx.model_file import (
     check_graph,
     check_tensor,
+    drop,
     external_place,
+    nodes,
     read_proto,
     subgraphs,
     tensor_array,
@@ -310,15 +312,15 @@ class Graph:
                 break
         for graph in self._graphs:
             gone = {t.name for t in graph.initializer if not read(t.name)}
-            _drop(graph.initializer, gone)
+            drop(graph.initializer, gone)
             if graph is self.proto.graph:  # inputs of a body are counted, not named
-                _drop(graph.input, gone)
+                drop(graph.input, gone)
             for name in gone:
                 self._initializers.pop(name, None)
                 self._inputs.discard(name)
         alive = {*self._producers, *self._initializers, *self._inputs}
         for graph in self._graphs:
-            _drop(graph.value_info, {v.name for v in graph.value_info} - alive)
+            drop(graph.value_info, {v.name for v in graph.value_info} - alive)
 
     # ---- versions and files -------------------------------------------------------------------------
 
@@ -371,20 +373,9 @@ def _modernise(proto: ModelProto) -> None:
     for said in proto.opset_import:
         if said.domain == "ai.onnx" and not any(o.domain == "" for o in proto.opset_import):
             said.domain = ""
-    _rename_domain(proto.graph)
-    if proto.ir_version < 4:
-        _drop(proto.graph.input, {t.name for t in proto.graph.initializer})
-        proto.ir_version = 4
-
-
-def _rename_domain(graph: GraphProto) -> None:
-    for node in graph.node:
+    for node in nodes(proto.graph):
         if node.domain == "ai.onnx":
             node.domain = ""
-        for inner in subgraphs(node):
-            _rename_domain(inner)
-
-
-def _drop(field: Any, names: set[str]) -> None:
-    for i in reversed([i for i, t in enumerate(field) if t.name in names]):
-        del field[i]
+    if proto.ir_version < 4:
+        drop(proto.graph.input, {t.name for t in proto.graph.initializer})
+        proto.ir_version = 4

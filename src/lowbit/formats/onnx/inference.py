@@ -7,26 +7,20 @@ from collections.abc import Callable
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TypeProto
 
-from lowbit.formats.onnx.model_file import byte_count, subgraphs
+from lowbit.formats.onnx.model_file import byte_count, graphs, subgraphs
+from lowbit.formats.onnx.runtime import brief
 from lowbit.numerics.errors import FormatError
 
 _SMALL = 8192  # bytes; shape inference looks into constants of at most so many
-_LONGEST = 240  # characters of somebody else's message
 
 
 def check_model(proto: ModelProto, name: str) -> None:
-    """Raises FormatError where onnx's full check does not take the model: unknown operators, missing inputs, attributes
-    of another type, shapes that do not fit. Weights are neither copied nor read for it."""
+    """Raise FormatError where onnx's full check refuses the model: unknown operators, missing inputs, attributes of
+    another type, shapes that do not fit. Weights are neither copied nor read."""
     try:
         onnx.checker.check_model(_without_large_constants(proto), full_check=True)
     except Exception as error:  # onnx's errors have no common base
-        raise FormatError(f"{name}: onnx's check does not take it ({brief(error)})") from None
-
-
-def brief(error: Exception) -> str:
-    """The end of the first line of somebody else's error: before it, runtimes tell of their own source files."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return line if len(line) <= _LONGEST else f"... {line[-_LONGEST:]}"
+        raise FormatError(f"{name}: onnx's check refuses it ({brief(error)})") from None
 
 
 def inferred_types(proto: ModelProto) -> dict[str, TypeProto]:
@@ -36,18 +30,8 @@ def inferred_types(proto: ModelProto) -> dict[str, TypeProto]:
         known = onnx.shape_inference.infer_shapes(bare, data_prop=True)
     except Exception:  # what onnx cannot infer is not known; the checker judges the result
         known = bare
-    found: dict[str, TypeProto] = {}
-    _collect(known.graph, found)
-    return found
-
-
-def _collect(graph: GraphProto, found: dict[str, TypeProto]) -> None:
-    for v in (*graph.input, *graph.output, *graph.value_info):
-        if v.type.HasField("tensor_type"):
-            found[v.name] = v.type
-    for node in graph.node:
-        for inner in subgraphs(node):
-            _collect(inner, found)
+    values = (v for g in graphs(known.graph) for v in (*g.input, *g.output, *g.value_info))
+    return {v.name: v.type for v in values if v.type.HasField("tensor_type")}
 
 
 def _without_large_constants(proto: ModelProto) -> ModelProto:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
-from lowbit.formats.onnx.model_file import BITS, byte_count, check_tensor, external_place, read_proto, subgraphs
+from lowbit.formats.onnx.model_file import (
+    BITS,
+    byte_count,
+    check_tensor,
+    external_place,
+    named_tensors,
+    nodes,
+    read_proto,
+)
 from lowbit.numerics.errors import FormatError
 
 # Operators on codes, and which inputs hold weights, scales and zero points.
@@ -38,12 +46,12 @@ def inspect_onnx(file: Path) -> Inspection:
     proto = read_proto(file)
     if not proto.HasField("graph"):
         raise FormatError(f"{file}: not an ONNX model: there is no graph in it")
-    graphs = [proto.graph, *(GraphProto(node=f.node) for f in proto.functions)]
+    parts = [proto.graph, *(GraphProto(node=f.node) for f in proto.functions)]
     stored: dict[str, StoredTensor] = {}
     beside = {}
     try:
-        for graph in graphs:
-            for name, t in _tensors(graph):
+        for graph in parts:
+            for name, t in named_tensors(graph):
                 check_tensor(t, file.parent)
                 if t.data_location == TensorProto.EXTERNAL:
                     place = external_place(t, file.parent)[0]
@@ -54,7 +62,7 @@ def inspect_onnx(file: Path) -> Inspection:
                 stored[key] = StoredTensor(key, _dtype(t.data_type), tuple(t.dims), _nbytes(t))
     except FormatError as error:
         raise FormatError(f"{file}: {error}") from None
-    said, found = _recognised([n for g in graphs for n in _nodes(g)], stored)
+    said, found = _recognised([n for g in parts for n in nodes(g)], stored)
     tensors = tuple(StoredTensor(t.name, t.dtype, t.shape, t.nbytes, said.get(name, "")) for name, t in stored.items())
     opsets = ", ".join(f"{_text(o.domain) or 'ai.onnx'} {o.version}" for o in proto.opset_import)
     facts = {"IR": str(proto.ir_version), "opset": opsets}
@@ -63,36 +71,6 @@ def inspect_onnx(file: Path) -> Inspection:
     if beside:
         facts["files beside it"] = ", ".join(p.name for p in beside)
     return Inspection(str(file), "onnx", file.stat().st_size + sum(beside.values()), tensors, found, facts)
-
-
-def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    for node in graph.node:
-        yield node
-        for inner in subgraphs(node):
-            yield from _nodes(inner)
-
-
-def _tensors(graph: GraphProto) -> Iterator[tuple[str, TensorProto]]:
-    """Every stored tensor with the name it is known by: a Constant's is the name of what it gives."""
-    for t in graph.initializer:
-        yield t.name, t
-    for sparse in graph.sparse_initializer:
-        yield from ((sparse.values.name, sparse.values), (f"{sparse.values.name} indices", sparse.indices))
-    for node in graph.node:
-        for a in node.attribute:
-            known = (
-                node.output[0]
-                if node.op_type == "Constant" and node.output
-                else f"{node.name or node.op_type}.{a.name}"
-            )
-            if a.type == AttributeProto.TENSOR:
-                yield known, a.t
-            elif a.type == AttributeProto.TENSORS:
-                yield from ((f"{known}.{i}", t) for i, t in enumerate(a.tensors))
-            elif a.type == AttributeProto.SPARSE_TENSOR:
-                yield from ((known, a.sparse_tensor.values), (f"{known} indices", a.sparse_tensor.indices))
-        for inner in subgraphs(node):
-            yield from _tensors(inner)
 
 
 def _dtype(number: int) -> str:
@@ -105,12 +83,12 @@ def _nbytes(t: TensorProto) -> int:
 
 
 def _recognised(
-    nodes: Sequence[NodeProto], stored: Mapping[str, StoredTensor]
+    every: Sequence[NodeProto], stored: Mapping[str, StoredTensor]
 ) -> tuple[dict[str, str], tuple[QuantizationFound, ...]]:
     """What each tensor is to the operators on codes, and how often each way of quantizing occurs."""
     said: dict[str, str] = {}
     counts: Counter[tuple[str, str, int | None, int | None]] = Counter()
-    makers = {_text(o): node for node in nodes for o in node.output}
+    makers = {_text(o): node for node in every for o in node.output}
 
     def origin(node: NodeProto, at: int) -> StoredTensor | None:
         """The stored tensor behind an input: embeddings are gathered before they are scaled."""
@@ -122,7 +100,7 @@ def _recognised(
             name = _text(maker.input[0])
         return stored.get(name)
 
-    for node in nodes:
+    for node in every:
         op = _text(node.op_type)
         if op == "DynamicQuantizeLinear":
             counts[op, "activations uint8, dynamic per tensor", 8, None] += 1

@@ -1,4 +1,4 @@
-"""Two ONNX models side by side in ONNX Runtime: how far their outputs are apart, and how long each takes."""
+"""Two ONNX models in ONNX Runtime: the difference of their outputs, their latency, and a metric of both."""
 
 from __future__ import annotations
 
@@ -8,47 +8,52 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime  # type: ignore[import-untyped]
 
 from lowbit.bench.timing import measure as measure_calls
-from lowbit.formats.onnx.inference import brief
+from lowbit.formats.onnx.runtime import RUNTIME, open_session, run_session
 from lowbit.models import Accuracy, Latency, MetricResult
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
-RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
 Metric = Callable[[Callable[[Mapping[str, Any]], dict[str, Any]], Iterable[Mapping[str, Any]]], float]
 
 
-def session(path: str | os.PathLike[str], threads: int | None = None) -> Any:
-    """The model in ONNX Runtime as users get it: default options, and so many threads."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is raised; its log would write names of the model as they are
-    if threads is not None:
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-    try:
-        return onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no common base
-        raise FormatError(f"{os.fspath(path)}: ONNX Runtime does not load it ({brief(error)})") from None
+def measure_models(
+    first: str | os.PathLike[str],
+    second: str | os.PathLike[str],
+    feeds: Callable[[], Iterable[Mapping[str, Any]]],
+    batches: Callable[[], Iterable[Mapping[str, Any]]],
+    metric: tuple[str, Metric] | None,
+    seconds: float,
+    threads: Sequence[int],
+) -> dict[str, Any]:
+    """`accuracy`, `metrics` and `latency` of both models: fields of a ModelReport or Comparison.
+
+    feeds: the inputs of the models alone; batches: what the metric takes, labels included.
+    """
+    pair = open_session(first), open_session(second)
+    accuracy = compare_outputs(*pair, feeds())
+    metrics = [] if metric is None else [compare_metric(*metric, *pair, batches)]
+    latency = compare_speed(first, second, next(iter(feeds())), threads, seconds) if seconds > 0 else []
+    return {"accuracy": accuracy, "metrics": metrics, "latency": latency}
 
 
 def compare_outputs(float_session: Any, quantized_session: Any, feeds: Iterable[Mapping[str, Any]]) -> list[Accuracy]:
-    """How far each float output of the second is from the first's, over all feeds; one is held at a time."""
+    """The error of each float output of the second against the first, over all feeds. One feed is held at a time."""
     names = [o.name for o in float_session.get_outputs()]
     others = {o.name for o in quantized_session.get_outputs()}
     if not set(names) <= others:
-        raise InvalidProblem(f"outputs: {', '.join(names)} and {', '.join(sorted(others))}; expected the same")
+        raise InvalidProblem(f"outputs: {', '.join(names)} and {', '.join(sorted(others))}; expected the same names")
     sums = {name: np.zeros(4) for name in names}  # signal, noise, dot, other
     worst = dict.fromkeys(names, 0.0)
     samples = 0
     for feed in feeds:
-        pairs = (_run(s, names, feed) for s in (float_session, quantized_session))
+        pairs = (run_session(s, names, feed) for s in (float_session, quantized_session))
         samples += len(next(iter(feed.values()))) if feed and next(iter(feed.values())).ndim else 1
         for name, a, b in zip(names, *pairs, strict=True):
             if not isinstance(a, np.ndarray) or a.dtype.kind != "f" or a.size == 0:
                 continue
             if a.shape != b.shape:
-                raise InvalidProblem(f"{name!r}: shapes {a.shape} and {b.shape}; expected the same")
+                raise InvalidProblem(f"{name!r}: shapes {a.shape} and {b.shape}; both models must have the same")
             x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
             d = x - y
             sums[name] += (x @ x, d @ d, x @ y, y @ y)
@@ -72,11 +77,11 @@ def compare_speed(
     threads: Sequence[int] = (1,),
     seconds: float = 2.0,
 ) -> list[Latency]:
-    """Latency of both on one feed, taking turns; for each number of threads."""
+    """Interleaved latency of both on one feed, for each number of threads."""
     shape = ", ".join(f"{name} {'x'.join(map(str, np.shape(a)))}" for name, a in feed.items())
     found = []
     for count in threads:
-        pair = {name: session(path, count) for name, path in (("float", first), ("quantized", second))}
+        pair = {name: open_session(path, threads=count) for name, path in (("float", first), ("quantized", second))}
         calls = {name: (lambda s=s: s.run(None, dict(feed))) for name, s in pair.items()}
         timed = measure_calls(calls, seconds=seconds)
         a, b = timed["float"], timed["quantized"]
@@ -97,7 +102,7 @@ def compare_speed(
 def compare_metric(
     name: str, metric: Metric, float_session: Any, quantized_session: Any, batches: Callable[[], Iterable[Any]]
 ) -> MetricResult:
-    """The caller's own figure of both: metric(predict, batches), where predict maps a batch to outputs by name."""
+    """metric(predict, batches) of both models, where predict maps a batch to outputs by name."""
     values = []
     for s in (float_session, quantized_session):
         inputs, outputs = ([v.name for v in group] for group in (s.get_inputs(), s.get_outputs()))
@@ -105,7 +110,7 @@ def compare_metric(
         def predict(
             batch: Mapping[str, Any], s: Any = s, inputs: Any = inputs, outputs: Any = outputs
         ) -> dict[str, Any]:
-            return dict(zip(outputs, _run(s, outputs, {n: batch[n] for n in inputs}), strict=True))
+            return dict(zip(outputs, run_session(s, outputs, {n: batch[n] for n in inputs}), strict=True))
 
         try:
             value = metric(predict, batches())
@@ -117,10 +122,3 @@ def compare_metric(
             raise InvalidProblem(f"metric: {name} gave {type(value).__name__}; expected a number")
         values.append(float(value))
     return MetricResult(name, *values)
-
-
-def _run(s: Any, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
-    try:
-        return list(s.run(names, dict(feed)))
-    except Exception as error:  # onnxruntime's errors have no common base
-        raise InvalidProblem(f"data: ONNX Runtime cannot run the model on it ({brief(error)})") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,21 +100,47 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
             yield from a.graphs
 
 
+def graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """The graph, and all bodies of its nodes."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from graphs(inner)
+
+
+def nodes(graph: GraphProto) -> list[NodeProto]:
+    """The nodes of a graph and of all bodies."""
+    return [node for g in graphs(graph) for node in g.node]
+
+
 def tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    """Every tensor in a graph: initializers, and those in attributes; bodies of nodes included."""
-    yield from graph.initializer
+    """Every tensor in a graph and all bodies: initializers, and those in attributes."""
+    return (t for _, t in named_tensors(graph))
+
+
+def named_tensors(graph: GraphProto) -> Iterator[tuple[str, TensorProto]]:
+    """Every tensor with the name it is known by: for one in a Constant, the name of the node's output."""
+    yield from ((t.name, t) for t in graph.initializer)
     for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
+        yield from ((sparse.values.name, sparse.values), (f"{sparse.values.name} indices", sparse.indices))
     for node in graph.node:
         for a in node.attribute:
+            is_constant = node.op_type == "Constant" and node.output
+            name = node.output[0] if is_constant else f"{node.name or node.op_type}.{a.name}"
             if a.type == AttributeProto.TENSOR:
-                yield a.t
+                yield name, a.t
             elif a.type == AttributeProto.TENSORS:
-                yield from a.tensors
+                yield from ((f"{name}.{i}", t) for i, t in enumerate(a.tensors))
             elif a.type == AttributeProto.SPARSE_TENSOR:
-                yield from (a.sparse_tensor.values, a.sparse_tensor.indices)
+                yield from ((name, a.sparse_tensor.values), (f"{name} indices", a.sparse_tensor.indices))
         for inner in subgraphs(node):
-            yield from tensors(inner)
+            yield from named_tensors(inner)
+
+
+def drop(field: Any, names: Container[str]) -> None:
+    """Remove the entries of these names from a repeated field."""
+    for i in reversed([i for i, t in enumerate(field) if t.name in names]):
+        del field[i]
 
 
 # ---- tensors ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What passes through the tensors of an ONNX model, seen by running it over data."""
+"""Ranges of the tensors of an ONNX model, observed while it runs over data."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime  # type: ignore[import-untyped]
 
 from lowbit.calibration import Calibrator
 from lowbit.calibration.calibrator import MethodLike, tracked
 from lowbit.formats.onnx.graph import Graph
-from lowbit.formats.onnx.inference import brief, check_model, inferred_types
+from lowbit.formats.onnx.inference import check_model, inferred_types
 from lowbit.formats.onnx.model_file import read_proto
-from lowbit.numerics.errors import FormatError, InvalidProblem
+from lowbit.formats.onnx.runtime import open_session, run_session
+from lowbit.numerics.errors import InvalidProblem
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
 _OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -35,11 +35,11 @@ def observe(
     """A calibrator for each float tensor that a Conv, Gemm or MatMul takes or gives, by name.
 
     model: an onnx.ModelProto, a path, or a Graph. loader: batches, each a mapping from input names to arrays (an
-    array alone stands for the only input). tensors: names, or a function of one, to look at instead. One batch is held
-    at a time, and memory does not grow with the loader. axis and other options are those of Calibrator.
+    array alone stands for the only input). tensors: names, or a predicate on names, to observe instead. One batch is
+    held at a time, and memory does not grow with the loader. axis and other options are those of Calibrator.
     """
     proto = _loaded(model)
-    if not isinstance(model, Graph):  # a graph was checked when its owner began to change it
+    if not isinstance(model, Graph):  # a Graph was checked when it was loaded
         check_model(proto, "model" if isinstance(model, onnx.ModelProto) else os.fspath(model))
     else:
         model = model.path
@@ -57,12 +57,13 @@ def observe(
             check_fits(declared[name], array, f"batch {batches}")
         for name in given:
             found[name].add(feed[name])
-        for name, value in zip(outputs, _results(session, outputs, feed, batches), strict=True):
+        results = run_session(session, outputs, feed, f"batch {batches}") if outputs else []
+        for name, value in zip(outputs, results, strict=True):
             if value.size and value.dtype.kind == "f":
                 found[name].add(value)
         batches += 1
     if batches == 0:
-        raise InvalidProblem("loader: no batches; there is nothing to find ranges in")
+        raise InvalidProblem("loader: no batches; expected at least one to find ranges in")
     return {name: c for name, c in found.items() if c.num_samples}
 
 
@@ -96,15 +97,15 @@ def _names(proto: onnx.ModelProto, tensors: Iterable[str] | Callable[[str], bool
         for name in names:
             if name not in there:
                 raise InvalidProblem(
-                    f"tensors: {name!r} is none of the model's; it has {', '.join(list(there)[:8])} ..."
+                    f"tensors: {name!r} is not in the model; expected names such as {', '.join(list(there)[:8])} ..."
                 )
     if not names:
-        raise InvalidProblem("model: no tensor to observe in it")
+        raise InvalidProblem("model: no tensor to observe; name some with tensors=")
     return names
 
 
 def _session(proto: onnx.ModelProto, source: Any, wanted: list[str], providers: list[str] | None) -> Any:
-    """The model with these tensors among its outputs."""
+    """A session of the model with these tensors among its outputs."""
     shown = onnx.ModelProto()
     shown.CopyFrom(proto)
     already = {o.name for o in shown.graph.output}
@@ -116,38 +117,20 @@ def _session(proto: onnx.ModelProto, source: Any, wanted: list[str], providers: 
         if kind is not None and kind.tensor_type.elem_type not in _FLOATS:
             continue
         shown.graph.output.append(onnx.ValueInfoProto(name=name, type=kind))
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is raised; its log would write names of the model as they are
-    # Fused away, a tensor could not be looked at.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if isinstance(source, str | os.PathLike):  # weights beside the file are found from there
-        folder = os.path.dirname(os.path.abspath(os.fspath(source)))
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
-    try:
-        return onnxruntime.InferenceSession(
-            shown.SerializeToString(), options, providers=providers or ["CPUExecutionProvider"]
-        )
-    except Exception as error:  # onnxruntime's errors have no common base
-        raise FormatError(f"model: ONNX Runtime does not take it ({brief(error)})") from None
-
-
-def _results(session: Any, outputs: list[str], feed: dict[str, Any], index: int) -> list[Any]:
-    if not outputs:
-        return []
-    try:
-        return list(session.run(outputs, feed))
-    except Exception as error:  # onnxruntime's errors have no common base
-        raise InvalidProblem(f"batch {index}: ONNX Runtime cannot run it ({brief(error)})") from None
+    is_file = isinstance(source, str | os.PathLike)  # external data are found from there
+    folder = os.path.dirname(os.path.abspath(os.fspath(source))) if is_file else ""
+    # Fused away, a tensor could not be observed.
+    return open_session(shown.SerializeToString(), "model", optimized=False, data_folder=folder, providers=providers)
 
 
 def fixed_sizes(declared: onnx.ValueInfoProto) -> list[int | None]:
-    """The sizes of an input's axes, None where any will do: old exporters write those as -1."""
+    """The sizes of an input's axes; None where any size is allowed, which old exporters write as -1."""
     dims = declared.type.tensor_type.shape.dim
     return [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None for d in dims]
 
 
 def check_fits(declared: onnx.ValueInfoProto, array: Any, where: str) -> None:
-    """Raises where an array is not what an input takes: its dtype, its rank, or a size that is fixed."""
+    """Raise where an array differs from what an input declares: its dtype, its rank, or a fixed size."""
     tensor = declared.type.tensor_type
     expected = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else None
     if expected is not None and array.dtype != expected:
@@ -163,7 +146,7 @@ def check_fits(declared: onnx.ValueInfoProto, array: Any, where: str) -> None:
 def _feed(batch: Any, inputs: list[str], index: int) -> dict[str, Any]:
     if not isinstance(batch, Mapping):
         if len(inputs) != 1:
-            raise InvalidProblem(f"loader: batch {index} is no mapping; the model has inputs {', '.join(inputs)}")
+            raise InvalidProblem(f"loader: batch {index} is not a mapping; the model has inputs {', '.join(inputs)}")
         return {inputs[0]: np.asarray(batch)}
     missing = [n for n in inputs if n not in batch]
     if missing:

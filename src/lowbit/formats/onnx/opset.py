@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, defs, numpy_helper
+from onnx import ModelProto, NodeProto, defs, numpy_helper
 
-from lowbit.formats.onnx.model_file import subgraphs
+from lowbit.formats.onnx.model_file import nodes
 from lowbit.numerics.errors import Unsupported
 
 # Changed their meaning with the signature left as it was, in this version.
@@ -24,10 +24,10 @@ def raised(proto: ModelProto, minimum: int) -> ModelProto:
     """The model at this opset: the same object, changed, where every operator's newer definition says the same;
     otherwise what onnx's converter makes of it. Raises Unsupported where neither is sure."""
     old = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
-    other = next((n for n in _all_nodes(proto.graph) if not _says_the_same(n, old, minimum)), None)
+    other = next((n for n in nodes(proto.graph) if not _says_the_same(n, old, minimum)), None)
     if other is None:
-        taken = {n for node in _all_nodes(proto.graph) for n in (*node.input, *node.output)}
-        for node in _all_nodes(proto.graph):
+        taken = {n for node in nodes(proto.graph) for n in (*node.input, *node.output)}
+        for node in nodes(proto.graph):
             _adapt(proto, node, old, minimum, taken)
         _set(proto, minimum)
         return proto
@@ -50,14 +50,6 @@ def _set(proto: ModelProto, version: int) -> None:
         o.version = version
     needed = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", version)], ignore_unknown=True)
     proto.ir_version = max(proto.ir_version, needed)
-
-
-def _all_nodes(graph: GraphProto) -> list[NodeProto]:
-    found = list(graph.node)
-    for node in graph.node:
-        for inner in subgraphs(node):
-            found += _all_nodes(inner)
-    return found
 
 
 def _says_the_same(node: NodeProto, old: int, new: int) -> bool:

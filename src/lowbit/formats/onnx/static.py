@@ -16,6 +16,7 @@ from onnx import NodeProto, helper
 
 from lowbit.calibration import Calibrator
 from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.model_file import drop
 from lowbit.formats.onnx.observe import observe
 from lowbit.formats.onnx.placement import Placement, place
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
@@ -236,15 +237,10 @@ def _plain_gemm(graph: Graph, use: WeightUse) -> None:
     if bias is not None and (beta != 1.0 or bias.shape != (columns,)) and bias.size in (1, columns):
         flat = np.broadcast_to(np.asarray(bias, np.float32).reshape(-1) * np.float32(beta), columns)
         graph.replace_input(node, 2, graph.add_constant(f"{node.input[2]}_scaled", flat.copy()))
-        _drop(node, "beta")
+        drop(node.attribute, ["beta"])
     if alpha != 1.0:
         graph.replace_input(node, 1, graph.add_constant(f"{node.input[1]}_scaled", weight * np.float32(alpha)))
-        _drop(node, "alpha")
-
-
-def _drop(node: NodeProto, name: str) -> None:
-    for i in reversed([i for i, a in enumerate(node.attribute) if a.name == name]):
-        del node.attribute[i]
+        drop(node.attribute, ["alpha"])
 
 
 def _spread(c: Calibrator, p: QuantizationParams) -> Histogram:
