@@ -22,6 +22,7 @@ void bind_gemm(nanobind::module_& m);
 void bind_weight_only(nanobind::module_& m);
 void bind_dwconv(nanobind::module_& m);
 void bind_binary(nanobind::module_& m);
+void bind_schedule(nanobind::module_& m);
 void bind_sketch(nanobind::module_& m);
 void bind_hardware(nanobind::module_& m);
 

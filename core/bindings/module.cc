@@ -17,6 +17,7 @@ NB_MODULE(_core, m) {
   bind_weight_only(m);
   bind_dwconv(m);
   bind_binary(m);
+  bind_schedule(m);
   bind_sketch(m);
   bind_hardware(m);
 }

@@ -411,6 +411,145 @@ def binary_channels_last(stream: object, images: int, channels: int, pixels: int
     A stream of bits, channels first, as whole bytes of each pixel's channels, group after group.
     """
 
+class CpuModel:
+    """What schedules assume of this CPU. Sizes are bytes; 0: not known."""
+
+    @property
+    def l1(self) -> int: ...
+
+    @property
+    def l2(self) -> int: ...
+
+    @property
+    def l3(self) -> int: ...
+
+    @property
+    def line(self) -> int: ...
+
+    @property
+    def dot_ports(self) -> int:
+        """Full-width dot products that start per cycle."""
+
+    @property
+    def l1_sets(self) -> int: ...
+
+    @property
+    def l1_written_ways(self) -> int: ...
+
+    @property
+    def task_rows(self) -> int: ...
+
+    @property
+    def task_panels(self) -> int: ...
+
+    @property
+    def k_block(self) -> int:
+        """Quads of k."""
+
+    @property
+    def few_rows(self) -> int: ...
+
+    @property
+    def short_k(self) -> int:
+        """Quads of k."""
+
+    @property
+    def thread_work(self) -> int:
+        """Multiply-adds that are worth a thread."""
+
+    @property
+    def shared_b(self) -> int: ...
+
+    @property
+    def staging(self) -> int: ...
+
+def cpu_model() -> CpuModel:
+    """The model of this CPU."""
+
+class TileOrder(enum.Enum):
+    """What consecutive tasks share."""
+
+    by_columns = 0
+
+    by_rows = 1
+
+class RowAccess(enum.Enum):
+    """Where the micro-kernel reads the rows of a."""
+
+    in_place = 0
+
+    packed_per_task = 1
+
+    packed_once = 2
+
+    image_lines = 3
+
+class GemmSchedule:
+    """How a matrix product is cut into tasks."""
+
+    @property
+    def kernel(self) -> str: ...
+
+    @property
+    def tile_rows(self) -> int: ...
+
+    @property
+    def threads(self) -> int:
+        """Threads that the work is worth."""
+
+    @property
+    def order(self) -> TileOrder: ...
+
+    @property
+    def row_tasks(self) -> int: ...
+
+    @property
+    def panel_tasks(self) -> int: ...
+
+    @property
+    def task_rows(self) -> int: ...
+
+    @property
+    def task_panels(self) -> int: ...
+
+    @property
+    def panel_columns(self) -> int: ...
+
+    @property
+    def k_block(self) -> int:
+        """Elements of k."""
+
+    @property
+    def k_blocks(self) -> int: ...
+
+    @property
+    def rows(self) -> RowAccess: ...
+
+    @property
+    def packed_stride(self) -> int: ...
+
+    @property
+    def panels_at_once(self) -> int: ...
+
+    @property
+    def rows_per_call(self) -> int: ...
+
+    @property
+    def paired(self) -> bool:
+        """Whether the micro-kernel takes two panels at a time."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether accumulators are the result."""
+
+    @property
+    def scratch_bytes(self) -> int: ...
+
+def int8_schedule(m: int, n: int, k: int, threads: int) -> GemmSchedule:
+    """
+    The schedule of a linear layer with int8 weights: s8 rows [m, k] by weights [n, k] to f32.
+    """
+
 class Sketches:
     """
     What streams of numbers look like, in fixed memory; one for each scale.

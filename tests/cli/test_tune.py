@@ -44,6 +44,22 @@ def test_tune_prints_json_and_remembers(run, monkeypatch):
     assert "Removed 1 cache file" in cleared.stdout
 
 
+def test_explain_prints_the_schedule_and_measures_nothing(run):
+    result = run("tune", "--matmul", "128x768x768", "--explain")
+    assert result.exit_code == 0, result.output
+    for word in ("matmul 128x768x768", "k-blocks", "accumulators", "CPU model"):
+        assert word in result.stdout
+    [found] = json.loads(run("tune", "--matmul", "8x64x32", "--explain", "--json").stdout)
+    assert found["workload"] == "8x64x32"
+    assert found["schedule"]["row_tasks"] == 1
+    assert found["cpu"]["line"] == 64
+
+
+@pytest.mark.parametrize("more", [(), ("--add", "4x4", "--matmul", "1x2x3"), ("--seconds", "1", "--matmul", "1x2x3")])
+def test_explain_takes_matrix_products_alone(run, more):
+    assert run("tune", "--explain", *more).exit_code != 0
+
+
 def test_recommend_gives_reasons_and_hints(run):
     result = run("recommend", "--matmul", "8x64x64", "--seconds", "0.3")
     assert result.exit_code == 0, result.output

@@ -38,6 +38,9 @@ _MEMORY = Annotated[int | None, typer.Option(help="Maximum size of the weights i
 _ANEW = Annotated[bool, typer.Option("--no-cache", help="Measure again, and cache nothing.")]
 # Options that have no meaning without a workload.
 _SETTINGS = ("seconds", "max_latency", "min_sqnr", "min_cosine", "memory", "torch", "no_cache")
+_EXPLAIN = Annotated[
+    bool, typer.Option("--explain", help="Print the schedule of each --matmul for int8 weights; measure nothing.")
+]
 _TORCH = Annotated[bool, typer.Option(help="Compare with torch as well, where it is installed.")]
 
 
@@ -57,19 +60,23 @@ def tune(
     torch: _TORCH = True,
     no_cache: _ANEW = False,
     clear_cache: Annotated[bool, typer.Option("--clear-cache", help="Delete all cached measurements first.")] = False,
+    explain: _EXPLAIN = False,
     as_json: AS_JSON = False,
 ) -> None:
     """Measure quantized settings for workloads on this machine against float32, and name the best."""
     from lowbit.runtime.cache_file import clear_caches
 
     if not (matmul or conv or add):
-        refuse_given(ctx, "there is no workload; give --matmul, --conv or --add", *_SETTINGS)
+        refuse_given(ctx, "there is no workload; give --matmul, --conv or --add", *_SETTINGS, "explain")
     if clear_cache:
         gone = clear_caches()
         if not as_json:
             typer.echo(f"Removed {len(gone)} cache file{'s' * (len(gone) != 1)}")
         if not (matmul or conv or add):
             return
+    if explain:
+        refuse_given(ctx, "--explain measures nothing; give --matmul alone", "conv", "add", *_SETTINGS)
+        return _explain(matmul, as_json)
     work, wanted = _asked(matmul, conv, add), _wanted(max_latency, min_sqnr, min_cosine, memory)
     found, interrupted = _searched(work, wanted, seconds, torch, no_cache, as_json)
     if as_json:
@@ -80,6 +87,23 @@ def tune(
             shown.print(_table(f))
     if interrupted:
         end_interrupted("shown is what was measured until then")
+
+
+def _explain(matmul: list[str], as_json: bool) -> None:
+    from lowbit.tuning.explain import explain
+    from lowbit.tuning.workload import QuantizationWorkload
+
+    found = [explain(QuantizationWorkload.parse("matmul", text)) for text in matmul]
+    if as_json:
+        typer.echo(json.dumps([f.to_dict() for f in found], indent=2))
+        return
+    for f in found:
+        shown = table(f"matmul {f.workload}, int8 weights")
+        shown.add_column("")
+        shown.add_column("schedule")
+        for row in f.lines():
+            shown.add_row(*row)
+        screen().print(shown)
 
 
 def recommend(

@@ -1,0 +1,81 @@
+"""The schedule of a matrix product, as data and as text: how it is cut into tasks, and what the CPU is assumed to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.runtime.native import core
+from lowbit.runtime.threads import get_num_threads
+from lowbit.tuning.workload import QuantizationWorkload
+
+_SCHEDULE = (
+    "kernel", "tile_rows", "threads", "order", "row_tasks", "task_rows", "panel_tasks", "task_panels", "panel_columns",
+    "k_blocks", "k_block", "rows", "packed_stride", "panels_at_once", "rows_per_call", "paired", "in_place",
+    "scratch_bytes",
+)  # fmt: skip
+_CPU = (
+    "l1", "l2", "l3", "line", "dot_ports", "l1_sets", "l1_written_ways", "task_rows", "task_panels", "k_block",
+    "few_rows", "short_k", "thread_work", "shared_b", "staging",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScheduleExplanation:
+    """How an int8 linear layer [n, k] is computed on m rows, and the CPU model behind it."""
+
+    workload: str
+    schedule: dict[str, Any]
+    cpu: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"workload": self.workload, "schedule": self.schedule, "cpu": self.cpu}
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The schedule in words: a topic and a sentence each."""
+        s, c = self.schedule, self.cpu
+        order = {"by_rows": "tasks that share rows", "by_columns": "tasks that share panels"}[s["order"]]
+        rows = {
+            "in_place": "read where they lie",
+            "packed_once": "packed once, before any task",
+            "packed_per_task": "packed by each task",
+        }[s["rows"]]
+        where = "in the result" if s["in_place"] else "in scratch"
+        caches = ", ".join(f"{name.upper()} {_size(c[name])}" for name in ("l1", "l2", "l3"))
+        return [
+            ("kernel", f"{s['kernel']}, tiles of {s['tile_rows']} rows, {1 + s['paired']} panel(s) wide"),
+            ("tasks", f"{s['row_tasks']} x {s['panel_tasks']}, of {s['task_rows']} rows x {s['task_panels']} panels"),
+            ("panel", f"{s['panel_columns']} columns"),
+            ("threads", f"{s['threads']}; each runs consecutive {order}"),
+            ("k-blocks", f"{s['k_blocks']} of {s['k_block']} elements at most"),
+            ("rows of x", f"{rows}, {s['packed_stride']} bytes apart if packed"),
+            ("accumulators", f"{where}, {s['panels_at_once']} panels at once, {s['rows_per_call']} rows per call"),
+            ("scratch", f"{s['scratch_bytes']:,} bytes per thread"),
+            ("CPU model", f"{caches}; {c['dot_ports']} dot product(s) start per cycle"),
+        ]
+
+
+def explain(workload: QuantizationWorkload, threads: int | None = None) -> ScheduleExplanation:
+    """The schedule of a matrix product for int8 weights and activations, on this machine. Measures nothing.
+
+    >>> explain(QuantizationWorkload.matmul(8, 64, 32), threads=1).schedule["row_tasks"]
+    1
+    """
+    if workload.kind != "matmul":
+        raise InvalidProblem(f"workload: {workload}; expected a matrix product")
+    m, n, k = workload.shape
+    found = core.int8_schedule(m, n, k, get_num_threads() if threads is None else threads)
+    return ScheduleExplanation(
+        "x".join(map(str, workload.shape)),
+        {name: _plain(getattr(found, name)) for name in _SCHEDULE},
+        {name: getattr(core.cpu_model(), name) for name in _CPU},
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | str) else value.name
+
+
+def _size(count: int) -> str:
+    return f"{count >> 10:,} KiB" if count else "unknown"
