@@ -34,7 +34,7 @@ __all__ = ["Goal", "Result", "Watch", "is_win", "shares"]
 Array = npt.NDArray[Any]
 
 ORT_MIN_MAX = "ORT min-max"
-TORCH_16 = "torch, told of 16 codes"
+TORCH_16 = "torch with 16 codes"
 PEERS = (TORCH_HISTOGRAM, TORCH_16, ORT_ENTROPY, ORT_PERCENTILE, ORT_MIN_MAX)
 _TIE = 1e-6  # of the other's error
 _AT_LEAST = 0.9  # of tensors on which lowbit is to lose no more

@@ -43,6 +43,8 @@ def sections(group: Any) -> Iterator[str]:
         rows += [(", ".join(f"`{o}`" for o in p.opts), default_of(p), cell(p.help or "")) for p in options]
         if rows:
             yield "| | default | meaning |\n|---|---|---|\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        if example := (getattr(command, "epilog", None) or "").removeprefix("Example: ").strip():
+            yield f"```sh\n{' '.join(example.split())}\n```\n"
 
 
 def page() -> str:
