@@ -97,7 +97,8 @@ def _report(rows: list[dict[str, Any]]) -> None:
         ratios = [row["ratio"] for row in rows if family in (None, row["family"])]
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
         print(
-            f"{family or 'all':12}  {len(ratios):4} cases  geometric mean {mean:.3f}  least {min(ratios, default=0):.3f}"
+            f"{family or 'all':12}  {len(ratios):4} cases  geometric mean {mean:.3f}  "
+            f"least {min(ratios, default=0):.3f}"
         )
     for row in sorted(rows, key=lambda row: row["ratio"]):
         if row["ratio"] < _REGRESSION:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib.util
 import inspect
@@ -152,19 +151,6 @@ def test_the_program_that_ends_the_quantization_page_is_short_and_shown_with_its
     assert len(last.source.splitlines()) < 40
     assert last.output
     assert "import numpy as np\nimport lowbit as lb\n" in last.source
-
-
-def test_the_architecture_page_lists_the_packages_in_the_order_that_imports_follow() -> None:
-    text = (ROOT / "docs/internals/architecture.md").read_text(encoding="utf-8")
-    table = text.partition("| package | holds |\n")[2].partition("\n\n")[0]
-    listed = [re.findall(r"`(\w+)`", row.split("|")[1])[0] for row in table.splitlines()[1:]]
-    tree = ast.parse((ROOT / "tests/test_layering.py").read_text(encoding="utf-8"))
-    order = next(
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ORDER"
-    )
-    assert listed == [package for package in order if not package.startswith("_")]
 
 
 NEIGHBOUR = ROOT / "docs/guide/from_rust_crates.md"
