@@ -484,14 +484,17 @@ def test_layouts_of_torch_are_kept_by_shape_axis_and_block() -> None:
 
     shapes = [torch.Size(s) for s in ((6, 8), (8, 6), (48,), (2, 3, 8))]
     asked = list(itertools.product(shapes, (None, 0, -1), (None, 1, 4)))
-    for cached, plain in ((kernels._granularity, kernels.granularity), (kernels._masked, kernels._masked.__wrapped__)):
-        alone = [repr(plain(*a)) if cached is kernels._granularity else _layout(plain(*a)) for a in asked]
+    for cached, plain in (
+        (kernels.cached_granularity, kernels.granularity),
+        (kernels._masked, kernels._masked.__wrapped__),
+    ):
+        alone = [repr(plain(*a)) if cached is kernels.cached_granularity else _layout(plain(*a)) for a in asked]
         assert len(set(alone)) > 3
         for order in orders(len(asked), several=2):
             cached.cache_clear()
             for i in order:
                 found = cached(*asked[i])
-                assert (repr(found) if cached is kernels._granularity else _layout(found)) == alone[i]
+                assert (repr(found) if cached is kernels.cached_granularity else _layout(found)) == alone[i]
 
 
 def _layout(found: Any) -> str:

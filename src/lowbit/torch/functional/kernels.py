@@ -1,8 +1,7 @@
-"""CPU kernels of the torch operators: tensors in and out, lowbit's own functions in between.
+"""CPU kernels of the torch operators: tensors in and out, lowbit's plans in between.
 
-They write into a new contiguous tensor and read contiguous input where it lies; `library` gives them channels_last
-images in that order. Arguments are those of the schemas there: s scales, z zero points, `block` elements along `axis`
-sharing one.
+Results are new contiguous tensors, and contiguous input is read without a copy. Arguments are those of the schemas in
+`library`: s scales, z zero points, block the group size along `axis`.
 """
 
 from __future__ import annotations
@@ -19,22 +18,14 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.fields import as_zero_point
 from lowbit.numerics.granularity import Granularity
 from lowbit.numerics.params import QuantizationParams
-from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE, affine_from_range
+from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.fake_quantize import affine_of
-from lowbit.ops.quantize import refuse_nonfinite
 from lowbit.reference import spread
 from lowbit.runtime import arrays as cpu
-from lowbit.runtime.torch_types import CODES, WIDEST, codes_dtype, compute_dtype, granularity, require_bits
-from lowbit.torch.functional.channels_last import as_it_lies, axis_as_it_lies, empty_like, is_channels_last
+from lowbit.runtime.torch_types import CODES, codes_dtype, compute_dtype, granularity, require_bits
+from lowbit.torch.functional.channels_last import axis_innermost, channels_innermost, empty_like, is_channels_last
 from torch import Tensor
-
-__all__ = [
-    "CODES", "HIGHEST", "LOWEST", "WIDEST", "affine_params", "codes_dtype", "compute_dtype", "dequantize",
-    "dequantize_ste", "dequantize_ste_backward", "fake_quantize", "fake_quantize_backward",
-    "fake_quantize_learned", "fake_quantize_learned_backward", "fake_quantize_masked", "granularity", "keep_where",
-    "mask_fits", "observe_", "quantize", "quantize_ste", "quantize_ste_backward", "range_params", "require_bits",
-]  # fmt: skip
 
 Array = npt.NDArray[Any]
 
@@ -46,10 +37,10 @@ _ELEMENTS = {
     torch.bfloat16: cpu.Element.bf16,
 }
 
-_granularity = functools.lru_cache(4096)(granularity)
+cached_granularity = functools.lru_cache(4096)(granularity)
 
 
-def _floats(x: Tensor, name: str = "x") -> cpu.FloatArray:
+def floats_of(x: Tensor, name: str = "x") -> cpu.FloatArray:
     """A float tensor as native kernels take it, without a copy where it is contiguous."""
     element = _ELEMENTS.get(x.dtype)
     if element is None or not x.is_contiguous():
@@ -63,11 +54,11 @@ def _floats(x: Tensor, name: str = "x") -> cpu.FloatArray:
 def _gradient(dy: Tensor, x: Tensor) -> cpu.FloatArray:
     if dy.shape != x.shape or dy.dtype is not x.dtype:
         raise InvalidProblem(f"dy: {dy.dtype} {tuple(dy.shape)}; expected x's, {x.dtype} {tuple(x.shape)}")
-    return _floats(dy, "dy")
+    return floats_of(dy, "dy")
 
 
 def _numbers(values: Tensor) -> Array:
-    """A small tensor's memory as an array; half-width floats widen."""
+    """A small tensor as an array; 16-bit floats widen to float32."""
     values = values.detach()
     if values.dtype in (torch.float16, torch.bfloat16):
         values = values.float()
@@ -75,7 +66,7 @@ def _numbers(values: Tensor) -> Array:
 
 
 def _affine_of(x: cpu.FloatArray, g: Granularity, s: Array, z: Array, qmin: int, qmax: int) -> cpu.Affine:
-    """Scales and zero points as native kernels take them. What is not yet so, lowbit.ops' own check makes so."""
+    """Scales and zero points as native kernels take them; `affine_of` converts and checks any others."""
     fits = s.shape == z.shape == g.scale_shape and s.dtype == x.compute and z.dtype == np.int32
     if fits and s.flags.c_contiguous and z.flags.c_contiguous and LOWEST <= qmin <= qmax <= HIGHEST:
         return cpu.Affine(s, z, qmin, qmax)
@@ -87,17 +78,17 @@ def fake_quantize(x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: i
 
 
 def _fake_quantize(x: Tensor, s: Array, z: Array, qmin: int, qmax: int, axis: int | None, block: int | None) -> Tensor:
-    out, floats, g = empty_like(x), _floats(x), _granularity(x.shape, axis, block)
-    cpu.fake_quantize(floats, _affine_of(floats, g, s, z, qmin, qmax), g, _floats(out))
+    out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
+    cpu.fake_quantize(floats, _affine_of(floats, g, s, z, qmin, qmax), g, floats_of(out))
     return out
 
 
 def fake_quantize_backward(
     dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
 ) -> Tensor:
-    out, floats, g = empty_like(x), _floats(x), _granularity(x.shape, axis, block)
+    out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
     affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
-    cpu.fake_quantize_backward(_gradient(dy, x), floats, affine, g, _floats(out))
+    cpu.fake_quantize_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
     return out
 
 
@@ -113,7 +104,7 @@ def _masked_as_it_lies(
 ) -> tuple[Granularity, Any, int] | None:
     if not last:
         return _masked(x.shape, axis, block)
-    return None if block is not None else _masked(as_it_lies(x).shape, axis_as_it_lies(axis, x.ndim), None)
+    return None if block is not None else _masked(channels_innermost(x).shape, axis_innermost(axis, x.ndim), None)
 
 
 def mask_fits(x: Tensor, axis: int | None, block: int | None) -> bool:
@@ -128,7 +119,7 @@ def _element(x: Tensor, name: str) -> cpu.Element:
 def fake_quantize_masked(
     x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
 ) -> tuple[Tensor, Tensor]:
-    """fake_quantize, and a bit for each element that was not clipped, in the order in which they lie."""
+    """fake_quantize, and a bit for each element that was not clipped, in memory order."""
     last = is_channels_last(x)
     found = _masked_as_it_lies(x, last, axis, block)
     if found is None:
@@ -161,18 +152,18 @@ def keep_where(dy: Tensor, bits: Tensor) -> Tensor:
 def quantize_ste_backward(
     dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
 ) -> Tensor:
-    out, floats, g = empty_like(x), _floats(x), _granularity(x.shape, axis, block)
+    out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
     affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
-    cpu.quantize_backward(_gradient(dy, x), floats, affine, g, _floats(out))
+    cpu.quantize_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
     return out
 
 
 def _learned(s: Tensor, z: Tensor, qmin: int, qmax: int) -> tuple[Any, Any]:
-    """A learned scale and zero point as used: an optimizer may leave the range they must lie in."""
+    """A learned scale and zero point, clamped: an optimizer may move them out of range."""
     scale, zero = np.minimum(np.maximum(_numbers(s), MIN_SCALE), MAX_SCALE), _numbers(z)
     if zero.dtype.kind == "f":
         if np.isnan(zero).any():
-            raise InvalidProblem("zero_point: nan; expected a number, which training has lost")
+            raise InvalidProblem("zero_point: nan; expected a number: training diverged")
         zero = np.asarray(np.clip(np.rint(zero), qmin, qmax).astype(np.int32))
     return np.asarray(scale), zero
 
@@ -184,12 +175,19 @@ def fake_quantize_learned(
 
 
 def fake_quantize_learned_backward(
-    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None,
+    dy: Tensor,
+    x: Tensor,
+    s: Tensor,
+    z: Tensor,
+    qmin: int,
+    qmax: int,
+    axis: int | None,
+    block: int | None,
     gradient_scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    out, floats, g = empty_like(x), _floats(x), _granularity(x.shape, axis, block)
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
     affine = _affine_of(floats, g, *_learned(s, z, qmin, qmax), qmin, qmax)
-    ds, dz = cpu.fake_quantize_learned_backward(_gradient(dy, x), floats, affine, g, _floats(out))
+    ds, dz = cpu.fake_quantize_learned_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
     of_zero = z.dtype if z.is_floating_point() else compute_dtype(x)
     return out, _scaled(ds, gradient_scale, s.dtype), _scaled(dz, gradient_scale, of_zero)
 
@@ -234,78 +232,6 @@ def dequantize_ste(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int
 
 
 def dequantize_ste_backward(dy: Tensor, s: Tensor, axis: int | None, block: int | None) -> Tensor:
-    out, floats, g = empty_like(dy), _floats(dy, "dy"), _granularity(dy.shape, axis, block)
-    cpu.dequantize_backward(floats, affine_of(floats.compute, _numbers(s), 0, 0, 0, g), g, _floats(out))
+    out, floats, g = empty_like(dy), floats_of(dy, "dy"), cached_granularity(dy.shape, axis, block)
+    cpu.dequantize_backward(floats, affine_of(floats.compute, _numbers(s), 0, 0, 0, g), g, floats_of(out))
     return out
-
-
-def range_params(
-    x: Tensor, qmin: int, qmax: int, symmetric: bool, axis: int | None, block: int | None, name: str, ignore: bool
-) -> tuple[Tensor, Tensor]:
-    lo, hi = _value_range(x, axis, block, name, ignore)
-    least, most = _ends(lo, hi)
-    if not -MAX_SCALE <= least <= most <= MAX_SCALE:
-        # Inf counts as a very large number, and no number at all as 0: a step that holds them is thrown away.
-        lo, hi = (np.asarray(np.clip(np.where(lo <= hi, v, v.dtype.type(0)), -MAX_SCALE, MAX_SCALE)) for v in (lo, hi))
-    return _affine(lo, hi, qmin, qmax, symmetric)
-
-
-def observe_(
-    x: Tensor, lo: Tensor, hi: Tensor, left_out: Tensor, momentum: float | None, axis: int | None, block: int | None,
-    name: str, ignore: bool,
-) -> None:  # fmt: skip
-    new_lo, new_hi = _value_range(x, axis, block, name, ignore)
-    least, most = _ends(new_lo, new_hi)
-    if not -WIDEST <= least <= most <= WIDEST:
-        left_out += 1
-        return
-    old_lo, old_hi = lo.numpy(), hi.numpy()
-    if momentum is None or (old_lo > old_hi).any():
-        np.minimum(old_lo, new_lo, out=old_lo, casting="same_kind")
-        np.maximum(old_hi, new_hi, out=old_hi, casting="same_kind")
-    else:
-        m = new_lo.dtype.type(momentum)
-        old_lo += m * (new_lo - old_lo)
-        old_hi += m * (new_hi - old_hi)
-
-
-def _ends(lo: Array, hi: Array) -> tuple[float, float]:
-    """The least lo and the greatest hi; NaN where there is a scope without a number."""
-    if lo.ndim == 0:
-        return float(lo), float(hi)
-    return (float(lo.min()), float(hi.max())) if (lo <= hi).all() else (np.nan, np.nan)
-
-
-def _value_range(x: Tensor, axis: int | None, block: int | None, name: str, ignore: bool) -> tuple[Array, Array]:
-    """(lo, hi) of each scope. NaN or Inf is an error that says where, or with `ignore` left to the caller."""
-    if x.numel() == 0:
-        raise InvalidProblem(f"{name}: empty (shape {tuple(x.shape)}); there is nothing to find a range in")
-    lying, along = x, axis
-    if block is None and is_channels_last(x):
-        lying, along = as_it_lies(x), axis_as_it_lies(axis, x.ndim)
-    lo, hi, nan = cpu.value_range(_floats(lying), _granularity(lying.shape, along, block))
-    if not ignore and (nan or not (np.isfinite(lo).all() and np.isfinite(hi).all())):
-        refuse_nonfinite(_floats(x), name)
-    return lo, hi
-
-
-def affine_params(lo: Tensor, hi: Tensor, qmin: int, qmax: int, symmetric: bool) -> tuple[Tensor, Tensor]:
-    return _affine(lo.numpy(), hi.numpy(), qmin, qmax, symmetric)
-
-
-def _affine(lo: Array, hi: Array, qmin: int, qmax: int, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """affine_from_range; where nothing is special about the data, by the same arithmetic in a third of its time."""
-    number = lo.dtype.type
-    if symmetric and qmin <= 0 < qmax:
-        scale = np.asarray(np.maximum(-lo, hi) / number(qmax))
-        least, most = _ends(scale, scale)
-        if least >= MIN_SCALE and most <= MAX_SCALE:
-            return torch.from_numpy(scale), torch.zeros(scale.shape, dtype=torch.int32)
-    elif lo.ndim == 0 and not symmetric and abs(float(lo)) <= WIDEST >= abs(float(hi)):
-        low, high = min(lo[()], number(0)), max(hi[()], number(0))
-        step = (high - low) / number(max(qmax - qmin, 1))
-        if MIN_SCALE <= step <= MAX_SCALE:
-            at = min(max(int(np.rint(number(qmin) - low / step)), qmin), qmax)
-            return torch.from_numpy(np.asarray(step)), torch.from_numpy(np.asarray(at, np.int32))
-    scale, zero = affine_from_range(lo, hi, qmin, qmax, symmetric=symmetric)
-    return torch.from_numpy(scale), torch.from_numpy(zero)

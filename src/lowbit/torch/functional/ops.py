@@ -1,11 +1,10 @@
 """Functions of torch tensors: fake quantization, codes and back, with straight-through gradients.
 
-Granularity, everywhere: scale and zero_point are one for all; with `axis` one for each of its indices; with
-`group_size` one for each block along `axis` (default the last); with `per_token` one for each row of the last axis,
-shaped x.shape[:-1]. They are numbers, arrays or tensors; zero points are integers, also as floats (2.0, but not 2.7).
-Results have x's dtype, inside torch.autocast too, and lie in memory as x does if that is torch.channels_last; else they
-are contiguous. Transforms of torch.func and tracers give the same numbers; only forward-mode differentiation of
-`fake_quantize_learned` is refused.
+Granularity: scale and zero_point are per tensor; with `axis` per channel; with `group_size` per group along `axis`
+(default the last); with `per_token` per row of the last axis, shaped x.shape[:-1]. They are numbers, arrays or tensors;
+zero points are integers, also as floats (2.0, but not 2.7). Results have x's dtype, inside torch.autocast too. Their
+memory format is x's if that is torch.channels_last, else contiguous. Transforms of torch.func and tracers give the same
+numbers; only forward-mode differentiation of `fake_quantize_learned` raises.
 """
 
 from __future__ import annotations
@@ -20,13 +19,10 @@ from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
 from lowbit.numerics.fields import as_zero_point
 from lowbit.torch.functional import library
 from lowbit.torch.functional.kernels import CODES, codes_dtype, granularity
+from lowbit.torch.functional.registration import is_direct
 from torch import Tensor
 
-__all__ = [
-    "dequantize", "dequantize_ste", "fake_quantize", "fake_quantize_learned", "quantize", "quantize_ste",
-]  # fmt: skip
-
-Number = float | Tensor  # for annotations; what else can become a tensor is accepted too
+Number = float | Tensor  # anything that torch.tensor takes is accepted too
 
 
 def fake_quantize(
@@ -93,7 +89,7 @@ def quantize(
     per_token: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Integer codes of x, one an element, in the narrowest type for [qmin, qmax] or in `dtype`. Not differentiable.
+    """Integer codes of x, one per element, in the narrowest type for [qmin, qmax] or in `dtype`. Not differentiable.
 
     >>> quantize(torch.tensor([-9.0, 0.3, 1.0]), 0.5, qmin=-8, qmax=7)
     tensor([-8,  1,  2], dtype=torch.int8)
@@ -139,7 +135,7 @@ def dequantize(
     per_token: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The numbers that integer codes stand for: (codes - zero_point) * scale. Not differentiable.
+    """The values of integer codes: (codes - zero_point) * scale. Not differentiable.
 
     >>> dequantize(torch.tensor([-8, 2], dtype=torch.int8), 0.5, 1)
     tensor([-4.5000,  0.5000])
@@ -181,11 +177,11 @@ def _arguments(
     per_token: bool,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, int | None]:
-    """x, scale and zero point as operators take them; tokens become rows, and rows channels."""
+    """x, scale, zero point and axis as operators take them; tokens become the channels of a matrix."""
     if not isinstance(x, Tensor):
         raise InvalidProblem(f"{name}: {type(x).__name__}; expected a torch tensor")
     if not (isinstance(scale, Tensor) and isinstance(zero_point, Tensor)):
-        direct = library.is_direct(name, x)
+        direct = is_direct(name, x)
         if not isinstance(scale, Tensor):
             wide = (x.dtype if dtype is None else dtype) is torch.float64
             scale = _scale(x, scale, torch.float64 if wide else torch.float32, direct)
@@ -194,19 +190,15 @@ def _arguments(
     if not per_token:
         return x, scale, zero_point, axis
     if axis is not None or group_size is not None:
-        raise InvalidProblem("per_token: True contradicts axis and group_size, which say another granularity")
+        raise InvalidProblem("per_token: True contradicts axis and group_size, which give another granularity")
     if x.ndim == 0:
-        raise InvalidProblem(f"{name}: no dimensions; per_token needs at least one, a token's features")
+        raise InvalidProblem(f"{name}: no dimensions; per_token needs at least one, the features of a token")
     for what, given in (("scale", scale), ("zero_point", zero_point)):
         if given.ndim and given.shape != x.shape[:-1]:
-            raise InvalidProblem(f"{what}: shape {tuple(given.shape)}; expected {tuple(x.shape[:-1])}, one a token")
+            raise InvalidProblem(f"{what}: shape {tuple(given.shape)}; expected {tuple(x.shape[:-1])}, one per token")
     rows = x.flatten(0, -2) if x.ndim > 1 else x.unsqueeze(0)
-    return (
-        rows,
-        (scale.flatten() if scale.ndim else scale),
-        (zero_point.flatten() if zero_point.ndim else zero_point),
-        0,
-    )
+    scale, zero_point = (v.flatten() if v.ndim else v for v in (scale, zero_point))
+    return rows, scale, zero_point, 0
 
 
 def _scale(x: Tensor, value: Any, dtype: torch.dtype, direct: bool) -> Tensor:
@@ -230,13 +222,13 @@ def _zero_point(x: Tensor, value: Any, direct: bool) -> Tensor:
 
 @functools.lru_cache(256)
 def _constant(value: float, dtype: torch.dtype) -> Tensor:
-    """A number as a tensor that nobody writes to. Making one takes as long as quantizing some ten thousand numbers."""
-    with torch.inference_mode(False):  # autograd keeps no tensor of that mode
+    """A number as a tensor, cached: to create one takes as long as to quantize about ten thousand elements."""
+    with torch.inference_mode(False):  # autograd cannot save an inference tensor
         return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 def _spread(name: str, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """One value for each parameter set; autograd adds up what a single one stood for."""
+    """One value per scale; autograd sums the gradient of an expanded one."""
     if tuple(values.shape) == shape:
         return values
     if values.numel() == 1 and values.ndim <= 1:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from lowbit.layers import layers
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
-from lowbit.torch.functional.channels_last import as_it_was, is_channels_last
-from lowbit.torch.functional.library import _define
+from lowbit.torch.functional.channels_last import channels_first, is_channels_last
+from lowbit.torch.functional.registration import register
 from lowbit.torch.inference.state_dict import layer_from_tensors, layer_tensors, tensors_of_module
 from torch import Tensor, nn
 
@@ -259,10 +259,10 @@ def _gives_channels_last(x: Tensor, number: int) -> bool:
 def _conv2d(x: Tensor, number: int, _: Any) -> Tensor:
     layer, last = _layer(number), _gives_channels_last(x, number)
     if is_channels_last(x):
-        y = as_it_was(_tensor(layer(x.permute(0, 2, 3, 1), "NHWC"), x))
+        y = channels_first(_tensor(layer(x.permute(0, 2, 3, 1), "NHWC"), x))
         return y if last else y.contiguous()
     if last:
-        return as_it_was(_tensor(layer(x, "NCHW", "NHWC"), x))
+        return channels_first(_tensor(layer(x, "NCHW", "NHWC"), x))
     return _tensor(layer(x), x)
 
 
@@ -279,7 +279,7 @@ def _refuse_gradient(dy: Tensor, x: Tensor, of: str) -> Tensor:
 
 
 # An operator, so that a compiled model fails only where a gradient is asked for.
-no_gradient = _define(
+no_gradient = register(
     "no_gradient(Tensor dy, Tensor x, str of) -> Tensor", _refuse_gradient, lambda dy, x, of: torch.empty_like(x)
 )
 
@@ -288,12 +288,20 @@ def _none_of(name: str) -> Callable[..., tuple[Tensor | None, ...]]:
     return lambda dy, x, *_: (no_gradient(dy, x, name),)
 
 
-quantized_linear = _define(
+_OPTIONS: dict[str, Any] = {"diagonal": False, "guard": _refuse_programs}
+quantized_linear = register(
     "quantized_linear(Tensor x, int module, int out) -> Tensor",
-    _linear, lambda x, _, out: x.new_empty((*x.shape[:-1], out)),
-    1, _none_of("quantized_linear"), diagonal=False, guard=_refuse_programs,
-)  # fmt: skip
-quantized_conv2d = _define(
-    "quantized_conv2d(Tensor x, int module, SymInt[] shape) -> Tensor", _conv2d, _conv2d_shape,
-    1, _none_of("quantized_conv2d"), diagonal=False, guard=_refuse_programs,
-)  # fmt: skip
+    _linear,
+    lambda x, _, out: x.new_empty((*x.shape[:-1], out)),
+    tensors=1,
+    gradient=_none_of("quantized_linear"),
+    **_OPTIONS,
+)
+quantized_conv2d = register(
+    "quantized_conv2d(Tensor x, int module, SymInt[] shape) -> Tensor",
+    _conv2d,
+    _conv2d_shape,
+    tensors=1,
+    gradient=_none_of("quantized_conv2d"),
+    **_OPTIONS,
+)
