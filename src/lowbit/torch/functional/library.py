@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from lowbit.runtime.torch_types import compute_dtype, granularity
 from lowbit.torch.functional import kernels, ranges
 from lowbit.torch.functional.channels_last import channels_innermost, empty_like, is_channels_last
-from lowbit.torch.functional.kernels import compute_dtype, granularity
 from lowbit.torch.functional.registration import register
 from torch import Tensor
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
 from lowbit.numerics.fields import as_zero_point
+from lowbit.runtime.torch_types import CODES, codes_dtype, granularity
 from lowbit.torch.functional import library
-from lowbit.torch.functional.kernels import CODES, codes_dtype, granularity
 from lowbit.torch.functional.registration import is_direct
 from torch import Tensor
 

@@ -12,13 +12,12 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE, affine_from_range
 from lowbit.ops.quantize import refuse_nonfinite
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.torch_types import WIDEST
 from lowbit.torch.functional.channels_last import axis_innermost, channels_innermost, is_channels_last
 from lowbit.torch.functional.kernels import cached_granularity, floats_of
 from torch import Tensor
 
 Array = npt.NDArray[Any]
-
-WIDEST = float(np.finfo(np.float32).max) / 2  # the range [-WIDEST, WIDEST] has a finite width
 
 
 def range_params(

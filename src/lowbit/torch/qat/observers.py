@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.runtime.torch_types import granularity
 from lowbit.torch.functional import library
-from lowbit.torch.functional.kernels import granularity
 from torch import Tensor, nn
 
 

@@ -11,8 +11,8 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.torch_types import granularity
 from lowbit.torch.functional import library
-from lowbit.torch.functional.kernels import granularity
 from lowbit.torch.qat.observers import FixedBuffers, Observer, make_observer
 from torch import Tensor, nn
 
