@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main"]
-
 _SHORTEST = 2e-4  # seconds of one timing; faster calls are repeated within it
 _ROUNDS, _MOST_ROUNDS = 5, 60
 _REGRESSION = 0.9

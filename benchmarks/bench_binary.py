@@ -1,4 +1,4 @@
-"""Products of binary codes, M×K×N, weights packed before, to scaled float32; beside the same in int8 and in float32."""
+"""Binary GEMM, M×K×N, packed weights, to scaled float32, beside the same product in int8 and in float32."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import lowbit as lb
 from benchmarks.peers import NUMPY, Peers, torch_with
 from benchmarks.shapes import aligned
 from benchmarks.timing import Case, Contender, Target
-
-__all__ = ["cases"]
 
 Array = npt.NDArray[Any]
 

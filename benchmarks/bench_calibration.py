@@ -1,4 +1,4 @@
-"""Watching activations go by: all that any method needs, and their range alone. GB/s: bytes read."""
+"""Statistics of activations for every calibration method, and the range alone. GB/s are bytes read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from benchmarks.peers import Peers, torch_with
 from benchmarks.shapes import CACHED, MEDIUM, SPLIT, STREAMED, normal
 from benchmarks.timing import Call, Case, Contender, Target
 from lowbit.calibration.sketch import Sketch
-
-__all__ = ["ORT_ENTROPY", "ORT_PERCENTILE", "TORCH_HISTOGRAM", "cases", "ort_collector"]
 
 Array = npt.NDArray[Any]
 

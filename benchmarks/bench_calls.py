@@ -1,4 +1,4 @@
-"""What a call costs where there is next to nothing to compute."""
+"""The time of a call on 64 elements, where there is almost nothing to compute."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import lowbit as lb
 from benchmarks.peers import TORCH, Peers
 from benchmarks.shapes import CALL, SCALE, ZERO_POINT, aligned, normal
 from benchmarks.timing import Case, Contender, Target
-
-__all__ = ["cases"]
 
 
 def cases(peers: Peers) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""Codes to codes: sums and products of two tensors under scales of their own, and relu."""
+"""Element-wise operations on codes: sums and products of two tensors with different scales, and ReLU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from benchmarks.onnx_call import MICROSOFT, onnx_call
 from benchmarks.peers import ORT, TORCH, Peers, torch_with
 from benchmarks.shapes import SPLIT, aligned, normal
 from benchmarks.timing import Call, Case, Contender, Target
-
-__all__ = ["cases"]
 
 _SIZES = {"2^20": SPLIT, "2^24": 1 << 24}  # within the caches, and beyond them
 # Scale and zero point of a, b and the result: sums of normal numbers use most codes. No scale is a multiple of another.

@@ -1,4 +1,4 @@
-"""Convolutions of uint8 activations and int8 weights to uint8, a batch of one, weights packed before."""
+"""Convolutions of uint8 activations with packed int8 weights, to uint8, batch size 1."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from benchmarks.problems import A_SCALE, A_ZERO, OUT_ZERO, Convolution
 from benchmarks.shapes import aligned
 from benchmarks.timing import Call, Case, Contender, GroupTarget, Target
 
-__all__ = ["cases"]
-
 _CONVOLUTIONS = (
     Convolution(64, 64, 56, 3, padding=1),
     Convolution(128, 128, 28, 3, padding=1),
@@ -22,7 +20,7 @@ _CONVOLUTIONS = (
     Convolution(3, 64, 224, 7, stride=2, padding=3),
     Convolution(128, 128, 56, 3, padding=1, groups=128),
 )
-# float32 too: with so few products a sum, it is as fast as codes where the convolution is depthwise.
+# float32 too: a depthwise convolution accumulates few products, and float32 is as fast as codes.
 _PEERS = (*ENGINES, *ORT_CONV, TORCH_F32)
 NHWC, NCHW = "lowbit, NHWC", "lowbit, NCHW"  # NHWC is how torch and ONNX Runtime have it inside
 _MEAN = GroupTarget("all convolutions", NHWC, _PEERS, 1.0, "best peer")

@@ -1,4 +1,4 @@
-"""Codes back to float32: int8 per tensor, int4 per tensor and in groups."""
+"""Codes to float32: int8 per tensor, int4 per tensor and in groups."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import lowbit as lb
 from benchmarks.peers import TORCH, Peers
 from benchmarks.shapes import CACHED, MATRIX, SCALE, STREAMED, ZERO_POINT, aligned, normal
 from benchmarks.timing import Case, Contender, Target
-
-__all__ = ["cases"]
 
 Array = npt.NDArray[Any]
 

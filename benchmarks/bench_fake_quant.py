@@ -13,8 +13,6 @@ from benchmarks.shapes import CACHED, MATRIX, SCALE, SPLIT, ZERO_POINT, aligned,
 from benchmarks.timing import Case, Contender, Target
 from lowbit import plans
 
-__all__ = ["cases"]
-
 Array = Any
 PLANNED = 256
 _CODES = (-128, 127)
@@ -141,10 +139,10 @@ def _channels(peers: Peers, axis: int) -> Case:
 def _half_width(name: str, n: int) -> Case:
     import ml_dtypes
 
-    halves = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
-    contenders = [_lowbit(normal(n, dtype), f"lowbit, {kind}") for kind, dtype in halves.items()]
+    kinds = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
+    contenders = [_lowbit(normal(n, dtype), f"lowbit, {kind}") for kind, dtype in kinds.items()]
     contenders.append(_lowbit(normal(n), "lowbit, f32", nbytes=8 * n))
-    targets = [Target(f"lowbit, {kind}", "lowbit, f32", 1.0, "f32") for kind in halves]
+    targets = [Target(f"lowbit, {kind}", "lowbit, f32", 1.0, "f32") for kind in kinds]
     return Case(name, n, 4 * n, contenders, targets)
 
 

@@ -1,4 +1,4 @@
-"""Products of uint8 activations and int8 weights, M×K×N, weights packed before: to uint8 codes and to int32 sums."""
+"""GEMM of uint8 activations with packed int8 weights, M×K×N, to uint8 codes and to int32."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from benchmarks.problems import A_SCALE, A_ZERO, OUT_ZERO, Product, SmallWeights
 from benchmarks.timing import Call, Case, Contender, GroupTarget, Target
 from lowbit import _core
 
-__all__ = ["CODES", "CUBE", "cases", "lowbit_codes"]
-
 CUBE = (1024, 1024, 1024)
 _ROUND = ((8, 4096, 4096), (64, 4096, 4096), (128, 768, 768), CUBE)
 # A remainder in every direction, a single row, a short and a long sum, few columns.
@@ -25,8 +23,8 @@ _AWKWARD = (
 
 CODES, SUMS = "lowbit, to u8", "lowbit, to s32"
 _SUMS_PEERS = (ORT_SUMS, TORCH_SUMS)
-# Each is held against all that give codes or, being less work, sums; sums only against sums. The mean of codes is also
-# held against codes alone.
+# Codes are compared with peers that give codes or, which is less work, int32; int32 only with int32. The second mean of
+# codes leaves int32 out.
 _AGAINST = {CODES: (*ENGINES, ORT_CODES, *_SUMS_PEERS), SUMS: _SUMS_PEERS}
 _LABEL = {CODES: "best int8 peer", SUMS: "best peer to s32"}
 _MEANS = [

@@ -1,4 +1,4 @@
-"""A 4096×4096 matrix to 4 bits in groups: range, scales, codes and packing, with nothing known before."""
+"""A 4096×4096 matrix to 4-bit codes in groups: range, scales, codes and packing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import lowbit as lb
 from benchmarks.peers import GGML, ORT_4BITS, Peers
 from benchmarks.shapes import MATRIX, normal
 from benchmarks.timing import Case, Contender, Target
-
-__all__ = ["cases"]
 
 
 def cases(peers: Peers) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""Linear layers with int4 weights in groups along K, M×K×N, float32 in and out: the same bits for all."""
+"""Linear layers with 4-bit weights in groups along K, M×K×N, float32 in and out; all contenders have the same weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from benchmarks.peers import Peers
 from benchmarks.peers_compute import INT4PACK, NBITS, ComputePeers
 from benchmarks.problems import Groups
 from benchmarks.timing import Call, Case, Contender, Target
-
-__all__ = ["cases"]
 
 _SHAPES = ((1, 4096, 4096), (1, 4096, 11008), (4, 4096, 4096), (32, 4096, 4096), (128, 4096, 4096))
 # How many times as fast as the best peer: by group, then rows.
@@ -49,7 +47,7 @@ def _case(makers: ComputePeers, p: Groups, at_least: float, threads: int) -> Cas
 
 def _lowbit(p: Groups, name: str, activation: str) -> Contender:
     def build() -> Call:
-        layer = lb.QuantizedLinear(p.tensor, activation=activation)
+        layer = lb.QuantizedLinear(p.tensor, activation_dtype=activation)
         return lambda: layer(p.x)
 
     return Contender(name, build, kind="lowbit", answer=lambda y: y)

@@ -1,4 +1,4 @@
-"""Linear layers with int8 weights, M×K×N, float32 in and out: codes of the input are found in the call."""
+"""Linear layers with int8 weights, M×K×N, float32 in and out; each call quantizes its input."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from benchmarks.peers_compute import ENGINES, NUMPY_F32, ORT_DYNAMIC, TORCH_F32,
 from benchmarks.problems import Layer
 from benchmarks.timing import Call, Case, Contender, GroupTarget, Target
 from lowbit.ops.fitting import Products, fastest_fit
-
-__all__ = ["cases", "lowbit_layer"]
 
 _SHAPES = (
     (1, 4096, 4096), (8, 4096, 4096), (64, 4096, 4096), (128, 768, 768), (128, 768, 3072), (1024, 1024, 1024),
@@ -58,7 +56,7 @@ def _case(
 
 
 def _bytes(p: Layer) -> int:
-    """float32 x and y, int8 weights with a scale a row."""
+    """float32 x and y, int8 weights with one scale per row."""
     return 4 * p.x.size + p.w.size + 4 * p.n + 4 * p.y.size
 
 

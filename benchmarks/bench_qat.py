@@ -1,4 +1,4 @@
-"""One training step of the CNN of docs/guide/qat.md: float, quantization-aware with lowbit, and with torch.ao."""
+"""One training step of the CNN of docs/guide/qat.md: float, and quantization-aware with lowbit and with torch.ao."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 
 from benchmarks.peers import Peers, torch_with
 from benchmarks.timing import Case, Contender, Target
-
-__all__ = ["cases"]
 
 BATCH = 256
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "fashion_mnist_qat.py"

@@ -1,4 +1,4 @@
-"""float -> int8 with given params: per tensor, per channel, from half-width floats, and under AVX2."""
+"""Floats to int8 with given parameters: per tensor, per channel, from 16-bit floats, and under AVX2."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from benchmarks.peers import ORT, TORCH, Peers
 from benchmarks.shapes import CACHED, MATRIX, MEDIUM, SCALE, STREAMED, ZERO_POINT, aligned, normal
 from benchmarks.timing import Case, Contender, Target
 from lowbit import _core
-
-__all__ = ["cases", "lowbit_quantize"]
 
 AWKWARD = 0.065
 

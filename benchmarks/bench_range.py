@@ -1,4 +1,4 @@
-"""The least and the greatest number of an array: the first half of quantizing without params."""
+"""The minimum and maximum of an array: the first step of quantization without parameters."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from benchmarks.shapes import CACHED, STREAMED, normal
 from benchmarks.timing import Case, Contender
 from lowbit.numerics.params import Granularity
 from lowbit.runtime import arrays as cpu
-
-__all__ = ["cases"]
 
 
 def cases(peers: Peers) -> Iterator[Case]:

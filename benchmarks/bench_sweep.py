@@ -1,4 +1,4 @@
-"""Where an int8 layer beats float32: M×K×N over a grid, beside the faster of NumPy and torch."""
+"""An int8 layer beside float32 layers, M×K×N over a grid; lists the cases in which float32 is faster."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from benchmarks.peers import Peers
 from benchmarks.peers_compute import NUMPY_F32, TORCH_F32, ComputePeers
 from benchmarks.problems import Layer
 from benchmarks.timing import Case, GroupTarget
-
-__all__ = ["cases"]
 
 _ROWS, _SIZES = (1, 2, 4, 16, 64, 256), (256, 1024, 4096)
 _MEAN = GroupTarget("the grid", "lowbit", (NUMPY_F32, TORCH_F32), 1.0, "the faster f32", lists_slower=True)

@@ -1,4 +1,4 @@
-"""What a second thread brings. Only lowbit takes part: a peer's workers would spin on the second core."""
+"""What a second thread gains. Only lowbit takes part: the workers of a peer would spin on the second core."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from benchmarks.peers import Peers
 from benchmarks.problems import Product
 from benchmarks.shapes import SCALE, SPLIT, ZERO_POINT, normal
 from benchmarks.timing import Case, Target
-
-__all__ = ["cases"]
 
 _TWO, _ONE = "lowbit, 2 threads", "lowbit, 1 thread"
 _BOTH = 1.8  # CPUs: with fewer to be had, no pool could show what a second thread brings

@@ -29,8 +29,6 @@ from benchmarks import minilm
 from benchmarks.bench_calibration import ORT_ENTROPY, ORT_PERCENTILE, TORCH_HISTOGRAM, ort_collector
 from benchmarks.results import write_table
 
-__all__ = ["Goal", "Result", "Watch", "is_win", "shares"]
-
 Array = npt.NDArray[Any]
 
 ORT_MIN_MAX = "ORT min-max"

@@ -1,4 +1,4 @@
-"""What the machine gives: CPUs, memory that stays, and its limits, which contenders are held against."""
+"""The machine: CPUs that are free, memory that is not returned, and the limits that contenders are compared with."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from benchmarks.timing import Contender
 from lowbit import _core
 from lowbit.numerics.params import Granularity
 from lowbit.runtime import arrays as cpu
-
-__all__ = ["DOT_LIMIT", "READS", "capped", "cpus_given", "dot_limit", "keep_freed_memory", "reads"]
 
 DOT_LIMIT = "limit of dot products"
 _READ_LOOPS: dict[str, Callable[[Any, int], Callable[[], Any]]] = {

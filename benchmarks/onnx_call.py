@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MICROSOFT", "onnx_call"]
-
 Array = npt.NDArray[Any]
 
 MICROSOFT = "com.microsoft"  # the domain of the operators that only ONNX Runtime has

@@ -25,8 +25,6 @@ from benchmarks.results import write_table
 from lowbit.formats.onnx.convert import quantize_onnx
 from lowbit.models import Recipe, WeightRecipe
 
-__all__ = ["build", "main"]
-
 RESULT = Path(__file__).parent / "results" / "onnx-minilm.json"
 THEIRS = "ONNX Runtime quantize_dynamic"
 HEADS, WIDTH = 12, 384

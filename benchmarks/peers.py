@@ -22,8 +22,6 @@ from benchmarks.onnx_call import onnx_call
 from benchmarks.shapes import aligned
 from benchmarks.timing import Contender
 
-__all__ = ["GGML", "GGUF", "NUMPY", "ORT", "ORT_4BITS", "TORCH", "Peers", "package_versions", "torch_with"]
-
 Array = npt.NDArray[Any]
 
 TORCH, ORT, NUMPY = "torch", "ONNX Runtime", "NumPy"
@@ -233,7 +231,7 @@ def _ggml() -> ctypes.CDLL:
 
 
 def _empty_q4_0(w: Array) -> Array:
-    """Room for w: 32 codes of 4 bits and a float16 scale a block."""
+    """Memory for w: per block, 32 codes of 4 bits and a float16 scale."""
     rows, columns = w.shape
     return aligned((rows, columns // 32 * 18), np.uint8)
 

@@ -24,11 +24,6 @@ from benchmarks.shapes import aligned
 from benchmarks.timing import Call, Contender
 from lowbit import _core
 
-__all__ = [
-    "ENGINES", "INT4PACK", "NBITS", "NUMPY_F32", "ORT_CODES", "ORT_CONV", "ORT_DYNAMIC", "ORT_SUMS", "TORCH_BF16",
-    "TORCH_F32", "TORCH_SUMS", "ComputePeers", "rotating",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 
 _ENGINE_NAMES = ("fbgemm", "onednn", "x86")
@@ -47,7 +42,7 @@ class ComputePeers:
 
     threads: int = 1
 
-    # ---- products of codes --------------------------------------------------------------------------
+    # ---- GEMM of codes -----------------------------------------------------------------------------
 
     def products(self, p: Product) -> list[Contender]:
         """Those that multiply codes: to uint8 and, where the name says so, to int32."""
@@ -90,7 +85,7 @@ class ComputePeers:
         return Contender(f"torch {engine}", build, answer=lambda y: y.int_repr().numpy())
 
     def _prepacked(self, w: Array, scale: Array, engine: str) -> Any:
-        """Codes w [n, k], a scale a row."""
+        """Codes w [n, k], one scale per row."""
         torch = torch_with(self.threads)
         with _engine(torch, engine):
             return torch.ops.quantized.linear_prepack(_per_channel(torch, w, scale), None)

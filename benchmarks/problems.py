@@ -18,13 +18,11 @@ import lowbit as lb
 from benchmarks.shapes import aligned, normal
 from lowbit.reference import compute as reference
 
-__all__ = ["A_SCALE", "A_ZERO", "OUT_ZERO", "Convolution", "Groups", "Layer", "Product", "SmallWeights"]
-
 Array = npt.NDArray[Any]
 
 A_BITS, A_SCALE, A_ZERO = 7, 0.02, 64
 OUT_ZERO = 128
-_SPREAD = 40  # codes an output's standard deviation takes: few outputs are clipped
+_SPREAD = 40  # standard deviation of the outputs in codes: few are clipped
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Product(Sizes):
-    """uint8 codes a [m, k] by int8 codes w [k, n] with a scale a column; to int32, or requantized to uint8."""
+    """uint8 codes a [m, k] by int8 codes w [k, n] with one scale per column; to int32, or requantized to uint8."""
 
     @cached_property
     def a(self) -> Array:

@@ -13,8 +13,6 @@ from rich.text import Text
 
 from benchmarks.rows import Row, Verdict, ratio_text
 
-__all__ = ["print_family", "print_summary"]
-
 _NAME_WIDTH, _TARGET_WIDTH = 32, 33
 
 

@@ -18,8 +18,6 @@ import lowbit as lb
 from benchmarks.peers import package_versions
 from benchmarks.rows import Row
 
-__all__ = ["cases_of", "facts", "write", "write_table"]
-
 
 def facts(machine: str = "", threads: int = 1) -> dict[str, Any]:
     """When, on what and of which commit a run is; `machine` names the CPU better than the operating system does."""

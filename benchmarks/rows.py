@@ -8,8 +8,6 @@ from statistics import geometric_mean
 
 from benchmarks.timing import Absent, Case, Contender, GroupTarget, Target, Timing
 
-__all__ = ["Found", "Member", "Row", "Verdict", "failed_row", "group_rows", "members_of", "ratio_text", "rows_of"]
-
 Found = Mapping[Contender, Timing | Absent]
 
 

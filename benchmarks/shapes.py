@@ -8,10 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "CACHED", "CALL", "MATRIX", "MEDIUM", "SCALE", "SPLIT", "STREAMED", "ZERO_POINT", "aligned", "normal",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 
 CALL = 64  # so few elements that only the call costs

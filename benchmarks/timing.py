@@ -21,18 +21,6 @@ import numpy.typing as npt
 
 from benchmarks.shapes import aligned
 
-__all__ = [
-    "Absent",
-    "Budget",
-    "Call",
-    "Case",
-    "Contender",
-    "GroupTarget",
-    "Target",
-    "Timing",
-    "measure",
-]
-
 Call = Callable[[], Any]
 
 _SHORTEST_TIMING = 3e-4  # seconds; faster calls are repeated inside one timing until it lasts this long
@@ -47,9 +35,9 @@ class Contender:
 
     name: str
     build: Callable[[], Call]
-    # A limit is what the machine can do at all: no one's work, but what work can be held against.
+    # A limit is the most that the machine can do: a baseline, not a competitor.
     kind: Literal["lowbit", "peer", "copy", "limit"] = "peer"
-    # The numbers or codes a call gave, from what it returned; compared with what the case expects.
+    # The numbers or codes of a call, from what it returned; compared with what the case expects.
     answer: Callable[[Any], npt.ArrayLike] | None = None
     # Settings the contender runs under; entered and left outside the timing.
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -116,7 +104,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call, over all rounds, and the CPU seconds the process used meanwhile."""
+    """Seconds per call, over all rounds, and the CPU seconds that the process used meanwhile."""
 
     repeats: int
     samples: list[float] = field(default_factory=list, repr=False)
@@ -175,7 +163,7 @@ def measure(case: Case, budget: Budget, settle: float = 0.0) -> dict[Contender, 
         repeats = max(1, math.ceil(_SHORTEST_TIMING / max(once, 1e-8))) if works else 1
         timing = found[contender] = Timing(repeats)
         built.append((contender, call, timing, once if works else math.inf))
-    # All of a case or none: one that finds its own data in the caches would be held against one that does not.
+    # All of a case or none: a contender with its data in the caches would be compared with one without.
     short = min((once for *_, once in built), default=math.inf) < _REWARM_BELOW
     ready = [_Ready(*it, rewarm=short and math.isfinite(once)) for *it, once in built]
     _run_rounds(ready, replace(budget, seconds=budget.seconds * case.share), max(settle, case.settle))
@@ -223,7 +211,7 @@ def _sample(it: _Ready) -> None:
 
 
 def _warm_up(call: Call) -> float:
-    """Seconds a call takes once it is warm; long ones are after the first."""
+    """Seconds per warm call; long calls are warm after the first."""
     once = _time(call, 1)
     for _ in range(3 if once < 10 * _REWARM_BELOW else 0):
         once = min(once, _time(call, 1))

@@ -150,7 +150,7 @@ def renew_batch_norms(model: nn.Module, batches: Batches, seed: int) -> None:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of the weights of a converted model: codes, and a scale an output channel."""
+    """Bytes of the weights of a converted model: codes, and one scale per output channel."""
     return sum(m.quantized_weight.nbytes for m in model.modules() if hasattr(m, "quantized_weight"))
 
 

@@ -30,7 +30,7 @@ deep-arm: $(VENV)/.made
 	qemu-aarch64 build/aarch64/lowbit_tests
 
 # The AVX-512 rows: on this CPU where it has them, else in an emulator that does. Bochs before 3.0 rounds ties of
-# vcvtps2ph up instead of to even, so the rows that store halves are not run there; BOCHS names a newer one.
+# vcvtps2ph up instead of to even, so the rows that store float16 are not run there; BOCHS names a newer one.
 deep-avx512: deep-x86
 	@if grep -qw avx512vl /proc/cpuinfo; then build/static/lowbit_tests avx512; \
 	elif [ -n "$$BOCHS" ]; then scripts/run_in_bochs.sh build/static/lowbit_tests avx512; \

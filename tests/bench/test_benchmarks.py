@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
+from benchmarks import peers
+from benchmarks import timing as timing_of_benchmarks
 from benchmarks.rows import group_rows, members_of, rows_of
 from benchmarks.timing import Absent, Budget, Case, Contender, GroupTarget, Target, Timing, measure
 
@@ -79,3 +82,18 @@ def test_a_limit_that_cannot_be_measured_is_no_failure() -> None:
     (row,) = rows_of("family", work, measure(work, Budget(0.0, 1)), threads=1)
     assert row.status == "not measurable"
     assert "no such loop" in row.reason
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "family", ["quantize", "groups", "fake_quant", "calls", "range", "gemm", "linear", "int4", "conv"]
+)
+def test_contenders_of_lowbit_build_and_give_what_their_case_expects(family: str) -> None:
+    pytest.importorskip("rich")
+    module = importlib.import_module(f"benchmarks.bench_{family}")
+    for work in module.cases(peers.Peers(1)):
+        for contender in work.contenders:
+            if contender.kind == "lowbit":
+                with contender.around():
+                    call = contender.build()
+                    timing_of_benchmarks._check(contender, work, call())
