@@ -1,4 +1,4 @@
-"""Linear layers with 4-bit weights in groups along K, M×K×N, float32 in and out; all contenders have the same weights."""
+"""Linear layers with 4-bit weights in groups along K, M×K×N, float32 in and out; equal weights for all."""
 
 from __future__ import annotations
 
