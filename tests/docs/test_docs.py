@@ -153,6 +153,16 @@ def test_the_program_that_ends_the_quantization_page_is_short_and_shown_with_its
     assert "import numpy as np\nimport lowbit as lb\n" in last.source
 
 
+def test_the_four_walks_lead_through_files_that_exist_and_none_twice() -> None:
+    text = (ROOT / "docs/internals/architecture.md").read_text(encoding="utf-8")
+    walks = text.partition("## Four walks")[2].partition("\n## ")[0].split("\n**")[1:]
+    assert len(walks) == 4
+    for walk in walks:
+        files = re.findall(r"^\| \d+ \| `([^`]+)` \|", walk, re.MULTILINE)
+        assert [name for name in files if not (ROOT / name).is_file()] == []
+        assert 5 < len(set(files)) == len(files) <= 10
+
+
 NEIGHBOUR = ROOT / "docs/guide/from_rust_crates.md"
 
 
