@@ -27,6 +27,7 @@ from lowbit.bench import (
     QuantizationBenchmarkSuite,
     Timing,
     compare,
+    operations,
     plot_roofline,
     suite,
 )
@@ -147,8 +148,8 @@ def test_an_unknown_family_is_named():
 
 
 def slowed(monkeypatch, name, seconds, after=0):
-    """suite.<name> takes so long, from some call on."""
-    original, calls = getattr(suite, name), []
+    """operations.<name> takes `seconds` longer, after `after` calls."""
+    original, calls = getattr(operations, name), []
 
     def slow(*args, **kwargs):
         calls.append(1)
@@ -156,7 +157,7 @@ def slowed(monkeypatch, name, seconds, after=0):
             time.sleep(seconds)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(suite, name, slow)
+    monkeypatch.setattr(operations, name, slow)
 
 
 def test_a_call_longer_than_the_timeout_is_not_measured(monkeypatch):
@@ -203,7 +204,7 @@ def test_a_failure_is_one_result_and_the_others_go_on(monkeypatch):
     def broken(*_args, **_kwargs):
         raise lb.Unsupported("no such\nkernel")
 
-    monkeypatch.setattr(suite, "qadd", broken)
+    monkeypatch.setattr(operations, "qadd", broken)
     found = QuantizationBenchmarkSuite(TINY).run("elementwise")
     add = found["qadd int8 256K"]
     assert (add.status, add.reason, add.timing) == ("failed", "Unsupported: no such kernel", None)
@@ -217,7 +218,7 @@ def test_ctrl_c_keeps_what_there_is(monkeypatch):
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(suite, "qrelu", interrupted)
+    monkeypatch.setattr(operations, "qrelu", interrupted)
     before = lb.get_num_threads()
     found = QuantizationBenchmarkSuite(replace(TINY, threads=1)).run(["elementwise", "memory"])
     assert not found.complete
@@ -546,11 +547,11 @@ def test_ctrl_c_shows_what_there_is(run, monkeypatch, tmp_path):
     def interrupted(*_args, **_kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(suite, "qrelu", interrupted)
+    monkeypatch.setattr(operations, "qrelu", interrupted)
     result = run("--quick", "--seconds", "0.01", "--only", "elementwise", "--out", tmp_path / "a.json")
     assert result.exit_code == 130
     assert "qadd int8 256K" in result.stdout
     assert not BenchmarkSummary.load(tmp_path / "a.json").complete
-    monkeypatch.setattr(suite, "QuantizedLinear", interrupted)
+    monkeypatch.setattr(operations, "QuantizedLinear", interrupted)
     assert run("--quick", "--only", "matrix", "--roofline", tmp_path / "r.png").exit_code == 130
     assert "interrupted; " in result.stderr

@@ -308,8 +308,8 @@ def test_a_race_drops_the_slow_and_keeps_the_baseline():
 
 
 def test_who_cannot_win_drops_nobody():
-    calls = {"lame": lambda: time.sleep(1e-3), "sound": lambda: time.sleep(4e-3), "slow": lambda: time.sleep(9e-3)}
-    outcome = race(calls, time.perf_counter() + 60.0, 24, keep="float", say=lambda _: None, lame={"lame"})
+    calls = {"unfit": lambda: time.sleep(1e-3), "sound": lambda: time.sleep(4e-3), "slow": lambda: time.sleep(9e-3)}
+    outcome = race(calls, time.perf_counter() + 60.0, 24, keep="float", say=lambda _: None, disqualified={"unfit"})
     assert outcome.dropped == {"slow"}
 
 

@@ -1,11 +1,11 @@
-"""Measuring: timings that know of noise, suites of operations beside their float baselines, reports and pictures."""
+"""Benchmarks: interleaved timing, suites of operations with float baselines, reports and plots."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lowbit.bench.compare import Change, compare  # here, as the function has its module's name
+from lowbit.bench.compare import Change, compare  # eagerly, as the function has its module's name
 from lowbit.bench.timing import Timing, measure
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Suites are imported when they are asked for: `import lowbit` needs the timing alone."""
+    """Import suites lazily: `import lowbit` needs the timing only."""
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"lowbit.bench.{home}"), name)

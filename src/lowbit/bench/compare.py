@@ -1,4 +1,4 @@
-"""Two runs held against each other: what became slower or faster by more than noise explains."""
+"""Compare two benchmark runs: regressions and improvements beyond noise."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lowbit.bench.results import BenchmarkResult, BenchmarkSummary
 
-__all__ = ["Change", "compare"]
-
 _MARGIN = 1.05
 
 
 @dataclass(frozen=True)
 class Change:
-    """An operation in both runs, or in one of them."""
+    """An operation of either run."""
 
     name: str
     kind: str  # "regression", "improvement", "same", "missing" (from the new run), "added"
@@ -25,13 +23,13 @@ class Change:
 
     @property
     def ratio(self) -> float | None:
-        """New time to old: above 1 is slower."""
+        """New time divided by old time: above 1 is slower."""
         return None if self.old is None or self.new is None else self.new / self.old
 
 
 def compare(old: BenchmarkSummary, new: BenchmarkSummary) -> list[Change]:
-    """A change for each name, in the old run's order. Slower means that the intervals of the medians are apart by more
-    than 5 %; an operation that was timed before and is not any more is a regression too.
+    """One change per name, in the order of the old run. Slower or faster means that the confidence intervals of the
+    medians are more than 5 % apart. An operation that was timed in the old run only is a regression.
 
     >>> from lowbit.bench import BenchmarkResult, BenchmarkSummary, Timing
     >>> old, new = (BenchmarkSummary((BenchmarkResult("sort", "example", timing=Timing.of([t] * 9)),)) for t in (1, 2))

@@ -1,4 +1,4 @@
-"""What a suite found: a result for each operation, views of them, and files to keep them in."""
+"""Benchmark results: one per operation, summaries, and their file formats."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lowbit.bench.timing import Timing
+from lowbit.bench.timing import Timing, time_unit
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.runtime.files.atomic import written_whole
-
-__all__ = [
-    "BenchmarkResult", "BenchmarkSummary", "ComparativeBenchmarkResult", "MemoryBenchmarkResults", "MemoryUsage",
-    "bytes_text", "seconds_text", "table_cells", "table_heads",
-]  # fmt: skip
 
 _FORMAT, _VERSION = "lowbit benchmark", 1
 _STATUSES = ("ok", "timeout", "failed")
@@ -33,10 +28,10 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class MemoryUsage:
-    """Bytes of a tensor or layer, as floats and quantized; and the most one call had allocated at a time.
+    """Bytes of a tensor or layer as floats and quantized, and the peak allocation of one call.
 
-    The peak is what Python and NumPy allocate (tracemalloc), results included; `workspace` is what kernels work in
-    beside that, where it is known.
+    The peak covers what Python and NumPy allocate (tracemalloc), results included. `workspace` is the scratch memory of
+    kernels, where it is known.
     """
 
     before: int
@@ -51,26 +46,26 @@ class MemoryUsage:
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """One operation: its time beside the float baseline's, what that is of the machine's limit, and its error."""
+    """One operation: its time, its float baseline's, the share of the machine's limit, and its error."""
 
     name: str
     family: str
-    status: str = "ok"  # "timeout": the timing, if any, is of fewer samples than asked for; "failed": there is none
+    status: str = "ok"  # "timeout": fewer samples than requested, or none; "failed": no timing
     reason: str = ""
     timing: Timing | None = None
     baseline: Timing | None = None
-    baseline_threads: int | None = None  # of NumPy's product; None: none, or as many as its BLAS takes by itself
-    operations: int = 0  # multiplications and additions of a call; 0 where moving bytes is the work
-    bytes_moved: int = 0  # each byte of arguments and results once
-    percent_of_limit: float | None = None  # by the median; None where no measured limit applies
-    limit: str = ""  # which one
+    baseline_threads: int | None = None  # of BLAS; None: no BLAS, or its own choice
+    operations: int = 0  # multiplications and additions per call; 0 for operations that only move bytes
+    bytes_moved: int = 0  # bytes of arguments and results
+    percent_of_limit: float | None = None  # by the median; None: no measured limit applies
+    limit: str = ""  # the name of that limit
     sqnr_db: float | None = None
     weight_bytes: int | None = None
     memory: MemoryUsage | None = None
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as the baseline, by the medians."""
+        """The baseline's median divided by this one's."""
         return None if self.timing is None or self.baseline is None else self.baseline.median / self.timing.median
 
     @property
@@ -79,7 +74,7 @@ class BenchmarkResult:
 
     @property
     def gb_per_s(self) -> float | None:
-        """Of operations that only move bytes."""
+        """The rate of operations that only move bytes."""
         moves = self.timing is not None and self.bytes_moved and not self.operations
         return self.bytes_moved / self.timing.median / 1e9 if moves and self.timing is not None else None
 
@@ -88,7 +83,7 @@ class BenchmarkResult:
 
     @staticmethod
     def from_dict(d: Mapping[str, Any]) -> BenchmarkResult:
-        """What `to_dict` gave. Raises for anything else."""
+        """The result of `to_dict`, read back. Raises for anything else."""
         if d["status"] not in _STATUSES:
             raise ValueError(f"status {d['status']!r}, expected one of {', '.join(_STATUSES)}")
         return BenchmarkResult(
@@ -111,20 +106,20 @@ class BenchmarkResult:
 
 @dataclass(frozen=True)
 class MemoryBenchmarkResults:
-    """The memory of everything that was looked at."""
+    """The memory of every tensor and layer measured."""
 
     usages: dict[str, MemoryUsage]
 
     @property
     def ratio(self) -> float:
-        """Of all floats' bytes to all quantized ones."""
+        """All float bytes divided by all quantized bytes."""
         after = sum(u.after for u in self.usages.values())
         return sum(u.before for u in self.usages.values()) / after if after else math.inf
 
 
 @dataclass(frozen=True)
 class ComparativeBenchmarkResult:
-    """One layer over several configurations."""
+    """One layer in several configurations."""
 
     problem: str
     configurations: dict[str, BenchmarkResult]
@@ -147,7 +142,7 @@ class ComparativeBenchmarkResult:
 
 @dataclass(frozen=True)
 class BenchmarkSummary:
-    """All results of a run, and the machine they are from.
+    """All results of a run, and the machine that produced them.
 
     >>> summary = BenchmarkSummary((BenchmarkResult("sort", "example", timing=Timing.of([0.5, 1.0, 2.0])),))
     >>> BenchmarkSummary.from_json(summary.to_json()) == summary
@@ -159,8 +154,8 @@ class BenchmarkSummary:
     limits: dict[str, Any] = field(default_factory=dict)  # of one thread
     version: str = ""
     threads: int = 1
-    load_average: float | None = None  # processes that wanted to run in the minute before; None where not told
-    complete: bool = True  # False: Ctrl-C came before the end
+    load_average: float | None = None  # of the minute before; None: not known
+    complete: bool = True  # False: stopped by Ctrl-C
 
     def __getitem__(self, name: str) -> BenchmarkResult:
         for r in self.results:
@@ -184,7 +179,7 @@ class BenchmarkSummary:
         return tuple(ComparativeBenchmarkResult(*item) for item in found.items())
 
     def to_json(self) -> str:
-        """Infinite figures are the string "inf", as JSON has no such number."""
+        """JSON text. Infinite numbers become the string "inf"."""
         head = {k: v for k, v in vars(self).items() if k != "results"}
         content = {
             "format": _FORMAT,
@@ -196,7 +191,7 @@ class BenchmarkSummary:
 
     @staticmethod
     def from_json(text: str) -> BenchmarkSummary:
-        """What `to_json` gave. Anything else is a FormatError."""
+        """The result of `to_json`, read back. Raises FormatError for anything else."""
         try:
             d = json.loads(text)
             if d["format"] != _FORMAT or d["format_version"] != _VERSION:
@@ -214,7 +209,7 @@ class BenchmarkSummary:
             raise FormatError(f"no benchmark results: {error}") from None
 
     def to_csv(self) -> str:
-        """A line for each result; what a result does not have is empty."""
+        """CSV text: one line per result, missing figures empty."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(_COLUMNS)
@@ -222,7 +217,7 @@ class BenchmarkSummary:
         return text.getvalue()
 
     def to_markdown(self) -> str:
-        """A table for each family."""
+        """Markdown text: one table per family."""
         lines = [f"# lowbit {self.version} on {self.hardware.get('cpu', 'an unknown CPU')}", "", f"{self.setting}.", ""]
         if not self.complete:
             lines += ["Stopped before the end.", ""]
@@ -235,7 +230,7 @@ class BenchmarkSummary:
 
     @property
     def setting(self) -> str:
-        """Kernels and threads, in a line."""
+        """Kernels, threads and load, in one line."""
         text = f"Kernels {self.limits.get('isa', 'unknown')}, threads {self.threads}"
         counts = sorted({r.baseline_threads for r in self.results if r.baseline_threads is not None})
         if counts:
@@ -247,7 +242,7 @@ class BenchmarkSummary:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes .json, .csv or .md; whole or not at all."""
+        """Write a .json, .csv or .md file atomically."""
         target = Path(path)
         forms = {".json": self.to_json, ".csv": self.to_csv, ".md": self.to_markdown}
         if target.suffix.lower() not in forms:
@@ -258,7 +253,7 @@ class BenchmarkSummary:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> BenchmarkSummary:
-        """From a .json file."""
+        """Read a .json file."""
         try:
             return BenchmarkSummary.from_json(Path(path).read_text(encoding="utf-8"))
         except (FormatError, UnicodeDecodeError) as error:
@@ -266,7 +261,7 @@ class BenchmarkSummary:
 
 
 def table_heads(family: str) -> tuple[str, ...]:
-    """The columns of a family's table."""
+    """The column headings of a family's table."""
     if family == "memory":
         return "operation", "float", "quantized", "ratio", "peak", "workspace"
     rate = "GB/s" if family in ("quantization", "elementwise") else "GOPS"
@@ -275,7 +270,7 @@ def table_heads(family: str) -> tuple[str, ...]:
 
 
 def table_cells(r: BenchmarkResult) -> list[str]:
-    """A result as the cells of its family's table."""
+    """The cells of a result in its family's table."""
     t, m = r.timing, r.memory
     name = r.name if r.status == "ok" else f"{r.name}: {r.status}, {r.reason}"
     if m is not None:
@@ -299,7 +294,7 @@ def seconds_text(t: float) -> str:
     >>> seconds_text(0.00123)
     '1.23 ms'
     """
-    scale, unit = (1e6, "µs") if t < 1e-3 else (1e3, "ms") if t < 1 else (1.0, "s")
+    scale, unit = time_unit(t)
     return f"{t * scale:.4g} {unit}"
 
 

@@ -1,93 +1,107 @@
-"""The roofline: what arithmetic and memory allow at each number of operations a byte, and where products lie."""
+"""The roofline: the rate that arithmetic and memory allow at each arithmetic intensity, and where layers lie."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lowbit.bench.results import BenchmarkSummary
 from lowbit.numerics.errors import InvalidProblem
 
-__all__ = ["plot_roofline"]
-
-# Told apart by people of any colour vision, and by their dashes.
+# Distinct for every kind of colour vision, and by dashes.
 _SLOPES = {"L1": ("#0072b2", "-"), "L2": ("#009e73", "--"), "L3": ("#cc79a7", "-."), "DRAM": ("#000000", ":")}
 _POINTS = (("#d55e00", "o"), ("#56b4e9", "s"), ("#e69f00", "^"), ("#999999", "D"))
 
 
+class _Point(NamedTuple):
+    name: str
+    intensity: float  # operations per byte
+    rate: float  # GOPS
+
+
+class _Roofs(NamedTuple):
+    """Limits of all threads: arithmetic in GOPS, reading in GB/s."""
+
+    flat: dict[str, float]
+    reads: dict[str, float]
+
+
 def plot_roofline(summary: BenchmarkSummary, path: str | os.PathLike[str] | None = None) -> Any:
-    """The figure, of the matrix results; written to `path` too, if given. Roofs are those of one thread times the
-    number of threads: no more is possible, and less where threads share what they read from."""
+    """Plot the matrix results under the machine's limits; write the figure to `path` too, if given. The limits are those
+    of one thread times the number of threads: an upper bound, as threads share caches and DRAM."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise ModuleNotFoundError("pictures need matplotlib: pip install 'lowbit[report]'", name="matplotlib") from None
 
     points = [
-        (r.name, r.operations / r.bytes_moved, r.gops)
+        _Point(r.name, r.operations / r.bytes_moved, r.gops)
         for r in summary.of("matrix")
         if r.gops is not None and r.bytes_moved
     ]
     if not points:
-        raise InvalidProblem("summary: no timed matrix results to draw")
-    threads = summary.threads
-    flat = {
-        label: summary.limits.get(key, 0) * threads / 1e9
-        for label, key in (("8-bit dot products", "dot_ops"), ("f32 arithmetic", "fma_ops"))
-    }
-    flat = {label: rate for label, rate in flat.items() if rate > 0}
-    reads = {k: v * threads / 1e9 for k, v in summary.limits.get("read_bytes", {}).items() if v > 0}
-    top = max([*flat.values(), *(p[2] for p in points)])
-    floor = min(p[2] for p in points) / 4
-    left = min([p[1] for p in points] + [top / rate for rate in reads.values()]) / 3
-    right = max([p[1] for p in points] + [top / rate for rate in reads.values()]) * 3
-
+        raise InvalidProblem("summary: no timed matrix results; expected some to plot")
+    roofs = _roofs(summary)
     figure = Figure(figsize=(9, 5.8), layout="constrained")
     axes = figure.subplots()
-    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(floor, top * 2.2))
-    for i, (label, rate) in enumerate(sorted(flat.items(), key=lambda item: -item[1])):
-        start = max(left, rate / max(reads.values())) if reads else left
-        axes.plot([start, right], [rate, rate], color="#000000", linewidth=1.8 if i == 0 else 1.0)
-        axes.annotate(
-            f"{label}\n{rate:.0f} GOPS", (right, rate), (5, 0), textcoords="offset points", va="center", size="small",
-            annotation_clip=False,
-        )  # fmt: skip
-    roof = max(flat.values(), default=top)
-    for name, rate in reads.items():
-        color, dashes = _SLOPES.get(name, ("#999999", "-"))
-        x = np.array([left, roof / rate])
-        axes.plot(x, rate * x, color=color, linestyle=dashes, linewidth=1.4, label=f"reading {name}: {rate:.0f} GB/s")
-    kinds = list(dict.fromkeys(_kind(p[0]) for p in points))
-    for i, kind in enumerate(kinds):
-        color, marker = _POINTS[i % len(_POINTS)]
-        mine = [p for p in points if _kind(p[0]) == kind]
-        axes.scatter(
-            [p[1] for p in mine], [p[2] for p in mine], color=color, marker=marker, s=46, zorder=3, edgecolor="black",
-            linewidth=0.6, label=kind,
-        )  # fmt: skip
-        # Shapes of the first kind stand left of its points, those of others right: the points often lie close together.
-        for name, intensity, rate in mine:
-            away, side, edge = (-5, "right", "top") if i == 0 else (5, "left", "bottom")
-            axes.annotate(
-                _shape(name), (intensity, rate), (away, away), textcoords="offset points", color="#222222", ha=side,
-                va=edge, fontsize="x-small", zorder=2.5,
-            )  # fmt: skip
-    axes.set_xlabel("operations a byte of weights, activations and results")
+    _draw_roofs(axes, roofs, points)
+    _draw_points(axes, points)
+    axes.set_xlabel("operations per byte of weights, activations and results")
     axes.set_ylabel("GOPS, by the median")
     axes.grid(which="major", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=3, fontsize="small", frameon=False)
-    plural = "s" * (threads > 1)
-    figure.suptitle(f"{summary.hardware.get('cpu', 'CPU')}, {summary.limits.get('isa', '')}, {threads} thread{plural}")
+    threads = f"{summary.threads} thread{'s' * (summary.threads > 1)}"
+    figure.suptitle(f"{summary.hardware.get('cpu', 'CPU')}, {summary.limits.get('isa', '')}, {threads}")
     if path is not None:
         try:
             figure.savefig(path, dpi=144)
         except ValueError as error:  # a suffix that matplotlib does not know
             raise InvalidProblem(f"path: {error}") from None
     return figure
+
+
+def _roofs(summary: BenchmarkSummary) -> _Roofs:
+    scale = summary.threads / 1e9
+    known = {"8-bit dot products": "dot_ops", "f32 arithmetic": "fma_ops"}
+    flat = {label: summary.limits.get(key, 0) * scale for label, key in known.items()}
+    reads = {name: rate * scale for name, rate in summary.limits.get("read_bytes", {}).items()}
+    return _Roofs({k: v for k, v in flat.items() if v > 0}, {k: v for k, v in reads.items() if v > 0})
+
+
+def _draw_roofs(axes: Any, roofs: _Roofs, points: list[_Point]) -> None:
+    top = max([*roofs.flat.values(), *(p.rate for p in points)])
+    places = [p.intensity for p in points] + [top / rate for rate in roofs.reads.values()]
+    left, right = min(places) / 3, max(places) * 3
+    floor = min(p.rate for p in points) / 4
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(floor, top * 2.2))
+    for i, (label, rate) in enumerate(sorted(roofs.flat.items(), key=lambda item: -item[1])):
+        start = max(left, rate / max(roofs.reads.values())) if roofs.reads else left
+        axes.plot([start, right], [rate, rate], color="#000000", linewidth=1.8 if i == 0 else 1.0)
+        style = {"textcoords": "offset points", "va": "center", "size": "small", "annotation_clip": False}
+        axes.annotate(f"{label}\n{rate:.0f} GOPS", (right, rate), (5, 0), **style)
+    roof = max(roofs.flat.values(), default=top)
+    for name, rate in roofs.reads.items():
+        color, dashes = _SLOPES.get(name, ("#999999", "-"))
+        x = np.array([left, roof / rate])
+        axes.plot(x, rate * x, color=color, linestyle=dashes, linewidth=1.4, label=f"reading {name}: {rate:.0f} GB/s")
+
+
+def _draw_points(axes: Any, points: list[_Point]) -> None:
+    """Each kind of layer in its colour. Points often lie close together, so labels of the first kind stand to their
+    left and all others to their right."""
+    for i, kind in enumerate(dict.fromkeys(_kind(p.name) for p in points)):
+        color, marker = _POINTS[i % len(_POINTS)]
+        mine = [p for p in points if _kind(p.name) == kind]
+        dots = {"color": color, "marker": marker, "s": 46, "zorder": 3, "edgecolor": "black", "linewidth": 0.6}
+        axes.scatter([p.intensity for p in mine], [p.rate for p in mine], label=kind, **dots)
+        away, side, edge = (-5, "right", "top") if i == 0 else (5, "left", "bottom")
+        text = {"color": "#222222", "ha": side, "va": edge, "fontsize": "x-small", "zorder": 2.5}
+        for p in mine:
+            axes.annotate(_shape(p.name), p[1:], (away, away), textcoords="offset points", **text)
 
 
 def _kind(name: str) -> str:

@@ -1,8 +1,7 @@
 """A small trained network quantized in every dtype and scheme: size, error, accuracy and speed of each.
 
-Weights of two and more dimensions are quantized, each seen as a matrix with one row an output channel;
-biases stay float32. Speed is measured on the same weights tiled to a larger array, since the network
-itself fits in a cache.
+Weights of two and more dimensions are quantized, each as a matrix with one row per output channel;
+biases stay float32. Speed is measured on the weights tiled to a larger array, as the network fits in a cache.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ import lowbit as lb
 from lowbit import reference
 from lowbit.data import digits_accuracy, load_digits_cnn
 
-__all__ = ["SETTINGS", "Setting", "SurveyRow", "run_survey"]
-
-# 16 MiB of float32 in rows of 1024: well beyond a core's own caches, and quick enough to repeat.
+# 16 MiB of float32 in rows of 1024: larger than L2, and quick to repeat.
 TIMED_ELEMENTS = 4 << 20
 ROW = 1024
 
@@ -87,7 +84,7 @@ SETTINGS: tuple[Setting, ...] = (
 
 @dataclass(frozen=True)
 class SurveyRow:
-    """What one setting costs and gives; the float32 baseline has no error and no speed."""
+    """Size, error, accuracy and speed of one setting; the float32 baseline has no error and no speed."""
 
     dtype: str
     scheme: str
@@ -97,8 +94,7 @@ class SurveyRow:
     accuracy: float
     gb_per_s: float | None
     times_numpy: float | None
-    # Whether the codes of the timed array are those of the NumPy reference, every one.
-    exact: bool | None
+    exact: bool | None  # whether every code equals the NumPy reference's
 
 
 def run_survey(
@@ -107,7 +103,7 @@ def run_survey(
     elements: int = TIMED_ELEMENTS,
     progress: Callable[[str], None] | None = None,
 ) -> list[SurveyRow]:
-    """The float32 baseline and a row for each setting; `progress` is told the name of each as it begins.
+    """The float32 baseline and one row per setting; `progress` gets the name of each setting before it runs.
 
     >>> baseline, row = run_survey([Setting("int8", "channel_wise")], elements=4096)
     >>> baseline.bits_per_weight, row.exact, row.accuracy > 0.97
@@ -143,13 +139,13 @@ def _matrix(weight: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _tiled(weights: dict[str, NDArray[Any]], elements: int) -> NDArray[np.float32]:
-    """All weights one after another, again and again, as rows of 1024."""
+    """All weights concatenated and repeated, as rows of 1024."""
     once = np.concatenate([array.ravel() for array in weights.values()])
     return np.resize(once, (max(1, elements // ROW), ROW))
 
 
 def _widths(matrix: NDArray[np.float32], choices: tuple[int, ...]) -> list[int]:
-    """Bits for each row, in equal shares: the rows of largest range get the first choice."""
+    """Bits per row, in equal shares: rows with the largest range get the first choice."""
     order = np.argsort(-np.abs(matrix).max(axis=1), kind="stable")
     widths = np.empty(len(matrix), np.int64)
     for bits, rows in zip(choices, np.array_split(order, len(choices)), strict=True):
@@ -158,7 +154,7 @@ def _widths(matrix: NDArray[np.float32], choices: tuple[int, ...]) -> list[int]:
 
 
 def _sqnr_db(weights: dict[str, NDArray[Any]], restored: dict[str, NDArray[Any]]) -> float:
-    """10 log10 of signal power over error power, over all weights together."""
+    """10 log10 of signal power over error power, over all weights."""
     signal = sum(float(np.sum(np.square(w, dtype=np.float64))) for w in weights.values())
     pairs = ((w.astype(np.float64), restored[name]) for name, w in weights.items())
     noise = sum(float(np.sum(np.square(w - y))) for w, y in pairs)
@@ -175,7 +171,7 @@ def _speed(setting: Setting, x: NDArray[np.float32]) -> tuple[float, float, bool
 
 
 def _numpy_codes(x: NDArray[np.float32], params: lb.QuantizationParams) -> NDArray[Any]:
-    """The reference's codes; mixed rows of one width go together, since a loop over rows would flatter us."""
+    """The reference's codes. Mixed rows of one width are quantized together: a loop over rows would be slow."""
     if not params.dtype.is_mixed:
         return reference.quantize(x, params)
     codes = np.empty(x.shape, params.dtype.code_dtype)
@@ -189,7 +185,7 @@ def _numpy_codes(x: NDArray[np.float32], params: lb.QuantizationParams) -> NDArr
 
 
 def _best(work: Callable[[], Any], repeats: int) -> tuple[Any, float]:
-    """(what the work gave, its least time in seconds)."""
+    """The result of `work` and its minimum time in seconds."""
     best = math.inf
     for _ in range(repeats):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Timing that knows of noise: contenders take turns, each until its figure is known well enough or time is up."""
+"""Interleaved timing: calls take turns until their intervals are narrow or time is up; disturbed samples are dropped."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["OtherWork", "Samples", "Timing", "Within", "measure", "repeats_for", "sample"]
-
-_SHORTEST = 2e-4  # seconds; faster calls are repeated within one sample
+_SHORTEST = 2e-4  # seconds per sample; faster calls are repeated within one
 _ENOUGH = 400  # samples
-_UNDISTURBED, _ONE = 0.95, 1.1  # of a CPU: what a thread has that is not interrupted, and what only several have
-_ALONE = 1.2  # times the fastest tenth: slower than that, a call had not the machine to itself
+_UNDISTURBED, _ONE = 0.95, 1.1  # share of a CPU: of a thread that was not interrupted; above it, of several threads
+_ALONE = 1.2  # times the fastest tenth: slower samples were disturbed
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a call. The best is what the machine can do; the median what it did, with an interval for it."""
+    """Seconds per call: the minimum, the median, and a confidence interval of the median."""
 
     best: float
     median: float
@@ -35,13 +33,13 @@ class Timing:
 
     @property
     def width(self) -> float:
-        """Of the interval, as a share of the median."""
+        """The width of the interval as a share of the median."""
         return (self.high - self.low) / self.median if self.median else 0.0
 
     @staticmethod
     def of(seconds: list[float], repeats: int = 1) -> Timing:
-        """From samples. The interval holds the median with 95 % confidence, whatever the distribution: order
-        statistics about the middle.
+        """A timing from samples. The interval contains the median with 95 % confidence for any distribution (order
+        statistics).
 
         >>> Timing.of([1.0, 2.0, 9.0]).median
         2.0
@@ -54,7 +52,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Within:
-    """A call inside of what is not to be timed, for all calls of a sample at once: a number of threads, say."""
+    """A call with an untimed context around each sample, such as a number of threads."""
 
     call: Callable[[], Any]
     around: Callable[[], contextlib.AbstractContextManager[Any]]
@@ -74,10 +72,10 @@ def _inside(call: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
 
 
 class Samples:
-    """What a call took, again and again, and how much of a CPU it had meanwhile.
+    """Samples of a call's seconds and of its share of a CPU.
 
-    Where something else had the CPU for a while, or filled the caches and the way to memory, that is no property of the
-    call: samples without count alone, or where they are few the fastest.
+    Samples disturbed by other processes say nothing about the call. Only undisturbed samples count, or the fastest ones
+    where too few are undisturbed.
     """
 
     def __init__(self, call: Callable[[], Any], repeats: int) -> None:
@@ -104,24 +102,24 @@ class Samples:
 
 
 class OtherWork:
-    """How many CPUs other processes, and other machines on the same hardware, have kept busy since this was made."""
+    """CPUs that other processes and the hypervisor have kept busy since this object was made."""
 
     def __init__(self) -> None:
         self._start = self._now()
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
-        """Seconds: on the clock, of all CPUs' work, of this process's."""
+        """Seconds of wall time, of work on all CPUs, and of this process's work."""
         try:
             with open("/proc/stat", encoding="ascii") as file:
                 user, nice, system, _, _, *rest = (int(v) for v in file.readline().split()[1:])
         except (OSError, ValueError):
             return time.perf_counter(), math.nan, 0.0
-        ticks = user + nice + system + sum(rest[:3])  # interrupts, and what the hypervisor took
+        ticks = user + nice + system + sum(rest[:3])  # interrupts and steal time
         return time.perf_counter(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
 
     def cpus(self) -> float:
-        """NaN where the system does not say."""
+        """Busy CPUs; NaN where the system does not report them."""
         wall, everyone, own = (b - a for a, b in zip(self._start, self._now(), strict=True))
         return max(0.0, everyone - own) / max(wall, 1e-9) if not math.isnan(everyone) else math.nan
 
@@ -135,10 +133,9 @@ def measure(
     max_rounds: int = _ENOUGH,
     width: float = 0.02,
 ) -> dict[str, Timing]:
-    """A timing for each call: warm-up, then rounds in which each takes its turn, until every interval is narrower than
-    `width`, or `seconds` or `max_rounds` are over. Each round has an order of its own: what a call finds in the caches
-    is what the one before it left. Samples that something else disturbed do not count, as `Samples` has it. Stops early
-    on Ctrl-C only through the exception.
+    """Time the calls interleaved: a warm-up, then rounds until every interval is narrower than `width`, or until
+    `seconds` or `max_rounds` are reached. Each round is shuffled, as a call finds the caches as the one before left them.
+    Disturbed samples do not count: see `Samples`.
 
     >>> sorted(measure({"a": lambda: 1, "b": lambda: sum(range(100))}, seconds=0.05))
     ['a', 'b']
@@ -168,13 +165,18 @@ def measure(
     return {name: samples.timing(min_rounds) for name, samples in found.items()}
 
 
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The factor and the unit to print seconds in."""
+    return (1e6, "µs") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1.0, "s")
+
+
 def repeats_for(seconds: float) -> int:
-    """How often a call that takes so long is made within one sample."""
+    """Calls per sample, for a call of so many seconds."""
     return max(1, min(10_000, math.ceil(_SHORTEST / max(seconds, 1e-9))))
 
 
 def sample(call: Callable[[], Any], repeats: int) -> float:
-    """Seconds a call, over so many in a row."""
+    """Seconds per call, over `repeats` calls in a row."""
     with _inside(call) as plain:
         return _timed(plain, repeats)
 

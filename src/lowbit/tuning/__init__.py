@@ -1,4 +1,4 @@
-"""Tuning: a workload, settings measured on this machine, and the best of them, remembered."""
+"""Tuning: measure quantized settings for a workload on this machine, and cache the best."""
 
 from lowbit.tuning.candidates import Candidate
 from lowbit.tuning.result import CandidateResult, OptimalQuantizationConfig

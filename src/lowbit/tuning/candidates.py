@@ -1,4 +1,4 @@
-"""Settings to choose among, each of which gives correct results; and the float work they are held against."""
+"""The candidates of a search, all of which are correct, and their float baselines."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from lowbit.ops.quantize import quantize
 from lowbit.runtime.threads import get_num_threads, set_num_threads
 from lowbit.tuning.workload import QuantizationWorkload
 
-__all__ = ["Candidate", "Work", "build", "candidates_for", "float_work"]
-
 Array = npt.NDArray[Any]
 _GROUPS = (32, 128)
 _DTYPES = ("int8", "uint8", "int4", "int2")
@@ -32,7 +30,7 @@ _ACTIVATIONS = ("int8", "uint8", "float", "")
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting: dtype and mapping of the weights, what activations become, and threads."""
+    """One setting: dtype and scheme of the weights, dtype of activations, threads."""
 
     dtype: str
     scheme: str = "symmetric"
@@ -58,7 +56,7 @@ class Candidate:
         return f"{self.dtype}{block} {self.scheme}{by}, {self.threads} thread{'s' * (self.threads > 1)}"
 
     def layer(self, weight: Any, bias: Any = None, workload: QuantizationWorkload | None = None) -> Any:
-        """A QuantizedLinear for weights [n, k], a QuantizedConv2d for weights of four dimensions."""
+        """A QuantizedLinear for weights [n, k], or a QuantizedConv2d for weights of four dimensions."""
         if np.ndim(weight) == 4:
             g = None if workload is None else workload.geometry
             geometry = {} if g is None else g._asdict()
@@ -75,21 +73,21 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Work:
-    """A call, what it gives as floats, and the bytes of weights it keeps."""
+    """A call, its result as floats, and the bytes of its weights."""
 
     run: Callable[[], Any]
     result: Callable[[], Array]
     nbytes: int
-    plain: Callable[[], Any] | None = None  # run with however many threads there are
+    plain: Callable[[], Any] | None = None  # run with the current number of threads
 
     def with_threads(self, count: int) -> Work:
-        """The same with another number of threads."""
+        """The same work with another number of threads."""
         assert self.plain is not None
         return replace(self, run=_with_threads(count, self.plain))
 
 
 def candidates_for(workload: QuantizationWorkload, threads: int) -> Iterator[Candidate]:
-    """Every setting, those that usually win first; each with all threads and with one."""
+    """Every candidate, likely winners first; each with all threads and with one."""
     for setting in _settings(workload):
         for count in sorted({1, threads}, reverse=True):
             yield replace(setting, threads=count)
@@ -119,7 +117,7 @@ def _settings(workload: QuantizationWorkload) -> Iterator[Candidate]:
 
 
 def build(workload: QuantizationWorkload, candidate: Candidate, data: tuple[Array, Array | None]) -> Work:
-    """The candidate's work on the data, ready to run."""
+    """The candidate's work on the data."""
     x, other = data
     if workload.kind == "elementwise":
         return _elementwise(workload, candidate, x, other)
@@ -139,7 +137,7 @@ def _elementwise(workload: QuantizationWorkload, candidate: Candidate, x: Array,
         "add": lambda to: qadd(a, b, out_params=out, out=to), "mul": lambda to: qmul(a, b, out_params=out, out=to),
         "relu": lambda to: qrelu(a, out=to),
     }  # fmt: skip
-    room = run[workload.op](None)  # the same for all calls, here and below: new memory may cost more than the work
+    room = run[workload.op](None)  # reused by all calls, here and below: allocating may cost more than the work
     return _work(candidate, lambda: run[workload.op](room), lambda q: q.dequantize(), a.nbytes)
 
 
@@ -149,8 +147,8 @@ _FLOAT: dict[str, Callable[..., Array]] = {
 
 
 def float_work(workload: QuantizationWorkload, data: tuple[Array, Array | None]) -> dict[str, Work]:
-    """The same in float32, by everything that is at hand: NumPy, with one thread too where that can be asked for (its
-    threads wait for each other when the machine has other work), and torch if it was imported."""
+    """The float32 baselines: NumPy, NumPy with one BLAS thread where threadpoolctl is installed (spinning threads are slow
+    on a busy machine), and torch if it was imported."""
     x, w = data
     nbytes = 0 if w is None or workload.kind == "elementwise" else w.nbytes
     if workload.kind == "matmul":
@@ -204,7 +202,7 @@ def _torch_call(torch: Any, workload: QuantizationWorkload, x: Array, w: Array |
 
 
 def _convolved(x: Array, w: Any, workload: QuantizationWorkload) -> Array:
-    """Patches, then a product for each group."""
+    """A convolution as patches and one matrix product per group."""
     g = workload.geometry
     assert g is not None
     image = x if g.layout == "NHWC" else x.transpose(0, 2, 3, 1)

@@ -1,4 +1,4 @@
-"""The schedule of a matrix product, as data and as text: how it is cut into tasks, and what the CPU is assumed to be."""
+"""The schedule of a matrix product, as data and as text, with the CPU model behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timing many settings in turns, and fewer as it becomes clear which are slow."""
+"""Time many candidates interleaved, and drop those that are clearly slow."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import Any, NamedTuple
 
 from lowbit.bench.timing import Samples, Timing, repeats_for, sample
 
-__all__ = ["Outcome", "race"]
-
-_FEW = 8  # samples before anything is judged
-_SLOWER = 1.08  # a setting is dropped once its very best lies so far above the interval of the best one,
-_FAR = 1.6  # and with few samples, once it lies so far above it
-_NARROW = 0.01
+_FEW = 8  # samples before any verdict
+# A candidate is dropped once its minimum exceeds the upper end of the leader's interval by this factor; the larger one
+# applies while samples are few.
+_SLOWER, _FAR = 1.08, 1.6
+_NARROW = 0.01  # width of the intervals at which a race ends
 
 
 class Outcome(NamedTuple):
-    """Timings; who was dropped on the way; and whether all were measured. Whoever was dropped was slower when it still
-    ran. Its figure is from then: the others' may be of slower times, and both say nothing of each other."""
+    """Timings, the candidates dropped, and whether all were measured. A dropped candidate's timing is from the first
+    rounds and not comparable with the others', as the machine may have become slower since."""
 
     timings: dict[str, Timing]
     dropped: frozenset[str] = frozenset()
@@ -33,13 +32,13 @@ def race(
     rounds: int,
     keep: str,
     say: Callable[[str], None],
-    lame: Collection[str] = (),
+    disqualified: Collection[str] = (),
 ) -> Outcome:
-    """Calls whose names start with `keep` stay in until the end; if they are far slower, in one round of four. Those in
-    `lame` cannot win, whatever they take, and so drop nobody.
+    """Time the calls. Calls whose names start with `keep` are never dropped; far slower ones run in one round of four.
+    Calls in `disqualified` cannot win, so they drop no other.
 
-    Each call runs once to warm up, then all take turns until `end` (on time.perf_counter), `rounds`, or until the
-    remaining intervals are narrow. A Ctrl-C ends it with what there is.
+    Each call runs once to warm up. Then all take turns until `end` (on time.perf_counter), for `rounds`, or until the
+    remaining intervals are narrow. Ctrl-C ends the race and keeps the timings so far.
     """
     samples: dict[str, Samples] = {}
     running, resting = list(calls), set[str]()
@@ -61,7 +60,7 @@ def race(
             if time.perf_counter() >= end:
                 break
             say(f"timing {len(running)} settings, round {r + 1}")
-            order.shuffle(running)  # or a setting might always run just when other processes have their turn
+            order.shuffle(running)  # else a call might always coincide with another process's turn
             for name in running:
                 if r % 4 and name in resting:
                     continue
@@ -70,7 +69,7 @@ def race(
                     break
             if r >= 4 and r % 4 == 0:
                 found = {n: samples[n].timing(_FEW) for n in running}
-                leading = [t for n, t in found.items() if n not in lame] or [*found.values()]
+                leading = [t for n, t in found.items() if n not in disqualified] or [*found.values()]
                 best = min(leading, key=lambda t: t.median)
                 slower = _SLOWER if r + 1 >= 2 * _FEW else _FAR
                 running = [n for n in running if n.startswith(keep) or found[n].best <= best.high * slower]

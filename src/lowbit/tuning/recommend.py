@@ -1,7 +1,8 @@
-"""Recommendations: settings for a workload with their reasons, from limits measured and from a search."""
+"""Recommend settings for a workload, with reasons from measured limits and a search."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,12 +12,10 @@ from lowbit.tuning.result import OptimalQuantizationConfig
 from lowbit.tuning.tuner import auto_tune
 from lowbit.tuning.workload import AutoTuningConfig, PerformanceRequirements, QuantizationWorkload
 
-__all__ = ["QuantizationRecommendations", "recommend"]
-
 
 @dataclass(frozen=True)
 class QuantizationRecommendations:
-    """What to do about a workload."""
+    """The recommended setting of a workload, and why."""
 
     workload: str
     dtype: str  # "float32": do not quantize
@@ -25,7 +24,7 @@ class QuantizationRecommendations:
     activation_dtype: str
     threads: int
     reasons: tuple[str, ...]
-    bound: str  # "reading weights" or "arithmetic": what the float work waits for
+    bound: str  # "reading weights" or "arithmetic": what limits the float baseline
     measured: bool
 
     def to_dict(self) -> dict[str, Any]:
@@ -44,7 +43,7 @@ def recommend(
     cache: bool = True,
     found: OptimalQuantizationConfig | None = None,
 ) -> QuantizationRecommendations:
-    """The measured best setting for a workload, and what it follows from. found: the answer of a search made before.
+    """The best measured setting for a workload, with reasons. found: the result of an earlier search.
 
     >>> recommend(QuantizationWorkload.matmul(1, 64, 64), config=AutoTuningConfig(max_search_time=0.2)).measured
     True
@@ -73,14 +72,12 @@ def recommend(
 
 def _bound(workload: QuantizationWorkload, rates: Limits) -> tuple[str, str]:
     if workload.kind == "elementwise":
-        return "memory", "element-wise work waits for memory: a quarter of the bytes is what codes can gain"
+        return "memory", "element-wise work is limited by memory; codes need a quarter of the bytes"
     if workload.kind == "matmul":
         _, n, k = workload.shape
         nbytes = 4 * n * k
     else:
-        nbytes = 4
-        for size in workload.kernel:
-            nbytes *= size
+        nbytes = 4 * math.prod(workload.kernel)
     level = next((name for name, size in (("L2", 1 << 19), ("L3", 1 << 24)) if nbytes <= size), "DRAM")
     reading, computing = nbytes / rates.read_bytes[level], workload.operations / rates.fma_ops
     if reading > computing:

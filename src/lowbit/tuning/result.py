@@ -1,4 +1,4 @@
-"""What a search found: every setting with its timing, errors and size; the winner, and why."""
+"""The result of a search: every candidate with timing, errors and size; the winner, and why."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from lowbit.bench.timing import Timing
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.tuning.candidates import Candidate
 from lowbit.tuning.workload import QuantizationWorkload
-
-__all__ = ["CandidateResult", "OptimalQuantizationConfig"]
 
 FLOAT = "float32"
 
@@ -28,16 +26,14 @@ class CandidateResult:
     violations: tuple[str, ...] = ()
     distance: float = 0.0  # from the requirements: the sum of the shares by which each bound is exceeded
     on_front: bool = False  # no other setting is faster, more accurate and smaller at once
-    # Left out of later rounds as clearly slower than another; its figure is from the first ones, which may have been
-    # faster or slower times of the machine than those of the others.
-    dropped: bool = False
+    dropped: bool = False  # clearly slower in the first rounds, which its timing is from
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_dict(d: dict[str, Any]) -> CandidateResult:
-        """Raises for what is no setting."""
+        """The result of `to_dict`, read back. Raises for anything else."""
         candidate = None if d["candidate"] is None else Candidate(**d["candidate"])
         return CandidateResult(
             str(d["name"]), candidate, Timing(**d["timing"]), float(d["sqnr_db"]), float(d["cosine"]), int(d["nbytes"]),
@@ -47,9 +43,9 @@ class CandidateResult:
 
 @dataclass(frozen=True)
 class OptimalQuantizationConfig:
-    """The winner of a search, or that floats are to be kept; and everything that was measured on the way.
+    """The winner of a search, or None where float32 stays; and every measurement.
 
-    Speed-ups and latencies are medians. Errors are those on the workload's own data, or on normal numbers (`data`).
+    Speed-ups and latencies are medians. Errors are measured on the workload's data, or on normal numbers (`data`).
     """
 
     workload: QuantizationWorkload = field(repr=False)
@@ -58,11 +54,11 @@ class OptimalQuantizationConfig:
     results: tuple[CandidateResult, ...] = field(repr=False)  # the float baseline first, then the fastest first
     data: str
     seconds: float  # the search took
-    complete: bool = True  # False: time was over, or Ctrl-C, before every setting was measured
+    complete: bool = True  # False: stopped before every candidate was measured
     meets_requirements: bool = True
     from_cache: bool = False
-    load: float | None = None  # CPUs that other processes kept busy during the search; None: the system does not tell
-    provisional: bool = False  # they needed CPUs that the search could have used: the answer is not cached
+    load: float | None = None  # CPUs kept busy by other processes during the search; None: not known
+    provisional: bool = False  # other processes took CPUs that the search could have used; not cached
 
     @property
     def keep_float(self) -> bool:
@@ -79,18 +75,18 @@ class OptimalQuantizationConfig:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as float; 1 if floats are kept."""
+        """The float baseline's time divided by the winner's; 1 if float32 stays."""
         if self.winner is None or self.best is None or self.baseline is None:
             return 1.0
         return self.baseline.timing.median / self.best.timing.median
 
     @property
     def front(self) -> tuple[CandidateResult, ...]:
-        """Settings that no other beats in speed, accuracy and size at once."""
+        """The Pareto front: candidates that no other beats in speed, accuracy and size at once."""
         return tuple(r for r in self.results if r.on_front)
 
     def build(self, weight: Any, bias: Any = None) -> Any:
-        """The winner's layer for these weights: QuantizedLinear or QuantizedConv2d. Raises if floats are to be kept."""
+        """The winner's QuantizedLinear or QuantizedConv2d for these weights. Raises if float32 stays."""
         if self.winner is None:
             raise InvalidProblem(f"winner: none, {self.why}")
         if self.workload.kind == "elementwise":
@@ -108,7 +104,7 @@ class OptimalQuantizationConfig:
 
     @staticmethod
     def from_dict(d: dict[str, Any], workload: QuantizationWorkload) -> OptimalQuantizationConfig:
-        """What `to_dict` gave, for this workload. Raises for anything else."""
+        """The result of `to_dict`, read back for this workload. Raises for anything else."""
         winner = None if d["winner"] is None else Candidate(**d["winner"])
         results = tuple(CandidateResult.from_dict(r) for r in d["results"])
         if winner is not None and winner not in [r.candidate for r in results]:

@@ -1,4 +1,4 @@
-"""The search: settings built, timed in turns with the float work, scored on the data, and judged."""
+"""The search: build candidates, time them interleaved with float32, score them on the data, and judge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowbit._version import __version__
-from lowbit.bench.timing import OtherWork, Timing
+from lowbit.bench.timing import OtherWork, Timing, time_unit
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.metrics import error_report
 from lowbit.runtime.cache_file import CacheFile
@@ -23,11 +23,9 @@ from lowbit.tuning.race import race
 from lowbit.tuning.result import FLOAT, CandidateResult, OptimalQuantizationConfig
 from lowbit.tuning.workload import AutoTuningConfig, PerformanceRequirements, QuantizationWorkload
 
-__all__ = ["auto_tune"]
-
-_ALIKE = 1.02  # settings this close in speed: the more accurate one is taken
-_BUILDING = 0.5  # of the time, at the most, goes into building settings
-_LOOKING = 0.05  # of the time, at the least, passes before other processes' work is judged
+_ALIKE = 1.02  # of candidates this close in speed, the most accurate one wins
+_BUILDING = 0.5  # maximum share of the time for building candidates
+_LOOKING = 0.05  # minimum share of the time before the load of other processes is judged
 Progress = Callable[[str], None]
 
 
@@ -39,12 +37,11 @@ def auto_tune(
     cache: bool = True,
     progress: Progress | None = None,
 ) -> Any:
-    """The best setting for a workload, measured on this machine; for several workloads a list of them.
+    """The best setting for a workload, measured on this machine; a list for several workloads.
 
-    Every setting is timed in turns with float32, scored on the data and compared with the requirements. Answers are
-    cached in the cache folder, by CPU, version, kernels in use, threads and workload; `cache=False` measures anew. An
-    answer found while other processes needed the CPUs is provisional, and is not cached. Ctrl-C ends a search with what
-    it has found so far.
+    Every candidate is timed interleaved with float32, scored on the data and compared with the requirements. Results are
+    cached by CPU, version, kernels, threads and workload; `cache=False` measures again. Results found while other
+    processes needed the CPUs are provisional and not cached. Ctrl-C ends a search and keeps the results so far.
 
     >>> import lowbit as lb
     >>> w = QuantizationWorkload.matmul(1, 64, 64)
@@ -75,7 +72,7 @@ def _one(
             try:
                 return OptimalQuantizationConfig.from_dict(kept, workload)
             except (InvalidProblem, KeyError, TypeError, ValueError, AttributeError):
-                pass  # what is no answer is measured anew
+                pass  # an unreadable cache entry is measured again
     found = _search(workload, wanted, how, say)
     if cache and found.complete and not found.provisional:
         file.put(key, found.to_dict())
@@ -122,10 +119,10 @@ def _search(
             settings[candidate.name], works[candidate.name] = candidate, work
     except KeyboardInterrupt:
         complete = False
-    left_out = _without_a_cpu(settings, others, start + _LOOKING * how.max_search_time)
-    racing = {n: w.run for n, w in works.items() if n not in left_out}
-    lame = {n for n in settings if _flaws(wanted, how, errors[n], works[n].nbytes)}
-    timings, dropped, raced = race(racing, end, how.iterations, keep=FLOAT, say=say, lame=lame)
+    skipped = _without_a_cpu(settings, others, start + _LOOKING * how.max_search_time)
+    racing = {n: w.run for n, w in works.items() if n not in skipped}
+    disqualified = {n for n in settings if _fixed_violations(wanted, how, errors[n], works[n].nbytes)}
+    timings, dropped, raced = race(racing, end, how.iterations, keep=FLOAT, say=say, disqualified=disqualified)
     complete = complete and raced
     baseline = min((n for n in timings if n.startswith(FLOAT)), key=lambda n: timings[n].median, default=None)
     rows = []
@@ -141,10 +138,10 @@ def _search(
         rows.insert(0, CandidateResult(baseline, None, timings[baseline], math.inf, 1.0, works[baseline].nbytes))
     results = _with_front(rows)
     winner, why, meets = _judge(results, how, _violations_of_float(workload, wanted, results))
-    if left_out:
-        why += f"; with other work on the machine, {len(left_out)} settings of more threads were left out"
+    if skipped:
+        why += f"; other processes kept CPUs busy; {len(skipped)} candidates with more threads were skipped"
     busy = others.cpus()
-    provisional = bool(left_out) or _free_cpus(busy) < hardware().usable_cpus
+    provisional = bool(skipped) or _free_cpus(busy) < hardware().usable_cpus
     if provisional:
         why += f"; provisional and not cached: other processes kept {busy:.1f} CPUs busy meanwhile"
     seconds = time.perf_counter() - start
@@ -155,7 +152,7 @@ def _search(
 
 
 def _without_a_cpu(settings: dict[str, Candidate], others: OtherWork, end: float) -> set[str]:
-    """Settings whose threads would share a CPU with other processes: what they reach is a matter of luck."""
+    """Candidates whose threads would share a CPU with other processes: their timings would not be reproducible."""
     most = max((c.threads for c in settings.values()), default=1)
     if most == 1:
         return set()
@@ -165,15 +162,15 @@ def _without_a_cpu(settings: dict[str, Candidate], others: OtherWork, end: float
 
 
 def _free_cpus(busy: float) -> int:
-    """CPUs that this process may use and others leave to it, of which they keep so many busy; all, if that is NaN.
-    Others run on any CPU of the system, of which this process may be allowed a few."""
+    """CPUs that this process may use, less those that others keep busy (NaN: none). Others may run on CPUs that this
+    process may not use."""
     machine = hardware()
     return machine.usable_cpus if math.isnan(busy) else min(machine.usable_cpus, round(machine.cores - busy))
 
 
 class _Violation(NamedTuple):
     text: str
-    excess: float  # by which share of the bound it is exceeded
+    excess: float  # share of the bound by which it is exceeded
 
 
 def _excess(found: float, bound: float) -> float:
@@ -192,13 +189,13 @@ def _violations(
     if wanted.min_throughput is not None and rate < wanted.min_throughput:
         text = f"throughput {rate:.3g} per second, below {wanted.min_throughput:.3g}"
         found.append(_Violation(text, _excess(wanted.min_throughput, rate)))
-    return (*found, *_flaws(wanted, how, errors, nbytes))
+    return (*found, *_fixed_violations(wanted, how, errors, nbytes))
 
 
-def _flaws(
+def _fixed_violations(
     wanted: PerformanceRequirements, how: AutoTuningConfig, errors: tuple[float, float], nbytes: int
 ) -> tuple[_Violation, ...]:
-    """What a setting violates however fast it is. SQNR exceeds its bound by the energy of the noise, a cosine by its
+    """The violations of accuracy and memory, which no speed can mend. SQNR is compared as noise energy, a cosine as its
     distance from 1."""
     sqnr, cosine = errors
     found = []
@@ -272,8 +269,7 @@ def _judge(
 
 
 def _surely_fastest(finalists: list[CandidateResult]) -> CandidateResult:
-    """The fastest; but more threads must be faster beyond doubt: a choice that holds is worth more than one that held
-    for a second."""
+    """The fastest candidate. More threads win only where the intervals do not overlap, so that the choice is stable."""
     best = finalists[0]
     for r in finalists[1:]:
         if _threads(r) < _threads(best) and r.timing.median <= best.timing.high:
@@ -286,5 +282,5 @@ def _threads(r: CandidateResult) -> int:
 
 
 def _time(t: Timing) -> str:
-    scale, unit = (1e6, "µs") if t.median < 1e-3 else (1e3, "ms") if t.median < 1 else (1.0, "s")
+    scale, unit = time_unit(t.median)
     return f"{t.median * scale:.3g} {unit} ({t.low * scale:.3g} to {t.high * scale:.3g})"

@@ -1,4 +1,4 @@
-"""What is to be made fast: a product, a convolution or an element-wise operation, and what is asked of it."""
+"""Workloads to tune: a matrix product, a convolution or an element-wise operation, with requirements."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ import numpy.typing as npt
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.ops.conv import ConvGeometry
 
-__all__ = ["AutoTuningConfig", "PerformanceRequirements", "QuantizationWorkload"]
-
 Array = npt.NDArray[Any]
 _ELEMENTWISE = ("add", "mul", "relu")
 
 
 @dataclass(frozen=True)
 class PerformanceRequirements:
-    """What a setting must reach. Power is not among them: it cannot be measured from here."""
+    """Bounds that a setting must meet."""
 
     max_latency: float | None = None  # seconds
-    min_throughput: float | None = None  # operations a second, a multiplication and an addition being two
-    memory_budget: int | None = None  # bytes of weights as they are kept
+    min_throughput: float | None = None  # operations per second; a multiply-add is two
+    memory_budget: int | None = None  # bytes of packed weights
     min_sqnr_db: float | None = None
     min_cosine: float | None = None
 
@@ -40,13 +38,13 @@ class PerformanceRequirements:
 
 @dataclass(frozen=True)
 class AutoTuningConfig:
-    """How to search."""
+    """Options of a search."""
 
-    enabled: bool = True  # False: the float baseline is kept, unmeasured, and the result says so
-    iterations: int = 1000  # rounds at the most
-    accuracy_threshold: float = 0.9  # least cosine between results and those of floats
-    max_search_time: float = 5.0  # seconds for each workload
-    min_improvement: float = 1.05  # how many times as fast as float a setting must be to be worth its errors
+    enabled: bool = True  # False: float32 stays, and nothing is measured
+    iterations: int = 1000  # maximum number of rounds
+    accuracy_threshold: float = 0.9  # minimum cosine similarity to the float result
+    max_search_time: float = 5.0  # seconds per workload
+    min_improvement: float = 1.05  # minimum speed-up over float32
 
     def __post_init__(self) -> None:
         if not isinstance(self.iterations, int) or self.iterations < 1:
@@ -61,9 +59,9 @@ class AutoTuningConfig:
 
 @dataclass(frozen=True, eq=False)
 class QuantizationWorkload:
-    """One piece of work. Made by `matmul`, `conv2d`, `elementwise` or `parse`.
+    """A workload, made by `matmul`, `conv2d`, `elementwise` or `parse`.
 
-    x and weight: your own data to be accurate on; without them normal numbers are used, and results say so.
+    x and weight: data to measure errors on; without them, normal numbers.
 
     >>> QuantizationWorkload.matmul(8, 64, 32)
     QuantizationWorkload(matmul 8x64x32)
@@ -81,7 +79,7 @@ class QuantizationWorkload:
 
     @classmethod
     def matmul(cls, m: int, n: int, k: int, *, x: Any = None, weight: Any = None) -> QuantizationWorkload:
-        """x [m, k] times weight [n, k] turned: what a linear layer does."""
+        """x [m, k] by weight [n, k] transposed, as in a linear layer."""
         for name, size in (("m", m), ("n", n), ("k", k)):
             _positive(name, size)
         return cls("matmul", (m, n, k), x=_sample("x", x, (m, k)), weight=_sample("weight", weight, (n, k)))
@@ -110,7 +108,7 @@ class QuantizationWorkload:
 
     @classmethod
     def elementwise(cls, op: str, shape: tuple[int, ...], *, x: Any = None) -> QuantizationWorkload:
-        """add, mul or relu of arrays of this shape."""
+        """add, mul or relu on arrays of this shape."""
         if op not in _ELEMENTWISE:
             raise InvalidProblem(f"op: {op!r}; expected one of {', '.join(_ELEMENTWISE)}")
         for size in shape:
@@ -119,7 +117,7 @@ class QuantizationWorkload:
 
     @classmethod
     def parse(cls, kind: str, text: str) -> QuantizationWorkload:
-        """From text: matmul "128x768x768"; conv2d "1x64x56x56,64x64x3x3,stride=1,padding=1"; add "1024x1024"."""
+        """Parse matmul "128x768x768"; conv2d "1x64x56x56,64x64x3x3,stride=1,padding=1"; add "1024x1024"."""
         sizes: list[tuple[int, ...]] = []
         options: dict[str, Any] = {}
         for part in text.split(","):
@@ -140,7 +138,7 @@ class QuantizationWorkload:
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions."""
+        """The number of multiplications and additions."""
         if self.kind == "matmul":
             return 2 * math.prod(self.shape)
         if self.kind == "elementwise":
@@ -158,11 +156,11 @@ class QuantizationWorkload:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether it has data of its own."""
+        """Whether the workload has data."""
         return self.x is not None or self.weight is not None
 
     def data(self) -> tuple[Array, Array | None]:
-        """x and weight: what was given, or normal numbers that are the same each time."""
+        """x and weight: the data given, or reproducible normal numbers."""
         rng = np.random.default_rng(0)
         x_shape = (self.shape[0], self.shape[2]) if self.kind == "matmul" else self.shape
         x = rng.standard_normal(x_shape, np.float32) if self.x is None else self.x
@@ -173,7 +171,7 @@ class QuantizationWorkload:
 
     @property
     def key(self) -> str:
-        """The same for the same work on the same data."""
+        """A key that is equal for equal work on equal data."""
         text = f"{self!r}"
         for name, a in (("x", self.x), ("weight", self.weight)):
             if a is not None:
