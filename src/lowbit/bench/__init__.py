@@ -20,23 +20,27 @@ if TYPE_CHECKING:
     from lowbit.bench.suite import FAMILIES, BenchmarkConfig, QuantizationBenchmarkSuite
 
 __all__ = [
-    "FAMILIES", "BenchmarkConfig", "BenchmarkResult", "BenchmarkSummary", "Change", "ComparativeBenchmarkResult",
-    "MemoryBenchmarkResults", "MemoryUsage", "QuantizationBenchmarkSuite", "Timing", "compare", "measure",
+    "FAMILIES",
+    "BenchmarkConfig",
+    "BenchmarkResult",
+    "BenchmarkSummary",
+    "Change",
+    "ComparativeBenchmarkResult",
+    "MemoryBenchmarkResults",
+    "MemoryUsage",
+    "QuantizationBenchmarkSuite",
+    "Timing",
+    "compare",
+    "measure",
     "plot_roofline",
-]  # fmt: skip
+]
 
-_HOMES = {
-    "suite": ("FAMILIES", "BenchmarkConfig", "QuantizationBenchmarkSuite"),
-    "results": (
-        "BenchmarkResult", "BenchmarkSummary", "ComparativeBenchmarkResult", "MemoryBenchmarkResults", "MemoryUsage",
-    ),
-    "roofline": ("plot_roofline",),
-}  # fmt: skip
+_HOMES = {"suite": ("FAMILIES", "BenchmarkConfig", "QuantizationBenchmarkSuite"), "roofline": ("plot_roofline",)}
 
 
 def __getattr__(name: str) -> Any:
     """Import suites lazily: `import lowbit` needs the timing only."""
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"lowbit.bench.{home}"), name)
+    if name in __all__:
+        home = next((home for home, names in _HOMES.items() if name in names), "results")
+        return getattr(import_module(f"lowbit.bench.{home}"), name)
     raise AttributeError(f"module 'lowbit.bench' has no attribute {name!r}")

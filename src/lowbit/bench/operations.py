@@ -94,30 +94,25 @@ def _quantize(n: int, kind: str, known: bool = False) -> Work:
     q = quantize(x, **_KINDS[kind])
     target, out = np.empty_like(x), np.empty_like(q.data)
     options: dict[str, Any] = {"params": q.params} if known else _KINDS[kind]
-    return Work(
-        lambda: quantize(x, out=out, **options), lambda: np.copyto(target, x), lambda: _sqnr(x, q.dequantize()),
-        bytes_moved=x.nbytes + q.nbytes,
-    )  # fmt: skip
+    run, moved = partial(quantize, x, out=out, **options), x.nbytes + q.nbytes
+    return Work(run, lambda: np.copyto(target, x), lambda: _sqnr(x, q.dequantize()), bytes_moved=moved)
 
 
 def _dequantize(n: int, kind: str) -> Work:
     x = _normal(n)
     q = quantize(x, **_KINDS[kind])
     target, out = np.empty_like(x), np.empty_like(x)
-    return Work(
-        lambda: dequantize(q, out=out), lambda: np.copyto(target, x), lambda: _sqnr(x, dequantize(q)),
-        bytes_moved=x.nbytes + q.nbytes,
-    )  # fmt: skip
+    run, moved = partial(dequantize, q, out=out), x.nbytes + q.nbytes
+    return Work(run, lambda: np.copyto(target, x), lambda: _sqnr(x, run()), bytes_moved=moved)
 
 
 def _linear(shape: tuple[int, int, int], kind: str) -> Work:
     m, n, k = shape
     x, w = _normal(m, k), _normal(n, k, seed=1)
     layer, turned, out = QuantizedLinear(w, **_KINDS[kind]), w.T, np.empty((m, n), np.float32)
-    return Work(
-        lambda: layer(x), lambda: np.matmul(x, turned, out=out), lambda: _sqnr(x @ turned, layer(x)),
-        2 * m * n * k, x.nbytes + layer.nbytes + out.nbytes, layer.nbytes, uses_blas=True,
-    )  # fmt: skip
+    run, product = partial(layer, x), partial(np.matmul, x, turned, out=out)
+    moved = x.nbytes + layer.nbytes + out.nbytes
+    return Work(run, product, lambda: _sqnr(x @ turned, run()), 2 * m * n * k, moved, layer.nbytes, uses_blas=True)
 
 
 def _codes(n: int, seed: int = 0) -> tuple[Array, QuantizedTensor]:
@@ -130,19 +125,15 @@ def _add(n: int) -> Work:
     exact = x + y
     params = QuantizationParams.from_statistics(exact.min(), exact.max(), dtype="int8", scheme="symmetric")
     out, target = np.empty_like(a.data), np.empty_like(x)
-    return Work(
-        lambda: qadd(a, b, out_params=params, out=out), lambda: np.add(x, y, out=target),
-        lambda: _sqnr(exact, qadd(a, b, out_params=params).dequantize()), bytes_moved=3 * a.data.nbytes,
-    )  # fmt: skip
+    run, moved = partial(qadd, a, b, out_params=params, out=out), 3 * a.data.nbytes
+    return Work(run, partial(np.add, x, y, out=target), lambda: _sqnr(exact, run().dequantize()), bytes_moved=moved)
 
 
 def _relu(n: int) -> Work:
     x, a = _codes(n)
     out, target = np.empty_like(a.data), np.empty_like(x)
-    return Work(
-        lambda: qrelu(a, out=out), lambda: np.maximum(x, 0, out=target),
-        lambda: _sqnr(np.maximum(x, 0), qrelu(a).dequantize()), bytes_moved=2 * a.data.nbytes,
-    )  # fmt: skip
+    run, baseline = partial(qrelu, a, out=out), partial(np.maximum, x, 0, out=target)
+    return Work(run, baseline, lambda: _sqnr(baseline(), run().dequantize()), bytes_moved=2 * a.data.nbytes)
 
 
 def _tensor_memory(n: int, kind: str) -> Work:

@@ -18,12 +18,30 @@ from lowbit.runtime.files.atomic import written_whole
 
 _FORMAT, _VERSION = "lowbit benchmark", 1
 _STATUSES = ("ok", "timeout", "failed")
-_COLUMNS = (
-    "name", "family", "status", "reason", "median_s", "low_s", "high_s", "best_s", "samples", "baseline_median_s",
+_COLUMNS = [
+    "name",
+    "family",
+    "status",
+    "reason",
+    "median_s",
+    "low_s",
+    "high_s",
+    "best_s",
+    "samples",
+    "baseline_median_s",
     "baseline_threads",
-    "speedup", "gops", "gb_per_s", "percent_of_limit", "limit", "sqnr_db", "weight_bytes", "float_bytes",
-    "quantized_bytes", "peak_bytes", "workspace_bytes",
-)  # fmt: skip
+    "speedup",
+    "gops",
+    "gb_per_s",
+    "percent_of_limit",
+    "limit",
+    "sqnr_db",
+    "weight_bytes",
+    "float_bytes",
+    "quantized_bytes",
+    "peak_bytes",
+    "workspace_bytes",
+]
 
 
 @dataclass(frozen=True)
@@ -86,22 +104,21 @@ class BenchmarkResult:
         """The result of `to_dict`, read back. Raises for anything else."""
         if d["status"] not in _STATUSES:
             raise ValueError(f"status {d['status']!r}, expected one of {', '.join(_STATUSES)}")
-        return BenchmarkResult(
-            _text(d["name"]), _text(d["family"]), d["status"], _text(d["reason"]), _timing(d["timing"]),
-            _timing(d["baseline"]), _count(d["baseline_threads"]), int(d["operations"]), int(d["bytes_moved"]),
-            _number(d["percent_of_limit"]), _text(d["limit"]), _number(d["sqnr_db"]), _count(d["weight_bytes"]),
-            None if d["memory"] is None else MemoryUsage(**d["memory"]),
-        )  # fmt: skip
+        texts, counts = ("name", "family", "reason", "limit"), ("baseline_threads", "weight_bytes")
+        fields: dict[str, Any] = {k: _text(d[k]) for k in texts} | {k: _count(d[k]) for k in counts}
+        fields |= {k: _timing(d[k]) for k in ("timing", "baseline")}
+        fields |= {k: int(d[k]) for k in ("operations", "bytes_moved")}
+        fields |= {k: _number(d[k]) for k in ("percent_of_limit", "sqnr_db")}
+        memory = None if d["memory"] is None else MemoryUsage(**d["memory"])
+        return BenchmarkResult(status=d["status"], memory=memory, **fields)
 
     def _row(self) -> tuple[Any, ...]:
         t, b, m = self.timing, self.baseline, self.memory
         times = (None,) * 5 if t is None else (t.median, t.low, t.high, t.best, t.samples)
         memory = (None,) * 4 if m is None else (m.before, m.after, m.peak, m.workspace)
-        return (
-            self.name, self.family, self.status, self.reason, *times, None if b is None else b.median,
-            self.baseline_threads, self.speedup, self.gops, self.gb_per_s, self.percent_of_limit, self.limit,
-            self.sqnr_db, self.weight_bytes, *memory,
-        )  # fmt: skip
+        baseline = None if b is None else b.median, self.baseline_threads, self.speedup
+        rates = self.gops, self.gb_per_s, self.percent_of_limit, self.limit, self.sqnr_db, self.weight_bytes
+        return self.name, self.family, self.status, self.reason, *times, *baseline, *rates, *memory
 
 
 @dataclass(frozen=True)
@@ -199,10 +216,8 @@ class BenchmarkSummary:
             results = tuple(BenchmarkResult.from_dict(r) for r in d["results"])
             if len({r.name for r in results}) < len(results):
                 raise ValueError("two results of the same name")
-            return BenchmarkSummary(
-                results, dict(d["hardware"]), dict(d["limits"]), _text(d["version"]), int(d["threads"]),
-                _number(d["load_average"]), bool(d["complete"]),
-            )  # fmt: skip
+            head = dict(d["hardware"]), dict(d["limits"]), _text(d["version"]), int(d["threads"])
+            return BenchmarkSummary(results, *head, _number(d["load_average"]), bool(d["complete"]))
         except KeyError as error:
             raise FormatError(f"no benchmark results: {error} is missing") from None
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -281,12 +296,13 @@ def table_cells(r: BenchmarkResult) -> list[str]:
     rate = r.gops if r.gops is not None else r.gb_per_s
     limit = {"dot products": "dot"}.get(r.limit, r.limit.removeprefix("reading from "))
     weights = [] if len(table_heads(r.family)) < 7 else ["" if r.weight_bytes is None else bytes_text(r.weight_bytes)]
-    return [
-        name, seconds_text(t.median), "" if r.speedup is None else f"{r.speedup:.2f}",
-        "" if rate is None else f"{rate:.1f}",
-        "" if r.percent_of_limit is None else f"{r.percent_of_limit:.0f} % {limit}",
-        "" if r.sqnr_db is None else f"{r.sqnr_db:.1f}", *weights,
-    ]  # fmt: skip
+    share = "" if r.percent_of_limit is None else f"{r.percent_of_limit:.0f} % {limit}"
+    figures = _figure(r.speedup, 2), _figure(rate, 1), share, _figure(r.sqnr_db, 1)
+    return [name, seconds_text(t.median), *figures, *weights]
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
 
 
 def seconds_text(t: float) -> str:

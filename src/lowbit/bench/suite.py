@@ -153,11 +153,9 @@ class QuantizationBenchmarkSuite:
                 if time.perf_counter() > end:
                     return _timed_out(result, f"one call of the {name} took {call.seconds[0]:.3g} s", c)
             slow = {name for name, call in calls.items() if call.seconds[0] > _SLOW}
-            left = end - time.perf_counter()
-            found = measure(
-                {name: call if name in slow else call.call for name, call in calls.items()},
-                seconds=min(c.seconds, left), warmup=c.warmup, min_rounds=min(5, c.iterations), max_rounds=c.iterations,
-            )  # fmt: skip
+            timed = {name: call if name in slow else call.call for name, call in calls.items()}
+            seconds, rounds = min(c.seconds, end - time.perf_counter()), c.iterations
+            found = measure(timed, seconds=seconds, warmup=c.warmup, min_rounds=min(5, rounds), max_rounds=rounds)
             return replace(result, timing=found["run"], baseline=found.get("baseline"))
         except _TimeIsUpError:
             # The first call is a warm-up; later ones are samples, if few.

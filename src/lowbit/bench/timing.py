@@ -1,4 +1,4 @@
-"""Interleaved timing: calls take turns until their intervals are narrow or time is up; disturbed samples are dropped."""
+"""Interleaved timing: calls take turns until their intervals are narrow or time is up. Disturbed samples are dropped."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def measure(
     width: float = 0.02,
 ) -> dict[str, Timing]:
     """Time the calls interleaved: a warm-up, then rounds until every interval is narrower than `width`, or until
-    `seconds` or `max_rounds` are reached. Each round is shuffled, as a call finds the caches as the one before left them.
-    Disturbed samples do not count: see `Samples`.
+    `seconds` or `max_rounds` are reached. Each round is shuffled, as a call finds the caches as the one before left
+    them. Disturbed samples do not count: see `Samples`.
 
     >>> sorted(measure({"a": lambda: 1, "b": lambda: sum(range(100))}, seconds=0.05))
     ['a', 'b']

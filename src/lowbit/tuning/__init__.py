@@ -6,6 +6,11 @@ from lowbit.tuning.tuner import auto_tune
 from lowbit.tuning.workload import AutoTuningConfig, PerformanceRequirements, QuantizationWorkload
 
 __all__ = [
-    "AutoTuningConfig", "Candidate", "CandidateResult", "OptimalQuantizationConfig", "PerformanceRequirements",
-    "QuantizationWorkload", "auto_tune",
-]  # fmt: skip
+    "AutoTuningConfig",
+    "Candidate",
+    "CandidateResult",
+    "OptimalQuantizationConfig",
+    "PerformanceRequirements",
+    "QuantizationWorkload",
+    "auto_tune",
+]

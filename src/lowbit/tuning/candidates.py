@@ -43,9 +43,10 @@ class Candidate:
             self.dtype in _DTYPES
             and self.scheme in ("symmetric", "asymmetric")
             and self.activation_dtype in _ACTIVATIONS
-            and (self.group_size is None or self.group_size in (*_GROUPS, 16, 64, 256))
-            and isinstance(self.threads, int) and 1 <= self.threads <= 4096
-        )  # fmt: skip
+            and self.group_size in (None, *_GROUPS, 16, 64, 256)
+            and isinstance(self.threads, int)
+            and 1 <= self.threads <= 4096
+        )
         if not known:
             raise InvalidProblem(f"candidate: {asdict(self)}; no such setting")
 
@@ -134,21 +135,24 @@ def _elementwise(workload: QuantizationWorkload, candidate: Candidate, x: Array,
     exact = _FLOAT[workload.op](x, y)
     out = QuantizationParams.from_statistics(exact.min(), exact.max(), dtype=candidate.dtype, scheme=candidate.scheme)
     run: dict[str, Callable[[Any], Any]] = {
-        "add": lambda to: qadd(a, b, out_params=out, out=to), "mul": lambda to: qmul(a, b, out_params=out, out=to),
+        "add": lambda to: qadd(a, b, out_params=out, out=to),
+        "mul": lambda to: qmul(a, b, out_params=out, out=to),
         "relu": lambda to: qrelu(a, out=to),
-    }  # fmt: skip
+    }
     room = run[workload.op](None)  # reused by all calls, here and below: allocating may cost more than the work
     return _work(candidate, lambda: run[workload.op](room), lambda q: q.dequantize(), a.nbytes)
 
 
 _FLOAT: dict[str, Callable[..., Array]] = {
-    "add": np.add, "mul": np.multiply, "relu": lambda x, _, out=None: np.maximum(x, 0, out=out),
-}  # fmt: skip
+    "add": np.add,
+    "mul": np.multiply,
+    "relu": lambda x, _, out=None: np.maximum(x, 0, out=out),
+}
 
 
 def float_work(workload: QuantizationWorkload, data: tuple[Array, Array | None]) -> dict[str, Work]:
-    """The float32 baselines: NumPy, NumPy with one BLAS thread where threadpoolctl is installed (spinning threads are slow
-    on a busy machine), and torch if it was imported."""
+    """The float32 baselines: NumPy, NumPy with one BLAS thread where threadpoolctl is installed (spinning threads are
+    slow on a busy machine), and torch if it was imported."""
     x, w = data
     nbytes = 0 if w is None or workload.kind == "elementwise" else w.nbytes
     if workload.kind == "matmul":

@@ -10,15 +10,43 @@ from lowbit.runtime.native import core
 from lowbit.runtime.threads import get_num_threads
 from lowbit.tuning.workload import QuantizationWorkload
 
-_SCHEDULE = (
-    "kernel", "tile_rows", "threads", "order", "row_tasks", "task_rows", "panel_tasks", "task_panels", "panel_columns",
-    "k_blocks", "k_block", "rows", "packed_stride", "panels_at_once", "rows_per_call", "paired", "in_place",
+_SCHEDULE = [
+    "kernel",
+    "tile_rows",
+    "threads",
+    "order",
+    "row_tasks",
+    "task_rows",
+    "panel_tasks",
+    "task_panels",
+    "panel_columns",
+    "k_blocks",
+    "k_block",
+    "rows",
+    "packed_stride",
+    "panels_at_once",
+    "rows_per_call",
+    "paired",
+    "in_place",
     "scratch_bytes",
-)  # fmt: skip
-_CPU = (
-    "l1", "l2", "l3", "line", "dot_ports", "l1_sets", "l1_written_ways", "task_rows", "task_panels", "k_block",
-    "few_rows", "short_k", "thread_work", "shared_b", "staging",
-)  # fmt: skip
+]
+_CPU = [
+    "l1",
+    "l2",
+    "l3",
+    "line",
+    "dot_ports",
+    "l1_sets",
+    "l1_written_ways",
+    "task_rows",
+    "task_panels",
+    "k_block",
+    "few_rows",
+    "short_k",
+    "thread_work",
+    "shared_b",
+    "staging",
+]
 
 
 @dataclass(frozen=True)

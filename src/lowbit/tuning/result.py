@@ -35,10 +35,9 @@ class CandidateResult:
     def from_dict(d: dict[str, Any]) -> CandidateResult:
         """The result of `to_dict`, read back. Raises for anything else."""
         candidate = None if d["candidate"] is None else Candidate(**d["candidate"])
-        return CandidateResult(
-            str(d["name"]), candidate, Timing(**d["timing"]), float(d["sqnr_db"]), float(d["cosine"]), int(d["nbytes"]),
-            tuple(map(str, d["violations"])), float(d["distance"]), bool(d["on_front"]), bool(d["dropped"]),
-        )  # fmt: skip
+        figures = Timing(**d["timing"]), float(d["sqnr_db"]), float(d["cosine"]), int(d["nbytes"])
+        verdict = tuple(map(str, d["violations"])), float(d["distance"]), bool(d["on_front"]), bool(d["dropped"])
+        return CandidateResult(str(d["name"]), candidate, *figures, *verdict)
 
 
 @dataclass(frozen=True)
@@ -94,13 +93,11 @@ class OptimalQuantizationConfig:
         return self.winner.layer(weight, bias, self.workload)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "workload": repr(self.workload), "winner": None if self.winner is None else asdict(self.winner),
-            "keep_float": self.keep_float, "why": self.why, "speedup": self.speedup, "data": self.data,
-            "seconds": self.seconds, "complete": self.complete, "meets_requirements": self.meets_requirements,
-            "from_cache": self.from_cache, "load": self.load, "provisional": self.provisional,
-            "results": [r.to_dict() for r in self.results],
-        }  # fmt: skip
+        winner = None if self.winner is None else asdict(self.winner)
+        known = {"workload": repr(self.workload), "winner": winner, "keep_float": self.keep_float, "why": self.why}
+        plain = "speedup data seconds complete meets_requirements from_cache load provisional"
+        known |= {name: getattr(self, name) for name in plain.split()}
+        return {**known, "results": [r.to_dict() for r in self.results]}
 
     @staticmethod
     def from_dict(d: dict[str, Any], workload: QuantizationWorkload) -> OptimalQuantizationConfig:
@@ -109,11 +106,10 @@ class OptimalQuantizationConfig:
         results = tuple(CandidateResult.from_dict(r) for r in d["results"])
         if winner is not None and winner not in [r.candidate for r in results]:
             raise InvalidProblem("winner: none of the settings measured")
-        return OptimalQuantizationConfig(
-            workload, winner, str(d["why"]), results, str(d["data"]), float(d["seconds"]), bool(d["complete"]),
-            bool(d["meets_requirements"]), True, None if d["load"] is None else float(d["load"]),
-            bool(d["provisional"]),
-        )  # fmt: skip
+        search = str(d["data"]), float(d["seconds"]), bool(d["complete"]), bool(d["meets_requirements"])
+        load = None if d["load"] is None else float(d["load"])
+        found = winner, str(d["why"]), results, *search
+        return OptimalQuantizationConfig(workload, *found, True, load, bool(d["provisional"]))
 
     def __str__(self) -> str:
         return f"{self.workload!r}: {'keep float' if self.winner is None else self.winner.name}: {self.why}"

@@ -39,8 +39,8 @@ def auto_tune(
 ) -> Any:
     """The best setting for a workload, measured on this machine; a list for several workloads.
 
-    Every candidate is timed interleaved with float32, scored on the data and compared with the requirements. Results are
-    cached by CPU, version, kernels, threads and workload; `cache=False` measures again. Results found while other
+    Every candidate is timed interleaved with float32, scored on the data and compared with the requirements. Results
+    are cached by CPU, version, kernels, threads and workload; `cache=False` measures again. Results found while other
     processes needed the CPUs are provisional and not cached. Ctrl-C ends a search and keeps the results so far.
 
     >>> import lowbit as lb
@@ -81,9 +81,8 @@ def _one(
 
 def _key(workload: QuantizationWorkload, wanted: PerformanceRequirements, how: AutoTuningConfig) -> str:
     machine = hardware()
-    asked = [
-        machine.cpu, machine.isa, machine.threads, __version__, workload.key, asdict(wanted), asdict(how),
-    ]  # fmt: skip
+    place = machine.cpu, machine.isa, machine.threads, __version__
+    asked = [*place, workload.key, asdict(wanted), asdict(how)]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
@@ -145,10 +144,8 @@ def _search(
     if provisional:
         why += f"; provisional and not cached: other processes kept {busy:.1f} CPUs busy meanwhile"
     seconds = time.perf_counter() - start
-    return OptimalQuantizationConfig(
-        workload, winner, why, tuple(results), _data_name(workload), seconds, complete, meets,
-        load=None if math.isnan(busy) else busy, provisional=provisional,
-    )  # fmt: skip
+    load, found = None if math.isnan(busy) else busy, (tuple(results), _data_name(workload), seconds, complete, meets)
+    return OptimalQuantizationConfig(workload, winner, why, *found, load=load, provisional=provisional)
 
 
 def _without_a_cpu(settings: dict[str, Candidate], others: OtherWork, end: float) -> set[str]:
@@ -178,9 +175,13 @@ def _excess(found: float, bound: float) -> float:
 
 
 def _violations(
-    workload: QuantizationWorkload, wanted: PerformanceRequirements, how: AutoTuningConfig, timing: Timing,
-    errors: tuple[float, float], nbytes: int,
-) -> tuple[_Violation, ...]:  # fmt: skip
+    workload: QuantizationWorkload,
+    wanted: PerformanceRequirements,
+    how: AutoTuningConfig,
+    timing: Timing,
+    errors: tuple[float, float],
+    nbytes: int,
+) -> tuple[_Violation, ...]:
     rate = workload.operations / timing.median
     found = []
     if wanted.max_latency is not None and timing.median > wanted.max_latency:

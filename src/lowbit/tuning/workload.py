@@ -86,9 +86,18 @@ class QuantizationWorkload:
 
     @classmethod
     def conv2d(
-        cls, x_shape: tuple[int, ...], w_shape: tuple[int, ...], *, stride: Any = 1, padding: Any = 0,
-        dilation: Any = 1, groups: int = 1, layout: str = "NCHW", x: Any = None, weight: Any = None,
-    ) -> QuantizationWorkload:  # fmt: skip
+        cls,
+        x_shape: tuple[int, ...],
+        w_shape: tuple[int, ...],
+        *,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        layout: str = "NCHW",
+        x: Any = None,
+        weight: Any = None,
+    ) -> QuantizationWorkload:
         """Images x by kernels [out, in / groups, height, width]."""
         g = ConvGeometry.of(stride, padding, dilation, groups, layout)
         for name, shape in (("x_shape", x_shape), ("w_shape", w_shape)):
@@ -101,10 +110,8 @@ class QuantizationWorkload:
             raise InvalidProblem(f"w_shape: {w_shape} in {g.groups} groups does not fit {channels} channels")
         image = (x_shape[2], x_shape[3]) if layout == "NCHW" else (x_shape[1], x_shape[2])
         g.output(image, (w_shape[2], w_shape[3]))
-        return cls(
-            "conv2d", tuple(x_shape), tuple(w_shape), g, x=_sample("x", x, tuple(x_shape)),
-            weight=_sample("weight", weight, tuple(w_shape)),
-        )  # fmt: skip
+        shapes = tuple(x_shape), tuple(w_shape)
+        return cls("conv2d", *shapes, g, x=_sample("x", x, shapes[0]), weight=_sample("weight", weight, shapes[1]))
 
     @classmethod
     def elementwise(cls, op: str, shape: tuple[int, ...], *, x: Any = None) -> QuantizationWorkload:
