@@ -1,45 +1,34 @@
-// Matrices and images of bits, lent as plain bytes.
+// Matrices and images of bits that stand for +1 and -1.
 #include "drivers/gemm/binary.h"
 
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/shared_ptr.h>
 
 #include <array>
 #include <limits>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
-#include "bindings/gil.h"
+#include "bindings/codes.h"
 #include "bindings/sizes.h"
+#include "bindings/window.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace lowbit {
-
 namespace {
 
-// Letting go of the GIL costs more than a small call does.
-constexpr int64_t kReleaseAtProducts = 1 << 18;  // products of bits
-
-struct WithoutGil {
-  std::optional<GilReleased> released;
-  explicit WithoutGil(double work) {
-    if (work >= static_cast<double>(kReleaseAtProducts)) released.emplace();
-  }
-};
+using Bits = Array<const uint8_t>;
+using Floats = std::optional<Array<const float>>;
 
 int64_t bytes_of(int64_t bits) { return (bits + 7) / 8; }
-double size(int64_t a, int64_t b, int64_t c) {
-  return static_cast<double>(a) * static_cast<double>(b) * static_cast<double>(c);
-}
 void require_bits(int64_t k, const char* name) {
   if (k < 0 || k > std::numeric_limits<int32_t>::max())
     throw nb::value_error((std::string(name) + ": expected 0 to 2^31 - 1").c_str());
-}
-void require_count(int64_t n, const char* name) {
-  if (n < 0) throw nb::value_error((std::string(name) + ": must not be negative").c_str());
 }
 uint8_t last_mask(int64_t k) { return static_cast<uint8_t>(0xff >> (-k & 7)); }
 
@@ -47,122 +36,145 @@ struct BinaryMatrix {
   int64_t n, k;
   PackedBits bits;
 
-  static BinaryMatrix make(nb::handle rows_array, int64_t n, int64_t k) {
-    require_bits(k, "k"), require_count(n, "n");
-    const Buffer rows(rows_array, "bits");
-    rows.require(product_of({n, bytes_of(k)}, "bits"), "bits");
-    const WithoutGil release(size(n, k, 8));
-    return {n, k, PackedBits(rows.as<uint8_t>(), n, bytes_of(k), last_mask(k))};
+  static BinaryMatrix make(const Bits& rows, int64_t k) {
+    require_bits(k, "k");
+    const int64_t n = rows_of(rows, bytes_of(k), 1, "bits");
+    product_of({n, bytes_of(k)}, "bits");
+    return {n, k, PackedBits(rows.data(), n, bytes_of(k), last_mask(k))};
   }
 };
 
-// Scales as the driver takes them, if there are any.
-struct Scaling {
-  Buffer a, b, bias;
-  std::optional<BinaryScales> scales;
+// Scales and bias of the outputs; without scales, results are int32 sums.
+struct OutputScales {
+  Floats scale, bias;
+  bool each = false;  // one scale per output
 
-  Scaling(nb::handle a_array, nb::handle b_array, nb::handle bias_array, int64_t rows, int64_t columns) {
-    if (a_array.is_none()) return;
-    a = Buffer(a_array, "a_scale"), b = Buffer(b_array, "b_scale");
-    if (a.bytes() != 4) a.require(4 * rows, "a_scale");
-    if (b.bytes() != 4) b.require(4 * columns, "b_scale");
-    if (!bias_array.is_none()) bias = Buffer(bias_array, "bias"), bias.require(4 * columns, "bias");
-    scales = BinaryScales{a.as<float>(), a.bytes() != 4, b.as<float>(), b.bytes() != 4, bias.as<float>()};
+  OutputScales(Floats scales, Floats added, int64_t outputs) : scale(std::move(scales)), bias(std::move(added)) {
+    if (scale) each = is_many(*scale, 4, outputs, "scale");
+    require(bias, 4 * outputs, "bias");
+    if (bias && !scale) throw nb::value_error("bias: expected a scale too");
   }
-  const BinaryScales* get() const { return scales ? &*scales : nullptr; }
+  std::optional<BinaryScales> with(const Floats& a_scale, int64_t rows) const {
+    if (a_scale.has_value() != scale.has_value()) throw nb::value_error("scale: expected on both sides, or on none");
+    if (!scale) return std::nullopt;
+    return BinaryScales{a_scale->data(), is_many(*a_scale, 4, rows, "a_scale"), scale->data(), each, data_of(bias)};
+  }
 };
 
-void matmul(nb::handle a_array, int64_t m, const BinaryMatrix& b, nb::handle out_array, nb::handle a_scale,
-            nb::handle b_scale, nb::handle bias) {
-  require_count(m, "m");
-  const Buffer a(a_array, "a"), out(out_array, "out", true);
-  a.require(product_of({m, bytes_of(b.k)}, "a"), "a"), out.require(4 * product_of({m, b.n}, "out"), "out");
-  const Scaling scaling(a_scale, b_scale, bias, m, b.n);
-  const WithoutGil release(size(m, b.n, b.k));
-  binary_matmul(a.as<uint8_t>(), m, b.bits, b.k, scaling.get(), out.as());
-}
+class BinaryGemmPlan {
+ public:
+  BinaryGemmPlan(std::shared_ptr<BinaryMatrix> b, Floats scale, Floats bias)
+      : b_(std::move(b)), scales_(std::move(scale), std::move(bias), b_->n) {}
 
-PackedBitsConv make_conv(nb::handle w_array, int64_t groups, int64_t channels, int64_t outputs,
-                         std::array<int64_t, 2> kernel) {
-  if (groups < 1 || channels < 0 || channels > kMostElements || outputs < 0 || kernel[0] < 1 || kernel[1] < 1 ||
-      kernel[0] > kMostElements || kernel[1] > kMostElements)
-    throw nb::value_error("sizes: expected at least one group and one tap, and no negative number of channels");
-  const BinaryConvShape shape{groups, channels, outputs, {kernel[0], kernel[1]}};
-  product_of({kernel[0] + 1, kernel[1] + 1, groups, outputs, 8 * bytes_of(channels)}, "sizes");
+  void run(const Bits& a, const Array<void>& out, const Floats& a_scale) const {
+    const int64_t m = rows_of(a, bytes_of(b_->k), 1, "a");
+    out.require(4 * product_of({m, b_->n}, "out"), "out");
+    const std::optional<BinaryScales> scales = scales_.with(a_scale, m);
+    without_gil_for_product(
+        m, b_->n, b_->k, [&] { binary_matmul(a.data(), m, b_->bits, b_->k, scales ? &*scales : nullptr, out.data()); });
+  }
+  static int64_t workspace_for(int64_t m, int64_t n, int64_t k) {
+    check_product(m, n, k);
+    return binary_matmul_workspace(m, n, k);
+  }
+
+ private:
+  std::shared_ptr<BinaryMatrix> b_;
+  OutputScales scales_;
+};
+
+PackedBitsConv make_conv(const Bits& w, int64_t channels) {
+  const Py_buffer& v = w.view();
+  if (v.ndim != 5 || v.shape[0] < 1 || v.shape[2] < 1 || v.shape[3] < 1)
+    throw nb::value_error("w: expected [groups, outputs, kernel height, kernel width, bytes], at least one tap");
+  product_of({channels}, "channels");
+  const BinaryConvShape shape{v.shape[0], channels, v.shape[1], {v.shape[2], v.shape[3]}};
+  if (v.shape[4] != shape.bytes()) throw nb::value_error("w: its last axis is not that of the channels");
+  product_of({shape.kernel[0] + 1, shape.kernel[1] + 1, shape.groups, shape.outputs, 8 * shape.bytes()}, "w");
   require_bits(shape.taps() * 8 * shape.bytes(), "w: bits of an output");
-  const Buffer w(w_array, "w");
-  w.require(groups * outputs * shape.taps() * shape.bytes(), "w");
-  return PackedBitsConv(w.as<uint8_t>(), shape);
+  return PackedBitsConv(w.data(), shape);
 }
 
-void conv2d(nb::handle x_array, const PackedBitsConv& w, nb::handle out_array, std::array<int64_t, 3> image,
-            std::array<int64_t, 2> stride, std::array<int64_t, 4> padding, std::array<int64_t, 2> dilation,
-            bool channels_first, nb::handle x_scale, nb::handle w_scale, nb::handle bias) {
-  const BinaryConvShape& s = w.shape();
-  product_of(image, "image");
-  for (const int64_t n : padding) product_of({n}, "padding");
-  if (stride[0] < 1 || stride[1] < 1 || dilation[0] < 1 || dilation[1] < 1)
-    throw nb::value_error("stride, dilation: must be positive");
-  for (const int axis : {0, 1}) product_of({dilation[axis], s.kernel[axis]}, "dilation");
-  const BinaryConvArgs a{image[0],
-                         image[1],
-                         image[2],
-                         {stride[0], stride[1]},
-                         {dilation[0], dilation[1]},
-                         {padding[0], padding[1], padding[2], padding[3]},
-                         channels_first};
-  for (const int axis : {0, 1})
-    if (image[axis + 1] + padding[axis] + padding[axis + 2] <= dilation[axis] * (s.kernel[axis] - 1))
-      throw nb::value_error("image: smaller than the kernel");
-  const Buffer x(x_array, "x"), out(out_array, "out", true);
-  const int64_t outputs = s.groups * s.outputs, pixels = product_of({a.images, a.out(s, 0), a.out(s, 1)}, "out");
-  x.require(product_of({a.images, a.height, a.width, s.groups, s.bytes()}, "x"), "x");
-  out.require(4 * product_of({pixels, outputs}, "out"), "out");
-  const Scaling scaling(x_scale, w_scale, bias, a.images, outputs);
-  const WithoutGil release(size(pixels, outputs, s.taps() * s.channels));
-  binary_conv2d(a, x.as<uint8_t>(), w, scaling.get(), out.as());
-}
+class BinaryConvPlan {
+ public:
+  BinaryConvPlan(std::shared_ptr<PackedBitsConv> w, const Window& window, bool channels_first, Floats scale,
+                 Floats bias)
+      : w_(std::move(w)),
+        args_{window.image[0],
+              window.image[1],
+              window.image[2],
+              {window.stride[0], window.stride[1]},
+              {window.dilation[0], window.dilation[1]},
+              {window.padding[0], window.padding[1], window.padding[2], window.padding[3]},
+              channels_first},
+        outputs_(w_->shape().groups * w_->shape().outputs),
+        pixels_(window.pixels()),
+        scales_(std::move(scale), std::move(bias), outputs_) {
+    const BinaryConvShape& s = w_->shape();
+    if (window.kernel[0] != s.kernel[0] || window.kernel[1] != s.kernel[1] || window.groups != s.groups ||
+        window.image[3] != s.groups * s.channels)
+      throw nb::value_error("window: not that of the weights");
+    product_of({pixels_, outputs_}, "out");
+    inputs_ = product_of({window.image[0], window.image[1], window.image[2], s.groups, s.bytes()}, "x");
+  }
 
-void align_rows(nb::handle stream_array, int64_t rows, int64_t k, nb::handle out_array) {
-  require_bits(k, "k"), require_count(rows, "rows");
-  const Buffer stream(stream_array, "stream"), out(out_array, "out", true);
+  void run(const Bits& x, const Array<void>& out, const Floats& x_scale) const {
+    x.require(inputs_, "x"), out.require(4 * pixels_ * outputs_, "out");
+    const std::optional<BinaryScales> scales = scales_.with(x_scale, args_.images);
+    without_gil_for_product(pixels_, outputs_, w_->shape().taps() * w_->shape().channels,
+                            [&] { binary_conv2d(args_, x.data(), *w_, scales ? &*scales : nullptr, out.data()); });
+  }
+
+ private:
+  std::shared_ptr<PackedBitsConv> w_;
+  BinaryConvArgs args_;
+  int64_t outputs_, pixels_, inputs_ = 0;
+  OutputScales scales_;
+};
+
+void align_rows(const Bits& stream, int64_t rows, int64_t k, const Array<uint8_t>& out) {
+  require_bits(k, "k");
   stream.require(bytes_of(product_of({rows, k}, "rows")), "stream"), out.require(rows * bytes_of(k), "out");
-  const WithoutGil release(size(rows, k, 8));
-  binary_align_rows(stream.as<uint8_t>(), rows, k, out.as<uint8_t>());
+  without_gil_for_product(rows, k, 8, [&] { binary_align_rows(stream.data(), rows, k, out.data()); });
 }
 
-void channels_last(nb::handle stream_array, int64_t images, int64_t channels, int64_t pixels, int64_t groups,
-                   nb::handle out_array) {
-  const int64_t bits = product_of({images, channels, pixels}, "sizes");
-  if (groups < 1 || channels % groups != 0) throw nb::value_error("groups: must divide channels");
-  const Buffer stream(stream_array, "stream"), out(out_array, "out", true);
-  stream.require(bytes_of(bits), "stream");
-  out.require(product_of({images, pixels, groups, bytes_of(channels / groups)}, "out"), "out");
-  const WithoutGil release(size(images, channels, 8 * pixels));
-  binary_channels_last(stream.as<uint8_t>(), images, channels, pixels, groups, out.as<uint8_t>());
+void channels_last(const Bits& stream, int64_t channels, const Array<uint8_t>& out) {
+  const Py_buffer& v = out.view();
+  if (v.ndim != 4) throw nb::value_error("out: expected [images, pixels, groups, bytes]");
+  const int64_t images = v.shape[0], pixels = v.shape[1], groups = v.shape[2];
+  product_of({images, pixels, groups, v.shape[3]}, "out");
+  if (channels < 0 || groups < 1 || channels % groups != 0 || v.shape[3] != bytes_of(channels / groups))
+    throw nb::value_error("out: its groups do not divide the channels");
+  stream.require(bytes_of(product_of({images, channels, pixels}, "sizes")), "stream");
+  without_gil_for_product(images, channels, 8 * pixels,
+                          [&] { binary_channels_last(stream.data(), images, channels, pixels, groups, out.data()); });
 }
 
 }  // namespace
 
 void bind_binary(nb::module_& m) {
-  nb::class_<BinaryMatrix>(m, "BinaryMatrix", "Columns of bits, packed once for many products.")
+  nb::class_<BinaryMatrix>(m, "BinaryMatrix", "Rows of bits, packed once as the right side of products.")
       .def(
           "__init__",
-          [](BinaryMatrix* self, nb::handle bits, int64_t n, int64_t k) {
-            new (self) BinaryMatrix(BinaryMatrix::make(bits, n, k));
-          },
-          "bits"_a, "n"_a, "k"_a)
+          [](BinaryMatrix* self, const Bits& bits, int64_t k) { new (self) BinaryMatrix(BinaryMatrix::make(bits, k)); },
+          "bits"_a, "k"_a, "bits: [n, bytes], the first bit in bit 0, k bits per row.")
       .def_prop_ro("n", [](const BinaryMatrix& b) { return b.n; })
       .def_prop_ro("k", [](const BinaryMatrix& b) { return b.k; })
       .def_prop_ro("nbytes", [](const BinaryMatrix& b) { return b.bits.nbytes(); });
+  nb::class_<BinaryGemmPlan>(m, "BinaryGemmPlan", "Rows of bits times packed rows: k - 2 * popcount(a xor b).")
+      .def(nb::init<std::shared_ptr<BinaryMatrix>, Floats, Floats>(), "b"_a, "scale"_a.none() = nb::none(),
+           "bias"_a.none() = nb::none(), "Without a scale results are int32 sums; with one float32.")
+      .def("run", &BinaryGemmPlan::run, "a"_a, "out"_a, "a_scale"_a.none() = nb::none(),
+           "a: [m, bytes]; a_scale: one, or one per row.")
+      .def_static("workspace_for", &BinaryGemmPlan::workspace_for, "m"_a, "n"_a, "k"_a,
+                  "Bytes a product of this size works in at most, b's own as packed included.");
   nb::class_<PackedBitsConv>(m, "BinaryConv", "Kernels of bits, packed once for many convolutions.")
       .def(
           "__init__",
-          [](PackedBitsConv* self, nb::handle w, int64_t groups, int64_t channels, int64_t outputs,
-             std::array<int64_t, 2> kernel) {
-            new (self) PackedBitsConv(make_conv(w, groups, channels, outputs, kernel));
+          [](PackedBitsConv* self, const Bits& w, int64_t channels) {
+            new (self) PackedBitsConv(make_conv(w, channels));
           },
-          "w"_a, "groups"_a, "channels"_a, "outputs"_a, "kernel"_a)
+          "w"_a, "channels"_a, "w: [groups, outputs, height, width, bytes]; channels, outputs: per group.")
       .def_prop_ro("groups", [](const PackedBitsConv& w) { return w.shape().groups; })
       .def_prop_ro("channels", [](const PackedBitsConv& w) { return w.shape().groups * w.shape().channels; })
       .def_prop_ro("outputs", [](const PackedBitsConv& w) { return w.shape().groups * w.shape().outputs; })
@@ -170,22 +182,15 @@ void bind_binary(nb::module_& m) {
           "kernel",
           [](const PackedBitsConv& w) { return std::array<int64_t, 2>{w.shape().kernel[0], w.shape().kernel[1]}; })
       .def_prop_ro("nbytes", &PackedBitsConv::nbytes);
-  m.def("binary_matmul", &matmul, "a"_a, "m"_a, "b"_a, "out"_a, "a_scale"_a.none() = nb::none(),
-        "b_scale"_a.none() = nb::none(), "bias"_a.none() = nb::none(),
-        "Writes k - 2 * popcount(a xor b) as int32, or scaled as float32.");
-  m.def(
-      "binary_matmul_workspace",
-      [](int64_t rows, int64_t n, int64_t k) {
-        check_product(rows, n, k);
-        return binary_matmul_workspace(rows, n, k);
-      },
-      "m"_a, "n"_a, "k"_a, "Bytes binary_matmul works in at most, b's own as packed included.");
-  m.def("binary_conv2d", &conv2d, "x"_a, "w"_a, "out"_a, "image"_a, "stride"_a, "padding"_a, "dilation"_a,
-        "channels_first"_a, "x_scale"_a.none() = nb::none(), "w_scale"_a.none() = nb::none(),
-        "bias"_a.none() = nb::none(), "As binary_matmul, of bits [image, height, width, group, bytes].");
+  nb::class_<BinaryConvPlan>(m, "BinaryConvPlan", "A convolution of bits; padding adds nothing to a sum.")
+      .def(nb::init<std::shared_ptr<PackedBitsConv>, const Window&, bool, Floats, Floats>(), "w"_a, "window"_a,
+           "channels_first"_a, "scale"_a.none() = nb::none(), "bias"_a.none() = nb::none(),
+           "channels_first: of the result. Without a scale results are int32 sums; with one float32.")
+      .def("run", &BinaryConvPlan::run, "x"_a, "out"_a, "x_scale"_a.none() = nb::none(),
+           "x: [image, height, width, group, bytes]; x_scale: one, or one per image.");
   m.def("binary_align_rows", &align_rows, "stream"_a, "rows"_a, "k"_a, "out"_a,
         "Rows of k bits without gaps as rows of whole bytes.");
-  m.def("binary_channels_last", &channels_last, "stream"_a, "images"_a, "channels"_a, "pixels"_a, "groups"_a, "out"_a,
+  m.def("binary_channels_last", &channels_last, "stream"_a, "channels"_a, "out"_a,
         "A stream of bits, channels first, as whole bytes of each pixel's channels, group after group.");
 }
 

@@ -12,10 +12,11 @@ NB_MODULE(_core, m) {
   bind_fake_quantize(m);
   bind_range(m);
   bind_pack(m);
-  bind_combine(m);
+  bind_epilogue(m);
   bind_gemm(m);
-  bind_weight_only(m);
-  bind_dwconv(m);
+  bind_linear(m);
+  bind_conv(m);
+  bind_elementwise(m);
   bind_binary(m);
   bind_schedule(m);
   bind_sketch(m);

@@ -170,27 +170,63 @@ def unpack(bits: int, is_signed: bool, data: numpy.typing.NDArray[numpy.uint8], 
 def bfloat16_bits(array: Any) -> numpy.typing.NDArray[numpy.uint16]:
     """The bits of a DLPack bfloat16 array, without a copy."""
 
-def combine(op: int, a: object, a_code: Code, a_scale: float, a_zero: int, a_shape: Sequence[int], b: object, b_code: Code, b_scale: float, b_zero: int, b_shape: Sequence[int], out: object, code: Code, scale: float, zero: int, qmin: int, qmax: int, shape: Sequence[int]) -> None:
-    """
-    op 0: codes of the sums of what two arrays of codes stand for; 1: of the products.
-    """
+class Result(enum.Enum):
+    """The element type of a result."""
 
-def clamp_codes(code: Code, x: object, lo: int, hi: int, out: object) -> None: ...
+    s32 = 0
 
-def lookup_codes(table: object | None, x: object, length: int, out: object, offset: int, stride: int) -> None:
-    """
-    Rows of x, each byte by its place in a table of 256, into rows of out; without a table as they are.
-    """
+    f32 = 1
 
-def max_pool(code: Code, x: object, out: object, shape: Sequence[int]) -> None:
-    """
-    shape: count, height, width, depth, kernel, stride, and padding (top, left, bottom, right).
-    """
+    f16 = 2
 
-def average_pool(code: Code, x: object, scale: float, zero: int, out_code: Code, out: object, out_scale: float, out_zero: int, qmin: int, qmax: int, count_padding: bool, shape: Sequence[int]) -> None: ...
+    bf16 = 3
+
+    s8 = 4
+
+    u8 = 5
+
+class CodeParams:
+    """One scale, zero point and range for codes of a byte."""
+
+    def __init__(self, code: Code, scale: float, zero_point: int, qmin: int, qmax: int) -> None: ...
+
+    @property
+    def code(self) -> Code: ...
+
+    @property
+    def scale(self) -> float: ...
+
+    @property
+    def zero_point(self) -> int: ...
+
+    @property
+    def qmin(self) -> int: ...
+
+    @property
+    def qmax(self) -> int: ...
+
+class Epilogue:
+    """What follows accumulation. The constructor's leaves sums as integers."""
+
+    def __init__(self, add: numpy.typing.NDArray[numpy.int32] | None = None, wide: bool = False) -> None: ...
+
+    @staticmethod
+    def floats(result: Result, clamp: tuple[float, float], scale: numpy.typing.NDArray[numpy.float32] | None = None, row_scale: numpy.typing.NDArray[numpy.float32] | None = None, bias: numpy.typing.NDArray[numpy.float32] | None = None, add: numpy.typing.NDArray[numpy.int32] | None = None) -> Epilogue:
+        """
+        (sum + add) * (row_scale * scale) + bias, clamped. scale, bias, add: one per column.
+        """
+
+    @staticmethod
+    def codes(params: CodeParams, scale: numpy.typing.NDArray[numpy.float32], row_scale: numpy.typing.NDArray[numpy.float32] | None = None, add: numpy.typing.NDArray[numpy.int32] | None = None) -> Epilogue:
+        """(sum + add) * (row_scale * scale), requantized."""
 
 class PackedMatrix:
-    """The right side of a product, arranged as kernels read it."""
+    """The right side of a GEMM, [k, n], in the order of the kernels."""
+
+    def __init__(self, codes: numpy.typing.NDArray[numpy.int8] | numpy.typing.NDArray[numpy.uint8], transposed: bool = False, zero_point: numpy.typing.NDArray[numpy.int32] | None = None) -> None:
+        """
+        codes: [k, n], or [n, k] if transposed. zero_point: one, or one per column.
+        """
 
     @property
     def k(self) -> int: ...
@@ -207,34 +243,20 @@ class PackedMatrix:
     @property
     def nbytes(self) -> int: ...
 
-    def unpack(self, out: object) -> None:
+    def unpack(self, out: numpy.typing.NDArray[Any]) -> None:
         """Writes the codes, [n, k], as they were given."""
 
-def pack_matrix(codes: object, is_signed: bool, k: int, n: int, transposed: bool, zero_point: object | None) -> PackedMatrix:
-    """codes: [k, n], or [n, k] if transposed."""
-
-class Epilogue:
-    """
-    What becomes of sums of products. result: 0 s32, 1 f32, 2 f16, 3 bf16, 4 s8, 5 u8.
-    """
-
-    def __init__(self, result: int, scale: object | None, row_scale: object | None, bias: object | None, add: object | None, floor: float, ceiling: float, out_scale: float, zero: int, lo: int, hi: int) -> None: ...
-
-def multiply(a: object, is_signed: bool, m: int, a_zero_point: object, b: PackedMatrix, epilogue: Epilogue, out: object, wide: bool) -> None:
-    """
-    Codes a [m, k] times b. out: [m, n]; s32 is int64 where wide, or where k is past exact_depth.
-    """
-
-def convolve(x: object, is_signed: bool, zero: int, geometry: Sequence[int], w: PackedMatrix, epilogue: Epilogue, out: object, first_out: int, stride: int) -> None:
-    """
-    x [batch, height, width, channels] by w. geometry: batch, height, width, channels, kernel (h, w), stride, padding (top, left), dilation, output (h, w), first channel and channels of the group. out: [pixels, stride].
-    """
-
-def transpose(from_array: object, to: object, batch: int, rows: int, columns: int, item: int) -> None:
-    """to[b][j][i] = from[b][i][j], items of 1, 2, 4 or 8 bytes."""
+    @staticmethod
+    def bytes_for(k: int, n: int) -> int:
+        """nbytes of a matrix of this size."""
 
 class PackedGroups:
-    """Weights of 4 or 2 bits in groups, arranged as kernels read them."""
+    """Weights of 4 or 2 bits in groups, in the order of the kernels."""
+
+    def __init__(self, codes: numpy.typing.NDArray[numpy.uint8], bits: int, block: int, scale: numpy.typing.NDArray[numpy.float32], zero_point: numpy.typing.NDArray[numpy.uint8] | None, zero_all: int) -> None:
+        """
+        codes: [n, k], one per byte, from 0 on; scale: [n, groups]; zero_point: likewise, or zero_all for all.
+        """
 
     @property
     def k(self) -> int: ...
@@ -248,69 +270,74 @@ class PackedGroups:
     @property
     def nbytes(self) -> int: ...
 
-    def unpack(self, out: object) -> None:
-        """Writes the codes, [n, k], one a byte, as they were given."""
-
-    def run(self, x: object, element: Element, m: int, bias: object | None, floor: float, ceiling: float, result: int, out: object) -> None:
-        """
-        x [m, k], floats as they are, by the weights to out [m, n]. result: 1 f32, 2 f16, 3 bf16.
-        """
-
-def pack_groups(codes: object, k: int, n: int, bits: int, block: int, scale: object, zero_point: object | None, zero_all: int) -> PackedGroups:
-    """
-    codes: [n, k], one a byte, from 0 on; scale: [n, groups], zero_point likewise, in bytes.
-    """
-
-def multiply_groups(a: object, m: int, a_scale: object, b: PackedGroups, epilogue: Epilogue, out: object) -> None:
-    """Codes a [m, k], s8, times b. a_scale: [m], or [m, groups]."""
-
-def linear(x: object, element: Element, m: int, how: int, code: Code, scale: float, zero: int, qmin: int, qmax: int, b: PackedMatrix, epilogue: Epilogue, out: object) -> tuple[int, int]:
-    """
-    Floats x [m, k] to codes (how: 0 s8 per row, 1 u8 per row, 2 as given), times b. Returns (NaN seen, rows whose range is too wide).
-    """
-
-def linear_groups(x: object, element: Element, m: int, how: int, code: Code, scale: float, zero: int, qmin: int, qmax: int, b: PackedGroups, epilogue: Epilogue, out: object) -> tuple[int, int]:
-    """The same for weights in groups."""
-
-def linear_workspace(m: int, k: int) -> int:
-    """Bytes of codes that linear keeps."""
-
-def groups_workspace(m: int, n: int, k: int, bits: int, block: int) -> tuple[int, int]:
-    """Bytes multiply_groups works in, and of b, packed, at most."""
-
-def float_groups_workspace(m: int, n: int, k: int, bits: int, block: int) -> int:
-    """Bytes PackedGroups.run works in."""
+    def unpack(self, out: numpy.typing.NDArray[Any]) -> None:
+        """Writes the codes, [n, k], one per byte, as they were given."""
 
 def dot_limit() -> float:
     """
-    Operations a second that dot products of 8 bits reach on one thread of this CPU, measured: arithmetic alone. 0 where that cannot be measured.
+    Measured operations per second of 8-bit dot products on one thread, arithmetic alone; 0 where unknown.
     """
 
 def fma_limit() -> float:
     """
-    Operations a second that multiplying and adding f32 reaches on one thread, measured: arithmetic alone.
+    Measured operations per second of float32 multiply-adds on one thread, arithmetic alone.
     """
 
 def read_limit(bytes: int, seconds: float) -> float:
     """
-    Bytes a second that reading so many again and again reaches on one thread, the best of runs that last so long.
+    Bytes per second of repeated reads of `bytes` on one thread, the best of several runs.
     """
+
+class GemmPlan:
+    """Codes a [..., k] times packed weights, with an epilogue."""
+
+    def __init__(self, b: PackedMatrix, code: Code, zero_point: numpy.typing.NDArray[numpy.int32], epilogue: Epilogue) -> None:
+        """code, zero_point: of a; one zero point, or one per row."""
+
+    def run(self, a: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any]) -> None:
+        """out: [..., n]; sums past exact_depth are int64."""
+
+    def workspace_bytes(self, m: int) -> int: ...
+
+    @staticmethod
+    def workspace_for(m: int, n: int, k: int, wide: bool = False) -> int:
+        """workspace_bytes of a plan of this size."""
+
+class GroupGemmPlan:
+    """int8 codes a [..., k] times weights in groups, with an epilogue."""
+
+    def __init__(self, b: PackedGroups, epilogue: Epilogue) -> None:
+        """Of the epilogue, bias and clamp apply."""
+
+    def run(self, a: numpy.typing.NDArray[numpy.int8], a_scale: numpy.typing.NDArray[numpy.float32], out: numpy.typing.NDArray[Any]) -> None:
+        """a_scale: [m], or [m, groups]."""
+
+    def workspace_bytes(self, m: int) -> int: ...
+
+    @staticmethod
+    def workspace_for(m: int, n: int, k: int, bits: int, block: int) -> tuple[int, int]:
+        """Bytes that `run` works in, and most that packed weights take."""
+
+    @staticmethod
+    def float_workspace_for(m: int, n: int, k: int, bits: int, block: int) -> int:
+        """The same for floats on the left."""
+
+def transpose(source: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any]) -> None:
+    """out[b][j][i] = source[b][i][j], items of 1, 2, 4 or 8 bytes."""
 
 exact_depth: int = 33025
 
-def multiply_workspace(m: int, n: int, k: int, wide: bool = False) -> int:
-    """Bytes multiply works in beside its arguments."""
+class WeightLayout:
+    """Sizes of weights [n, k], and which of them share a scale."""
 
-def packed_matrix_bytes(k: int, n: int) -> int:
-    """Bytes of what pack_matrix makes of [k, n]."""
+    def __init__(self, n: int, k: int, kind: GranularityKind, block: int) -> None:
+        """kind: one scale (tensor), one per row (channel), or per block of k."""
 
 class WeightOnly:
-    """
-    Weights [n, k] of a linear layer on floats, packed, each row from a whole byte on.
-    """
+    """Weights [n, k] as stored: packed, each row from a whole byte on."""
 
-    def __init__(self, code: Code, codes: object, n: int, k: int, kind: GranularityKind, block: int, scale: object, zero_point: object | None, thresholds: object | None, magnitudes: object | None) -> None:
-        """kind: one scale, one per row, or one per block of k."""
+    def __init__(self, codes: numpy.typing.NDArray[Any], code: Code, layout: WeightLayout, scale: numpy.typing.NDArray[numpy.float32], zero_point: numpy.typing.NDArray[numpy.int32] | None, tables: tuple[numpy.typing.NDArray[numpy.float32], numpy.typing.NDArray[numpy.float32]] | None) -> None:
+        """tables: thresholds and magnitudes of logarithmic codes."""
 
     @property
     def n(self) -> int: ...
@@ -321,19 +348,42 @@ class WeightOnly:
     @property
     def nbytes(self) -> int: ...
 
-    def run(self, x: object, element: Element, m: int, bias: object | None, floor: float, ceiling: float, result: int, out: object) -> None:
-        """x [m, k] by the weights to out [m, n]. result: 1 f32, 2 f16, 3 bf16."""
+    @staticmethod
+    def workspace_for(m: int, k: int) -> int:
+        """Bytes a FloatLinearPlan on m rows works in."""
 
-    def workspace(self, m: int) -> int:
-        """Bytes run works in beside its arguments."""
+class LinearPlan:
+    """Floats x [..., k], quantized, times packed weights, with an epilogue."""
 
-def weight_only_workspace(m: int, k: int) -> int:
-    """The same from sizes alone."""
+    def __init__(self, weights: PackedMatrix | PackedGroups, element: Element, code: Code, params: CodeParams | None, epilogue: Epilogue) -> None:
+        """
+        code: what each row of x becomes, under a scale found in it; params: one set for all rows instead.
+        """
 
-class DwconvShape:
-    """Sizes of a depthwise convolution, NHWC."""
+    def run(self, x: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any]) -> bool:
+        """
+        False where x has NaN, Inf or a range too wide for a scale; then `out` is undefined.
+        """
 
-    def __init__(self, batch: int, height: int, width: int, channels: int, kh: int, kw: int, stride_h: int, stride_w: int, top: int, left: int, bottom: int, right: int, dilation_h: int, dilation_w: int) -> None: ...
+    @staticmethod
+    def workspace_for(m: int, k: int) -> int:
+        """Bytes of codes and their scales, beside what the GEMM works in."""
+
+class FloatLinearPlan:
+    """Floats x [..., k] times quantized weights, with an epilogue."""
+
+    def __init__(self, weights: WeightOnly | PackedGroups, element: Element, epilogue: Epilogue) -> None:
+        """Of the epilogue, bias and clamp apply."""
+
+    def run(self, x: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any]) -> None: ...
+
+class Window:
+    """A kernel that passes over images [batch, height, width, channels]."""
+
+    def __init__(self, image: Sequence[int], kernel: Sequence[int], stride: Sequence[int] = [1, 1], padding: Sequence[int] = [0, 0, 0, 0], dilation: Sequence[int] = [1, 1], groups: int = 1) -> None:
+        """
+        kernel, stride, dilation: (height, width); padding: (top, left, bottom, right).
+        """
 
     @property
     def out_height(self) -> int: ...
@@ -341,29 +391,79 @@ class DwconvShape:
     @property
     def out_width(self) -> int: ...
 
-class DwconvWeights:
-    """Weights [channels, kh, kw] prepared for one kernel, stride and ISA."""
+class ConvPlan:
+    """A convolution of codes, with an epilogue for each group."""
 
-    def __init__(self, shape: DwconvShape, x_signed: bool, w: object, w_signed: bool, w_zero_point: object | None) -> None: ...
+    def __init__(self, weights: Sequence[PackedMatrix], window: Window, code: Code, zero_point: int, epilogues: Sequence[Epilogue]) -> None:
+        """
+        weights: one matrix [kernel * channels, outputs] per group; code, zero_point: of x.
+        """
+
+    def run(self, x: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any]) -> None:
+        """out: [batch, height, width, outputs]."""
+
+    @property
+    def workspace_bytes(self) -> int: ...
+
+class DepthwiseWeights:
+    """Weights [channels, kh, kw] prepared for one window, type of x and ISA."""
+
+    def __init__(self, window: Window, x_code: Code, w: numpy.typing.NDArray[Any], w_code: Code, w_zero_point: numpy.typing.NDArray[numpy.int32] | None) -> None: ...
 
     @property
     def nbytes(self) -> int: ...
 
-    def run(self, shape: DwconvShape, x: object, x_zero_point: int, epilogue: Epilogue, out: object) -> None:
-        """
-        x [batch, height, width, channels] by these weights. out: [batch, out_height, out_width, channels].
-        """
+class DepthwiseConvPlan:
+    """A convolution with one filter per channel, and an epilogue."""
 
-def dwconv_thread_bytes(shape: DwconvShape, weights: DwconvWeights) -> int:
-    """Bytes a thread of run works in."""
+    def __init__(self, weights: DepthwiseWeights, window: Window, zero_point: int, epilogue: Epilogue) -> None: ...
 
-def dwconv_call_bytes(shape: DwconvShape, weights: DwconvWeights) -> int:
-    """Bytes run allocates beside them."""
+    def run(self, x: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any]) -> None: ...
+
+    @property
+    def workspace_bytes(self) -> int: ...
+
+class CombineOp(enum.Enum):
+    """What two arrays are combined by."""
+
+    add = 0
+
+    mul = 1
+
+class CombinePlan:
+    """Codes of the sum or product of two arrays of codes."""
+
+    def __init__(self, op: CombineOp, a: CodeParams, b: CodeParams, out: CodeParams) -> None: ...
+
+    def run(self, a: numpy.typing.NDArray[Any], b: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any]) -> None:
+        """a and b are broadcast to the shape of out."""
+
+def clamp_codes(code: Code, x: numpy.typing.NDArray[Any], lo: int, hi: int, out: numpy.typing.NDArray[Any]) -> None: ...
+
+def lookup_codes(table: numpy.typing.NDArray[numpy.uint8] | None, x: numpy.typing.NDArray[Any], length: int, out: numpy.typing.NDArray[Any], offset: int, stride: int) -> None:
+    """
+    Rows of x, each byte looked up in a table of 256, into rows of out; without a table a copy.
+    """
+
+class MaxPoolPlan:
+    """The greatest code of each window."""
+
+    def __init__(self, window: Window, code: Code) -> None: ...
+
+    def run(self, x: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any]) -> None: ...
+
+class AveragePoolPlan:
+    """The mean of each window."""
+
+    def __init__(self, window: Window, x: CodeParams, out: CodeParams, count_padding: bool) -> None: ...
+
+    def run(self, x: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any]) -> None: ...
 
 class BinaryMatrix:
-    """Columns of bits, packed once for many products."""
+    """Rows of bits, packed once as the right side of products."""
 
-    def __init__(self, bits: object, n: int, k: int) -> None: ...
+    def __init__(self, bits: numpy.typing.NDArray[numpy.uint8], k: int) -> None:
+        """bits: [n, bytes], the first bit in bit 0, k bits per row."""
 
     @property
     def n(self) -> int: ...
@@ -374,10 +474,28 @@ class BinaryMatrix:
     @property
     def nbytes(self) -> int: ...
 
+class BinaryGemmPlan:
+    """Rows of bits times packed rows: k - 2 * popcount(a xor b)."""
+
+    def __init__(self, b: BinaryMatrix, scale: numpy.typing.NDArray[numpy.float32] | None = None, bias: numpy.typing.NDArray[numpy.float32] | None = None) -> None:
+        """Without a scale results are int32 sums; with one float32."""
+
+    def run(self, a: numpy.typing.NDArray[numpy.uint8], out: numpy.typing.NDArray[Any], a_scale: numpy.typing.NDArray[numpy.float32] | None = None) -> None:
+        """a: [m, bytes]; a_scale: one, or one per row."""
+
+    @staticmethod
+    def workspace_for(m: int, n: int, k: int) -> int:
+        """
+        Bytes a product of this size works in at most, b's own as packed included.
+        """
+
 class BinaryConv:
     """Kernels of bits, packed once for many convolutions."""
 
-    def __init__(self, w: object, groups: int, channels: int, outputs: int, kernel: Sequence[int]) -> None: ...
+    def __init__(self, w: numpy.typing.NDArray[numpy.uint8], channels: int) -> None:
+        """
+        w: [groups, outputs, height, width, bytes]; channels, outputs: per group.
+        """
 
     @property
     def groups(self) -> int: ...
@@ -394,19 +512,23 @@ class BinaryConv:
     @property
     def nbytes(self) -> int: ...
 
-def binary_matmul(a: object, m: int, b: BinaryMatrix, out: object, a_scale: object | None = None, b_scale: object | None = None, bias: object | None = None) -> None:
-    """Writes k - 2 * popcount(a xor b) as int32, or scaled as float32."""
+class BinaryConvPlan:
+    """A convolution of bits; padding adds nothing to a sum."""
 
-def binary_matmul_workspace(m: int, n: int, k: int) -> int:
-    """Bytes binary_matmul works in at most, b's own as packed included."""
+    def __init__(self, w: BinaryConv, window: Window, channels_first: bool, scale: numpy.typing.NDArray[numpy.float32] | None = None, bias: numpy.typing.NDArray[numpy.float32] | None = None) -> None:
+        """
+        channels_first: of the result. Without a scale results are int32 sums; with one float32.
+        """
 
-def binary_conv2d(x: object, w: BinaryConv, out: object, image: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], channels_first: bool, x_scale: object | None = None, w_scale: object | None = None, bias: object | None = None) -> None:
-    """As binary_matmul, of bits [image, height, width, group, bytes]."""
+    def run(self, x: numpy.typing.NDArray[numpy.uint8], out: numpy.typing.NDArray[Any], x_scale: numpy.typing.NDArray[numpy.float32] | None = None) -> None:
+        """
+        x: [image, height, width, group, bytes]; x_scale: one, or one per image.
+        """
 
-def binary_align_rows(stream: object, rows: int, k: int, out: object) -> None:
+def binary_align_rows(stream: numpy.typing.NDArray[numpy.uint8], rows: int, k: int, out: numpy.typing.NDArray[numpy.uint8]) -> None:
     """Rows of k bits without gaps as rows of whole bytes."""
 
-def binary_channels_last(stream: object, images: int, channels: int, pixels: int, groups: int, out: object) -> None:
+def binary_channels_last(stream: numpy.typing.NDArray[numpy.uint8], channels: int, out: numpy.typing.NDArray[numpy.uint8]) -> None:
     """
     A stream of bits, channels first, as whole bytes of each pixel's channels, group after group.
     """

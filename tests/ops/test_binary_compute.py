@@ -96,7 +96,7 @@ def test_scaled_products_have_the_reference_bits(isa: str, k: int, each: bool) -
     m, n = 67, 65
     a, b = bits_of((m, k)), bits_of((n, k), 1)
     sa, sb, bias = (scales(m), scales(n, 2), scales(n, 3)) if each else (scales(1), scales(1, 2), np.zeros(n))
-    found = binary.matmul_scaled(packed_rows(a), binary.prepack(packed_rows(b), k), k, sa, sb, bias if each else None)
+    found = binary.matmul_scaled(packed_rows(a), binary.prepack(packed_rows(b), k), sa, sb, bias if each else None)
     want = reference.scaled(reference.binary_matmul(a, b.T), sa if each else sa[0], sb, bias)
     assert found.dtype == np.float32
     assert found.tobytes() == want.tobytes()

@@ -9,12 +9,6 @@ import pytest
 
 import lowbit as lb
 from lowbit import _core
-from lowbit.ops.depthwise import (
-    MAX_TAPS,
-    depthwise_conv2d,
-    prepack_depthwise,
-    requantized_depthwise_conv2d,
-)
 from lowbit.reference import compute as reference
 
 Array = np.ndarray[Any, Any]
@@ -30,6 +24,24 @@ def codes(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Array
     values = rng.integers(ends.min, ends.max, shape, endpoint=True)
     extreme = rng.choice([ends.min, ends.max], shape)
     return np.where(rng.random(shape) < 1 / 3, extreme, values).astype(dtype)
+
+
+def depthwise_conv2d(x: Array, w: Array, zx: int = 0, zw: Any = 0, **options: Any) -> Array:
+    return lb.conv2d_integer(x, w, zx, zw, groups=w.shape[0], layout="NHWC", **options)
+
+
+def requantized(x: Array, w: Array, codes: Any, scale: Any, zx: int = 0, zw: Any = None, **options: Any) -> Array:
+    """Codes of a native plan, whose window takes `options`; bias: what is added to sums."""
+    add = options.pop("bias", None)
+    window = _core.Window(x.shape, w.shape[2:], groups=len(w), **options)
+    weights = _core.DepthwiseWeights(window, _core.Code.u8, w, _core.Code.s8, None if zw is None else np.int32(zw))
+    out = np.empty((len(x), window.out_height, window.out_width, len(w)), CODES[codes.code])
+    epilogue = _core.Epilogue.codes(codes, np.atleast_1d(np.float32(scale)), add=add)
+    _core.DepthwiseConvPlan(weights, window, zx, epilogue).run(x, out)
+    return out
+
+
+CODES = {_core.Code.u8: np.uint8, _core.Code.s8: np.int8}
 
 
 def expected(
@@ -107,34 +119,36 @@ def test_requantized_codes_are_those_of_the_contract(isa: str, channels: int, ou
         lo, hi = sorted(int(v) for v in codes(rng, (2,), out_dtype))
         sums = expected(x, w, zx, zw, (stride, stride), (1,) * 4) + bias
         for qmin, qmax in ((ends.min, ends.max), (lo, hi)):
-            y = requantized_depthwise_conv2d(
-                x, w, scale, zx, zw, bias=bias, out_zero_point=zy, out_dtype=out_dtype, qmin=qmin, qmax=qmax,
-                stride=stride, padding=1,
-            )  # fmt: skip
+            code = _core.Code.u8 if out_dtype == np.uint8 else _core.Code.s8
+            grid = _core.CodeParams(code, 1.0, zy, qmin, qmax)
+            y = requantized(x, w, grid, scale, zx, zw, bias=bias, stride=(stride, stride), padding=(1,) * 4)
             assert y.dtype == out_dtype
             np.testing.assert_array_equal(y, reference.requantize(sums, 1, scale, 1, zy, qmin, qmax))
 
 
 def test_halves_round_to_even(isa: str) -> None:
     x = np.arange(32, dtype=np.uint8).reshape(1, 1, 1, 32)
-    y = requantized_depthwise_conv2d(x, np.ones((32, 1, 1, 1), np.int8), 0.5)
+    y = requantized(x, np.ones((32, 1, 1, 1), np.int8), _core.CodeParams(_core.Code.u8, 1.0, 0, 0, 255), 0.5)
     np.testing.assert_array_equal(y[0, 0, 0], np.rint(np.arange(32) / 2))
 
 
 def test_steps_past_int32_end_at_the_bounds(isa: str) -> None:
     x, w = np.full((1, 3, 3, 40), 255, np.uint8), np.full((40, 1, 3, 3), 127, np.int8)
     w[::2] = -128
-    y = requantized_depthwise_conv2d(x, w, 1e30, out_zero_point=7)
+    y = requantized(x, w, _core.CodeParams(_core.Code.u8, 1.0, 7, 0, 255), 1e30)
     np.testing.assert_array_equal(y[0, 0, 0], np.where(np.arange(40) % 2, 255, 0))
 
 
 def test_prepared_weights_serve_many_images(isa: str) -> None:
     rng = np.random.default_rng(2)
     w = codes(rng, (24, 1, 3, 3), np.int8)
-    packed = prepack_depthwise(w, 5, x_dtype=np.int8, stride=(1, 2))
+    params = lb.QuantizationParams("int8", "asymmetric", scale=1.0, zero_point=5)
+    packed = lb.prepack_conv2d(lb.QuantizedTensor.from_codes(w, params), groups=24)
     for size in ((5, 6), (12, 31), (3, 3)):
         x = codes(rng, (2, *size, 24), np.int8)
-        y = depthwise_conv2d(x, packed, -7, stride=(1, 2), padding=1)
+        params = lb.QuantizationParams("int8", "asymmetric", scale=1.0, zero_point=-7)
+        given = lb.QuantizedTensor.from_codes(x, params)
+        y = lb.qconv2d(given, packed, stride=(1, 2), padding=1, layout="NHWC")
         np.testing.assert_array_equal(y, expected(x, w, -7, 5, (1, 2), (1,) * 4))
 
 
@@ -147,12 +161,11 @@ def test_an_empty_batch_and_strided_arrays(isa: str) -> None:
 
 def test_workspace_does_not_grow_with_the_image() -> None:
     w = np.ones((64, 1, 3, 3), np.int8)
-    packed = prepack_depthwise(w)
 
     def work(height: int, width: int) -> int:
-        shape = _core.DwconvShape(1, height, width, 64, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1)
-        thread = int(_core.dwconv_thread_bytes(shape, packed.native))
-        return thread + int(_core.dwconv_call_bytes(shape, packed.native))
+        window = _core.Window((1, height, width, 64), (3, 3), padding=(1, 1, 1, 1), groups=64)
+        weights = _core.DepthwiseWeights(window, _core.Code.u8, w, _core.Code.s8, None)
+        return _core.DepthwiseConvPlan(weights, window, 0, _core.Epilogue()).workspace_bytes
 
     assert 0 < work(100_000, 100_000) < 1 << 18
 
@@ -162,17 +175,16 @@ def test_workspace_does_not_grow_with_the_image() -> None:
     [
         ({"x": np.zeros((5, 5, 4), np.uint8)}, "x: shape"),
         ({"x": np.zeros((1, 5, 5, 3), np.uint8)}, "x: 3 channels"),
-        ({"x": np.zeros((1, 2, 5, 4), np.uint8)}, "x: 2 x 5"),
+        ({"x": np.zeros((1, 2, 5, 4), np.uint8)}, "x: 2 by 5"),
         ({"x": np.zeros((1, 5, 5, 4), np.int16)}, "x: int16"),
-        ({"w": np.zeros((4, 2, 3, 3), np.int8)}, "w: shape"),
+        ({"w": np.zeros((4, 2, 3, 3), np.int8)}, "x: 4 channels"),
         ({"w": np.zeros((4, 1, 3, 3), np.float32)}, "w: float32"),
-        ({"w": np.zeros((4, 1, 1, MAX_TAPS + 1), np.int8)}, "w: 1 x 33025 taps"),
-        ({"x_zero_point": 256}, "x_zero_point: 256"),
-        ({"w_zero_point": 128}, "w_zero_point: outside"),
-        ({"w_zero_point": [0, 1]}, "w_zero_point: int64"),
+        ({"zx": 256}, "x_zero_point: "),
+        ({"zw": 128}, "w_zero_point: "),
+        ({"zw": [0, 1]}, "w_zero_point: shape"),
         ({"stride": 0}, "stride: 0"),
         ({"stride": (1, 2, 3)}, "stride: "),
-        ({"dilation": 2**40}, "dilation: "),
+        ({"dilation": 2**40}, "x: 5 by 5"),
         ({"padding": -1}, "padding: -1"),
         ({"padding": (1, 2, 3)}, "padding: "),
     ],
@@ -183,25 +195,25 @@ def test_errors_name_the_argument(change: dict[str, Any], said: str) -> None:
         depthwise_conv2d(**{**call, **change})
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"multiplier": [1.0, 2.0]}, "multiplier: "),
-        ({"multiplier": np.nan}, "multiplier: "),
-        ({"bias": np.zeros(4)}, "bias: float64"),
-        ({"bias": np.full(4, 2**31 - 1, np.int32)}, "bias: beyond"),
-        ({"out_zero_point": -1}, "out_zero_point: -1"),
-        ({"qmin": 9, "qmax": 8}, "qmin, qmax: 9, 8"),
-        ({"out_dtype": np.int16}, "out_dtype: int16"),
-    ],
-)
-def test_errors_of_requantizing(change: dict[str, Any], said: str) -> None:
-    call: dict[str, Any] = {"x": np.zeros((1, 5, 5, 4), np.uint8), "w": np.zeros((4, 1, 3, 3), np.int8)}
-    with pytest.raises((lb.InvalidProblem, lb.UnsupportedDType), match=f"^{said}"):
-        requantized_depthwise_conv2d(**{**call, "multiplier": 1.0, **change})
+@pytest.mark.parametrize(("code", "qmin", "qmax"), [("u8", 9, 8), ("u8", -1, 5), ("s8", 0, 128), ("s16", 0, 1)])
+def test_ranges_that_codes_cannot_have(code: str, qmin: int, qmax: int) -> None:
+    with pytest.raises(ValueError, match=r"^codes?: "):
+        _core.CodeParams(getattr(_core.Code, code), 1.0, 0, qmin, qmax)
 
 
-def test_weights_prepared_for_another_call_are_refused() -> None:
-    packed = prepack_depthwise(np.zeros((4, 1, 3, 3), np.int8), stride=2)
-    with pytest.raises(lb.InvalidProblem, match=r"^w: prepared for uint8, stride"):
-        depthwise_conv2d(np.zeros((1, 5, 5, 4), np.uint8), packed)
+def test_plans_refuse_what_does_not_fit_their_window() -> None:
+    window = _core.Window((1, 5, 5, 4), (3, 3), stride=(2, 2), groups=4)
+    weights = _core.DepthwiseWeights(window, _core.Code.u8, np.zeros((4, 3, 3), np.int8), _core.Code.s8, None)
+    for other in ({"stride": (1, 1)}, {"stride": (2, 2), "dilation": (1, 2)}):
+        with pytest.raises(ValueError, match="window: not the one the weights were prepared for"):
+            _core.DepthwiseConvPlan(weights, _core.Window((1, 5, 5, 4), (3, 3), groups=4, **other), 0, _core.Epilogue())
+    with pytest.raises(ValueError, match="kernel: too many taps"):
+        _core.DepthwiseWeights(_core.Window((1, 1, 33025, 1), (1, 33025)), _core.Code.u8, b"", _core.Code.s8, None)
+    plan = _core.DepthwiseConvPlan(
+        weights, window, 0, _core.Epilogue.floats(_core.Result.f32, (0, 1), np.ones(3, np.float32))
+    )
+    with pytest.raises(ValueError, match="scale: expected 16 bytes, got 12"):
+        plan.run(np.zeros((1, 5, 5, 4), np.uint8), np.zeros((1, 2, 2, 4), np.float32))
+    for x, out in ((np.zeros((1, 5, 5, 3)), np.zeros(16, np.int32)), (np.zeros((1, 5, 5, 4), np.uint8), np.zeros(15))):
+        with pytest.raises(ValueError, match=r"^(x|out): expected"):
+            _core.DepthwiseConvPlan(weights, window, 0, _core.Epilogue()).run(x, out)

@@ -162,7 +162,8 @@ def test_whole_rows_are_not_copied_and_the_workspace_is_bounded() -> None:
     packed = weight_only.pack(q)
     assert packed.nbytes == q.data.nbytes + q.params.scale.nbytes
     lb.set_num_threads(1)
-    assert packed.workspace(10) < packed.workspace(1000) <= packed.workspace(10**9) < 8 << 20
+    few, more, most = (packed.workspace_for(m, packed.k) for m in (10, 1000, 10**9))
+    assert few < more <= most < 8 << 20
 
 
 def test_what_cannot_be_multiplied_is_refused() -> None:
@@ -183,14 +184,10 @@ def test_what_cannot_be_multiplied_is_refused() -> None:
         multiply(numbers(1, 3, 64).astype(np.float64), q)
     with pytest.raises(ValueError, match="codes"):
         _core.WeightOnly(
-            _core.Code.s8,
             np.zeros(7, np.int8),
-            2,
-            4,
-            _core.GranularityKind.tensor,
-            1,
+            _core.Code.s8,
+            _core.WeightLayout(2, 4, _core.GranularityKind.tensor, 1),
             np.ones(1, np.float32),
-            None,
             None,
             None,
         )

@@ -183,13 +183,17 @@ def test_the_integer_path_is_one_native_call(monkeypatch: pytest.MonkeyPatch) ->
     a, b = problem(("uint8", "int8/1"))
     plan, packed, y = matmul_plan(a, b, prepacked=True), lb.prepack(b), np.zeros((M, N), F32)
     calls = []
-    native = _core.multiply
+    native = lb.PackedMatrix.plan
 
-    def counted(*args: Any) -> None:
-        calls.append(args[6].ctypes.data)
-        native(*args)
+    class Counted:
+        def __init__(self, *args: Any) -> None:
+            self.plan = native(*args)
 
-    monkeypatch.setattr(_core, "multiply", counted)
+        def run(self, codes: Array, out: Array) -> None:
+            calls.append(out.ctypes.data)
+            self.plan.run(codes, out)
+
+    monkeypatch.setattr(lb.PackedMatrix, "plan", lambda *args: Counted(*args))
     plan.run(MatMulArgs(a, packed, y))
     assert calls == [y.ctypes.data]
     assert same(y, lb.qmatmul(a, b))
@@ -343,10 +347,10 @@ def native_bytes(path: str, m: int, n: int, k: int, b: QuantizationParams) -> in
     if path == "general":
         return 0
     if path == "binary":
-        return _core.binary_matmul_workspace(m, n, k)
+        return _core.BinaryGemmPlan.workspace_for(m, n, k)
     if path == "groups":
-        return sum(_core.groups_workspace(m, n, k, bits, depth))
-    return _core.multiply_workspace(m, n, depth) + _core.packed_matrix_bytes(depth, n)
+        return sum(_core.GroupGemmPlan.workspace_for(m, n, k, bits, depth))
+    return _core.GemmPlan.workspace_for(m, n, depth) + _core.PackedMatrix.bytes_for(depth, n)
 
 
 @pytest.mark.parametrize("pair", PATHS, ids=" x ".join)
@@ -488,13 +492,13 @@ def test_native_blocks_are_counted() -> None:
     """What tracemalloc does not see is as large as the drivers say."""
     a, b = problem(("uint8", "int8/1"), 64, 256, 256)
     threads = lb.get_num_threads()
-    native = _core.multiply_workspace(64, 256, 256)
+    native = _core.GemmPlan.workspace_for(64, 256, 256)
     assert matmul_plan(a, b, prepacked=True).workspace_size >= native > threads * 100_000
     layer = lb.QuantizedLinear(normal((64, 256)), dtype="int4", group_size=32)
-    native = _core.groups_workspace(16, 64, 256, 4, 32)[0] + _core.linear_workspace(16, 256)
+    native = _core.GroupGemmPlan.workspace_for(16, 64, 256, 4, 32)[0] + _core.LinearPlan.workspace_for(16, 256)
     assert layer.workspace_size(16) >= native > 0
-    assert _core.groups_workspace(16, 64, 256, 4, 32)[1] >= layer._packed.nbytes
-    assert _core.packed_matrix_bytes(256, 256) == lb.prepack(b).native.nbytes
+    assert _core.GroupGemmPlan.workspace_for(16, 64, 256, 4, 32)[1] >= layer._packed.nbytes
+    assert _core.PackedMatrix.bytes_for(256, 256) == lb.prepack(b).native.nbytes
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

@@ -519,10 +519,12 @@ lb.set_num_threads(2)
 def pooling():
     x = np.ones((4, 1, 1 << 22, 1), np.uint8)
     out = np.zeros_like(x)
-    shape = [4, 1, 1 << 22, 1, 1, 3, 1, 1, 0, 1, 0, 1]
+    window = _core.Window(x.shape, (1, 3), padding=(0, 1, 0, 1))
+    codes = _core.CodeParams(_core.Code.u8, 1.0, 0, 0, 255)
+    plan = _core.AveragePoolPlan(window, codes, codes, False)
     def call():
         out[...] = 0
-        _core.average_pool(_core.Code.u8, x, 1.0, 0, _core.Code.u8, out, 1.0, 0, 0, 255, False, shape)
+        plan.run(x, out)
         return out.all()
     return call
 

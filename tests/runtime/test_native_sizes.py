@@ -147,9 +147,9 @@ def test_blocks_of_nothing_are_refused(block: int) -> None:
     with pytest.raises(ValueError, match="block: must be positive"):
         _core.Granularity(Kind.group, 1, 8, 1, block)
     with pytest.raises(ValueError, match="block: must be positive"):
-        _core.pack_groups(b"", 0, 0, 4, block, b"", None, 0)
+        _core.PackedGroups(np.zeros((0, 0), np.uint8), 4, block, np.zeros(0, F32), None, 0)
     with pytest.raises(ValueError, match="block: must be positive"):
-        _core.WeightOnly(Code.s8, b"", 0, 0, Kind.group, block, b"", None, None, None)
+        _core.WeightLayout(0, 0, Kind.group, block)
 
 
 def test_a_block_longer_than_any_axis_is_one_group() -> None:
@@ -197,17 +197,24 @@ def test_problems_whose_shapes_are_not_the_layouts_are_refused() -> None:
             _core.Problem(layout, Element.f32, [2, 3, 4], [3], -1, 1).fake_quant(op, b"", b"", b"", b"", b"")
 
 
-def finish(result: int, n: int, bias: bool = False, add: bool = False) -> Any:
-    scale = None if result == 0 else np.ones(n, F32)
-    return _core.Epilogue(
-        result, scale, None, np.arange(n, dtype=F32) if bias else None, np.arange(n, dtype=I32) if add else None,
-        -np.inf, np.inf, 1.0, 0, -128, 127,
-    )  # fmt: skip
+Result = _core.Result
+UNBOUNDED = (-np.inf, np.inf)
+
+
+def epilogue(result: _core.Result, n: int, bias: bool = False, add: bool = False, wide: bool = False) -> Any:
+    added = np.arange(n, dtype=I32) if add else None
+    if result is Result.s32:
+        return _core.Epilogue(added, wide)
+    scale = np.ones(n, F32)
+    if result is Result.s8:
+        return _core.Epilogue.codes(_core.CodeParams(Code.s8, 1.0, 0, -128, 127), scale, None, added)
+    return _core.Epilogue.floats(result, UNBOUNDED, scale, None, np.arange(n, dtype=F32) if bias else None, added)
 
 
 BITS = {Code.s8: 8, Code.u8: 8, Code.s16: 16, Code.s4: 4, Code.s2: 2, Code.b1: 1}
 MNK = [s for s in itertools.product((0, 1, 3, 40), repeat=3) if 0 in s]
-RESULTS = {0: I32, 1: F32, 2: np.float16, 4: np.int8}
+RESULTS = {Result.s32: I32, Result.f32: F32, Result.f16: np.float16, Result.s8: np.int8}
+FLOATS = (Result.f32, Result.f16)
 
 
 @pytest.mark.parametrize("mnk", MNK)
@@ -216,28 +223,31 @@ def test_products_without_terms(mnk: tuple[int, int, int]) -> None:
     a, b = np.ones((m, k), np.int8), np.ones((k, n), np.int8)
     steps = np.broadcast_to(np.arange(n), (m, n))
     for zeros in (None, np.full(n, 3, I32)):
-        packed = _core.pack_matrix(b, True, k, n, False, zeros)
+        packed = _core.PackedMatrix(b, False, zeros)
         packed.unpack(np.zeros((n, k), np.int8))
         for result, dtype in RESULTS.items():
             for za, wide in itertools.product((np.full(1, 2, I32), np.full(m, 2, I32)), (False, True)):
-                item = np.int64 if wide and result == 0 else dtype
-                done = finish(result, n, bias=result in (1, 2), add=result == 0)
+                item = np.int64 if wide and result is Result.s32 else dtype
+                last = epilogue(result, n, bias=result in FLOATS, add=result is Result.s32, wide=wide)
+                plan = _core.GemmPlan(packed, Code.s8, za, last)
+                assert plan.workspace_bytes(m) >= 0
 
-                def run(make: Any, item: Any = item, za: Any = za, wide: bool = wide, done: Any = done) -> list[Array]:
+                def run(make: Any, item: Any = item, plan: Any = plan) -> list[Array]:
                     out = make((m, n), item)
-                    _core.multiply(a, True, m, za, packed, done, out, wide)  # noqa: B023
+                    plan.run(a, out)
                     return [out]
 
                 (y,) = both(run)
-                assert (y == (steps if result in (0, 1, 2) else 0)).all()
-        for element, how in itertools.product((Element.f32, Element.f16), (0, 1, 2)):
+                assert (y == (steps if result is not Result.s8 else 0)).all()
+        fixed = _core.CodeParams(Code.s8, 1.0, 0, -127, 127)
+        for element, (code, params) in itertools.product(
+            (Element.f32, Element.f16), ((Code.s8, None), (Code.u8, None), (Code.s8, fixed))
+        ):
+            linear = _core.LinearPlan(packed, element, code, params, epilogue(Result.f32, n, True))
 
-            def layer(make: Any, element: Any = element, how: int = how, packed: Any = packed) -> list[Array]:
+            def layer(make: Any, element: Any = element, plan: Any = linear) -> list[Array]:
                 out = make((m, n), F32)
-                x = np.ones((m, k), ELEMENTS[element])
-                assert _core.linear(
-                    x, element, m, how, Code.s8, 1.0, 0, -127, 127, packed, finish(1, n, True), out
-                ) == (0, 0)
+                assert plan.run(np.ones((m, k), ELEMENTS[element]), out)
                 return [out]
 
             (y,) = both(layer)
@@ -245,46 +255,46 @@ def test_products_without_terms(mnk: tuple[int, int, int]) -> None:
     for bits, block in itertools.product((4, 2), (8, 64, 2**63 - 1)):
         scale = np.ones((n, -(-k // block)), F32)
         for zeros in (None, np.ones(scale.shape, np.uint8)):
-            groups = _core.pack_groups(np.ones((n, k), np.uint8), k, n, bits, block, scale, zeros, 1)
+            groups = _core.PackedGroups(np.ones((n, k), np.uint8), bits, block, scale, zeros, 1)
             groups.unpack(np.zeros((n, k), np.uint8))
 
             def grouped(make: Any, groups: Any = groups) -> list[Array]:
                 y = [make((m, n), F32) for _ in range(3)]
-                _core.multiply_groups(a, m, np.ones(m, F32), groups, finish(1, n, True), y[0])
+                last = epilogue(Result.f32, n, True)
+                _core.GroupGemmPlan(groups, last).run(a, np.ones(m, F32), y[0])
                 x = np.ones((m, k), F32)
-                assert _core.linear_groups(
-                    x, Element.f32, m, 0, Code.s8, 1.0, 0, -127, 127, groups, finish(1, n, True), y[1]
-                ) == (0, 0)
-                groups.run(x, Element.f32, m, np.arange(n, dtype=F32), -np.inf, np.inf, 1, y[2])
+                assert _core.LinearPlan(groups, Element.f32, Code.s8, None, last).run(x, y[1])
+                _core.FloatLinearPlan(groups, Element.f32, last).run(x, y[2])
                 return y
 
             for y in both(grouped):
                 assert (y == steps).all()
-    for (code, bits), kind in itertools.product(BITS.items(), KINDS):
-        count = {Kind.tensor: 1, Kind.channel: n, Kind.group: n * -(-k // 8)}[kind]
-        width = -(-k * bits // 8)
-        w = _core.WeightOnly(code, np.zeros((n, width), np.uint8), n, k, kind, 8, np.ones(count, F32), None, None, None)
+    for code, kind in itertools.product(BITS, KINDS):
+        count = (1, n, n * -(-k // 8))[kind.value]
+        width = -(-k * BITS[code] // 8)
+        layout = _core.WeightLayout(n, k, kind, 8)
+        w = _core.WeightOnly(np.zeros((n, width), np.uint8), code, layout, np.ones(count, F32), None, None)
 
         def floats(make: Any, w: Any = w) -> list[Array]:
             out = make((m, n), F32)
-            w.run(np.ones((m, k), F32), Element.f32, m, np.arange(n, dtype=F32), -np.inf, np.inf, 1, out)
+            _core.FloatLinearPlan(w, Element.f32, epilogue(Result.f32, n, True)).run(np.ones((m, k), F32), out)
             return [out]
 
         (y,) = both(floats)
         assert (y == steps).all()
-    for call in (_core.multiply_workspace, _core.binary_matmul_workspace):
+    for call in (_core.GemmPlan.workspace_for, _core.BinaryGemmPlan.workspace_for):
         assert call(m, n, k) >= 0
-    assert _core.linear_workspace(m, k) >= 0
-    assert _core.weight_only_workspace(m, k) >= 0
-    assert min(_core.groups_workspace(m, n, k, 4, 8)) >= 0
-    assert _core.float_groups_workspace(m, n, k, 4, 8) >= 0
+    assert _core.LinearPlan.workspace_for(m, k) >= 0
+    assert _core.WeightOnly.workspace_for(m, k) >= 0
+    assert min(_core.GroupGemmPlan.workspace_for(m, n, k, 4, 8)) >= 0
+    assert _core.GroupGemmPlan.float_workspace_for(m, n, k, 4, 8) >= 0
     bits_a, bits_b = np.zeros((m, -(-k // 8)), np.uint8), np.zeros((n, -(-k // 8)), np.uint8)
-    matrix = _core.BinaryMatrix(bits_b, n, k)
+    matrix = _core.BinaryMatrix(bits_b, k)
 
     def binary(make: Any) -> list[Array]:
         y, scaled, one = make((m, n), I32), make((m, n), F32), np.ones(1, F32)
-        _core.binary_matmul(bits_a, m, matrix, y)
-        _core.binary_matmul(bits_a, m, matrix, scaled, one, one, np.arange(n, dtype=F32))
+        _core.BinaryGemmPlan(matrix).run(bits_a, y)
+        _core.BinaryGemmPlan(matrix, one, np.arange(n, dtype=F32)).run(bits_a, scaled, one)
         return [y, scaled]
 
     sums, scaled = both(binary)
@@ -295,45 +305,36 @@ def test_products_without_terms(mnk: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("sizes", [(2**32, 2**32), (2**62, 4), (2**57, 0), (0, 2**57), (-1, 0), (-1, -1), (0, -5)])
 def test_products_beyond_memory_are_refused(sizes: tuple[int, int]) -> None:
     p, q = sizes
-    none, one = np.zeros(0, np.int8), np.ones(1, F32)
-    empty = _core.pack_matrix(none, True, 0, 0, False, None)
-    groups = _core.pack_groups(none, 0, 0, 4, 8, np.zeros(0, F32), None, 0)
-    weights = _core.WeightOnly(Code.s8, none, 0, 0, Kind.tensor, 1, one, None, None, None)
+    none = np.zeros(0, np.uint8)
     calls: list[Callable[[], Any]] = [
-        lambda: _core.pack_matrix(none, True, p, q, False, None),
-        lambda: _core.pack_groups(none, p, q, 4, 8, np.zeros(0, F32), None, 0),
-        lambda: _core.WeightOnly(Code.s8, none, p, q, Kind.tensor, 1, one, None, None, None),
-        lambda: _core.BinaryMatrix(none, p, q), lambda: _core.BinaryMatrix(none, q, p),
-        lambda: _core.transpose(none, none, 1, p, q, 1), lambda: _core.transpose(none, none, p, q, 1, 4),
-        lambda: _core.packed_matrix_bytes(p, q), lambda: _core.linear_workspace(p, q),
-        lambda: _core.weight_only_workspace(p, q), lambda: _core.multiply_workspace(1, p, q),
-        lambda: _core.binary_matmul_workspace(1, p, q), lambda: _core.groups_workspace(1, p, q, 4, 8),
-        lambda: _core.float_groups_workspace(p, 1, q, 4, 8),
-        lambda: _core.binary_align_rows(none, p, q, none), lambda: _core.binary_channels_last(none, p, q, 1, 1, none),
-        lambda: _core.binary_channels_last(none, 1, p, q, 1, none),
+        lambda: _core.WeightLayout(p, q, Kind.tensor, 1),
+        lambda: _core.PackedMatrix.bytes_for(p, q),
+        lambda: _core.LinearPlan.workspace_for(p, q),
+        lambda: _core.WeightOnly.workspace_for(p, q),
+        lambda: _core.GemmPlan.workspace_for(1, p, q),
+        lambda: _core.BinaryGemmPlan.workspace_for(1, p, q),
+        lambda: _core.GroupGemmPlan.workspace_for(1, p, q, 4, 8),
+        lambda: _core.GroupGemmPlan.float_workspace_for(p, 1, q, 4, 8),
+        lambda: _core.binary_align_rows(none, p, q, none),
         lambda: _core.Sketches(p, 8, q), lambda: _core.Sketches(q, 8, p),
-        lambda: _core.max_pool(Code.s8, none, none, [p, 1, 1, q, 1, 1, 1, 1, 0, 0, 0, 0]),
-        lambda: _core.max_pool(Code.s8, none, none, [0, p, q, 1, 1, 1, 1, 1, 0, 0, 0, 0]),
-        lambda: _core.DwconvShape(p, q, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1),
-        lambda: _core.DwconvShape(0, p, q, 1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1),
-        lambda: _core.BinaryConv(none, 1, p, q, [1, 1]), lambda: _core.BinaryConv(none, 1, 0, 0, [p, q]),
-        lambda: _core.combine(0, *2 * (none, Code.s8, 1.0, 0, [p, q]), none, Code.s8, 1.0, 0, -1, 1, [p, q]),
-        lambda: convolve([p, q, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 0], empty),
-        lambda: convolve([0, 1, 1, 0, p, q, 1, 1, 0, 0, 1, 1, p, q, 0, 0], empty),
-        lambda: convolve([0, 1, 1, 0, p, 1, 1, 1, 0, 0, q, 1, 1, 1, 0, 0], empty),
+        lambda: _core.Window((p, 1, 1, q), (1, 1)),
+        lambda: _core.Window((0, p, q, 1), (1, 1)),
+        lambda: _core.Window((0, 1, 1, 0), (p, q), padding=(abs(p), abs(q)) * 2),
+        lambda: _core.Window((0, 1, 1, 1), (p, 1), dilation=(q, 1), padding=(2**55, 0) * 2),
+        lambda: _core.Window((p, 1, 1, 1), (1, 1), padding=(q, 0, q, 0)),
     ]  # fmt: skip
     assert [i for i, call in enumerate(calls) if not is_refused(call)] == []
-    if p < 0 or p > 2**56:
-        calls = [
-            lambda: _core.multiply(none, True, p, np.zeros(1, I32), empty, finish(0, 0), none, False),
-            lambda: _core.multiply_groups(none, p, np.zeros(0, F32), groups, finish(1, 0), none),
-            lambda: groups.run(none, 0, p, None, 0.0, 0.0, 1, none),
-            lambda: weights.run(none, 0, p, None, 0.0, 0.0, 1, none),
-            lambda: weights.workspace(p),
-            lambda: _core.linear(none, Element.f32, p, 0, Code.s8, 1.0, 0, -1, 1, empty, finish(1, 0), none),
-            lambda: _core.binary_matmul(none, p, _core.BinaryMatrix(none, 0, 0), none),
-        ]
-        assert [i for i, call in enumerate(calls) if not is_refused(call)] == []
+
+
+@pytest.mark.parametrize("name", ["a", "out", "a_zero_point", "codes", "scale"])
+def test_arrays_of_other_shapes_are_refused(name: str) -> None:
+    given = {"a": (3, 5), "out": (3, 4), "a_zero_point": (3,), "codes": (5, 4), "scale": (4,)}
+    given[name] = (*given[name][:-1], given[name][-1] + 1)
+    packed = _core.PackedMatrix(np.ones(given["codes"], np.int8))
+    last = _core.Epilogue.floats(Result.f32, UNBOUNDED, np.ones(given["scale"], F32))
+    plan = _core.GemmPlan(packed, Code.s8, np.zeros(given["a_zero_point"], I32), last)
+    with pytest.raises(ValueError, match="expected"):
+        plan.run(np.ones(given["a"], np.int8), np.zeros(given["out"], F32))
 
 
 def is_refused(call: Callable[[], Any]) -> bool:
@@ -344,64 +345,72 @@ def is_refused(call: Callable[[], Any]) -> bool:
     return False
 
 
-def convolve(geometry: list[int], w: Any) -> None:
-    _core.convolve(np.zeros(0, np.int8), True, 0, geometry, w, finish(0, w.n), np.zeros(0, I32), 0, w.n)
-
-
 # ---- images --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("kernel", [(1, 1), (2, 7), (2**40, 1)])
 def test_convolutions_without_terms_give_what_is_added(dilation: int, kernel: tuple[int, int]) -> None:
-    kh, kw = kernel
     n, oh, ow = 3, 2, 5
-    packed = _core.pack_matrix(b"", True, 0, n, False, None)
-    # batch, image, channels, kernel, stride, padding, dilation, output, first channel and channels of the group
-    geometry = [2, 4, 9, 0, kh, kw, 1, 1, 0, 0, dilation, dilation, oh, ow, 0, 0]
+    packed = _core.PackedMatrix(np.zeros((0, n), np.int8))
+    bottom, right = (size - 1 + dilation * (k - 1) for size, k in zip((oh, ow), kernel, strict=True))
+    window = _core.Window((2, 1, 1, 0), kernel, padding=(0, 0, bottom, right), dilation=(dilation, dilation))
+    assert (window.out_height, window.out_width) == (oh, ow)
     for result, dtype in RESULTS.items():
+        last = epilogue(result, n, bias=result in FLOATS, add=result is Result.s32)
+        plan = _core.ConvPlan([packed], window, Code.s8, 3, [last])
 
-        def run(make: Any, result: int = result, dtype: Any = dtype) -> list[Array]:
+        def run(make: Any, plan: Any = plan, dtype: Any = dtype) -> list[Array]:
             out = make((2 * oh * ow, n), dtype)
-            done = finish(result, n, bias=result in (1, 2), add=result == 0)
-            _core.convolve(b"", True, 3, geometry, packed, done, out, 0, n)
+            plan.run(b"", out)
             return [out]
 
         (y,) = both(run)
-        assert (y == (np.arange(n) if result < 3 else 0)).all()
+        assert (y == (np.arange(n) if result is not Result.s8 else 0)).all()
 
 
 @pytest.mark.parametrize(("count", "depth"), [(0, 3), (3, 0), (0, 0)])
 def test_pools_and_depthwise_convolutions_of_nothing(count: int, depth: int) -> None:
-    shape = [count, 4, 5, depth, 2, 2, 1, 1, 0, 0, 0, 0]
-    _core.max_pool(Code.s8, b"", bytearray(), shape)
-    _core.average_pool(Code.s8, b"", 1.0, 0, Code.s8, bytearray(), 1.0, 0, -1, 1, False, shape)
-    for height, kernel in ((0, 1), (1, 2)):
-        with pytest.raises(ValueError, match="shape: no such pooling"):
-            _core.max_pool(Code.s8, b"", bytearray(), [count, height, 5, depth, kernel, 1, 1, 1, 0, 0, 0, 0])
+    window, codes = _core.Window((count, 4, 5, depth), (2, 2)), _core.CodeParams(Code.s8, 1.0, 0, -1, 1)
+    _core.MaxPoolPlan(window, Code.s8).run(b"", bytearray())
+    _core.AveragePoolPlan(window, codes, codes, False).run(b"", bytearray())
+    for height, kernel, padding in ((0, 1, 1), (1, 1, 1)):
+        wrong = _core.Window((count, height, 5, depth), (kernel, 1), padding=(padding, 0, 0, 0))
+        with pytest.raises(ValueError, match="window: no such pooling"):
+            _core.MaxPoolPlan(wrong, Code.s8)
+    with pytest.raises(ValueError, match="kernel: larger than the padded image"):
+        _core.Window((count, 1, 5, depth), (2, 1))
+    none = _core.Window((1, 4, 4, 0), (1, 1))
     with pytest.raises(ValueError, match="channels: must be positive"):
-        _core.DwconvShape(1, 4, 4, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1)
-    dw = _core.DwconvShape(0, 4, 4, 3, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1)
-    weights = _core.DwconvWeights(dw, True, np.ones(3, np.int8), True, None)
-    weights.run(dw, b"", 0, finish(0, 3), bytearray())
-    assert _core.dwconv_thread_bytes(dw, weights) == _core.dwconv_call_bytes(dw, weights) == 0
-    conv = _core.BinaryConv(b"", 1, 0, 2, [1, 1])
+        _core.DepthwiseWeights(none, Code.s8, b"", Code.s8, None)
+    window = _core.Window((0, 4, 4, 3), (1, 1), groups=3)
+    weights = _core.DepthwiseWeights(window, Code.s8, np.ones(3, np.int8), Code.s8, None)
+    plan = _core.DepthwiseConvPlan(weights, window, 0, _core.Epilogue())
+    plan.run(b"", bytearray())
+    assert plan.workspace_bytes == 0
+    conv = _core.BinaryConv(np.zeros((1, 2, 1, 1, 0), np.uint8), 0)
     y = np.full((4, 2), 7, I32)
-    _core.binary_conv2d(b"", conv, y, [1, 2, 2], [1, 1], [0, 0, 0, 0], [1, 1], False)
+    _core.BinaryConvPlan(conv, _core.Window((1, 2, 2, 0), (1, 1)), False).run(b"", y)
     assert not y.any()
 
 
 def test_a_pixel_beyond_memory_is_refused() -> None:
     huge = 2**62
     calls: list[Callable[[], Any]] = [
-        lambda: _core.DwconvShape(1, 4, 4, 1, 1, 1, 1, 1, huge, 0, huge, 0, 1, 1),
-        lambda: _core.DwconvShape(1, 4, 4, 1, 3, 3, 1, 1, 0, 0, 0, 0, huge, huge),
-        lambda: _core.max_pool(Code.s8, b"", b"", [0, 1, 1, 0, huge, 1, 1, 1, huge - 1, 0, huge - 1, 0]),
-        lambda: _core.binary_conv2d(
-            b"", _core.BinaryConv(b"", 1, 0, 1, [2, 2]), b"", [0, 2, 2], [1, 1], [huge] * 4, [huge] * 2, False
-        ),
+        lambda: _core.Window((1, 4, 4, 1), (1, 1), padding=(huge, 0, huge, 0)),
+        lambda: _core.Window((1, 4, 4, 1), (3, 3), dilation=(huge, huge)),
+        lambda: _core.Window((0, 1, 1, 0), (huge, 1), padding=(huge - 1, 0, huge - 1, 0)),
+        lambda: _core.Window((0, 2, 2, 0), (2, 2), padding=(huge,) * 4, dilation=(huge, huge)),
     ]
     assert [i for i, call in enumerate(calls) if not is_refused(call)] == []
+
+
+def test_windows_that_cannot_be() -> None:
+    for options in ({"stride": (0, 1)}, {"dilation": (1, 0)}, {"padding": (0, 0, -1, 0)}, {"groups": 0}, {"groups": 3}):
+        with pytest.raises(ValueError, match=r"stride|padding|groups"):
+            _core.Window((1, 4, 4, 4), (2, 2), **options)
+    with pytest.raises(ValueError, match="kernel: must be positive"):
+        _core.Window((1, 4, 4, 4), (0, 2))
 
 
 # ---- sketches and their scores -------------------------------------------------------------------------------

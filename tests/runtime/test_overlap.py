@@ -343,14 +343,16 @@ def test_the_repeated_linear_layer_reads_aligned_contiguous_memory() -> None:
     layer = lb.QuantizedLinear(rng.standard_normal((16, 32)).astype(np.float32))
     x = rng.standard_normal((5, 32)).astype(np.float32)
     want = layer(x)
-    call, *rest = layer._settled[np.dtype(np.float32)]
+    plan = layer._direct[np.dtype(np.float32)]
     seen = []
 
-    def watching(rows: np.ndarray, *others: Any) -> Any:
-        seen.append(rows.flags.aligned and rows.flags.c_contiguous)
-        return call(rows, *others)
+    class Watching:
+        def run(self, rows: np.ndarray, out: np.ndarray) -> Any:
+            seen.append(rows.flags.aligned and rows.flags.c_contiguous)
+            return plan.run(rows, out)
 
-    layer._settled[np.dtype(np.float32)] = (watching, *rest)
+    layer._direct[np.dtype(np.float32)] = Watching()
+    layer._calls = {element: call._replace(plan=Watching()) for element, call in layer._calls.items()}
     for given in (x, misaligned(x), np.asfortranarray(x)):
         np.testing.assert_array_equal(layer(given), want)
     assert seen == [True] * 3

@@ -544,7 +544,7 @@ def test_memory_layouts_are_those_of_the_kernels():
     )
 
     def bytes_of_codes(n: int, k: int) -> int:
-        return _core.packed_matrix_bytes(k, n)
+        return _core.PackedMatrix.bytes_for(k, n)
 
     codes = found["int8"]
     assert bytes_of_codes(1, 64) == bytes_of_codes(codes.columns, 64) < bytes_of_codes(codes.columns + 1, 64)
@@ -556,7 +556,7 @@ def test_memory_layouts_are_those_of_the_kernels():
         few, width = found[name], {"int4": 4, "int2": 2}[name]
         k = 2 * few.depth
         weights = np.zeros((few.columns, k), np.uint8)
-        packed = _core.pack_groups(weights, k, few.columns, width, k, np.ones((few.columns, 1), np.float32), None, 0)
+        packed = _core.PackedGroups(weights, width, k, np.ones((few.columns, 1), np.float32), None, 0)
         assert packed.nbytes == 2 * few.bytes_per_tile + 4 * few.columns, "codes and a scale for each column"
 
 

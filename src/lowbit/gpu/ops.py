@@ -16,9 +16,10 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.granularity import granularity_of
 from lowbit.numerics.params import QuantizationParams, QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops.conv import ConvGeometry, check_image, check_kernel, conv_path_of
+from lowbit.ops.conv import ConvGeometry, check_image, conv_path_of
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.matmul import path_of
+from lowbit.ops.packed_conv import check_kernel
 from lowbit.ops.reference_ops import arrays_of
 from lowbit.runtime.devices import GpuDevice, find_device
 from lowbit.runtime.hardware import HardwareFeatures, hardware

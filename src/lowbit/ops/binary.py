@@ -14,20 +14,11 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.fields import refuse_masked, whole
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import binary_kernels as binary
+from lowbit.ops.conv_geometry import ConvGeometry
 from lowbit.ops.epilogue import refuse_nan
 from lowbit.ops.quantize import quantize
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.native import core
-
-__all__ = [
-    "PackedBinary",
-    "PackedBinaryConv2d",
-    "binary_conv2d",
-    "binary_matmul",
-    "conv2d_sums",
-    "prepack_binary",
-    "prepack_binary_conv2d",
-]
 
 Array = npt.NDArray[Any]
 Bits = npt.NDArray[np.uint8]
@@ -37,7 +28,7 @@ Layout = Literal["NCHW", "NHWC"]
 
 @dataclass(frozen=True, eq=False)
 class PackedBinary:
-    """A binary matrix of n rows of k, laid out for products. It does not depend on the CPU's kernels."""
+    """A binary matrix of n rows of k bits, packed for products. It does not depend on the CPU's kernels."""
 
     native: core.BinaryMatrix
     scale: Float32  # [1] or [n]
@@ -53,7 +44,7 @@ class PackedBinary:
 
 @dataclass(frozen=True, eq=False)
 class PackedBinaryConv2d:
-    """Binary weights of a convolution, laid out for the kernels."""
+    """Binary weights of a convolution, packed in the order of the kernels."""
 
     native: core.BinaryConv
     scale: Float32  # [1] or [out]
@@ -109,7 +100,7 @@ def binary_matmul(
     target = _output(out, (*rows, n))
     bits, scale = _operand(a, "a", transpose_a)
     cpu.require_apart("out", target, False, a=bits)
-    binary.matmul_scaled(bits, packed.native, k, scale, packed.scale, bias, out=target.reshape(math.prod(rows), n))
+    binary.matmul_scaled(bits, packed.native, scale, packed.scale, bias, out=target.reshape(math.prod(rows), n))
     return target
 
 
@@ -168,47 +159,33 @@ def binary_conv2d(
     shape = _shape(x, "x")
     if len(shape) != 4:
         raise InvalidProblem(f"x: shape {shape}; expected four dimensions, {layout}")
-    n, h, wide = (shape[0], shape[2], shape[3]) if first else shape[:3]
     if shape[1 if first else 3] != native.channels:
         raise InvalidProblem(f"x: {shape[1 if first else 3]} channels; w and groups expect {native.channels}")
-    by, dilate, pad = _pair("stride", stride, 1), _pair("dilation", dilation, 1), _padding(padding)
-    kernel = (native.kernel[0], native.kernel[1])
-    oh, ow = binary.conv2d_shape((h, wide), kernel, by, pad, dilate)
-    if oh < 1 or ow < 1:
-        raise InvalidProblem(f"x: {h} by {wide} with padding {pad}; the kernel covers more")
-    target = _output(out, (n, native.outputs, oh, ow) if first else (n, oh, ow, native.outputs))
+    g = ConvGeometry.of(stride, padding, dilation, groups, layout)
+    target = _output(out, g.output_shape(shape, (native.outputs, 0, *native.kernel)))
     bias = _bias(bias, native.outputs)
     if not math.prod(shape):  # nothing but padding
         target[...] = 0 if bias is None else bias.reshape(-1, 1, 1) if first else bias
-    else:
-        q = x if isinstance(x, QuantizedTensor) else quantize(x, "binary", axis=0, name="x")
-        bits, scale = _pixels(q, groups, first), _scales(q, (1, 2, 3), "x", "an image")
-        cpu.require_apart("out", target, False, x=bits)
-        binary.conv2d_scaled(
-            bits, native, scale, packed.scale, bias,
-            stride=by, padding=pad, dilation=dilate, channels_first=first, out=target,
-        )  # fmt: skip
+        return target
+    q = x if isinstance(x, QuantizedTensor) else quantize(x, "binary", axis=0, name="x")
+    bits, scale = _pixels(q, groups, first), _scales(q, (1, 2, 3), "x", "an image")
+    cpu.require_apart("out", target, False, x=bits)
+    scales = scale, packed.scale, bias
+    binary.conv2d(
+        bits, native, scales, stride=g.stride, padding=g.padding, dilation=g.dilation, channels_first=first, out=target
+    )
     return target
 
 
-def conv2d_sums(
-    x: QuantizedTensor,
-    w: QuantizedTensor,
-    groups: int,
-    stride: tuple[int, int],
-    padding: tuple[int, int, int, int],
-    dilation: tuple[int, int],
-    channels_first: bool,
-    out: Array,
-) -> None:
-    """Writes the sums of +1 and -1 of images x, [n, c, h, w] or [n, h, w, c], by w [out, c / groups, kh, kw] to `out`,
-    int32 [n, oh, ow, out]. Nothing is empty, and shapes fit."""
-    packed = prepack_binary_conv2d(w, groups=groups)
-    bits = _pixels(x, groups, channels_first)
-    binary.conv2d(bits, packed.native, stride=stride, padding=padding, dilation=dilation, out=out)
+def conv2d_sums(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, out: Array) -> None:
+    """Writes the sums of +1 and -1 of images x in g's layout by w [out, c / groups, kh, kw] to `out`, int32
+    [n, oh, ow, out]. Nothing is empty, and shapes fit."""
+    packed = prepack_binary_conv2d(w, groups=g.groups)
+    bits = _pixels(x, g.groups, g.layout == "NCHW")
+    binary.conv2d(bits, packed.native, stride=g.stride, padding=g.padding, dilation=g.dilation, out=out)
 
 
-# ---- operands ---------------------------------------------------------------------------------------
+# ---- operands ----
 
 
 def _binary(q: Any, name: str) -> QuantizedTensor:
@@ -269,7 +246,7 @@ def _scales(q: QuantizedTensor, summed: tuple[int, ...], name: str, each: str) -
     return np.ascontiguousarray(np.broadcast_to(scale, kept)).reshape(-1)
 
 
-# ---- arguments --------------------------------------------------------------------------------------
+# ---- arguments ----
 
 
 def _checked_k(k: int, name: str) -> int:
@@ -304,18 +281,3 @@ def _channels_first(layout: str) -> bool:
     if layout not in ("NCHW", "NHWC"):
         raise InvalidProblem(f"layout: {layout!r}; expected 'NCHW' or 'NHWC'")
     return layout == "NCHW"
-
-
-def _pair(name: str, value: int | Sequence[int], least: int) -> tuple[int, int]:
-    values = list(value) if isinstance(value, Sequence) else [value] * 2
-    if len(values) != 2 or any(whole(name, v) < least for v in values):
-        raise InvalidProblem(f"{name}: {value!r}; expected a number or two, each at least {least}")
-    return int(values[0]), int(values[1])
-
-
-def _padding(value: int | Sequence[int]) -> tuple[int, int, int, int]:
-    if isinstance(value, Sequence) and len(value) == 4:
-        (top, left), (bottom, right) = _pair("padding", value[:2], 0), _pair("padding", value[2:], 0)
-        return top, left, bottom, right
-    h, w = _pair("padding", value, 0)
-    return h, w, h, w

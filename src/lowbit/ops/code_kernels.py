@@ -1,4 +1,4 @@
-"""Arrays of int8 and uint8 codes in, native kernels, such arrays out: no decisions here."""
+"""Arrays of int8 and uint8 codes in, native plans, such arrays out: no decisions here."""
 
 from __future__ import annotations
 
@@ -11,21 +11,8 @@ import numpy.typing as npt
 from lowbit.numerics.params import QuantizationParams
 from lowbit.runtime.native import CODES, core
 
-__all__ = ["ADD", "MUL", "ByteParams", "Window", "average_pool", "byte_params", "clamp", "combine", "lookup",
-           "max_pool"]  # fmt: skip
-
 Array = npt.NDArray[Any]
-ADD, MUL = 0, 1
-
-
-class ByteParams(NamedTuple):
-    """What one scale for a whole array of codes of a byte comes down to."""
-
-    code: core.Code
-    scale: float
-    zero: int
-    qmin: int
-    qmax: int
+ADD, MUL = core.CombineOp.add, core.CombineOp.mul
 
 
 class Window(NamedTuple):
@@ -36,16 +23,16 @@ class Window(NamedTuple):
     padding: tuple[int, int, int, int]  # top, left, bottom, right
 
 
-def byte_params(params: QuantizationParams) -> ByteParams | None:
-    """None unless these are linear int8 or uint8 params with one float32 scale."""
+def byte_params(params: QuantizationParams) -> core.CodeParams | None:
+    """The native form of linear int8 or uint8 params with one float32 scale; None for all others."""
     if "bytes" not in params._cache:
-        byte = params.dtype.name in ("int8", "uint8") and not params.is_logarithmic
         found = None
-        if byte and params.scale.ndim == 0 and params.scale.dtype == np.float32:
-            code = CODES[params.dtype.name]
-            found = ByteParams(code, float(params.scale), int(params.zero_point), params.qmin, params.qmax)
+        is_byte = params.dtype.name in ("int8", "uint8") and not params.is_logarithmic
+        if is_byte and params.scale.ndim == 0 and params.scale.dtype == np.float32:
+            scale, zero = float(params.scale), int(params.zero_point)
+            found = core.CodeParams(CODES[params.dtype.name], scale, zero, params.qmin, params.qmax)
         params._cache["bytes"] = found
-    kept: ByteParams | None = params._cache["bytes"]
+    kept: core.CodeParams | None = params._cache["bytes"]
     return kept
 
 
@@ -53,18 +40,12 @@ def _contiguous(codes: Array) -> Array:
     return codes if codes.flags.c_contiguous else np.array(codes, order="C")
 
 
-def combine(
-    op: int, a: Array, pa: ByteParams, b: Array, pb: ByteParams, out: Array, py: ByteParams, shape: tuple[int, ...]
-) -> None:
-    """out = codes of a + b or a * b, both spread over `shape`. out may be a or b itself."""
-    a_shape, b_shape = (1,) * (len(shape) - a.ndim) + a.shape, (1,) * (len(shape) - b.ndim) + b.shape
-    if a_shape == b_shape:
-        a_shape = b_shape = shape = (a.size,)
-    a, b = _contiguous(a), _contiguous(b)
-    core.combine(op, a, *pa[:3], a_shape, b, *pb[:3], b_shape, out, *py[:3], py.qmin, py.qmax, shape)
+def combine(plan: core.CombinePlan, a: Array, b: Array, out: Array) -> None:
+    """out = codes of a + b or a * b, both broadcast to the shape of out, which may be a or b itself."""
+    plan.run(_contiguous(a), _contiguous(b), out)
 
 
-def clamp(p: ByteParams, x: Array, lo: int, hi: int, out: Array) -> None:
+def clamp(p: core.CodeParams, x: Array, lo: int, hi: int, out: Array) -> None:
     """out = min(max(x, lo), hi). out may be x."""
     core.clamp_codes(p.code, _contiguous(x), lo, hi, out)
 
@@ -77,18 +58,17 @@ def lookup(table: Array | None, x: Array, out: Array, axis: int, start: int) -> 
     core.lookup_codes(table, _contiguous(x), x.shape[axis] * inner, out, start * inner, out.shape[axis] * inner)
 
 
-def max_pool(p: ByteParams, x: Array, window: Window, nhwc: bool, out: Array) -> None:
-    core.max_pool(p.code, _contiguous(x), out, _pool_shape(x.shape, window, nhwc))
+def max_pool(p: core.CodeParams, x: Array, window: Window, nhwc: bool, out: Array) -> None:
+    core.MaxPoolPlan(native_window(x.shape, window, nhwc), p.code).run(_contiguous(x), out)
 
 
 def average_pool(
-    p: ByteParams, x: Array, window: Window, nhwc: bool, count_padding: bool, out: Array, py: ByteParams
+    x: Array, p: core.CodeParams, window: core.Window, count_padding: bool, out: Array, py: core.CodeParams
 ) -> None:
-    shape = _pool_shape(x.shape, window, nhwc)
-    x = _contiguous(x)
-    core.average_pool(p.code, x, p.scale, p.zero, py.code, out, *py[1:], count_padding, shape)
+    core.AveragePoolPlan(window, p, py, count_padding).run(_contiguous(x), out)
 
 
-def _pool_shape(shape: tuple[int, ...], window: Window, nhwc: bool) -> list[int]:
+def native_window(shape: tuple[int, ...], window: Window, nhwc: bool) -> core.Window:
+    """The window over images of this shape; channels first, every channel is an image of depth 1."""
     images = shape if nhwc else (shape[0] * shape[1], *shape[2:], 1)
-    return [*images, *window.kernel, *window.stride, *window.padding]
+    return core.Window(images, window.kernel, window.stride, window.padding)

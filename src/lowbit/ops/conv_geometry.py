@@ -9,15 +9,10 @@ import numpy.typing as npt
 
 from lowbit.numerics.dtypes import is_integer
 from lowbit.numerics.errors import InvalidProblem
-from lowbit.ops.depthwise import MAX_TAPS
 from lowbit.runtime.native import core
 
-__all__ = [
-    "ConvGeometry", "check_fit", "check_kernel_shape", "check_shapes", "counts", "from_nhwc", "height_width",
-    "is_depthwise", "to_nhwc",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
+MAX_TAPS = 33024  # of a depthwise kernel whose sums always fit an int32
 
 
 class ConvGeometry(NamedTuple):
@@ -37,10 +32,8 @@ class ConvGeometry(NamedTuple):
         sides = counts("padding", padding, 0, (2, 4))
         if not _is_count(groups) or groups < 1:
             raise InvalidProblem(f"groups: {groups!r}; expected at least 1")
-        return cls(
-            counts("stride", stride, 1, (2,)), sides if len(sides) == 4 else sides * 2,
-            counts("dilation", dilation, 1, (2,)), int(groups), layout,
-        )  # fmt: skip
+        steps, gaps = counts("stride", stride, 1, (2,)), counts("dilation", dilation, 1, (2,))
+        return cls(steps, sides if len(sides) == 4 else sides * 2, gaps, int(groups), layout)
 
     def output(self, image: tuple[int, ...], kernel: tuple[int, int]) -> tuple[int, int]:
         """Height and width of the result, for an image of this height and width."""
@@ -106,7 +99,7 @@ def to_nhwc(x: Array, g: ConvGeometry) -> Array:
         return np.ascontiguousarray(x)
     n, c, h, w = x.shape
     turned = np.empty((n, h, w, c), x.dtype)
-    core.transpose(np.ascontiguousarray(x), turned, n, c, h * w, x.itemsize)
+    core.transpose(np.ascontiguousarray(x).reshape(n, c, h * w), turned)
     return turned
 
 
@@ -117,7 +110,7 @@ def from_nhwc(y: Array, g: ConvGeometry, out: Array | None = None) -> Array:
     n, h, w, c = y.shape
     turned = np.empty((n, c, h, w), y.dtype) if out is None else out
     bits = np.dtype(f"u{y.itemsize}")  # bfloat16 lends no buffer
-    core.transpose(y.view(bits), turned.view(bits), n, h * w, c, y.itemsize)
+    core.transpose(y.view(bits).reshape(n, h * w, c), turned.view(bits))
     return turned
 
 

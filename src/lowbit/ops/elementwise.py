@@ -22,8 +22,7 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import code_kernels as codes
 from lowbit.ops.outputs import codes_for, finished
 from lowbit.runtime import arrays as cpu
-
-__all__ = ["qadd", "qclamp", "qconcat", "qmul", "qrelu"]
+from lowbit.runtime.native import core
 
 Array = npt.NDArray[Any]
 
@@ -157,7 +156,7 @@ def qconcat(
 
 
 def _combined(
-    op: int,
+    op: core.CombineOp,
     function: Callable[[Array, Array], Array],
     a: QuantizedTensor,
     b: QuantizedTensor,
@@ -186,7 +185,7 @@ def _combined(
         _quantize_into(np.asarray(y, order="C"), params, data)
     else:
         target = data if out is None else _apart(data, (a.data, b.data), in_place=True)
-        codes.combine(op, a.data, pa, b.data, pb, target, py, shape)
+        codes.combine(core.CombinePlan(op, pa, pb, py), a.data, b.data, target)
         if target is not data:
             data[...] = target
     return finished(data, params, shape, out)
@@ -290,8 +289,9 @@ def _flat(params: QuantizationParams) -> QuantizationParams:
     )
 
 
-def _keeps_codes(p: codes.ByteParams, wanted: codes.ByteParams) -> bool:
-    return p[:3] == wanted[:3] and wanted.qmin <= p.qmin and p.qmax <= wanted.qmax
+def _keeps_codes(p: core.CodeParams, wanted: core.CodeParams) -> bool:
+    same = (p.code, p.scale, p.zero_point) == (wanted.code, wanted.scale, wanted.zero_point)
+    return same and wanted.qmin <= p.qmin and p.qmax <= wanted.qmax
 
 
 def _table(source: QuantizationParams, target: QuantizationParams) -> Array:

@@ -34,8 +34,13 @@ __all__ = ["PIECE", "Epilogue", "refuse_nan", "row_pieces", "takes_sums"]
 
 Array = npt.NDArray[Any]
 F32 = np.float32
-_ONE = np.ones(1, F32)
-_RESULTS = {"float32": 1, "float16": 2, "bfloat16": 3, "int8": 4, "uint8": 5}
+_RESULTS = {
+    "float32": core.Result.f32,
+    "float16": core.Result.f16,
+    "bfloat16": core.Result.bf16,
+    "int8": core.Result.s8,
+    "uint8": core.Result.u8,
+}
 PIECE = 1 << 15  # elements that NumPy finishes at a time, so that what it needs on the way is bounded
 
 
@@ -70,8 +75,8 @@ class Epilogue:
     then: QuantizationParams | None = None  # what float results are quantized by, where sums are not requantized
 
     @cached_property
-    def _result(self) -> int | None:
-        """What kernels know the result's type as; None where they do not write it."""
+    def _result(self) -> core.Result | None:
+        """The native result type; None where kernels do not write it."""
         return _RESULTS.get(self.dtype.name)
 
     @classmethod
@@ -150,7 +155,8 @@ class Epilogue:
         return QuantizedTensor._trusted(cpu.pack(y, p.dtype.bits) if p.dtype.is_packed else y, p, y.shape)
 
     def native(self, sa: Array | None, sb: Array, depth: int) -> core.Epilogue | None:
-        """The native form; None where there is none. sa: None where the kernel finds it, with a scale a row."""
+        """The native form for sums over `depth` products; None where kernels have none. sa: None where the kernel finds
+        a scale for each row."""
         per_row = sa is None or sa.ndim > 0
         add = bias = None
         if self._result is None:
@@ -172,19 +178,19 @@ class Epilogue:
         most = 0 if add is None else int(np.abs(add.astype(np.int64)).max(initial=0))
         if most and depth <= core.exact_depth and most + 65025 * depth >= 2**31:
             return None
+        scale, row_scale = np.ascontiguousarray(sb.reshape(-1)), None if sa is None else sa.reshape(-1)
         p = self.params
-        scale = 1.0 if p is None else float(p.scale)
-        zero = 0 if p is None else int(p.zero_point)
-        return core.Epilogue(
-            self._result, np.ascontiguousarray(sb.reshape(-1)), None if sa is None else sa.reshape(-1),
-            bias, add, self.floor, self.ceiling, scale, zero, self.lo, self.hi,
-        )  # fmt: skip
+        if p is None:
+            return core.Epilogue.floats(self._result, (self.floor, self.ceiling), scale, row_scale, bias, add)
+        code = core.Code.s8 if self._result is core.Result.s8 else core.Code.u8
+        codes = core.CodeParams(code, float(p.scale), int(p.zero_point), self.lo, self.hi)
+        return core.Epilogue.codes(codes, scale, row_scale, add)
 
     def native_float(self) -> core.Epilogue | None:
         """The native form for sums that are floats already; None where the result or the bias is of integers."""
         if self._result is None or self.params is not None or (self.bias is not None and self.bias.dtype.kind == "i"):
             return None
-        return core.Epilogue(self._result, _ONE, None, self.bias, None, self.floor, self.ceiling, 1.0, 0, 0, 0)
+        return core.Epilogue.floats(self._result, (self.floor, self.ceiling), bias=self.bias)
 
     def general(self, acc: Array, sa: Array, sb: Array, out: Array | None = None) -> Array | QuantizedTensor:
         """The same in NumPy, for sums [m, n] of any depth."""

@@ -15,34 +15,40 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.native import core
 
-__all__ = [
-    "BYTES", "SUMS", "Settled", "float_operand", "in_bytes", "multiplies_as_bytes", "remember", "require_tensor",
-    "sum_dtype",
-    "zero_points",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
-BYTES = {np.dtype(np.int8): True, np.dtype(np.uint8): False}  # whether signed
-SUMS = core.Epilogue(0, None, None, None, None, 0.0, 0.0, 1.0, 0, 0, 0)  # sums as they are
+F32 = np.float32
+BYTES = {np.dtype(np.int8): core.Code.s8, np.dtype(np.uint8): core.Code.u8}
+SUMS, WIDE_SUMS = core.Epilogue(), core.Epilogue(wide=True)  # integer sums as they are; always in int64
+PLAIN_FLOATS = core.Epilogue.floats(core.Result.f32, (-np.inf, np.inf))
 _REMEMBERED = 16
 _RANGES = {np.dtype(np.int8): range(-128, 128), np.dtype(np.uint8): range(256)}
 
 
-class Settled:
-    """Something whose public fields are set once, since calls keep what was settled from them."""
+class Frozen:
+    """Public fields are set once: cached plans of the object are made from them."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and name in vars(self):
-            kind = type(self).__name__
-            raise AttributeError(f"{name}: a {kind} does not change, as calls are settled for it; make another one")
+            raise AttributeError(f"{name}: a {type(self).__name__} does not change; make another one")
         object.__setattr__(self, name, value)
 
 
-def remember(known: dict[Any, Any], key: Any, made: Any) -> None:
-    """For calls that repeat, what was settled the first time; a few of them."""
-    if len(known) >= _REMEMBERED:
-        known.clear()
-    known[key] = made
+def remember(plans: dict[Any, Any], key: Any, made: Any) -> None:
+    """Cache what a call made; at most 16 entries. A key that cannot be hashed is left out."""
+    try:
+        if len(plans) >= _REMEMBERED:
+            plans.clear()
+        plans[key] = made
+    except TypeError:
+        return
+
+
+def recall(plans: dict[Any, Any], key: Any) -> Any:
+    """What `remember` cached for this key, or None."""
+    try:
+        return plans.get(key)
+    except TypeError:  # a list cannot be a key
+        return None
 
 
 def require_tensor(name: str, value: Any, otherwise: str = "") -> None:
@@ -94,3 +100,14 @@ def zero_points(name: str, value: Any, codes: Array, count: int) -> Array:
         raise InvalidProblem(f"{name}: shape {zero.shape}; expected one, or ({count},)")
     info = np.iinfo(codes.dtype)
     return np.ascontiguousarray(as_integers(name, zero, info.min, info.max).reshape(-1), np.int32)
+
+
+def transposed(t: QuantizedTensor) -> QuantizedTensor:
+    """The tensor with its last two dimensions swapped, and its scales with them."""
+    p, ndim = t.params, t.ndim
+    axes = (*range(ndim - 2), ndim - 1, ndim - 2)
+    if p.axis is not None:
+        p = p.replace(axis=axes[p.axis % ndim])
+        if p.group_size is not None:
+            p = p.replace(scale=np.swapaxes(p.scale, -1, -2), zero_point=np.swapaxes(p.zero_point, -1, -2))
+    return QuantizedTensor.from_codes(np.ascontiguousarray(np.swapaxes(t.unpack(), -1, -2)), p)

@@ -23,8 +23,6 @@ from lowbit.ops.code_kernels import Window
 from lowbit.ops.outputs import codes_for, finished
 from lowbit.runtime import arrays as cpu
 
-__all__ = ["qavg_pool2d", "qmax_pool2d"]
-
 Array = npt.NDArray[Any]
 _LARGEST = 1 << 23  # places in a window whose codes a 32-bit sum holds
 
@@ -107,7 +105,8 @@ def qavg_pool2d(
     p, py = codes.byte_params(x.params), codes.byte_params(params)
     if p is not None and py is not None:
         target = np.empty_like(data) if np.may_share_memory(data, x.data) else data
-        codes.average_pool(p, x.data, window, nhwc, count_include_pad, target, py)
+        places = codes.native_window(x.shape, window, nhwc)
+        codes.average_pool(x.data, p, places, count_include_pad, target, py)
         if target is not data:
             data[...] = target
     elif _is_integer(x.params) and _is_integer(params) and _windows_share_params(x, nhwc):

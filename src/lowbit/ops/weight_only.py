@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.numerics.logarithm import log_tables
 from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.ops.operands import Array
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.native import KINDS, core
 
-__all__ = ["linear", "pack"]
-
-Array = npt.NDArray[Any]
-_RESULTS = {cpu.Element.f32: 1, cpu.Element.f16: 2, cpu.Element.bf16: 3}
+_RESULTS = {cpu.Element.f32: core.Result.f32, cpu.Element.f16: core.Result.f16, cpu.Element.bf16: core.Result.bf16}
 
 
 def pack(weight: QuantizedTensor) -> core.WeightOnly:
@@ -41,13 +37,12 @@ def pack(weight: QuantizedTensor) -> core.WeightOnly:
     if g.kind and not per_row and not per_block:
         raise Unsupported(f"weight: scales along axis {p.axis} of [n, k]; expected one, one a row, or blocks along k")
     scale, zero = (np.broadcast_to(v, g.scale_shape) for v in (p.scale, p.zero_point))
-    tables: tuple[Array | None, Array | None] = (None, None)
+    tables = None
     if p.is_logarithmic:
         tables = log_tables(p.magnitude_levels, p.steps_per_octave or 1.0, scale.dtype)
     zeros = np.ascontiguousarray(zero) if zero.any() else None
-    return core.WeightOnly(
-        cpu.code_of(p), _whole_rows(weight), n, k, KINDS[g.kind], g.block, np.ascontiguousarray(scale), zeros, *tables
-    )
+    layout = core.WeightLayout(n, k, KINDS[g.kind], g.block)
+    return core.WeightOnly(_whole_rows(weight), cpu.code_of(p), layout, np.ascontiguousarray(scale), zeros, tables)
 
 
 def _whole_rows(weight: QuantizedTensor) -> Array:
@@ -64,7 +59,7 @@ def _whole_rows(weight: QuantizedTensor) -> Array:
 def linear(
     x: cpu.FloatArray,
     packed: core.WeightOnly | core.PackedGroups,
-    bias: npt.NDArray[np.float32] | None,
+    bias: Array | None,
     out: cpu.FloatArray,
     floor: float = -math.inf,
     ceiling: float = math.inf,
@@ -93,4 +88,5 @@ def linear(
         raise InvalidProblem(f"bias: {bias.dtype} of shape {bias.shape}; expected float32 of shape ({packed.n},)")
     if bias is not None:
         bias = np.ascontiguousarray(bias)
-    packed.run(x.array, x.element, m, bias, floor, ceiling, _RESULTS[out.element], out.array)
+    epilogue = core.Epilogue.floats(_RESULTS[out.element], (floor, ceiling), bias=bias)
+    core.FloatLinearPlan(packed, x.element, epilogue).run(x.array, out.array)

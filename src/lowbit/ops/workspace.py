@@ -12,18 +12,14 @@ import numpy as np
 
 from lowbit.numerics.errors import Unsupported
 from lowbit.numerics.params import QuantizationParams
-from lowbit.ops.conv import ConvGeometry, conv_path_of, is_depthwise
-from lowbit.ops.depthwise import prepack_depthwise
+from lowbit.ops.conv import conv_path_of
+from lowbit.ops.conv_geometry import ConvGeometry, is_depthwise
 from lowbit.ops.epilogue import PIECE, takes_sums
+from lowbit.ops.operands import BYTES, SUMS
 from lowbit.runtime.native import core
 
-__all__ = [
-    "codes_workspace", "conv_workspace", "linear_workspace", "matmul_workspace", "reference_conv_workspace",
-    "reference_workspace",
-]  # fmt: skip
-
-_FINISH = 48  # bytes an element: sums, floats, steps and codes of a piece that NumPy finishes
-_LOOKED_AT = 1 << 20  # elements that are checked at once for NaN and Inf
+_EPILOGUE = 48  # bytes an element: sums, floats, steps and codes of a piece whose epilogue NumPy applies
+_LOOKED_AT = 1 << 20  # elements checked at once for NaN and Inf
 _OBJECTS = 1 << 14  # views, scalars and params
 
 
@@ -34,20 +30,20 @@ def matmul_workspace(
     left, right = m * k * a.dtype.is_packed, k * n * b.dtype.is_packed  # unpacked codes
     rest = left + right + _parameters(m, n, a, b) + (4 * k * n if prepacked and path != "integer" else 0)
     if path == "integer":
-        rest += 0 if prepacked else int(core.packed_matrix_bytes(k, n)) + right
+        rest += 0 if prepacked else int(core.PackedMatrix.bytes_for(k, n)) + right
         return rest + _integer(m, n, k)
-    rest += _finishing(m, n)
+    rest += _epilogue(m, n)
     if path == "groups":
         assert b.group_size is not None
-        native, kept = core.groups_workspace(m, n, k, b.dtype.bits, b.group_size)
+        native, kept = core.GroupGemmPlan.workspace_for(m, n, k, b.dtype.bits, b.group_size)
         return int(rest + native + kept + 8 * k * n)  # transposed, packed, moved up, and packed as kernels read it
     if path == "binary":
-        return int(rest + core.binary_matmul_workspace(m, n, k) + 2 * m * k + 3 * k * n + 4 * m * n)
+        return int(rest + core.BinaryGemmPlan.workspace_for(m, n, k) + 2 * m * k + 3 * k * n + 4 * m * n)
     if path == "general":
         numbers = m * k * (2 if a.dtype.is_mixed else 1) + k * n * (2 if b.dtype.is_mixed else 1)
         return rest + 9 * numbers + 12 * m * n  # mixed ones are put in order
     depth = min(k, b.group_size or k)
-    native = int(core.multiply_workspace(m, n, depth) + core.packed_matrix_bytes(depth, n))
+    native = int(core.GemmPlan.workspace_for(m, n, depth) + core.PackedMatrix.bytes_for(depth, n))
     if path == "blocks":
         return rest + native + m * depth + depth * n + 24 * m * n
     return rest + native + 20 * (m * k + k * n) + 48 * m * n  # integer16
@@ -57,22 +53,24 @@ def linear_workspace(path: str, m: int, n: int, k: int, weight: QuantizationPara
     """Of a `QuantizedLinear` with these weights [n, k] on m rows."""
     rest = _parameters(m, n, weight)
     rows = _rows_at_once(m, max(n, k))
-    parts = 5 * rows * k + 4 * rows * n + 8 * min(m * k, _LOOKED_AT) + _finishing(rows, n)  # activations first
+    parts = 5 * rows * k + 4 * rows * n + 8 * min(m * k, _LOOKED_AT) + _epilogue(rows, n)  # activations first
     if path == "integer":
-        at_once = int(core.linear_workspace(m, k)) + _integer(m, n, k, False)
+        at_once = int(core.LinearPlan.workspace_for(m, k)) + _integer(m, n, k, False)
         return rest + max(at_once, parts + _integer(rows, n, k))
     if path == "groups":
         assert weight.group_size is not None
-        native = int(core.groups_workspace(m, n, k, weight.dtype.bits, weight.group_size)[0])
-        return rest + native + max(int(core.linear_workspace(m, k)), parts)
+        native = int(core.GroupGemmPlan.workspace_for(m, n, k, weight.dtype.bits, weight.group_size)[0])
+        return rest + native + max(int(core.LinearPlan.workspace_for(m, k)), parts)
     if path == "float":
-        native = int(core.weight_only_workspace(m, k))
+        native = int(core.WeightOnly.workspace_for(m, k))
         if weight.group_size is not None and weight.dtype.bits in (2, 4):
-            native = max(native, int(core.float_groups_workspace(m, n, k, weight.dtype.bits, weight.group_size)))
-        return rest + native + _finishing(_rows_at_once(m, n), n)
+            native = max(
+                native, int(core.GroupGemmPlan.float_workspace_for(m, n, k, weight.dtype.bits, weight.group_size))
+            )
+        return rest + native + _epilogue(_rows_at_once(m, n), n)
     if path == "blocks":
         depth = min(k, weight.group_size or k)
-        native = int(core.multiply_workspace(rows, n, depth) + core.packed_matrix_bytes(depth, n))
+        native = int(core.GemmPlan.workspace_for(rows, n, depth) + core.PackedMatrix.bytes_for(depth, n))
         return rest + parts + native + 3 * k * n + rows * depth + 24 * rows * n
     return rest + parts + 18 * k * n + 12 * rows * k + 12 * rows * n
 
@@ -102,14 +100,14 @@ def conv_workspace(
         return 2 * parts + 8 * image + 8 * math.prod(w_shape) + 32 * pixels * out
     rest = image * x.dtype.is_packed + _parameters(0, out, w) + g.groups * 1024
     rest += image + outputs * item if g.layout == "NCHW" else 0  # turned
-    rest += 8 * pixels * out + _finishing(pixels, out)  # of one image, where NumPy finishes
+    rest += 8 * pixels * out + _epilogue(pixels, out)  # of one image, where NumPy applies the epilogue
     if is_depthwise(w_shape, g.groups):
         rest += 0 if prepacked else 5 * math.prod(w_shape)
         return rest + _depthwise(x_shape, w_shape, x, g)
     if not prepacked:
         filled = 2 * depth + 8  # kernel rows, at most
-        rest += 5 * math.prod(w_shape) + g.groups * int(core.packed_matrix_bytes(filled, out // g.groups))
-    return rest + int(core.multiply_workspace(pixels * y[0], out // g.groups, depth))
+        rest += 5 * math.prod(w_shape) + g.groups * int(core.PackedMatrix.bytes_for(filled, out // g.groups))
+    return rest + int(core.GemmPlan.workspace_for(pixels * y[0], out // g.groups, depth))
 
 
 def codes_workspace(elements: int, out: QuantizationParams | None) -> int:
@@ -124,7 +122,7 @@ def codes_workspace(elements: int, out: QuantizationParams | None) -> int:
 
 def reference_workspace(m: int, n: int, k: int) -> int:
     """Of a product in NumPy alone: everything in eight bytes, several times over."""
-    return 40 * (m * k + k * n) + (40 + _FINISH) * m * n + 64 * (m + n) + _OBJECTS
+    return 40 * (m * k + k * n) + (40 + _EPILOGUE) * m * n + 64 * (m + n) + _OBJECTS
 
 
 def reference_conv_workspace(x_shape: tuple[int, ...], w_shape: tuple[int, ...], g: ConvGeometry) -> int:
@@ -133,7 +131,7 @@ def reference_conv_workspace(x_shape: tuple[int, ...], w_shape: tuple[int, ...],
     top, left, bottom, right = g.padding
     padded = n * c * (height + top + bottom) * (width + left + right)
     outputs = math.prod(g.output_shape(x_shape, w_shape))
-    return 40 * (padded + math.prod(w_shape)) + (40 + _FINISH) * outputs + 64 * w_shape[0] + _OBJECTS
+    return 40 * (padded + math.prod(w_shape)) + (40 + _EPILOGUE) * outputs + 64 * w_shape[0] + _OBJECTS
 
 
 # ---- pieces ---------------------------------------------------------------------------------------------------------
@@ -143,8 +141,8 @@ def _rows_at_once(m: int, length: int) -> int:
     return min(m, max(1, PIECE // max(1, length)))
 
 
-def _finishing(m: int, n: int) -> int:
-    return _FINISH * _rows_at_once(m, n) * n
+def _epilogue(m: int, n: int) -> int:
+    return _EPILOGUE * _rows_at_once(m, n) * n
 
 
 def _parameters(m: int, n: int, *given: QuantizationParams) -> int:
@@ -152,11 +150,11 @@ def _parameters(m: int, n: int, *given: QuantizationParams) -> int:
     return _OBJECTS + 64 * (m + n) + 24 * sum(p.scale.size for p in given)
 
 
-def _integer(m: int, n: int, k: int, numpy_may_finish: bool = True) -> int:
-    native = int(core.multiply_workspace(m, n, k))
-    if not numpy_may_finish:
+def _integer(m: int, n: int, k: int, numpy_epilogue: bool = True) -> int:
+    native = int(core.GemmPlan.workspace_for(m, n, k))
+    if not numpy_epilogue:
         return native
-    return max(native, int(core.multiply_workspace(m, n, k, True)) + 8 * _rows_at_once(m, n) * n + _finishing(m, n))
+    return max(native, int(core.GemmPlan.workspace_for(m, n, k, True)) + 8 * _rows_at_once(m, n) * n + _epilogue(m, n))
 
 
 def _general_conv(
@@ -176,17 +174,16 @@ def _general_conv(
     padded = c * (height + top + bottom) * (width + left + right)
     piece = _rows_at_once(out_h, out_w * max(out, c)) * out_w * max(out, c)
     rest = _parameters(0, out, x, w) + (math.prod(y) * item if g.layout == "NCHW" else 0)
-    return rest + 8 * (numbers + padded) + (40 + _FINISH) * piece
+    return rest + 8 * (numbers + padded) + (40 + _EPILOGUE) * piece
 
 
 def _depthwise(x_shape: tuple[int, ...], w_shape: tuple[int, ...], x: QuantizationParams, g: ConvGeometry) -> int:
     n, c, height, width = x_shape if g.layout == "NCHW" else (x_shape[0], x_shape[3], *x_shape[1:3])
     out, _, kh, kw = w_shape
+    window = core.Window((n, height, width, c), (kh, kw), g.stride, g.padding, g.dilation, g.groups)
     # Sizes do not depend on the weights' values; these are as good as any.
-    weights = prepack_depthwise(
-        np.zeros((out, kh, kw), np.int8), x_dtype=x.dtype.code_dtype, stride=g.stride, dilation=g.dilation
-    ).native
-    shape = core.DwconvShape(n, height, width, c, kh, kw, *g.stride, *g.padding, *g.dilation)
-    threads = core.num_threads() * core.dwconv_thread_bytes(shape, weights)
+    code, filters = BYTES[x.dtype.code_dtype], np.zeros((out, kh, kw), np.int8)
+    weights = core.DepthwiseWeights(window, code, filters, core.Code.s8, None)
+    native = core.DepthwiseConvPlan(weights, window, 0, SUMS).workspace_bytes
     # Weights are prepared when a stride and dilation are first met, and kept.
-    return int(threads + core.dwconv_call_bytes(shape, weights) + 2 * weights.nbytes + 16 * (out + 16))
+    return int(native + 2 * weights.nbytes + 16 * (out + 16))

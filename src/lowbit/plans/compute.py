@@ -15,10 +15,15 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import reference_ops
-from lowbit.ops.conv import PackedConv, check_image, check_kernel, convolution, is_depthwise, prepack_conv2d
+from lowbit.ops.conv import check_image
+from lowbit.ops.conv_geometry import is_depthwise
+from lowbit.ops.conv_paths import convolution
 from lowbit.ops.epilogue import Epilogue
-from lowbit.ops.matmul import PackedMatrix, float_bias, multiply_into, path_of, settled
+from lowbit.ops.gemm_paths import float_bias, multiply_into
+from lowbit.ops.matmul import path_of
 from lowbit.ops.operands import multiplies_as_bytes
+from lowbit.ops.packed import PackedMatrix
+from lowbit.ops.packed_conv import PackedConv, check_kernel, prepack_conv2d
 from lowbit.ops.quantize import refuse_nonfinite
 from lowbit.ops.workspace import (
     conv_workspace,
@@ -99,7 +104,7 @@ class ComputePlan(Plan[A]):
 
 
 class MatMulPlan(ComputePlan[MatMulArgs]):
-    """a @ b of codes, as `qmatmul`. With a PackedMatrix and no bias, a run on the integer path is one native call.
+    """a @ b of codes, as `qmatmul`.
 
     >>> import lowbit as lb
     >>> a = lb.quantize(np.float32([[1, 2], [3, 4]]))
@@ -116,18 +121,14 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
     op = "matmul"
     Descriptor = MatMulDescriptor
     Args = MatMulArgs
-    __slots__ = ("_ready",)
+    __slots__ = ()
 
     descriptor: MatMulDescriptor
-    _ready: tuple[Any, ...] | None  # the rest of a native call
 
     def __init__(self, d: MatMulDescriptor, device: str, preference: Preference) -> None:
         super().__init__(d, device, preference)
         epilogue = Epilogue.of(d.n, None, d.out_params, d.out_dtype, d.activation, d.clamp)
         self._settle(path_of(d.a, d.b), d.k, epilogue, code_name(d.a), code_name(d.b))
-        direct = preference == "fastest" and self.path == "integer" and not d.a.dtype.is_packed
-        ready = settled(d.a, d.b, d.k, epilogue) if direct else None
-        self._set(_ready=ready if ready is not None and ready[0] is not None else None)
 
     @classmethod
     def _check(cls, d: MatMulDescriptor) -> None:
@@ -157,9 +158,6 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
                 a, b, bias=args.bias, out_params=d.out_params, out_dtype=d.out_dtype, activation=d.activation,
                 clamp=d.clamp,
             ))  # fmt: skip
-        elif self._ready is not None and args.bias is None and isinstance(b, PackedMatrix):
-            finish, signed, zero = self._ready
-            core.multiply(a.data, signed, d.m, zero, b.native, finish, epilogue.empty(out.shape, out)[1], False)
         else:
             multiply_into(self.path, a, b, epilogue, out)
 

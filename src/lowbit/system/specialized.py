@@ -8,7 +8,7 @@ from lowbit.numerics.errors import Unsupported
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import PackedConv, conv_path_of, qconv2d
 from lowbit.ops.matmul import PackedMatrix, path_of, qmatmul
-from lowbit.ops.matmul import _transposed as transposed
+from lowbit.ops.operands import transposed
 from lowbit.runtime.devices import device_module, is_interpreted, why_not
 from lowbit.runtime.gpu_features import GpuFeatures
 from lowbit.runtime.hardware import HardwareFeatures, hardware

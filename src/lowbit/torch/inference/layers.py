@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import torch
-from lowbit.layers import layers
+from lowbit import layers
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 from lowbit.torch.functional.channels_last import channels_first, is_channels_last
 from lowbit.torch.functional.registration import register

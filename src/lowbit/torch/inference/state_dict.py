@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import torch
-from lowbit.layers import layers
+from lowbit import layers
 from lowbit.numerics.errors import FormatError
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor

@@ -1,0 +1,162 @@
+// Sums, products, bounds and lookups of codes, and pooling.
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "bindings/codes.h"
+#include "bindings/gil.h"
+#include "bindings/sizes.h"
+#include "bindings/window.h"
+#include "drivers/conv/pool.h"
+#include "drivers/elementwise/combine.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace lowbit {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+bool have_same_shape(const Buffer& a, const Buffer& b) {
+  const Py_buffer &x = a.view(), &y = b.view();
+  return x.ndim == y.ndim && std::equal(x.shape, x.shape + x.ndim, y.shape);
+}
+
+// The shape of an operand with as many dimensions as the result, which it is broadcast to.
+Shape broadcast_shape(const Buffer& operand, const Buffer& out, const char* name) {
+  const Py_buffer &x = operand.view(), &y = out.view();
+  Shape shape(y.ndim, 1);
+  bool fits = x.ndim <= y.ndim;
+  for (int i = 0; fits && i < x.ndim; ++i) {
+    const int64_t size = x.shape[i], wanted = y.shape[y.ndim - x.ndim + i];
+    shape[y.ndim - x.ndim + i] = size;
+    fits = size == 1 || size == wanted;
+  }
+  if (!fits) throw nb::value_error((std::string(name) + ": does not broadcast to the shape of out").c_str());
+  return shape;
+}
+
+class CombinePlan {
+ public:
+  CombinePlan(CombineOp op, const CodeParams& a, const CodeParams& b, const CodeParams& out)
+      : op_(op), a_(a), b_(b), out_(out) {}
+
+  void run(const Array<const void>& a, const Array<const void>& b, const Array<void>& out) const {
+    if (a.view().itemsize != 1 || b.view().itemsize != 1 || out.view().itemsize != 1)
+      throw nb::value_error("a, b, out: expected one byte per element");
+    const bool same = have_same_shape(a, out) && have_same_shape(b, out);
+    const Shape flat{out.bytes()};
+    const Shape shape = same ? flat : broadcast_shape(out, out, "out");
+    const Shape a_shape = same ? flat : broadcast_shape(a, out, "a"),
+                b_shape = same ? flat : broadcast_shape(b, out, "b");
+    const CodesOperand x = operand(a, a_, a_shape), y = operand(b, b_, b_shape);
+    const CodesResult q{out_.code, static_cast<uint8_t*>(out.data()), out_.scale, out_.zero_point, out_.qmin, out_.qmax,
+                        shape};
+    without_gil(out.bytes(), [&] { combine(op_, x, y, q); });
+  }
+
+ private:
+  static CodesOperand operand(const Array<const void>& codes, const CodeParams& p, const Shape& shape) {
+    return {p.code, static_cast<const uint8_t*>(codes.data()), p.scale, p.zero_point, shape};
+  }
+
+  CombineOp op_;
+  CodeParams a_, b_, out_;
+};
+
+void clamp_of(Code code, const Array<const void>& x, int32_t lo, int32_t hi, const Array<void>& out) {
+  check_codes(code, lo, hi);
+  out.require(x.bytes(), "out");
+  without_gil(x.bytes(), [&] {
+    clamp_codes(code, static_cast<const uint8_t*>(x.data()), x.bytes(), lo, hi, static_cast<uint8_t*>(out.data()));
+  });
+}
+
+void lookup_of(const std::optional<Array<const uint8_t>>& table, const Array<const void>& x, int64_t length,
+               const Array<void>& out, int64_t offset, int64_t stride) {
+  require(table, 256, "table");
+  if (length < 1 || x.bytes() % length != 0) throw nb::value_error("length: not that of whole rows");
+  const int64_t rows = x.bytes() / length;
+  const bool fits = offset >= 0 && stride >= length && offset <= stride - length && rows <= out.bytes() / stride;
+  if (!fits) throw nb::value_error("out: too short");
+  without_gil(x.bytes(), [&] {
+    lookup_rows(data_of(table), static_cast<const uint8_t*>(x.data()), rows, length,
+                static_cast<uint8_t*>(out.data()) + offset, stride);
+  });
+}
+
+PoolShape pool_shape(const Window& w) {
+  constexpr int64_t kMostPlaces = 1 << 23;  // whose codes a 32-bit sum holds
+  for (const int axis : {0, 1}) {
+    const int64_t kernel = w.kernel[axis];
+    if (w.image[axis + 1] < 1 || kernel > kMostPlaces || w.padding[axis] >= kernel || w.padding[axis + 2] >= kernel ||
+        w.dilation[axis] != 1)
+      throw nb::value_error("window: no such pooling");
+  }
+  if (w.kernel[0] * w.kernel[1] > kMostPlaces || w.groups != 1) throw nb::value_error("window: no such pooling");
+  product_of({w.pixels(), w.image[3]}, "window");
+  return {w.image[0],  w.image[1],  w.image[2],   w.image[3],   w.kernel[0],  w.kernel[1],
+          w.stride[0], w.stride[1], w.padding[0], w.padding[1], w.padding[2], w.padding[3]};
+}
+
+class MaxPoolPlan {
+ public:
+  MaxPoolPlan(const Window& window, Code code) : window_(window), shape_(pool_shape(window)), code_(byte_code(code)) {}
+  void run(const Array<const void>& x, const Array<void>& out) const {
+    x.require(window_.inputs(), "x"), out.require(window_.pixels() * shape_.depth, "out");
+    without_gil(x.bytes(), [&] { max_pool(shape_, code_, x.data(), out.data()); });
+  }
+
+ private:
+  Window window_;
+  PoolShape shape_;
+  Code code_;
+};
+
+class AveragePoolPlan {
+ public:
+  AveragePoolPlan(const Window& window, const CodeParams& x, const CodeParams& out, bool count_padding)
+      : window_(window),
+        shape_(pool_shape(window)),
+        code_(x.code),
+        out_code_(out.code),
+        params_{x.scale, out.scale, x.zero_point, out.zero_point, out.qmin, out.qmax, count_padding} {}
+  void run(const Array<const void>& x, const Array<void>& out) const {
+    x.require(window_.inputs(), "x"), out.require(window_.pixels() * shape_.depth, "out");
+    without_gil(x.bytes(), [&] { average_pool(shape_, params_, code_, x.data(), out_code_, out.data()); });
+  }
+
+ private:
+  Window window_;
+  PoolShape shape_;
+  Code code_, out_code_;
+  AverageParams params_;
+};
+
+}  // namespace
+
+void bind_elementwise(nb::module_& m) {
+  nb::enum_<CombineOp>(m, "CombineOp", "What two arrays are combined by.")
+      .value("add", CombineOp::add)
+      .value("mul", CombineOp::mul);
+  nb::class_<CombinePlan>(m, "CombinePlan", "Codes of the sum or product of two arrays of codes.")
+      .def(nb::init<CombineOp, const CodeParams&, const CodeParams&, const CodeParams&>(), "op"_a, "a"_a, "b"_a,
+           "out"_a)
+      .def("run", &CombinePlan::run, "a"_a, "b"_a, "out"_a, "a and b are broadcast to the shape of out.");
+  m.def("clamp_codes", &clamp_of, "code"_a, "x"_a, "lo"_a, "hi"_a, "out"_a);
+  m.def("lookup_codes", &lookup_of, "table"_a.none(), "x"_a, "length"_a, "out"_a, "offset"_a, "stride"_a,
+        "Rows of x, each byte looked up in a table of 256, into rows of out; without a table a copy.");
+  nb::class_<MaxPoolPlan>(m, "MaxPoolPlan", "The greatest code of each window.")
+      .def(nb::init<const Window&, Code>(), "window"_a, "code"_a)
+      .def("run", &MaxPoolPlan::run, "x"_a, "out"_a);
+  nb::class_<AveragePoolPlan>(m, "AveragePoolPlan", "The mean of each window.")
+      .def(nb::init<const Window&, const CodeParams&, const CodeParams&, bool>(), "window"_a, "x"_a, "out"_a,
+           "count_padding"_a)
+      .def("run", &AveragePoolPlan::run, "x"_a, "out"_a);
+}
+
+}  // namespace lowbit

@@ -1,0 +1,177 @@
+"""Convolutions over quantized weights, called on float images."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from lowbit.layers.weights import DTYPES, SCHEMES, check_input, quantized_weight
+from lowbit.numerics.dtypes import DTypeLike
+from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.schemes import QuantizationScheme
+from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.ops.conv import conv_path_of
+from lowbit.ops.conv_geometry import ConvGeometry, check_kernel_shape, check_shapes, from_nhwc, to_nhwc
+from lowbit.ops.conv_paths import convolution, general_convolution
+from lowbit.ops.epilogue import Epilogue
+from lowbit.ops.fitting import Products
+from lowbit.ops.gemm_paths import float_bias
+from lowbit.ops.operands import Frozen
+from lowbit.ops.packed_conv import PackedConv
+from lowbit.ops.quantize import quantize
+from lowbit.ops.workspace import codes_workspace, conv_workspace
+from lowbit.runtime import arrays as cpu
+
+
+class QuantizedConv2d(Frozen):
+    """A convolution over quantized weights [out, in / groups, kh, kw], called on float images.
+
+    The result has x's type, or codes of `out_params`. x becomes codes with one scale, found in it: int8 (±127), or with
+    activation_dtype="uint8" codes of 0 to 255 with a zero point; or codes of `input_params`. Options as in `qconv2d`;
+    fit_products as in `QuantizedLinear`. Weights have any dtype, scheme and granularity; `path` says how they are
+    convolved: "integer", "depthwise", "integer16" or "general", as `qconv2d` has them.
+
+    >>> import lowbit as lb
+    >>> layer = lb.QuantizedConv2d(np.ones((1, 1, 2, 2), np.float32), padding=(0, 0, 1, 1))
+    >>> layer(np.ones((1, 1, 2, 2), np.float32)).round(2)[0, 0]
+    array([[4., 2.],
+           [2., 1.]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        weight: Any,
+        bias: Any = None,
+        *,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        layout: str = "NCHW",
+        dtype: DTypeLike = "int8",
+        scheme: str | QuantizationScheme = "symmetric",
+        activation_dtype: str = "int8",
+        input_params: QuantizationParams | None = None,
+        out_params: QuantizationParams | None = None,
+        fit_products: Products = 1,
+    ) -> None:
+        if activation_dtype not in SCHEMES:
+            raise InvalidProblem(f"activation_dtype: {activation_dtype!r}; expected one of {', '.join(SCHEMES)}")
+        self.activation_dtype = activation_dtype
+        self._geometry = ConvGeometry.of(stride, padding, dilation, groups, layout)
+        weight = quantized_weight(weight, 4, dtype, scheme, None, fit_products)
+        check_kernel_shape(weight.shape, groups)
+        if input_params is not None:
+            check_input(input_params)
+        given = QuantizationParams(activation_dtype) if input_params is None else input_params
+        self.path = conv_path_of(given, weight.params, weight.shape, self._geometry.groups)
+        native = self.path in ("integer", "depthwise")
+        self._packed = PackedConv(weight, self._geometry.groups) if native else weight
+        self._epilogues: dict[str, Epilogue] = {}  # by the type of x
+        self._epilogues["float32"] = Epilogue.of(weight.shape[0], bias, out_params, any_codes=True)
+        if self.path == "general":
+            float_bias(self._epilogues["float32"], self.path)
+        self.bias = None if bias is None else np.asarray(bias)
+        self.input_params, self.out_params = input_params, out_params
+
+    @property
+    def weight(self) -> QuantizedTensor:
+        """The quantized weights, [out, in / groups, kh, kw]."""
+        return self._packed.to_tensor() if isinstance(self._packed, PackedConv) else self._packed
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights as they are kept, their scales, and the bias."""
+        return self._packed.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    @property
+    def geometry(self) -> ConvGeometry:
+        """How the kernel passes over images."""
+        return self._geometry
+
+    def __call__(self, x: Any, layout: str | None = None, out_layout: str | None = None) -> Any:
+        """The convolution of x, in x's type, or a QuantizedTensor of out_params. layout: of x where it is not the
+        layer's; out_layout: of the result where it is not x's. A result in NHWC spares a transposition."""
+        floats = cpu.as_float_array(x, "x")
+        if floats.element not in DTYPES:
+            raise UnsupportedDType(f"x: {floats.compute}; expected float32, float16 or bfloat16")
+        g = self._geometry if layout is None else _in_layout("layout", self._geometry, layout)
+        wanted = g if out_layout is None else _in_layout("out_layout", g, out_layout)
+        check_shapes(floats.shape, self._packed.shape, g)
+        epilogue, shape = self._epilogue_for(floats), g.output_shape(floats.shape, self._packed.shape)
+        epilogue.require_shape(shape if wanted.layout == g.layout else _turned(shape, g.layout))
+        p = self.input_params
+        if p is None and math.prod(floats.shape) == 0:
+            p = QuantizationParams("int8")
+        if p is None:
+            q = quantize(x, self.activation_dtype, scheme=SCHEMES[self.activation_dtype], name="x")
+        else:
+            q = quantize(x, params=p)
+        if wanted.layout == "NHWC" and g.layout == "NCHW":
+            codes, g = to_nhwc(q.unpack(), g), wanted
+            q = QuantizedTensor._trusted(codes, q.params, codes.shape)
+        if isinstance(self._packed, PackedConv):
+            y = convolution(q, self._packed, g, epilogue)
+        else:
+            y = general_convolution(self.path, q, self._packed, g, epilogue)
+        return epilogue.wrap(y if g.layout == wanted.layout else from_nhwc(y, wanted))
+
+    def _epilogue_for(self, x: cpu.FloatArray) -> Epilogue:
+        dtype = DTYPES[x.element]
+        if dtype not in self._epilogues:
+            n = self._packed.shape[0]
+            self._epilogues[dtype] = Epilogue.of(n, self.bias, self.out_params, dtype, any_codes=True)
+        return self._epilogues[dtype]
+
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the result for x of this shape.
+
+        >>> QuantizedConv2d(np.ones((4, 3, 3, 3), np.float32), padding=1).output_shape((2, 3, 8, 8))
+        (2, 4, 8, 8)
+        """
+        return self._geometry.output_shape(shape, self._packed.shape)
+
+    def workspace_size(self, shape: tuple[int, ...]) -> int:
+        """Bytes a call on x of this shape works in at most, beside its argument and its result.
+
+        >>> layer = QuantizedConv2d(np.ones((4, 3, 3, 3), np.float32), padding=1, layout="NHWC")
+        >>> layer.workspace_size((2, 8, 8, 3)) < 4 << 20
+        True
+        """
+        p = QuantizationParams("int8") if self.input_params is None else self.input_params
+        item = self._epilogues["float32"].dtype.itemsize
+        found = conv_workspace(shape, self._packed.shape, p, self._packed.params, self._geometry, item, prepacked=True)
+        # And the codes of x.
+        return found + codes_workspace(math.prod(self.output_shape(shape)), self.out_params) + math.prod(shape)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = {**self._geometry._asdict(), "activation_dtype": self.activation_dtype}
+        options |= {"input_params": self.input_params, "out_params": self.out_params}
+        return _conv_again, (self.weight, self.bias, options)
+
+    def __repr__(self) -> str:
+        out, per_group, kh, kw = self._packed.shape
+        g = self._geometry
+        return (
+            f"QuantizedConv2d({per_group * g.groups}, {out}, kernel=({kh}, {kw}), {self._packed.dtype}, "
+            f"stride={g.stride}, padding={g.padding}, groups={g.groups}, {g.layout})"
+        )
+
+
+def _conv_again(weight: QuantizedTensor, bias: Any, options: dict[str, Any]) -> QuantizedConv2d:
+    return QuantizedConv2d(weight, bias, **options)
+
+
+def _in_layout(name: str, g: ConvGeometry, layout: str) -> ConvGeometry:
+    if layout not in ("NCHW", "NHWC"):
+        raise InvalidProblem(f"{name}: {layout!r}; expected 'NCHW' or 'NHWC'")
+    return g._replace(layout=layout)
+
+
+def _turned(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """A shape of this layout in the other one."""
+    n, *rest = shape
+    return (n, *rest[1:], rest[0]) if layout == "NCHW" else (n, rest[-1], *rest[:-1])
