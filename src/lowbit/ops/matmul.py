@@ -118,13 +118,7 @@ def qmatmul(
     """
     key: Any = None
     plain = bias is None and not (transpose_a or transpose_b)
-    if (
-        plain
-        and type(b) is PackedMatrix
-        and type(a) is QuantizedTensor
-        and a.data.ndim == 2
-        and a.data.flags.c_contiguous
-    ):
+    if plain and type(b) is PackedMatrix and type(a) is QuantizedTensor and _is_matrix(a.data):
         key = id(a.params), id(out_params), out_dtype, activation, clamp
         ready = recall(b._plans, key)
         if ready is not None and a.shape[1] == b.shape[0]:
@@ -176,6 +170,10 @@ def path_of(a: QuantizationParams, b: QuantizationParams, a_ndim: int = 2, b_ndi
         low = b.dtype.bits in (2, 4)
         return "groups" if signed and low else "blocks" if max(a.dtype.bits, b.dtype.bits) <= 8 else "general"
     return "general"
+
+
+def _is_matrix(codes: Array) -> bool:
+    return codes.ndim == 2 and codes.flags.c_contiguous
 
 
 def _run(plan: core.GemmPlan, epilogue: Epilogue, a: QuantizedTensor, n: int) -> Array | QuantizedTensor:

@@ -10,7 +10,7 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.epilogue import Epilogue
-from lowbit.ops.operands import BYTES, F32, Frozen, multiplies_as_bytes, remember, require_tensor
+from lowbit.ops.operands import BYTES, F32, Frozen, multiplies_as_bytes, recall, remember, require_tensor
 from lowbit.runtime.native import core
 
 
@@ -63,9 +63,11 @@ class PackedMatrix(Frozen):
         if epilogue.bias is not None:
             return gemm_plan(a, self, epilogue)
         key = id(a), id(epilogue)
-        if key not in self._plans:
-            remember(self._plans, key, (gemm_plan(a, self, epilogue), a, epilogue))
-        plan: core.GemmPlan | None = self._plans[key][0]
+        found = recall(self._plans, key)
+        if found is None:
+            found = gemm_plan(a, self, epilogue), a, epilogue
+            remember(self._plans, key, found)
+        plan: core.GemmPlan | None = found[0]
         return plan
 
 
