@@ -167,7 +167,7 @@ void bind_binary(nb::module_& m) {
       .def("run", &BinaryGemmPlan::run, "a"_a, "out"_a, "a_scale"_a.none() = nb::none(),
            "a: [m, bytes]; a_scale: one, or one per row.")
       .def_static("workspace_for", &BinaryGemmPlan::workspace_for, "m"_a, "n"_a, "k"_a,
-                  "Bytes a product of this size works in at most, b's own as packed included.");
+                  "The most bytes that a product of this size works in, packed weights included.");
   nb::class_<PackedBitsConv>(m, "BinaryConv", "Kernels of bits, packed once for many convolutions.")
       .def(
           "__init__",

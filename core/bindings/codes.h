@@ -24,7 +24,7 @@ inline void check_codes(Code code, int32_t lo, int32_t hi) {
     throw nanobind::value_error("codes: expected an ordered range within the type");
 }
 
-// The number a code q stands for is (q - zero_point) * scale; codes are clamped to [qmin, qmax].
+// A code q represents (q - zero_point) * scale; codes are clamped to [qmin, qmax].
 struct CodeParams {
   Code code;
   float scale;

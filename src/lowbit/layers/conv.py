@@ -135,7 +135,7 @@ class QuantizedConv2d(Frozen):
         return self._geometry.output_shape(shape, self._packed.shape)
 
     def workspace_size(self, shape: tuple[int, ...]) -> int:
-        """Bytes a call on x of this shape works in at most, beside its argument and its result.
+        """The most bytes that a call on x of this shape works in, beside its argument and its result.
 
         >>> layer = QuantizedConv2d(np.ones((4, 3, 3, 3), np.float32), padding=1, layout="NHWC")
         >>> layer.workspace_size((2, 8, 8, 3)) < 4 << 20

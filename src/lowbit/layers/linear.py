@@ -18,7 +18,7 @@ from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import weight_only
 from lowbit.ops.code_kernels import byte_params
-from lowbit.ops.epilogue import Epilogue, row_pieces
+from lowbit.ops.epilogue import Epilogue, row_parts
 from lowbit.ops.fitting import Products
 from lowbit.ops.gemm_paths import multiply_groups, multiply_into
 from lowbit.ops.operands import F32, PLAIN_FLOATS, Array, Frozen, multiplies_as_bytes
@@ -45,7 +45,7 @@ class QuantizedLinear(Frozen):
 
     - "int8": codes of ±127 with a scale for each row, found in it. Exact integer sums.
     - "uint8": codes of 0 to 255 with a scale and zero point for each row. Weights must not be in blocks.
-    - "float": x stays as it is. Weights in blocks of 4 or 2 bits are unpacked in registers, others expanded a piece at
+    - "float": x stays as it is. Weights in blocks of 4 or 2 bits are unpacked in registers, others expanded a block at
       a time.
 
     input_params (int8 or uint8, one scale) are used instead where given. fit_products: 2 or 4 give int8 weights,
@@ -54,7 +54,7 @@ class QuantizedLinear(Frozen):
     weights, or 3 to 5. Weights in blocks along their last axis of 4 or 2 bits are unpacked in registers; binary and
     logarithmic weights take float activations.
 
-    `path` says which kernels run: "integer", "groups", "blocks" (an integer product a block: any other linear dtype),
+    `path` says which kernels run: "integer", "groups", "blocks" (an integer product per block: any other linear dtype),
     "float", "general". NaN or Inf in x is an error where its range is looked for.
 
     >>> import lowbit as lb
@@ -131,7 +131,7 @@ class QuantizedLinear(Frozen):
         return int(self._packed.nbytes) + (0 if self.bias is None else self.bias.nbytes)
 
     def workspace_size(self, rows: int) -> int:
-        """Bytes a call on so many rows works in at most, beside its argument and its result."""
+        """The most bytes that a call on this many rows works in, beside its argument and its result."""
         work = linear_workspace(self.path, rows, self.out_features, self.in_features, self.params)
         return work + codes_workspace(rows * self.out_features, self.out_params)
 
@@ -199,7 +199,7 @@ class QuantizedLinear(Frozen):
         if self.path != "general" and self.input_params is None:
             refuse_nonfinite(x, "x")
         multiply, rows, target = self._multiplier(epilogue), x.array.reshape(m, k), y.reshape(m, n)
-        for part in row_pieces((m, max(n, k))):
+        for part in row_parts((m, max(n, k))):
             multiply(cpu.FloatArray(rows[part], x.element).widened(), target[part])
 
     def _multiplier(self, epilogue: Epilogue) -> Callable[[Array, Array], Any]:
@@ -231,7 +231,7 @@ class QuantizedLinear(Frozen):
     def _float_by_parts(self, x: cpu.FloatArray, epilogue: Epilogue, y: Array) -> None:
         plan = core.FloatLinearPlan(self._packed, x.element, PLAIN_FLOATS)
         rows, target = x.array.reshape(-1, self.in_features), y.reshape(-1, self.out_features)
-        for part in row_pieces(target.shape):
+        for part in row_parts(target.shape):
             sums = np.empty(target[part].shape, F32)
             plan.run(rows[part], sums)
             epilogue.narrow(sums, epilogue.bias, target[part])

@@ -41,7 +41,7 @@ def quantized_weight(
     if products == 1:
         return q
     if kind.name != "int8" or q.params.zero_point.any() or group_size is not None or q.params.is_logarithmic:
-        raise Unsupported(f"fit_products: {kind}, {q.params.scheme}; expected symmetric int8 with a scale an output")
+        raise Unsupported(f"fit_products: {kind}, {q.params.scheme}; expected symmetric int8 with one scale per output")
     return fitted(floats.widened(), q, products)
 
 

@@ -41,10 +41,10 @@ from lowbit.ops.operands import (
     BYTES,
     F32,
     Array,
+    cache_plan,
+    cached_plan,
     float_operand,
     multiplies_as_bytes,
-    recall,
-    remember,
     require_tensor,
     zero_points,
 )
@@ -149,7 +149,7 @@ def qconv2d(
         isa = core.active_isa() if w.is_depthwise else None
         options = out_dtype, activation, clamp, stride, padding, dilation, layout, groups
         key = x.shape, id(x.params), id(out_params), isa, *options
-        ready = recall(w._plans, key)
+        ready = cached_plan(w._plans, key)
         if ready is not None:
             call: ConvCall = ready[0]
             return call.epilogue.wrap(call.run(x, w))
@@ -171,7 +171,7 @@ def qconv2d(
     packed = w if isinstance(w, PackedConv) else PackedConv(w, g.groups)
     call = ConvCall.of(q, packed, g, epilogue)
     if key is not None:
-        remember(packed._plans, key, (call, out_params))  # ids in the key stay those of the params it holds
+        cache_plan(packed._plans, key, (call, out_params))  # ids in the key stay those of the params it holds
     return epilogue.wrap(call.run(q, packed))
 
 
@@ -214,10 +214,9 @@ def qconv1d(
     if isinstance(out, QuantizationParams):
         options["out_params"] = _raised_params("out_params", out, axis)
     q = x if isinstance(x, QuantizedTensor) else _quantized(x, image.shape)
-    y = qconv2d(
-        _raised("x", q, axis), _raised("w", w, 2), bias, stride=(1, step), padding=(0, left, 0, right),
-        dilation=(1, apart), groups=groups, layout="NHWC" if layout == "NWC" else "NCHW", **options,
-    )  # fmt: skip
+    options |= {"stride": (1, step), "padding": (0, left, 0, right), "dilation": (1, apart), "groups": groups}
+    images = "NHWC" if layout == "NWC" else "NCHW"
+    y = qconv2d(_raised("x", q, axis), _raised("w", w, 2), bias, layout=images, **options)
     if isinstance(y, QuantizedTensor):
         assert out is not None
         shape = (*y.shape[:axis], *y.shape[axis + 1 :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.binary import conv2d_sums
 from lowbit.ops.conv_geometry import ConvGeometry, from_nhwc, height_width, to_nhwc
-from lowbit.ops.epilogue import Epilogue, row_pieces
+from lowbit.ops.epilogue import Epilogue, row_parts
 from lowbit.ops.gemm_paths import float_bias
 from lowbit.ops.operands import BYTES, F32, SUMS, Array, in_bytes, sum_dtype
 from lowbit.ops.packed_conv import PackedConv, packed_codes
@@ -118,7 +119,7 @@ def _general(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, epilogue: 
     for image, result in zip(numbers, y, strict=True):
         last = image if g.layout == "NHWC" else np.moveaxis(image, 0, -1)
         padded[top : top + height, left : left + width] = last.reshape(height, width, g.groups, per_group)
-        for part in row_pieces((out_h, out_w * max(out, g.groups * per_group))):
+        for part in row_parts((out_h, out_w * max(out, g.groups * per_group))):
             count = part.stop - part.start
             sums = np.zeros((g.groups, count * out_w, out // g.groups))
             for i, j in np.ndindex(kh, kw):
@@ -142,8 +143,5 @@ def _part(epilogue: Epilogue, sa: Array, sb: Array, depth: int, i: int, groups: 
     """The native epilogue of one group's columns."""
     n = epilogue.n // groups
     columns = slice(i * n, (i + 1) * n)
-    own = Epilogue(
-        n, epilogue.dtype, epilogue.params, None if epilogue.bias is None else epilogue.bias[columns],
-        epilogue.floor, epilogue.ceiling, epilogue.lo, epilogue.hi,
-    )  # fmt: skip
+    own = dataclasses.replace(epilogue, n=n, bias=None if epilogue.bias is None else epilogue.bias[columns])
     return own.native(sa, sb if sb.ndim == 0 else sb[columns], depth)

@@ -30,7 +30,7 @@ from lowbit.reference import compute as reference_compute
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.native import core
 
-__all__ = ["PIECE", "Epilogue", "refuse_nan", "row_pieces", "takes_sums"]
+__all__ = ["PART", "Epilogue", "refuse_nan", "row_parts", "takes_sums"]
 
 Array = npt.NDArray[Any]
 F32 = np.float32
@@ -41,12 +41,12 @@ _RESULTS = {
     "int8": core.Result.s8,
     "uint8": core.Result.u8,
 }
-PIECE = 1 << 15  # elements that NumPy finishes at a time, so that what it needs on the way is bounded
+PART = 1 << 15  # elements whose epilogue NumPy applies at a time, which bounds its temporaries
 
 
-def row_pieces(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Rows of an array of this shape, about PIECE elements at a time."""
-    step = max(1, PIECE // max(1, math.prod(shape[1:])))
+def row_parts(shape: tuple[int, ...]) -> Iterator[slice]:
+    """Rows of an array of this shape, about PART elements at a time."""
+    step = max(1, PART // max(1, math.prod(shape[1:])))
     return (slice(first, min(first + step, shape[0])) for first in range(0, shape[0], step))
 
 
@@ -203,14 +203,14 @@ class Epilogue:
     def scale_sums(self, acc: Array, sa: Array, sb: Array, out: Array | None = None) -> Array:
         """`general` without `wrap`."""
         y, _ = self.empty(acc.shape, out)
-        for rows in row_pieces(acc.shape):
+        for rows in row_parts(acc.shape):
             y[rows] = self._scaled(acc[rows], sa[rows] if sa.ndim else sa, sb)
         return y
 
     def narrow(self, sums: Array, bias: Array | None, out: Array | None = None) -> Array:
         """`from_floats` without `wrap`."""
         y, _ = self.empty(sums.shape, out)
-        for rows in row_pieces(sums.shape):
+        for rows in row_parts(sums.shape):
             y[rows] = self._narrowed(sums[rows], bias)
         return y
 
@@ -221,9 +221,7 @@ class Epilogue:
         if self.params is None:
             return self._narrowed(reference_compute.scaled(acc, sa, sb, 0 if bias is None else bias), None)
         p = self.params
-        codes = reference_compute.requantize_biased(
-            acc, sa, sb, bias, p.scale, int(p.zero_point), p.qmin, p.qmax
-        )  # fmt: skip
+        codes = reference_compute.requantize_biased(acc, sa, sb, bias, p.scale, int(p.zero_point), p.qmin, p.qmax)
         return np.asarray(np.clip(codes, self.lo, self.hi).astype(self.dtype))
 
     def _narrowed(self, y: Array, bias: Array | None) -> Array:

@@ -95,7 +95,7 @@ def _as_multiplied(weight: Array) -> Array:
 
 
 def fit_products(weight: Array, q: QuantizedTensor, products: Products = 2) -> QuantizedTensor:
-    """The weight [channels, inputs, ...] of symmetric int8 codes `q` with a scale a channel, anew where products do
+    """The weight [channels, inputs, ...] of symmetric int8 codes `q` with one scale per channel, anew where products do
     not fit.
 
     >>> w = np.float32([[1.0, 0.9, 0.1, 0.1], [1.0, -1.0, 0.1, 0.1]])

@@ -10,7 +10,7 @@ import numpy as np
 from lowbit.numerics.errors import Unsupported
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import binary_kernels as binary
-from lowbit.ops.epilogue import Epilogue, row_pieces
+from lowbit.ops.epilogue import Epilogue, row_parts
 from lowbit.ops.operands import (
     BYTES,
     F32,
@@ -71,7 +71,7 @@ def _integer(
         return y
     sa, sb = a.params.scale.astype(F32), b.params.scale.astype(F32)
     za = np.ascontiguousarray(a.params.zero_point.reshape(-1), np.int32)
-    for part in row_pieces(y.shape):
+    for part in row_parts(y.shape):
         acc = np.empty((part.stop - part.start, n), np.int64)
         own = za if za.size == 1 else np.ascontiguousarray(za[part])
         core.GemmPlan(b.native, BYTES[codes.dtype], own, WIDE_SUMS).run(codes[part], acc)
@@ -96,7 +96,7 @@ def multiply_groups(
         core.GroupGemmPlan(b, native).run(codes, sa, memory)
         return y
     plan = core.GroupGemmPlan(b, PLAIN_FLOATS)
-    for part in row_pieces(y.shape):
+    for part in row_parts(y.shape):
         sums = np.empty((part.stop - part.start, b.n), F32)
         plan.run(codes[part], sa[part], sums)
         epilogue.narrow(sums, bias, y[part])

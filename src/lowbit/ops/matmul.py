@@ -3,10 +3,10 @@
 Which path a pair of dtypes takes, and `path_of` says so:
 
 - "integer": 8 bits and below on both sides. Integer dot products; below 8 bits codes are unpacked to bytes first.
-- "groups": 4 or 2 bits in blocks along k, times int8 with a scale a row or for all. Unpacked in registers.
+- "groups": 4 or 2 bits in blocks along k, times int8 with one scale per row or for all. Unpacked in registers.
 - "binary": bits on both sides. XNOR and popcount.
 - "integer16": 16 bits on a side. Each is split in bytes, whose products are added in int64.
-- "blocks": any other linear codes in blocks along k: an integer product a block, blocks added in order in float32.
+- "blocks": any other linear codes in blocks along k: one integer product per block, blocks added in order in float32.
 - "general": logarithmic and mixed codes, scales along k, and blocks along leading dimensions: products of the numbers
   they stand for, in float64.
 
@@ -33,9 +33,9 @@ from lowbit.ops.operands import (
     BYTES,
     F32,
     Array,
+    cache_plan,
+    cached_plan,
     float_operand,
-    recall,
-    remember,
     require_tensor,
     sum_dtype,
     transposed,
@@ -53,8 +53,8 @@ def matmul_integer(
 ) -> Array:
     """sum over k of (a - za) * (b - zb), exactly: int32, or int64 for a k past 33,025, where int32 might not hold it.
 
-    a [..., m, k] and b [..., k, n] of int8 or uint8; leading dimensions broadcast. Zero points: one number, or one a
-    row of a, or one a column of b. A PackedMatrix has its own.
+    a [..., m, k] and b [..., k, n] of int8 or uint8; leading dimensions broadcast. Zero points: one number, or one
+    per row of a, or per column of b. A PackedMatrix has its own.
 
     >>> matmul_integer(np.uint8([[255, 1]]), np.int8([[-128], [2]]), 1, 0)
     array([[-32512]], dtype=int32)
@@ -94,13 +94,12 @@ def qmatmul(
 ) -> Array | QuantizedTensor:
     """a @ b: floats, or codes of `out_params`, rounded once from exact sums.
 
-    a [..., m, k], one scale, or one a row where it has two dimensions; b [..., k, n], one scale or one a column, or a
-    PackedMatrix. transpose_a and transpose_b swap the last two dimensions first. a may be floats: each row is then
+    a [..., m, k], one scale, or one per row where it has two dimensions; b [..., k, n], one scale or one per column, or
+    a PackedMatrix. transpose_a and transpose_b swap the last two dimensions first. a may be floats: each row is then
     quantized to int8, symmetric, with a scale of its own. Every dtype works; which path it takes, `path_of` says.
 
     bias [n]: integers are added to the sums; floats to the result, or before requantizing in steps of the sums, where
     infinite ones saturate. activation "relu", and clamp (least, greatest), speak of real numbers.
-
     out_params: of any dtype, scheme and granularity of the result. Integer sums are requantized to linear codes with
     one scale; otherwise it is exactly `quantize(y, params=out_params)` of the float32 result y.
 
@@ -120,7 +119,7 @@ def qmatmul(
     plain = bias is None and not (transpose_a or transpose_b)
     if plain and type(b) is PackedMatrix and type(a) is QuantizedTensor and _is_matrix(a.data):
         key = id(a.params), id(out_params), out_dtype, activation, clamp
-        ready = recall(b._plans, key)
+        ready = cached_plan(b._plans, key)
         if ready is not None and a.shape[1] == b.shape[0]:
             return _run(ready[0], ready[1], a, b.shape[1])
     left, right = _sides(a, b, transpose_a, transpose_b)
@@ -133,13 +132,11 @@ def qmatmul(
         return epilogue.wrap(_by_batch(left, _tensor(right), epilogue, batch))
     path = path_of(tensor.params, right.params)
     p = tensor.params
-    fits_any_shape = p.axis is None and not p.dtype.is_packed and epilogue.then is None
-    if key is not None and path == "integer" and fits_any_shape:
+    if key is not None and path == "integer" and p.axis is None and not p.dtype.is_packed and epilogue.then is None:
         assert isinstance(right, PackedMatrix)
         plan = gemm_plan(p, right, epilogue)
         if plan is not None:
-            # The ids in the key stay those of the params, which the entry holds.
-            remember(right._plans, key, (plan, epilogue, p, out_params))
+            cache_plan(right._plans, key, (plan, epilogue, p, out_params))  # it holds the params whose ids are the key
             return _run(plan, epilogue, tensor, n)
     y = PATHS[path](tensor, right if path == "integer" else _tensor(right), epilogue)
     return epilogue.wrap(y.reshape(*left.shape[:-1], n))

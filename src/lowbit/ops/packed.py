@@ -10,7 +10,7 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.epilogue import Epilogue
-from lowbit.ops.operands import BYTES, F32, Frozen, multiplies_as_bytes, recall, remember, require_tensor
+from lowbit.ops.operands import BYTES, F32, Frozen, cache_plan, cached_plan, multiplies_as_bytes, require_tensor
 from lowbit.runtime.native import core
 
 
@@ -63,10 +63,10 @@ class PackedMatrix(Frozen):
         if epilogue.bias is not None:
             return gemm_plan(a, self, epilogue)
         key = id(a), id(epilogue)
-        found = recall(self._plans, key)
+        found = cached_plan(self._plans, key)
         if found is None:
             found = gemm_plan(a, self, epilogue), a, epilogue
-            remember(self._plans, key, found)
+            cache_plan(self._plans, key, found)
         plan: core.GemmPlan | None = found[0]
         return plan
 

@@ -119,9 +119,8 @@ def line_of(kh: int, run: int, zero: Array) -> int:
 
 def packed_codes(codes: Array, zero: Array, groups: int) -> PackedConv:
     """Bytes with one zero point, or one per output, whose scales do not matter."""
-    one = zero.size == 1
-    params = QuantizationParams(
-        codes.dtype.name, "asymmetric", np.ones(() if one else zero.shape, F32), int(zero.item()) if one else zero,
-        axis=None if one else 0,
-    )  # fmt: skip
+    axis = None if zero.size == 1 else 0
+    given: Any = int(zero.item()) if axis is None else zero
+    scale = np.ones(() if axis is None else zero.shape, F32)
+    params = QuantizationParams(codes.dtype.name, "asymmetric", scale, given, axis=axis)
     return PackedConv(QuantizedTensor(codes, params), groups)

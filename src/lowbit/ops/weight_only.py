@@ -1,4 +1,4 @@
-"""Linear layers on floats with quantized weights: the weights stay packed, and are expanded in pieces."""
+"""Linear layers on floats with quantized weights: the weights stay packed and are expanded a block at a time."""
 
 from __future__ import annotations
 

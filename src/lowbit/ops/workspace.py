@@ -1,7 +1,7 @@
 """Bytes that products work in, beside their arguments and their result: bounds from sizes alone.
 
 For contiguous arguments, any bias, and the number of threads as it is now. Native blocks are counted as they are
-allocated; what NumPy needs on the way is counted in bytes an element of the largest arrays alive at once.
+allocated; what NumPy needs on the way is counted in bytes per element of the largest arrays alive at once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from lowbit.numerics.errors import Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.ops.conv import conv_path_of
 from lowbit.ops.conv_geometry import ConvGeometry, is_depthwise
-from lowbit.ops.epilogue import PIECE, takes_sums
+from lowbit.ops.epilogue import PART, takes_sums
 from lowbit.ops.operands import BYTES, SUMS
 from lowbit.runtime.native import core
 
-_EPILOGUE = 48  # bytes an element: sums, floats, steps and codes of a piece whose epilogue NumPy applies
+_EPILOGUE = 48  # bytes per element: sums, floats, steps and codes of a part whose epilogue NumPy applies
 _LOOKED_AT = 1 << 20  # elements checked at once for NaN and Inf
 _OBJECTS = 1 << 14  # views, scalars and params
 
@@ -84,7 +84,7 @@ def conv_workspace(
     item: int,
     prepacked: bool = False,
 ) -> int:
-    """Of `qconv2d` with results of `item` bytes an element; prepacked: w comes as a PackedConv."""
+    """Of `qconv2d` with results of `item` bytes per element; prepacked: w comes as a PackedConv."""
     path = conv_path_of(x, w, w_shape, g.groups)
     if path == "general":
         return _general_conv(x_shape, w_shape, x, w, g, item)
@@ -134,11 +134,11 @@ def reference_conv_workspace(x_shape: tuple[int, ...], w_shape: tuple[int, ...],
     return 40 * (padded + math.prod(w_shape)) + (40 + _EPILOGUE) * outputs + 64 * w_shape[0] + _OBJECTS
 
 
-# ---- pieces ---------------------------------------------------------------------------------------------------------
+# ---- terms ----
 
 
 def _rows_at_once(m: int, length: int) -> int:
-    return min(m, max(1, PIECE // max(1, length)))
+    return min(m, max(1, PART // max(1, length)))
 
 
 def _epilogue(m: int, n: int) -> int:
@@ -165,16 +165,16 @@ def _general_conv(
     g: ConvGeometry,
     item: int,
 ) -> int:
-    """Numbers in float64: of x, of w in two orders, of one image with its padding, and of a piece of the result."""
+    """Numbers in float64: of x, of w in two orders, of one image with its padding, and of a part of the result."""
     _, c, height, width = x_shape if g.layout == "NCHW" else (x_shape[0], x_shape[3], *x_shape[1:3])
     top, left, bottom, right = g.padding
     y, out = g.output_shape(x_shape, w_shape), w_shape[0]
     out_h, out_w = y[2:] if g.layout == "NCHW" else y[1:3]
     numbers = math.prod(x_shape) * (2 if x.dtype.is_mixed else 1) + math.prod(w_shape) * (3 if w.dtype.is_mixed else 2)
     padded = c * (height + top + bottom) * (width + left + right)
-    piece = _rows_at_once(out_h, out_w * max(out, c)) * out_w * max(out, c)
+    part = _rows_at_once(out_h, out_w * max(out, c)) * out_w * max(out, c)
     rest = _parameters(0, out, x, w) + (math.prod(y) * item if g.layout == "NCHW" else 0)
-    return rest + 8 * (numbers + padded) + (40 + _EPILOGUE) * piece
+    return rest + 8 * (numbers + padded) + (40 + _EPILOGUE) * part
 
 
 def _depthwise(x_shape: tuple[int, ...], w_shape: tuple[int, ...], x: QuantizationParams, g: ConvGeometry) -> int:
