@@ -57,13 +57,7 @@ if TYPE_CHECKING:
     from lowbit import system as system
     from lowbit import torch as torch
     from lowbit import tuning as tuning
-    from lowbit.calibration import (
-        CalibrationMethod,
-        CalibrationStatistics,
-        Calibrator,
-        PercentileCalibrator,
-        calibrate,
-    )
+    from lowbit.calibration import CalibrationMethod, CalibrationStatistics, Calibrator, PercentileCalibrator, calibrate
     from lowbit.layers import QuantizedConv2d, QuantizedLinear
     from lowbit.system import QuantizationSystem, create_quantization_system
     from lowbit.system.accuracy import (

@@ -347,9 +347,9 @@ def test_mixed_channels_given_without_a_range_take_every_code() -> None:
 def test_logarithmic_and_binary_codes_have_one_range() -> None:
     assert QuantizationParams.logarithmic("int8").qmin == -127
     for options in ({"qmin": -128}, {"qmin": -126}, {"qmax": 126}):
-        with pytest.raises(InvalidProblem, match="logarithmic codes have none of their own to set"):
+        with pytest.raises(InvalidProblem, match="logarithmic codes allow only the default"):
             QuantizationParams.logarithmic("int8", **options)
-    with pytest.raises(InvalidProblem, match="binary codes have none of their own to set"):
+    with pytest.raises(InvalidProblem, match="binary codes allow only the default"):
         QuantizationParams.binary(qmax=0)
 
 

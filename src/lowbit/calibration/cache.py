@@ -15,8 +15,6 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.params import QuantizationParams
 from lowbit.runtime.cache_file import CacheFile
 
-__all__ = ["CalibrationCache"]
-
 _LOG = logging.getLogger("lowbit")
 _VERSION = 2
 

@@ -23,8 +23,6 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.runtime.files.container import read_arrays, write_arrays
 
-__all__ = ["Calibrator", "MethodLike", "PercentileCalibrator", "calibrate", "tracked"]
-
 Array = npt.NDArray[Any]
 MethodLike = CalibrationMethod | str | Callable[[Distribution], tuple[float, float]]
 SchemeLike = str | QuantizationScheme
@@ -66,8 +64,6 @@ class Calibrator:
         self.choices: list[Choice] = []  # how the last `calibrate` found each range
         self.from_cache = False  # whether the last `calibrate` found its answer in a cache
 
-    # ---- filling ------------------------------------------------------------------------------------------------
-
     def add(self, x: Any) -> None:
         """Takes one array into account. Raises, changing nothing, if it has NaN or Inf or does not fit."""
         self.sketch.add(x)
@@ -87,8 +83,6 @@ class Calibrator:
         if not isinstance(other, Calibrator | Sketch):
             raise InvalidProblem(f"other: {type(other).__name__}; expected a Calibrator")
         self.sketch.merge(other.sketch if isinstance(other, Calibrator) else other)
-
-    # ---- asking -------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -191,8 +185,6 @@ class Calibrator:
         lo, hi = (np.asarray([getattr(c, end) for c in self.choices]).reshape(shape) for end in ("lo", "hi"))
         return target.params(lo, hi, mean, **scope)
 
-    # ---- keeping ------------------------------------------------------------------------------------------------
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes what was seen, whole or not at all, so that `load` can go on."""
         arrays, about = self.sketch.to_arrays()
@@ -221,8 +213,6 @@ class Calibrator:
             "axis": sketch.axis, "group_size": sketch.group_size, "name": sketch.name, "bins": bins,
             "on_nonfinite": sketch.on_nonfinite, "collect": sketch.collect, "reservoir": reservoir,
         }  # fmt: skip
-
-    # ---- models -------------------------------------------------------------------------------------------------
 
     @staticmethod
     def observe(model: Any, loader: Iterable[Any], **options: Any) -> dict[str, Calibrator]:

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Distribution", "Histogram", "exact_sum"]
-
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
@@ -87,8 +85,6 @@ class Distribution:
     def has_histogram(self) -> bool:
         return self._counts.size > 0
 
-    # ---- moments --------------------------------------------------------------------------------------------------
-
     def _sum(self, which: int) -> Fraction | None:
         """The exact sum of x, x^2 or |x|; None where float64 did not hold a block's."""
         if not self._finite >> which & 1:
@@ -142,8 +138,6 @@ class Distribution:
         middle, width = (h.lower + h.upper) / 2 - self.mean, h.upper - h.lower
         fourth = (h.counts * (middle**4 + middle**2 * width**2 / 2 + width**4 / 80)).sum() / self.count
         return float(fourth / self.std**4) - 3.0
-
-    # ---- the histogram --------------------------------------------------------------------------------------------
 
     def _bins(self) -> Histogram:
         """The counted bins, ascending, as if numbers lay evenly in each."""

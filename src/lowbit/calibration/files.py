@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
-__all__ = ["arrays_of"]
-
 
 def arrays_of(path: str | os.PathLike[str], only: str | None = None) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """(name, array) of each array in a file: an .npy has one, named after the file. Nothing is unpickled.

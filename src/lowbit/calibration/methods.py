@@ -19,11 +19,6 @@ from lowbit.calibration.search import best_range
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 
-__all__ = [
-    "MSE", "Adaptive", "CalibrationMethod", "Choice", "Custom", "Entropy", "MethodCost", "MinMax", "MovingAverage",
-    "Percentile",
-]  # fmt: skip
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -10,8 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     from lowbit.calibration.statistics import CalibrationStatistics
 
-__all__ = ["plot"]
-
 # Told apart by people of any colour vision, and by their dashes.
 _STYLES = {
     "min_max": ("#000000", "-"), "moving_average": ("#999999", (0, (1, 1))), "percentile 99.9": ("#e69f00", "--"),

@@ -15,8 +15,6 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.ranges import affine_from_range
 from lowbit.runtime.native import core
 
-__all__ = ["Target", "divergence", "mean_squared_error"]
-
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 FLOOR = 2.0**-40  # of what codes tell, in a divergence

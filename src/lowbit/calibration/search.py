@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from lowbit.calibration.distribution import Distribution
 
-__all__ = ["best_range"]
-
 Floats = npt.NDArray[np.float64]
 _GRID = 48  # both ends: candidates for each
 _ZOOM = 9  # candidates an end in each finer round

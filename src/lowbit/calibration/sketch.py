@@ -23,8 +23,6 @@ from lowbit.runtime import arrays as cpu
 from lowbit.runtime.files.container import read_arrays, write_arrays
 from lowbit.runtime.native import core
 
-__all__ = ["Sketch"]
-
 Array = npt.NDArray[Any]
 _ONE = (4096, 3072)  # bins and reservoir of a sketch of one distribution
 _SOME = (1024, 256)  # of up to _MANY
@@ -92,8 +90,6 @@ class Sketch:
         self._wide = False  # float64 arrays were among them
         self._grain = 16  # bits of a float32 that no array seen has used
 
-    # ---- filling ------------------------------------------------------------------------------------------------
-
     def add(self, x: Any, name: str | None = None) -> None:
         """Takes an array into account. Raises, changing nothing, for one that does not fit or is not finite."""
         floats = cpu.as_float_array(x, name or self.name)
@@ -150,8 +146,6 @@ class Sketch:
         self._native = core.Sketches(scales, bins, reservoir)
         self._shape, self._axis_size = g.scale_shape, g.axis
         return self._native
-
-    # ---- what it says -------------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -220,8 +214,6 @@ class Sketch:
         """Least and greatest of each distribution, in float64."""
         extremes = self._arrays["extremes"]
         return extremes[:, 0].reshape(self._shape), extremes[:, 1].reshape(self._shape)
-
-    # ---- keeping ------------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def _state(self) -> dict[str, Array]:

@@ -11,8 +11,6 @@ from lowbit.calibration.methods import Adaptive, MethodCost
 from lowbit.calibration.scores import Target
 from lowbit.calibration.sketch import Sketch
 
-__all__ = ["CalibrationStatistics", "statistics_of"]
-
 _SIGMAS = 4.0
 _ALIKE = 0.05  # methods within 5 % of the least squared error are as good
 

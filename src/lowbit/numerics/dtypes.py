@@ -11,8 +11,6 @@ import numpy as np
 
 from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
 
-__all__ = ["MIXED_WIDTHS", "DTypeLike", "QuantizedDType", "is_integer"]
-
 # Anything QuantizedDType.of accepts: a name, a NumPy, ml_dtypes or torch dtype, or a QuantizedDType.
 DTypeLike: TypeAlias = Any
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FormatError", "InvalidProblem", "Unsupported", "UnsupportedDType", "add_note", "notes_of"]
-
 
 class InvalidProblem(ValueError):
     """The request contradicts itself or the data: a bad shape, scale, range or option."""

@@ -12,10 +12,6 @@ from lowbit.numerics.dtypes import is_integer
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE, SCALES
 
-__all__ = [
-    "as_integers", "as_scale", "as_statistics", "as_zero_point", "check_scale", "code_bound", "refuse_masked", "whole",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 
 

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from lowbit.numerics.errors import InvalidProblem
 
-__all__ = ["Granularity", "granularity_of", "per_token", "spread"]
-
 Array = npt.NDArray[Any]
 
 

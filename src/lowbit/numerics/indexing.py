@@ -11,8 +11,6 @@ from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.params import QuantizationParams
 
-__all__ = ["Cut", "reshaped_granularity", "sliced", "transposed_granularity"]
-
 
 @dataclass(frozen=True)
 class Cut:

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from lowbit.numerics.errors import InvalidProblem
 
-__all__ = ["ErrorReport", "error_report"]
-
 _CHUNK = 1 << 20  # elements held in float64 at once
 
 

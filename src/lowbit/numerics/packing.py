@@ -11,8 +11,6 @@ import numpy.typing as npt
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 
-__all__ = ["mixed_channels", "pack", "pack_bits", "padding_is_zero", "unpack", "unpack_bits"]
-
 Array = npt.NDArray[Any]
 
 

@@ -1,4 +1,4 @@
-"""From a range to a scale and a zero point: the contract's formulas, on arrays of any shape."""
+"""Scales and zero points from ranges: the contract's formulas, on arrays of any shape."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import numpy.typing as npt
 
 from lowbit.numerics.errors import InvalidProblem
 
-__all__ = ["MAX_SCALE", "MIN_SCALE", "SCALES", "affine_from_range", "log_scale_from_range"]
-
 Array = npt.NDArray[Any]
 
-# Below the one, flush-to-zero in a host library could change codes; above the other, code * scale overflows.
+# Below MIN_SCALE, flush-to-zero in a host library could change codes; above MAX_SCALE, code * scale overflows.
 MIN_SCALE = 2.0**-125
 MAX_SCALE = float(np.finfo(np.float32).max) / 65536.0
 SCALES = "finite, positive and in [2^-125, FLT_MAX / 65536]"  # as error messages put it
@@ -55,6 +53,27 @@ def log_scale_from_range(lo: Array, hi: Array) -> Array:
     most = np.maximum(-lo, hi)
     one = lo.dtype.type
     return _checked(np.asarray(np.where(most > 0, np.maximum(most, one(MIN_SCALE)), one(1))))
+
+
+def mixed_scale_from_range(
+    widths: tuple[int, ...], lo: Array, hi: Array, mean_abs: Array | None, full_range: bool
+) -> Array:
+    """One scale per channel: mean|x| where the channel has one bit, else the symmetric formula."""
+    each = np.asarray(widths).reshape(lo.shape)
+    if (each == 1).any() and mean_abs is None:
+        raise InvalidProblem("mean_abs: missing; a binary scale is the mean of |x|, which a range does not give")
+    out = np.empty(lo.shape, lo.dtype)
+    for width in set(widths):
+        at = each == width
+        if width == 1:
+            assert mean_abs is not None
+            mean = np.broadcast_to(mean_abs, lo.shape)[at]
+            out[at] = np.where(mean > 0, np.maximum(mean, lo.dtype.type(MIN_SCALE)), 1)
+        else:
+            top = (1 << (width - 1)) - 1
+            least = -top - 1 if full_range else -top
+            out[at] = affine_from_range(lo[at], hi[at], least, top, symmetric=True, full_range=full_range)[0]
+    return out
 
 
 def _checked(scale: Array) -> Array:

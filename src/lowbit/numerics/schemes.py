@@ -9,10 +9,6 @@ from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.fields import whole
 
-__all__ = [
-    "QuantizationScheme", "checked_steps", "default_codes", "default_steps_per_octave", "granularity_options",
-]  # fmt: skip
-
 
 class QuantizationScheme(str, enum.Enum):
     """How a range of numbers is mapped to codes."""

@@ -190,8 +190,6 @@ class QuantizedTensor(_Fields):
         # Padding bits are 0, whatever the codes are.
         return cls(*_new_codes(np.zeros if params.dtype.is_packed else np.empty, shape, params))
 
-    # ---- facts --------------------------------------------------------------------------------------
-
     @property
     def dtype(self) -> QuantizedDType:
         return self.params.dtype
@@ -246,8 +244,6 @@ class QuantizedTensor(_Fields):
             raise TypeError("len() of a 0-d tensor")
         return self.shape[0]
 
-    # ---- numbers ------------------------------------------------------------------------------------
-
     def unpack(self) -> Array:
         """The codes, one an element, in the logical shape. No copy where codes are not packed."""
         if not self.dtype.is_packed:
@@ -284,8 +280,6 @@ class QuantizedTensor(_Fields):
     ) -> QuantizedTensor:
         """A tensor over codes lent by another library, without a copy."""
         return cls(np.from_dlpack(codes), params, shape)
-
-    # ---- views --------------------------------------------------------------------------------------
 
     @overload
     def reshape(self, shape: tuple[int, ...], /) -> QuantizedTensor: ...
@@ -336,8 +330,6 @@ class QuantizedTensor(_Fields):
         which dequantizes there and comes back by `to("cpu")`. Unsupported, with the reason, where there is no such GPU.
         """
         return self if device == "cpu" else _kernels().to(self, device)
-
-    # ---- files --------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a safetensors file with the codes as stored and their params; whole, or not at all."""

@@ -1,5 +1,6 @@
 """The numerical contract in plain NumPy: `quantize`, `compute` and `calibration`."""
 
+from lowbit.numerics.granularity import spread
 from lowbit.reference.quantize import (
     compute_dtype,
     dequantize,
@@ -17,7 +18,6 @@ from lowbit.reference.quantize import (
     quantize_binary,
     quantize_log,
     range_by_scale,
-    spread,
     ste_mask,
     sum_by_scale,
     value_range,

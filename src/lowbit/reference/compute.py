@@ -13,11 +13,6 @@ import numpy.typing as npt
 
 from lowbit.reference import quantize_affine
 
-__all__ = [
-    "average_pool", "bias_steps", "binary_matmul", "conv2d_general", "conv2d_integer", "matmul_groups",
-    "matmul_integer", "max_pool", "qadd", "qmul", "requantize", "requantize_biased", "scaled",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 F32 = np.float32
 

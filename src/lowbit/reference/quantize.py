@@ -17,13 +17,6 @@ from lowbit.numerics.logarithm import log_tables
 from lowbit.numerics.packing import mixed_channels
 from lowbit.numerics.params import QuantizationParams
 
-__all__ = [
-    "compute_dtype", "dequantize", "dequantize_affine", "dequantize_backward", "dequantize_log", "expand",
-    "fake_quantize", "fake_quantize_backward", "fake_quantize_learned_backward", "mean_abs", "quantize",
-    "quantize_affine", "quantize_backward", "quantize_binary", "quantize_log", "range_by_scale", "spread", "ste_mask",
-    "sum_by_scale", "value_range", "widen",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 
 

@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["refuse_unwritable", "sync_directory", "written_whole"]
-
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str], binary: bool = False) -> Iterator[IO[Any]]:

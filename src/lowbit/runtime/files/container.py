@@ -18,18 +18,6 @@ from lowbit.numerics.errors import FormatError
 from lowbit.runtime.files.atomic import written_whole
 from lowbit.runtime.files.json_members import Members, decoded, unique_keys
 
-__all__ = [
-    "DTYPE_BITS",
-    "NUMPY_DTYPES",
-    "Entry",
-    "Header",
-    "header_bytes",
-    "read_arrays",
-    "read_description",
-    "read_header",
-    "write_arrays",
-]
-
 Array = npt.NDArray[Any]
 
 NUMPY_DTYPES = {

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Members", "decoded", "unique_keys"]
-
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
 _BRACKETS = re.compile(r'["\[\]{}]')

@@ -42,7 +42,7 @@ def axis_innermost(axis: int | None, ndim: int) -> int | None:
 
 
 def channels_first(y: Tensor) -> Tensor:
-    """The reverse of `channels_innermost`, for a contiguous y. Not a view, so that autograd lets callers write to it."""
+    """The reverse of `channels_innermost`, for a contiguous y. Not a view, so that callers may write to it."""
     shaped = y.movedim(-1, 1)
     whole = torch.empty(0, dtype=y.dtype, device=y.device)
     return whole.set_(y.untyped_storage(), y.storage_offset(), shaped.shape, shaped.stride())

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 import torch
 from lowbit.numerics.errors import Unsupported
-from lowbit.runtime.devices import find_device
+from lowbit.runtime.devices import device_module
 from lowbit.torch.functional.channels_last import in_memory_order
 from torch import Tensor, nn
 
@@ -119,10 +119,7 @@ def _cuda_kernel(name: str) -> Callable[..., Any]:
 
     @functools.cache
     def kernel() -> Callable[..., Any]:
-        find_device("cuda")  # raises, saying what is missing
-        from lowbit.gpu import torch_kernels
-
-        found: Callable[..., Any] = getattr(torch_kernels, name)
+        found: Callable[..., Any] = getattr(device_module("cuda", "torch_kernels"), name)
         return found
 
     return lambda *arguments: kernel()(*arguments)

@@ -11,14 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.torch.inference.folding import find_folds, replace_modules
-from lowbit.torch.qat.modules import (
-    ConvertedConv1d,
-    ConvertedConv2d,
-    ConvertedLinear,
-    QATConv1d,
-    QATConv2d,
-    QATLinear,
-)
+from lowbit.torch.qat.modules import ConvertedConv1d, ConvertedConv2d, ConvertedLinear, QATConv1d, QATConv2d, QATLinear
 from lowbit.torch.qat.quantizer import FakeQuantize
 from torch import nn
 
