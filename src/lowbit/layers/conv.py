@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -150,7 +151,7 @@ class QuantizedConv2d(Frozen):
     def __reduce__(self) -> tuple[Any, ...]:
         options = {**self._geometry._asdict(), "activation_dtype": self.activation_dtype}
         options |= {"input_params": self.input_params, "out_params": self.out_params}
-        return _conv_again, (self.weight, self.bias, options)
+        return functools.partial(QuantizedConv2d, **options), (self.weight, self.bias)
 
     def __repr__(self) -> str:
         out, per_group, kh, kw = self._packed.shape
@@ -159,10 +160,6 @@ class QuantizedConv2d(Frozen):
             f"QuantizedConv2d({per_group * g.groups}, {out}, kernel=({kh}, {kw}), {self._packed.dtype}, "
             f"stride={g.stride}, padding={g.padding}, groups={g.groups}, {g.layout})"
         )
-
-
-def _conv_again(weight: QuantizedTensor, bias: Any, options: dict[str, Any]) -> QuantizedConv2d:
-    return QuantizedConv2d(weight, bias, **options)
 
 
 def _in_layout(name: str, g: ConvGeometry, layout: str) -> ConvGeometry:

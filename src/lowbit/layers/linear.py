@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -237,12 +238,9 @@ class QuantizedLinear(Frozen):
             epilogue.narrow(sums, epilogue.bias, target[part])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {
-            "activation_dtype": self.activation_dtype,
-            "input_params": self.input_params,
-            "out_params": self.out_params,
-        }
-        return _linear_again, (self.weight, self.bias, options)
+        options: dict[str, Any] = {"activation_dtype": self.activation_dtype, "input_params": self.input_params}
+        options["out_params"] = self.out_params
+        return functools.partial(QuantizedLinear, **options), (self.weight, self.bias)
 
     def __repr__(self) -> str:
         parts = [f"in={self.in_features}", f"out={self.out_features}", str(self.params.dtype)]
@@ -250,10 +248,6 @@ class QuantizedLinear(Frozen):
             parts.append(f"group_size={self.params.group_size}")
         parts.append(f"activation_dtype={self.activation_dtype!r}")
         return f"QuantizedLinear({', '.join(parts)})"
-
-
-def _linear_again(weight: QuantizedTensor, bias: Any, options: dict[str, Any]) -> QuantizedLinear:
-    return QuantizedLinear(weight, bias, **options)
 
 
 def linear_path(p: QuantizationParams, activation_dtype: str, given: QuantizationParams | None = None) -> str:

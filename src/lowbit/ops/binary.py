@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import binary_kernels as binary
 from lowbit.ops.conv_geometry import ConvGeometry
 from lowbit.ops.epilogue import refuse_nan
+from lowbit.ops.operands import require_tensor
 from lowbit.ops.quantize import quantize
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.native import core
@@ -189,11 +190,10 @@ def conv2d_sums(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, out: Ar
 
 
 def _binary(q: Any, name: str) -> QuantizedTensor:
-    if not isinstance(q, QuantizedTensor):
-        raise InvalidProblem(f"{name}: {type(q).__name__}; expected a QuantizedTensor")
+    require_tensor(name, q)
     if not q.dtype.is_binary:
         raise Unsupported(f"{name}: {q.dtype}; expected binary codes")
-    return q
+    return cast(QuantizedTensor, q)
 
 
 def _shape(x: Any, name: str) -> tuple[int, ...]:

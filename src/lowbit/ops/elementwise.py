@@ -20,7 +20,8 @@ from lowbit.numerics.packing import pack
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import code_kernels as codes
-from lowbit.ops.outputs import codes_for, finished
+from lowbit.ops.operands import require_tensor
+from lowbit.ops.outputs import codes_for, finished, result_params
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.native import core
 
@@ -123,7 +124,7 @@ def qconcat(
     if not parts:
         raise InvalidProblem("tensors: none; expected at least one")
     for i, t in enumerate(parts):
-        _check_tensor(f"tensors[{i}]", t)
+        require_tensor(f"tensors[{i}]", t)
     first = parts[0]
     if not -first.ndim <= axis < first.ndim:
         raise InvalidProblem(f"axis: {axis} is out of bounds for tensors of {first.ndim} dimensions")
@@ -134,7 +135,7 @@ def qconcat(
             raise InvalidProblem(f"tensors[{i}]: shape {t.shape}; expected {first.shape} but for axis {axis}")
     shape = (*first.shape[:axis], sum(t.shape[axis] for t in parts), *first.shape[axis + 1 :])
     joined = _joined_params(parts, axis) if out_params is None else None
-    params = joined or _result_params(out_params, first, "tensors[0]", _compute_type(parts), shape)
+    params = joined or result_params(out_params, first, "tensors[0]", _compute_type(parts), shape)
     data = codes_for(params, shape, out)
     given = [t.data for t in parts]
     target = _apart(data, given)
@@ -163,8 +164,8 @@ def _combined(
     out_params: QuantizationParams | None,
     out: QuantizedTensor | Array | None,
 ) -> QuantizedTensor:
-    _check_tensor("a", a)
-    _check_tensor("b", b)
+    require_tensor("a", a)
+    require_tensor("b", b)
     shape = a.shape
     if b.shape != shape:
         try:
@@ -174,7 +175,7 @@ def _combined(
     pa, pb = codes.byte_params(a.params), codes.byte_params(b.params)
     py = codes.byte_params(out_params) if isinstance(out_params, QuantizationParams) else None
     if out_params is None or pa is None or pb is None or py is None:  # else they fit any shape
-        out_params = _result_params(out_params, a, "a", _compute_type([a, b]), shape)
+        out_params = result_params(out_params, a, "a", _compute_type([a, b]), shape)
         py = codes.byte_params(out_params)
     params = out_params
     data = codes_for(params, shape, out)
@@ -192,7 +193,7 @@ def _combined(
 
 
 def _bounded(a: QuantizedTensor, lo: float, hi: float, out: QuantizedTensor | Array | None) -> QuantizedTensor:
-    _check_tensor("a", a)
+    require_tensor("a", a)
     if a.dtype.is_binary or 1 in a.dtype.widths:
         raise Unsupported(f"a: {a.dtype}; a binary code is one of two numbers, and neither is a bound")
     params = a.params
@@ -233,30 +234,10 @@ def _number(name: str, value: Any, default: float) -> float:
     return number
 
 
-def _check_tensor(name: str, x: Any) -> None:
-    if not isinstance(x, QuantizedTensor):
-        raise InvalidProblem(f"{name}: {type(x).__name__}; expected a QuantizedTensor")
-
-
 def _compute_type(tensors: Sequence[QuantizedTensor]) -> np.dtype[Any]:
     """float64 where a tensor was made from float64, else float32."""
     wide = any(t.params.scale.dtype == np.float64 for t in tensors)
     return np.dtype(np.float64 if wide else np.float32)
-
-
-def _result_params(
-    given: QuantizationParams | None, first: QuantizedTensor, name: str, compute: np.dtype[Any], shape: tuple[int, ...]
-) -> QuantizationParams:
-    """Params of the result, in the type the arithmetic runs in; InvalidProblem where they do not fit its shape."""
-    if given is not None and not isinstance(given, QuantizationParams):
-        raise InvalidProblem(f"out_params: {type(given).__name__}; expected QuantizationParams")
-    params = (first.params if given is None else given).for_compute(compute)
-    try:
-        params.granularity(shape)
-    except InvalidProblem as error:
-        whose = f"out_params: none, and {name}'s do not fit the result" if given is None else "out_params"
-        raise InvalidProblem(f"{whose}: {error}") from None
-    return params
 
 
 def _is_same(x: Array, data: Array) -> bool:

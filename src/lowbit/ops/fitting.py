@@ -21,8 +21,6 @@ from lowbit.ops.packed_conv import line_of
 from lowbit.ops.quantize import quantize
 from lowbit.runtime.native import core
 
-__all__ = ["LARGEST_SUM", "Products", "fastest_fit", "fit_products", "in_conv_order", "sums_of_codes", "unsaturated"]
-
 LARGEST_SUM = 128  # 255 * 128 < 2^15 <= 255 * 129
 _STEP = np.float32(1.0005)
 _AT_ONCE = 1 << 22  # codes that are looked at together

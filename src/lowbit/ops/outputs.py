@@ -12,8 +12,6 @@ from lowbit.numerics.fields import refuse_masked
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 
-__all__ = ["codes_for", "finished"]
-
 Array = npt.NDArray[Any]
 
 
@@ -43,3 +41,18 @@ def finished(
         out._set(params=params)
         return out
     return QuantizedTensor._trusted(data, params, shape)
+
+
+def result_params(
+    given: QuantizationParams | None, first: QuantizedTensor, name: str, compute: np.dtype[Any], shape: tuple[int, ...]
+) -> QuantizationParams:
+    """The params of a result, `first`'s where none are given, in the type of the arithmetic; raises unless they fit."""
+    if given is not None and not isinstance(given, QuantizationParams):
+        raise InvalidProblem(f"out_params: {type(given).__name__}; expected QuantizationParams")
+    params = (first.params if given is None else given).for_compute(compute)
+    try:
+        params.granularity(shape)
+    except InvalidProblem as error:
+        whose = f"out_params: none, and {name}'s do not fit the result" if given is None else "out_params"
+        raise InvalidProblem(f"{whose}: {error}") from None
+    return params

@@ -20,7 +20,8 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import code_kernels as codes
 from lowbit.ops.code_kernels import Window
-from lowbit.ops.outputs import codes_for, finished
+from lowbit.ops.operands import require_tensor
+from lowbit.ops.outputs import codes_for, finished, result_params
 from lowbit.runtime import arrays as cpu
 
 Array = npt.NDArray[Any]
@@ -91,16 +92,9 @@ def qavg_pool2d(
            [10.5, 12.5]], dtype=float32)
     """
     window, nhwc, shape = _window(x, kernel, stride, padding, layout)
-    if out_params is not None and not isinstance(out_params, QuantizationParams):
-        raise InvalidProblem(f"out_params: {type(out_params).__name__}; expected QuantizationParams")
     if window.kernel[0] * window.kernel[1] > _LARGEST:
         raise Unsupported(f"kernel: {window.kernel}; windows have up to {_LARGEST} places")
-    params = (x.params if out_params is None else out_params).for_compute(x.params.scale.dtype)
-    try:
-        params.granularity(shape)
-    except InvalidProblem as error:
-        whose = "out_params: none, and x's do not fit the result" if out_params is None else "out_params"
-        raise InvalidProblem(f"{whose}: {error}") from None
+    params = result_params(out_params, x, "x", x.params.scale.dtype, shape)
     data = codes_for(params, shape, out)
     p, py = codes.byte_params(x.params), codes.byte_params(params)
     if p is not None and py is not None:
@@ -121,8 +115,7 @@ def _window(
     x: QuantizedTensor, kernel: Any, stride: Any, padding: Any, layout: str
 ) -> tuple[Window, bool, tuple[int, ...]]:
     """The window, whether the layout is NHWC, and the result's shape; raises where there is none."""
-    if not isinstance(x, QuantizedTensor):
-        raise InvalidProblem(f"x: {type(x).__name__}; expected a QuantizedTensor")
+    require_tensor("x", x)
     if layout not in ("NCHW", "NHWC"):
         raise InvalidProblem(f"layout: {layout!r}; expected 'NCHW' or 'NHWC'")
     if x.ndim != 4:
