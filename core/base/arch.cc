@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -16,7 +17,7 @@
 
 namespace lowbit {
 namespace {
-// An emulator can run instructions that the CPU it plays does not list.
+// An emulator can run instructions that the CPU it emulates does not list.
 #if defined(LOWBIT_EMULATED)
 [[maybe_unused]] constexpr bool kEmulated = true;
 #else
@@ -92,7 +93,8 @@ Features detect() {
 Features detect() { return {}; }
 #endif
 
-constexpr const char* kIsaNames[kIsaCount] = {"scalar", "avx2", "avxvnni", "avx512", "vnni", "neon", "dotprod", "i8mm"};
+constexpr const char* kIsaNames[] = {"scalar", "avx2",    "avxvnni", "avx512",  "vnni",
+                                     "neon",   "dotprod", "i8mm",    "vpopcnt", "vbmi"};
 
 // The best available ISA that is not above the one of this name; "" caps nothing.
 Isa best_under(const std::string& cap) {
@@ -105,9 +107,7 @@ Isa best_under(const std::string& cap) {
 
 bool known_cap(const std::string& name) {
   if (name.empty()) return true;
-  for (const char* known : kIsaNames)
-    if (name == known) return true;
-  return false;
+  return std::find(kIsaNames, kIsaNames + kIsaCount, name) != kIsaNames + kIsaCount;
 }
 
 struct Dispatch {
@@ -169,6 +169,10 @@ bool isa_available(Isa isa) {
              isa_available(Isa::avx2);
     case Isa::vnni:
       return has_feature("avx512_vnni") && isa_available(Isa::avx512);
+    case Isa::vpopcnt:
+      return has_feature("avx512_vpopcntdq") && has_feature("avx512_bitalg") && isa_available(Isa::avx512);
+    case Isa::vbmi:
+      return has_feature("avx512_vbmi") && isa_available(Isa::avx512);
 #elif defined(__aarch64__)
     case Isa::neon:
       return has_feature("neon");
@@ -180,6 +184,11 @@ bool isa_available(Isa isa) {
     default:
       return false;
   }
+}
+
+bool extends(Isa extension, Isa isa) {
+  static const bool available[] = {isa_available(Isa::vpopcnt), isa_available(Isa::vbmi)};
+  return (isa == Isa::avx512 || isa == Isa::vnni) && available[static_cast<int>(extension) - kIsaCount];
 }
 
 Isa active_isa() { return static_cast<Isa>(dispatch().isa.load(std::memory_order_relaxed)); }

@@ -1,4 +1,4 @@
-// What this CPU is: asked once, answered as data.
+// The features of this CPU, detected once.
 #pragma once
 #include <string>
 #include <utility>
@@ -6,16 +6,21 @@
 
 namespace lowbit {
 
-// Kernel families are built once per row of this list; a higher value is preferred. Those without dot products
-// have no tables for avxvnni, vnni, dotprod and i8mm, and use those of base_isa.
-enum class Isa : int { scalar = 0, avx2 = 1, avxvnni = 2, avx512 = 3, vnni = 4, neon = 5, dotprod = 6, i8mm = 7 };
-constexpr int kIsaCount = 8;
-
-constexpr Isa base_isa(Isa isa) {
-  if (isa == Isa::avxvnni) return Isa::avx2;
-  if (isa == Isa::vnni) return Isa::avx512;
-  return isa > Isa::neon ? Isa::neon : isa;
-}
+// What kernels are compiled for; of those that can be active, a higher one is preferred. A family of kernels has files
+// for some of them, and the active ISA uses the best of these (kernels/dispatch.cc).
+enum class Isa : int {
+  scalar = 0,
+  avx2 = 1,
+  avxvnni = 2,
+  avx512 = 3,
+  vnni = 4,
+  neon = 5,
+  dotprod = 6,
+  i8mm = 7,
+  vpopcnt = 8,  // this and the next: extensions of AVX-512, used with it where the CPU has them
+  vbmi = 9,
+};
+constexpr int kIsaCount = 8;  // those that can be active
 
 const char* isa_name(Isa isa);
 
@@ -26,9 +31,11 @@ std::string cpu_brand();
 
 // Was it compiled in, and can this CPU run it?
 bool isa_available(Isa isa);
+// Whether kernels for this extension serve `isa` on this CPU.
+bool extends(Isa extension, Isa isa);
 
-// The ISA kernels are dispatched to: the best available one under the cap.
-// The cap comes from LOWBIT_MAX_ISA at load time or from set_max_isa; "" lifts it.
+// The ISA that kernels are dispatched to: the best available one under the cap. The cap comes from LOWBIT_MAX_ISA at load
+// time or from set_max_isa; "" removes it.
 Isa active_isa();
 const std::string& max_isa();
 bool set_max_isa(const std::string& name);  // false: no such name

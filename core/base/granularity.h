@@ -1,11 +1,9 @@
-// GranularityKind is one broadcasting rule: which elements of an array share a scale.
-//
-// An array is [outer, axis, inner], contiguous. Its scales are
+// Granularity: which elements of a contiguous [outer, axis, inner] array share a scale. Scales have the shape
 //   tensor   one                                   every element
 //   channel  [axis]                                one index of the axis
 //   group    [outer, ceil(axis / block), inner]    block consecutive indices of the axis
 //
-// for_each_segment cuts any flat range of elements into two shapes the kernels know:
+// for_each_segment cuts a flat range of elements into the two shapes that kernels take:
 //   groups    consecutive runs of equal length, each under one scale, consecutive scales
 //   rectangle rows of consecutive elements, each column under its own scale, consecutive scales
 #pragma once
@@ -27,7 +25,7 @@ struct Granularity {
     if (kind == GranularityKind::tensor) return 1;
     return kind == GranularityKind::channel ? axis : outer * groups() * inner;
   }
-  // Neighbours in memory have different scales.
+  // Whether neighbours in memory have different scales.
   bool varying() const {
     if (kind == GranularityKind::channel) return inner == 1 && axis > 1;
     return kind == GranularityKind::group && inner > 1;
@@ -70,11 +68,11 @@ void for_each_segment(const Granularity& l, int64_t begin, int64_t end, Groups&&
     }
     return;
   }
-  // Runs of `length` elements in lines of `line` elements: a line starts its scales anew
-  // (channel: at 0; group: where the last line ended) and may end with a short run.
+  // Runs of `length` elements in lines of `line` elements. A line starts at scale 0 (channel) or after the scales of
+  // the line before (group), and may end with a short run.
   const bool channel = l.kind == GranularityKind::channel;
   const int64_t length = channel ? l.inner : l.block;
-  const bool unbroken = !channel && l.axis % l.block == 0;  // no short runs: all is one line
+  const bool unbroken = !channel && l.axis % l.block == 0;  // no short runs: one line
   const int64_t line = channel ? l.axis * l.inner : (unbroken ? l.elements() : l.axis);
   const int64_t scales_a_line = channel ? l.axis : l.groups();
   while (begin < end) {

@@ -17,7 +17,7 @@ void* allocate(int64_t bytes) {
                      static_cast<size_t>(bytes == 0 ? kCacheLine : bytes)) != 0)
     throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
-  // Whole ones alone: no more memory than was asked for. That it is refused changes nothing.
+  // Whole huge pages only, so that no more memory is used than requested. Failure has no consequence.
   if (is_large) (void)madvise(p, static_cast<size_t>(bytes / kHugePage * kHugePage), MADV_HUGEPAGE);
 #endif
   return p;
@@ -32,7 +32,7 @@ void* thread_block(int64_t bytes) {
   thread_local Aligned<char> block;
   thread_local int64_t size = 0;
   if (size < bytes) {
-    block.reset();  // first, so that both are never held
+    block.reset();  // first, so that only one block is held at a time
     size = 0;
     block = aligned<char>(bytes);
     size = bytes;

@@ -1,4 +1,4 @@
-// Memory on cache lines, and pieces cut from it.
+// Memory aligned to cache lines, and parts of it.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -19,8 +19,8 @@ struct Free {
 template <class T>
 using Aligned = std::unique_ptr<T[], Free>;
 
-// Throws bad_alloc. Large blocks are in huge pages where the system gives them to those who ask: weights are read from
-// many places at once, each another page.
+// Throws bad_alloc. Large blocks use huge pages where the system offers them: weights are read in many streams at once,
+// each on another page.
 void* allocate(int64_t bytes);
 
 template <class T>
@@ -28,7 +28,7 @@ Aligned<T> aligned(int64_t n) {
   return Aligned<T>(static_cast<T*>(allocate(lines(n * static_cast<int64_t>(sizeof(T))))));
 }
 
-// Cuts pieces from a block, each on a cache line.
+// Cuts a block into parts aligned to cache lines.
 class Cutter {
  public:
   explicit Cutter(void* block) : at_(static_cast<char*>(block)) {}
@@ -43,12 +43,11 @@ class Cutter {
   char* at_;
 };
 
-// Has the C library allocate this thread's variables, this library's and those of the C++ runtime's exceptions, while
-// there is memory: where it does so later and cannot, as in a thread's first `throw std::bad_alloc`, it ends the
-// process.
+// Makes the C library allocate the thread-local variables of this library and of C++ exceptions now. If it allocates
+// them later and fails, as in a thread's first `throw std::bad_alloc`, it ends the process.
 void prepare_thread();
 
-// This thread's own block of at least so many bytes; what was in it is gone. Kept for the next call.
+// A block of at least so many bytes that belongs to this thread, with undefined contents. Reused by later calls.
 void* thread_block(int64_t bytes);
 
 }  // namespace lowbit

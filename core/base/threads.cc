@@ -31,7 +31,7 @@ void relax() {
 #endif
 }
 
-// cgroup v2 or v1 CPU quota, rounded up; 0 where there is none.
+// cgroup v2 or v1 CPU quota, rounded up; 0: none.
 int cgroup_cpus() {
   long quota = -1, period = 0;
   if (FILE* f = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
@@ -89,7 +89,7 @@ class Pool {
     work(0);
     active_.fetch_and(~kOpen, std::memory_order_acq_rel);
     while (active_.load(std::memory_order_acquire) != 0) relax();
-    // Nobody is inside the job any more: the error can be taken out of the pool, and the pool given back.
+    // No worker is inside the job any more: move the error out, and release the pool.
     const std::exception_ptr error = std::exchange(error_, nullptr);
     failed_.store(false, std::memory_order_relaxed);
     busy_.store(false, std::memory_order_release);
@@ -100,12 +100,12 @@ class Pool {
   // active_: kOpen while a job may be joined, plus the number of workers inside it.
   static constexpr uint32_t kOpen = 1u << 31;
 
-  // A run of tasks is a thread's own, and so the same ones in the next call: their data is still in its caches, and it
-  // meets that of another thread in one place. When they are done it takes what is left of the others'.
+  // Each thread has its own run of tasks, the same in the next call, so that their data is still in its caches. A
+  // thread that has finished its run takes remaining tasks of the others.
   int64_t first_of(int lane) const { return count_ * lane / (helpers_ + 1); }
 
-  // An exception must leave neither a worker's thread, which would end the process, nor the caller's while workers
-  // still use what lies on its stack.
+  // An exception must not leave a worker's thread, which would end the process, nor the caller's while workers use its
+  // stack.
   void work(int own) noexcept {
     try {
       const int lanes = helpers_ + 1;
@@ -136,7 +136,7 @@ class Pool {
       try {
         std::thread([this, seen, index] { worker(seen, index); }).detach();
       } catch (const std::system_error&) {
-        break;  // no more threads to be had: the caller's own loop still does all the work
+        break;  // no more threads available: the caller does the work
       } catch (const std::bad_alloc&) {
         break;  // likewise
       }
@@ -169,13 +169,13 @@ class Pool {
   std::atomic<int> wanted_{1};
   std::atomic<bool> busy_{false};
   int started_ = 0;               // workers
-  std::atomic<int> prepared_{0};  // of them, those that can run tasks even where memory is short
+  std::atomic<int> prepared_{0};  // of them, those that can run tasks when memory is exhausted
   void (*body_)(void*, int64_t) = nullptr;
   void* context_ = nullptr;
   int64_t count_ = 0;
   int helpers_ = 0;
   std::atomic<bool> failed_{false};  // a task threw
-  std::exception_ptr error_;         // what it threw, the first one
+  std::exception_ptr error_;         // the first exception thrown
   struct alignas(64) Lane {
     std::atomic<int64_t> next{0};  // task
   };

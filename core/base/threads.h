@@ -1,4 +1,4 @@
-// A persistent pool: spin briefly, then park; safe across fork; never two runtimes fighting.
+// A persistent thread pool: workers spin briefly, then park; safe across fork.
 #pragma once
 #include <cstdint>
 
@@ -14,8 +14,8 @@ int usable_cpus();
 // done. Work must be split by i alone, so results cannot depend on the number of threads. If another
 // thread is already inside a parallel_for, the caller does its own work alone.
 //
-// If a body throws, on whichever thread, tasks that have not begun are skipped, those that have are waited for, and the
-// first exception is thrown again here. The pool serves the next call as before.
+// If a body throws on any thread, tasks that have not begun are skipped, the others are waited for, and the first
+// exception is rethrown here. The pool stays usable.
 void parallel_for(int64_t count, void (*body)(void*, int64_t), void* context);
 
 template <class F>

@@ -1,4 +1,4 @@
-// The element and code types every layer above speaks, as data.
+// Element and code types.
 #pragma once
 #include <cstdint>
 
@@ -35,7 +35,7 @@ struct compute_type<double> {
 template <class In>
 using compute_t = typename compute_type<In>::type;
 
-// Elements of a run that are summed at once, element i to lane i mod 8; blocks are then added in order.
+// Block size of sums: element i of a block goes to lane i mod 8, and blocks are added in order.
 constexpr int64_t kSumBlock = 4096;
 
 }  // namespace lowbit

@@ -1,232 +1,151 @@
-// The only place that maps an ISA to its tables.
-#include <cassert>
+// The only place that maps an instruction set to kernels.
+#include <tuple>
 
-#include "kernels/binary/binary.h"
-#include "kernels/codes/codes.h"
-#include "kernels/combine/combine.h"
+#include "kernels/add_mul/add_mul.h"
+#include "kernels/clamp_lookup/clamp_lookup.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/dwconv/dwconv.h"
+#include "kernels/epilogue/epilogue.h"
 #include "kernels/fake_quant/fake_quant.h"
-#include "kernels/finish/finish.h"
-#include "kernels/float_dot/float_dot.h"
-#include "kernels/float_groups/float_groups.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/groups/groups.h"
+#include "kernels/gemm_binary/gemm_binary.h"
+#include "kernels/gemm_float/gemm_float.h"
+#include "kernels/gemm_float_groupwise/gemm_float_groupwise.h"
+#include "kernels/gemm_groupwise/gemm_groupwise.h"
 #include "kernels/pack/pack.h"
+#include "kernels/peak/peak.h"
 #include "kernels/pool/pool.h"
-#include "kernels/probe/probe.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/range.h"
 #include "kernels/sketch/sketch.h"
 
 namespace lowbit {
-
-#if defined(__x86_64__)
-#define LOWBIT_FOR_EACH_COMPILED_ISA(X) X(scalar) X(avx2) X(avx512)
-#elif defined(__aarch64__)
-#define LOWBIT_FOR_EACH_COMPILED_ISA(X) X(scalar) X(neon)
-#else
-#define LOWBIT_FOR_EACH_COMPILED_ISA(X) X(scalar)
-#endif
-
-#define LOWBIT_CASE(family, isa) \
-  case Isa::isa:                 \
-    return family##_rows_##isa;
-#define LOWBIT_FAMILY(family, Row)                    \
-  LOWBIT_FOR_EACH_COMPILED_ISA(LOWBIT_DECLARE_##Row)  \
-  const Row* family##_rows(Isa isa) {                 \
-    switch (base_isa(isa)) {                          \
-      LOWBIT_FOR_EACH_COMPILED_ISA(LOWBIT_CASE_##Row) \
-      default:                                        \
-        return nullptr;                               \
-    }                                                 \
-  }
-
-#define LOWBIT_DECLARE_QuantizeRow(isa) extern const QuantizeRow* const quantize_rows_##isa;
-#define LOWBIT_CASE_QuantizeRow(isa) LOWBIT_CASE(quantize, isa)
-LOWBIT_FAMILY(quantize, QuantizeRow)
-
-#define LOWBIT_DECLARE_DequantizeRow(isa) extern const DequantizeRow* const dequantize_rows_##isa;
-#define LOWBIT_CASE_DequantizeRow(isa) LOWBIT_CASE(dequantize, isa)
-LOWBIT_FAMILY(dequantize, DequantizeRow)
-
-#define LOWBIT_DECLARE_FakeQuantRow(isa) extern const FakeQuantRow* const fake_quant_rows_##isa;
-#define LOWBIT_CASE_FakeQuantRow(isa) LOWBIT_CASE(fake_quant, isa)
-LOWBIT_FAMILY(fake_quant, FakeQuantRow)
-#if defined(__x86_64__)
-const FakeQuantRow* fake_quant_rows_vbmi();
-#endif
-
-#define LOWBIT_DECLARE_RangeRow(isa) extern const RangeRow* const range_rows_##isa;
-#define LOWBIT_CASE_RangeRow(isa) LOWBIT_CASE(range, isa)
-LOWBIT_FAMILY(range, RangeRow)
-
-#define LOWBIT_DECLARE_SketchRow(isa) extern const SketchRow* const sketch_rows_##isa;
-#define LOWBIT_CASE_SketchRow(isa) LOWBIT_CASE(sketch, isa)
-LOWBIT_FAMILY(sketch, SketchRow)
-
-#define LOWBIT_DECLARE_ProbeRow(isa) extern const ProbeRow* const probe_rows_##isa;
-#define LOWBIT_CASE_ProbeRow(isa) LOWBIT_CASE(probe, isa)
-LOWBIT_FAMILY(probe, ProbeRow)
-
-#define LOWBIT_DECLARE_PackRow(isa) extern const PackRow* const pack_rows_##isa;
-#define LOWBIT_CASE_PackRow(isa) LOWBIT_CASE(pack, isa)
-LOWBIT_FAMILY(pack, PackRow)
-
-#define LOWBIT_DECLARE_DwconvRow(isa) extern const DwconvRow* const dwconv_rows_##isa;
-#define LOWBIT_CASE_DwconvRow(isa) LOWBIT_CASE(dwconv, isa)
-LOWBIT_FAMILY(dwconv, DwconvRow)
-
-#define LOWBIT_DECLARE_FinishRow(isa) extern const FinishRow* const finish_rows_##isa;
-#define LOWBIT_CASE_FinishRow(isa) LOWBIT_CASE(finish, isa)
-LOWBIT_FAMILY(finish, FinishRow)
-
-#define LOWBIT_DECLARE_FloatDotRow(isa) extern const FloatDotRow* const float_dot_rows_##isa;
-#define LOWBIT_CASE_FloatDotRow(isa) LOWBIT_CASE(float_dot, isa)
-LOWBIT_FAMILY(float_dot, FloatDotRow)
-
-#define LOWBIT_DECLARE_FloatGroupRow(isa) extern const FloatGroupRow* const float_group_rows_##isa;
-#define LOWBIT_CASE_FloatGroupRow(isa) LOWBIT_CASE(float_group, isa)
-LOWBIT_FAMILY(float_group, FloatGroupRow)
-
-// Families with dot products have tables for every ISA.
-#if defined(__x86_64__)
-#define LOWBIT_FOR_EACH_DOT_ISA(X) X(scalar) X(avx2) X(avxvnni) X(avx512) X(vnni)
-#elif defined(__aarch64__)
-#define LOWBIT_FOR_EACH_DOT_ISA(X) X(scalar) X(neon) X(dotprod) X(i8mm)
-#else
-#define LOWBIT_FOR_EACH_DOT_ISA(X) X(scalar)
-#endif
-
-#define LOWBIT_DECLARE_GEMM(isa) extern const GemmRow* const gemm_rows_##isa;
-#define LOWBIT_CASE_GEMM(isa) LOWBIT_CASE(gemm, isa)
-LOWBIT_FOR_EACH_DOT_ISA(LOWBIT_DECLARE_GEMM)
-const GemmRow* gemm_rows(Isa isa) {
-  switch (isa) {
-    LOWBIT_FOR_EACH_DOT_ISA(LOWBIT_CASE_GEMM)
-    default:
-      return nullptr;
-  }
-}
-
-#define LOWBIT_DECLARE_GROUPS(isa) extern const GroupRow* const group_rows_##isa;
-#define LOWBIT_CASE_GROUPS(isa) LOWBIT_CASE(group, isa)
-#if defined(__aarch64__)
-#define LOWBIT_FOR_EACH_GROUPS_ISA(X) X(scalar) X(neon) X(dotprod)
-#else
-#define LOWBIT_FOR_EACH_GROUPS_ISA LOWBIT_FOR_EACH_DOT_ISA
-#endif
-LOWBIT_FOR_EACH_GROUPS_ISA(LOWBIT_DECLARE_GROUPS)
-const GroupRow* group_rows(Isa isa) {
-  switch (isa == Isa::i8mm ? Isa::dotprod : isa) {  // a group is too short for smmla to pay
-    LOWBIT_FOR_EACH_GROUPS_ISA(LOWBIT_CASE_GROUPS)
-    default:
-      return nullptr;
-  }
-}
-
-#define LOWBIT_DECLARE_BinaryRow(isa) extern const BinaryRow* const binary_rows_##isa;
-#define LOWBIT_CASE_BinaryRow(isa) LOWBIT_CASE(binary, isa)
-LOWBIT_FAMILY(binary, BinaryRow)
-
-#if defined(__x86_64__)
-LOWBIT_DECLARE_BinaryRow(vpopcnt)
-#endif
-#define LOWBIT_DECLARE_CombineRow(isa) extern const CombineRow* const combine_rows_##isa;
-#define LOWBIT_CASE_CombineRow(isa) LOWBIT_CASE(combine, isa)
-    LOWBIT_FAMILY(combine, CombineRow)
-#if defined(__x86_64__)
-        const CombineRow* combine_rows_vbmi();
-#endif
-
-#define LOWBIT_DECLARE_CodesRow(isa) extern const CodesRow* const codes_rows_##isa;
-#define LOWBIT_CASE_CodesRow(isa) LOWBIT_CASE(codes, isa)
-LOWBIT_FAMILY(codes, CodesRow)
-
-#define LOWBIT_DECLARE_PoolRow(isa) extern const PoolRow* const pool_rows_##isa;
-#define LOWBIT_CASE_PoolRow(isa) LOWBIT_CASE(pool, isa)
-LOWBIT_FAMILY(pool, PoolRow)
-
 namespace {
-template <class Row, class Matches>
-const Row& find(const Row* rows, int count, Matches matches) {
-  for (int i = 0; i < count; ++i)
-    if (matches(rows[i])) return rows[i];
-  assert(!"no such row in kernels.inc");
+
+// The instruction sets that families.inc names, worst first.
+#if defined(__x86_64__)
+#define BASE(X, family) X(family, scalar) X(family, avx2) X(family, avx512)
+#define DOT(X, family) X(family, scalar) X(family, avx2) X(family, avxvnni) X(family, avx512) X(family, vnni)
+#define GROUPWISE DOT
+#define POPCOUNT(X, family) X(family, scalar) X(family, avx2) X(family, vpopcnt)
+#define BYTES(X, family) BASE(X, family) X(family, vbmi)
+#elif defined(__aarch64__)
+#define BASE(X, family) X(family, scalar) X(family, neon)
+#define DOT(X, family) X(family, scalar) X(family, neon) X(family, dotprod) X(family, i8mm)
+#define GROUPWISE(X, family) X(family, scalar) X(family, neon) X(family, dotprod)  // groups are too short for smmla
+#define POPCOUNT BASE
+#define BYTES BASE
+#else
+#define BASE(X, family) X(family, scalar)
+#define DOT BASE
+#define GROUPWISE BASE
+#define POPCOUNT BASE
+#define BYTES BASE
+#endif
+
+// An ISA includes those before it, but AVX-512 has tables of its own wherever AVX-VNNI has.
+bool includes(Isa isa, Isa other, bool extensions) {
+  return static_cast<int>(other) < kIsaCount ? other <= isa : extensions && extends(other, isa);
+}
+
+template <class Row>
+struct IsaTable {
+  Isa isa;
+  KernelTable<Row> rows;
+};
+
+template <class Row, size_t N>
+KernelTable<Row> best(const IsaTable<Row> (&tables)[N], Isa isa, bool extensions) {
+  KernelTable<Row> found = tables[0].rows;
+  for (const IsaTable<Row>& table : tables)
+    if (includes(isa, table.isa, extensions)) found = table.rows;
+  return found;
+}
+
+#define NAMED(type, ...)                                  \
+  std::string name(type value) {                          \
+    static constexpr const char* names[] = {__VA_ARGS__}; \
+    return names[static_cast<int>(value)];                \
+  }
+NAMED(Element, "f32", "f64", "f16", "bf16")
+NAMED(Code, "s8", "u8", "s16", "u16", "s4", "u4", "s2", "u2", "b1")
+NAMED(Result, "s32", "f32", "f16", "bf16", "s8", "u8")
+NAMED(GemmFit, "any", "pairs", "fours")
+NAMED(AddMulOp, "add", "mul")
+std::string name(int value) { return std::to_string(value); }
+
+template <class... Key>
+std::string names(const std::tuple<Key...>& keys) {
+  std::string all;
+  const auto add = [&](const auto& key) {
+    if (!all.empty()) all += ' ';
+    all += name(key);
+  };
+  std::apply([&](const Key&... key) { (add(key), ...); }, keys);
+  return all;
+}
+
+template <class Row>
+const char* method(const Row& r) {
+  if constexpr (requires { r.method; }) return r.method;
+  return "";
+}
+
+template <class Row>
+void list(std::vector<KernelRow>& all, const char* family, Isa isa, KernelTable<Row> rows) {
+  if (!isa_available(isa)) return;
+  for (const Row& r : rows) all.push_back({family, isa_name(isa), names(keys(r)), method(r)});
+}
+
+// The row with these keys. There is one: drivers ask for what kernels.inc lists.
+template <class Row, class... Key>
+const Row& find(KernelTable<Row> rows, Key... key) {
+  for (const Row& r : rows)
+    if (keys(r) == std::tuple(key...)) return r;
   __builtin_trap();
 }
+
 }  // namespace
 
-const QuantizeRow& quantize_row(Isa isa, Element in, Code code) {
-  return find(quantize_rows(isa), kQuantizeRows, [=](const QuantizeRow& r) { return r.in == in && r.code == code; });
-}
-const DequantizeRow& dequantize_row(Isa isa, Code code, Element out) {
-  return find(dequantize_rows(isa), kDequantizeRows,
-              [=](const DequantizeRow& r) { return r.code == code && r.out == out; });
-}
-#if defined(__x86_64__)
-static bool has_vbmi() {
-  static const bool has_it = isa_available(Isa::avx512) && has_feature("avx512_vbmi");
-  return has_it;
-}
-const FakeQuantRow* fake_quant_rows_with_vbmi() { return has_vbmi() ? fake_quant_rows_vbmi() : nullptr; }
-const CombineRow* combine_rows_with_vbmi() { return has_vbmi() ? combine_rows_vbmi() : nullptr; }
-#else
-const FakeQuantRow* fake_quant_rows_with_vbmi() { return nullptr; }
-const CombineRow* combine_rows_with_vbmi() { return nullptr; }
-#endif
-const FakeQuantRow& fake_quant_row(Isa isa, Element in) {
-  const FakeQuantRow* with_vbmi = base_isa(isa) == Isa::avx512 ? fake_quant_rows_with_vbmi() : nullptr;
-  const FakeQuantRow* rows = with_vbmi != nullptr ? with_vbmi : fake_quant_rows(isa);
-  return find(rows, kFakeQuantRows, [=](const FakeQuantRow& r) { return r.in == in; });
-}
-const RangeRow& range_row(Isa isa, Element in) {
-  return find(range_rows(isa), kRangeRows, [=](const RangeRow& r) { return r.in == in; });
-}
-const FinishRow& finish_row(Isa isa, Result out) {
-  return find(finish_rows(isa), kFinishRows, [=](const FinishRow& r) { return r.out == out; });
-}
-const FloatDotRow& float_dot_row(Isa isa, Element in) {
-  return find(float_dot_rows(isa), kFloatDotRows, [=](const FloatDotRow& r) { return r.in == in; });
-}
-const FloatGroupRow& float_group_row(Isa isa, int bits) {
-  return find(float_group_rows(isa), kFloatGroupRows, [=](const FloatGroupRow& r) { return r.bits == bits; });
-}
-const GroupRow& group_row(Isa isa, int bits) {
-  return find(group_rows(isa), kGroupRows, [=](const GroupRow& r) { return r.bits == bits; });
-}
-const PackRow& pack_row(Isa isa, int bits) {
-  return find(pack_rows(isa), kPackRows, [=](const PackRow& r) { return r.bits == bits; });
-}
-const DwconvRow& dwconv_row(Isa isa, Code code, int64_t kh, int64_t kw, int64_t stride) {
-  return find(dwconv_rows(isa), kDwconvRows, [=](const DwconvRow& r) {  // the row for any comes last
-    return r.code == code && (r.kh == 0 || (r.kh == kh && r.kw == kw && r.stride == stride));
-  });
+#define TABLE(family, isa) {Isa::isa, family##_rows_##isa},
+#define FAMILY(family, Row, isas, keys_of, computes)                             \
+  static auto keys([[maybe_unused]] const Row& r) { return std::tuple keys_of; } \
+  KernelTable<Row> family##_rows(Isa isa, bool extensions) {                     \
+    const IsaTable<Row> tables[] = {isas(TABLE, family)};                        \
+    return best(tables, isa, extensions);                                        \
+  }
+#include "kernels/families.inc"
+#undef FAMILY
+
+std::vector<KernelRow> kernel_rows() {
+  std::vector<KernelRow> all;
+#define LIST(family, isa) list(all, #family, Isa::isa, family##_rows_##isa);
+#define FAMILY(family, Row, isas, keys, computes) isas(LIST, family)
+#include "kernels/families.inc"
+#undef FAMILY
+  return all;
 }
 
-const BinaryRow* binary_rows_with_vpopcnt() {
-#if defined(__x86_64__)
-  static const bool has_it =
-      isa_available(Isa::avx512) && has_feature("avx512_vpopcntdq") && has_feature("avx512_bitalg");
-  return has_it ? binary_rows_vpopcnt : nullptr;
-#else
-  return nullptr;
-#endif
+const QuantizeRow& quantize_row(Isa isa, Element in, Code code) { return find(quantize_rows(isa), in, code); }
+const DequantizeRow& dequantize_row(Isa isa, Code code, Element out) { return find(dequantize_rows(isa), code, out); }
+const FakeQuantRow& fake_quant_row(Isa isa, Element in) { return find(fake_quant_rows(isa), in); }
+const RangeRow& range_row(Isa isa, Element in) { return find(range_rows(isa), in); }
+const PackRow& pack_row(Isa isa, int bits) { return find(pack_rows(isa), bits); }
+const GroupwiseRow& gemm_groupwise_row(Isa isa, int bits) { return find(gemm_groupwise_rows(isa), bits); }
+const GemmFloatRow& gemm_float_row(Isa isa, Element in) { return find(gemm_float_rows(isa), in); }
+const FloatGroupwiseRow& gemm_float_groupwise_row(Isa isa, int bits) {
+  return find(gemm_float_groupwise_rows(isa), bits);
 }
-const BinaryRow& binary_row(Isa isa) {
-  const BinaryRow* with_vpopcnt = base_isa(isa) == Isa::avx512 ? binary_rows_with_vpopcnt() : nullptr;
-  return with_vpopcnt != nullptr ? *with_vpopcnt : *binary_rows(isa);
-}
-const CombineRow& combine_row(Isa isa, CombineOp op, Code code) {
-  const CombineRow* with_vbmi = base_isa(isa) == Isa::avx512 ? combine_rows_with_vbmi() : nullptr;
-  return find(with_vbmi != nullptr ? with_vbmi : combine_rows(isa), kCombineRows,
-              [=](const CombineRow& r) { return r.op == op && r.code == code; });
-}
-const CodesRow& codes_row(Isa isa, Code code) {
-  return find(codes_rows(isa), kCodesRows, [=](const CodesRow& r) { return r.code == code; });
-}
-const PoolRow& pool_row(Isa isa, Code code) {
-  return find(pool_rows(isa), kPoolRows, [=](const PoolRow& r) { return r.code == code; });
+const BinaryRow& gemm_binary_row(Isa isa) { return gemm_binary_rows(isa).front(); }
+const EpilogueRow& epilogue_row(Isa isa, Result out) { return find(epilogue_rows(isa), out); }
+const AddMulRow& add_mul_row(Isa isa, AddMulOp op, Code code) { return find(add_mul_rows(isa), op, code); }
+const ClampLookupRow& clamp_lookup_row(Isa isa, Code code) { return find(clamp_lookup_rows(isa), code); }
+const PoolRow& pool_row(Isa isa, Code code) { return find(pool_rows(isa), code); }
+const DwconvRow& dwconv_row(Isa isa, Code code, int64_t kh, int64_t kw, int64_t stride) {
+  const KernelTable<DwconvRow> rows = dwconv_rows(isa);
+  for (const DwconvRow& r : rows)
+    if (keys(r) == std::tuple(code, kh, kw, stride)) return r;
+  return find(rows, code, 0, 0, 0);  // the row for any filter
 }
 
 }  // namespace lowbit

@@ -1,12 +1,12 @@
-// Asking for memory some time before it is used, for loops that leave the hardware too little room to guess.
+// Software prefetch, for loops that hardware prefetchers do not follow.
 #pragma once
 #include <cstdint>
 
 namespace lowbit {
 
-// Asks for `bytes` that a loop will read Ahead bytes from now, and once.
+// Prefetches `bytes` that a loop reads once, Ahead bytes later (non-temporal hint).
 template <int64_t Ahead>
-inline __attribute__((always_inline)) void ask_ahead(const void* p, int64_t bytes) {
+inline __attribute__((always_inline)) void prefetch_ahead(const void* p, int64_t bytes) {
   constexpr int64_t kLine = 64;
   for (int64_t line = 0; line < bytes; line += kLine)
     __builtin_prefetch(static_cast<const char*>(p) + Ahead + line, 0, 0);

@@ -12,10 +12,7 @@ struct NeonBytes {
   using Words = int16x8_t;
 
   LOWBIT_INLINE Bytes load(const uint8_t* p) { return vld1q_u8(p); }
-  template <bool Stream>
-  LOWBIT_INLINE void store(uint8_t* p, Bytes x) {
-    vst1q_u8(p, x);
-  }
+  LOWBIT_INLINE void store(uint8_t* p, Bytes x) { vst1q_u8(p, x); }
   LOWBIT_INLINE Bytes set(uint8_t b) { return vdupq_n_u8(b); }
   LOWBIT_INLINE Bytes flip(Bytes x, Bytes mask) { return veorq_u8(x, mask); }
   LOWBIT_INLINE int8x16_t s8(Bytes x) { return vreinterpretq_s8_u8(x); }

@@ -80,10 +80,6 @@ struct Neon {
   LOWBIT_INLINE F64 add(F64 x, F64 y) { return {vaddq_f64(x.lo, y.lo), vaddq_f64(x.hi, y.hi)}; }
   LOWBIT_INLINE F32 sub(F32 x, F32 y) { return vsubq_f32(x, y); }
   LOWBIT_INLINE F64 sub(F64 x, F64 y) { return {vsubq_f64(x.lo, y.lo), vsubq_f64(x.hi, y.hi)}; }
-  template <class Out, class F>
-  LOWBIT_INLINE void stream(Out* p, F x) {
-    store(p, x);
-  }
   LOWBIT_INLINE F32 masked(uint32x4_t mask, F32 v) {
     return vreinterpretq_f32_u32(vandq_u32(mask, vreinterpretq_u32_f32(v)));
   }
@@ -159,8 +155,7 @@ struct Neon {
   LOWBIT_INLINE void store_codes(uint8_t* p, I32 i) { store8(p, i); }
   LOWBIT_INLINE void store_codes(int16_t* p, I32 i) { store16(p, i); }
   LOWBIT_INLINE void store_codes(uint16_t* p, I32 i) { store16(p, i); }
-  // AArch64 has no separate streaming store worth its restrictions: Stream changes nothing here.
-  template <bool Stream, class Code>
+  template <class Code>
   LOWBIT_INLINE void store_codes4(Code* p, I32 a, I32 b, I32 c, I32 d) {
     const int16x8_t ab = vcombine_s16(vmovn_s32(a), vmovn_s32(b));
     const int16x8_t cd = vcombine_s16(vmovn_s32(c), vmovn_s32(d));
@@ -179,7 +174,7 @@ struct Neon {
   LOWBIT_INLINE int8x8_t shifted(I32 i, I32 j, const ByteShift& k) {
     return vmovn_s16(vmaxq_s16(vaddq_s16(vcombine_s16(vmovn_s32(i), vmovn_s32(j)), k.zero), k.qmin));
   }
-  template <bool Stream, class Code>
+  template <class Code>
   LOWBIT_INLINE void store_bytes4(Code* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
     vst1q_s8(reinterpret_cast<int8_t*>(p), vcombine_s8(shifted(a, b, k), shifted(c, d, k)));
   }
@@ -251,7 +246,7 @@ struct Neon {
   }
 
   static constexpr int kPairBlock = 32;
-  template <int Shift, bool Stream>
+  template <int Shift>
   LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
     const uint8x16_t mask = vdupq_n_u8((1 << Shift) - 1);
     const uint8x16x2_t v = vld2q_u8(src);

@@ -1,4 +1,4 @@
-// One lane: what every other ISA is compared with, and what runs where there is nothing better.
+// One lane: the reference for every other ISA, and the fallback.
 #pragma once
 #include <cmath>
 
@@ -65,10 +65,6 @@ struct Scalar {
   LOWBIT_INLINE I32 where_negative(I32 i, I32 v) { return i < 0 ? v : 0; }
   LOWBIT_INLINE I32 bit_and(I32 i, I32 j) { return i & j; }
   LOWBIT_INLINE I32 shift_right(I32 i, int n) { return static_cast<I32>(static_cast<uint32_t>(i) >> n); }
-  template <class Out, class F>
-  LOWBIT_INLINE void stream(Out* p, F x) {
-    narrow(p, x);
-  }
   template <class F>
   LOWBIT_INLINE F only_in(F r, F lo, F hi, F v) {
     return r >= lo && r <= hi ? v : F{0};
@@ -101,7 +97,7 @@ struct Scalar {
   LOWBIT_INLINE void store_codes(Code* p, I32 i) {
     *p = static_cast<Code>(i);
   }
-  template <bool Stream, class Code>
+  template <class Code>
   LOWBIT_INLINE void store_codes4(Code* p, I32 a, I32 b, I32 c, I32 d) {
     p[0] = static_cast<Code>(a), p[1] = static_cast<Code>(b);
     p[2] = static_cast<Code>(c), p[3] = static_cast<Code>(d);
@@ -110,10 +106,9 @@ struct Scalar {
     int32_t zero, qmin;
     ByteShift(int32_t z, int32_t lo) : zero(z), qmin(lo) {}
   };
-  template <bool Stream, class Code>
+  template <class Code>
   LOWBIT_INLINE void store_bytes4(Code* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
-    store_codes4<Stream>(p, max(a + k.zero, k.qmin), max(b + k.zero, k.qmin), max(c + k.zero, k.qmin),
-                         max(d + k.zero, k.qmin));
+    store_codes4(p, max(a + k.zero, k.qmin), max(b + k.zero, k.qmin), max(c + k.zero, k.qmin), max(d + k.zero, k.qmin));
   }
 
   template <class F>
@@ -169,7 +164,7 @@ struct Scalar {
   }
 
   static constexpr int kPairBlock = 16;
-  template <int Shift, bool Stream>
+  template <int Shift>
   LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
     constexpr uint8_t mask = (1 << Shift) - 1;
     for (int i = 0; i < kPairBlock / 2; ++i)

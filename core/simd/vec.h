@@ -1,65 +1,48 @@
-// The vector vocabulary. Each ISA header defines one struct V with these names; kernels are written
-// once against them. A vector holds V::width lanes whatever the lane type, so an F64 may span
-// several registers.
+// The vector vocabulary. Each ISA header defines one struct V with these names, and kernels are written once against
+// them. A vector holds V::width lanes whatever the lane type, so an F64 may span several registers. Operations that
+// only some ISAs have are optional: kernels test for them with `requires`.
 //
-//   F32 F64 I32                           lane types
-//   load(p)                               float, half, bfloat -> F32; double -> F64 (exact widening)
-//   load4(p)                              where it pays: four vectors, ordered for store_bytes4<.., Paired>
-//   load_pair(p), store_pair<Rounding>(p, pair)  on x86: 2 * V::width bfloats at once, their order scrambled in
-//   between; no NaN
-//                                         but those that bfloats widen to
-//   Bits16, load_bits16(p)                on AVX-512: 2 * V::width halves or bfloats as their bits;  max_i16, max_u16,
-//                                         any_above_i16(v, bound), any_above_u16
-//   load_i32(p), store_i32(p, i), set(x), set_i32(i), mul_i32(i, j)   modulo 2^32, as add and sub are
-//   store(p, F32)                         to float, half, bfloat, rounding to nearest even
-//   store_number(p, F)                    the same for x that is not NaN
-//   store(p, F64)                         to double
-//   store_i32(p, i)
-//   limit(x, lo, hi)                      never above hi; whatever is NaN or below lo has round_i32(...) <= lo
-//   limit_needs_lo                        false: lo is not looked at (NaN and underflow convert to INT_MIN)
-//   mul(x, y), abs(x)
-//   divide(x, s)                          IEEE division
-//   has_fma, fma(x, y, z)                 x * y + z rounded once, where the ISA has it
-//   keep(x)                               where it pays: x in a register, or compilers may load it once for each use
-//   clamp(x, lo, hi), round(x)            a NaN stays a NaN; to the nearest integer, half to even, still a float
-//   add(x, y), sub(x, y)                  of floats too
-//   only_in(r, lo, hi, v)                 v where lo <= r <= hi, else +0; only_below(r, lo, v), only_above(r, hi, v)
-//   equal_bits(x, y)                      bit i is set where lane i of x and y are the same number; of pairs too
-//   stream(p, x)                          store past the caches, p aligned to a vector
-//   round_i32(y), to_f32(i), to_f64(i)    nearest even; exact
-//   to_f64(F32)                           exact widening
-//   add(i, j), sub(i, j), max(i, j), min(i, j), shift_right(i, n)   the last fills with zeros; 0 <= n < 32
-//   bit_and(i, j)
-//   look_up16(table, i)                   on AVX-512: floats of the table, by the low four bits of i
-//   where_negative(i, v)                    v where i < 0, else 0
-//   load_codes(p)                         s8 u8 s16 u16 -> I32
-//   store_codes(p, i)                     I32 in range -> s8 u8 s16 u16 (V::width codes)
-//   store_codes4<Stream>(p, a, b, c, d)   the same for four vectors, optionally past the caches
-//   ByteShift(z, qmin)                    constants of the next:
-//   store_bytes4<Stream>(p, a, b, c, d, k)  max(i + z, qmin), saturating on the way: a s8 u8 shortcut for four vectors
-//   Bounds(z, qmin, qmax)                 on x86 only, up to reduce_rows: constants of the next two, for steps
-//                                         that fit 16 bits
-//   store_bounded4<Clamp>(p, a, b, c, d, k)  s8 u8 of steps known to be in range, or with Clamp
-//                                         clamp(i + z, qmin, qmax)
-//   store_nibbles4<Clamp, Stream>(Code, p, a, b, c, d, k)  the same, their low halves two a byte
-//   kept(F32)                             in a register: compilers would rather load twice than once for two uses,
-//                                         and a load across cache lines costs as much as two
-//   bits(F32), max_u32(i, j)              the bits of a number; the maximum as unsigned integers
-//   reduce_rows_max_i32(rows, n, out), reduce_rows_max_u32  of each of n (a multiple of 8) vectors
-//   min_skip_nan(x, acc), max_skip_nan    a NaN in x leaves acc as it is
-//   Flag no_nan(), note_nan(f, x, y)      f, raised where x or y has a NaN;  any(f)
-//   reduce_min, reduce_max                across lanes
-//   magnitude(F32)                        |x| as its bits: ordered like integers, NaN above Inf above all else
-//   reduce_max_i32(i)                     across lanes
-//   positive(x)                           I32 1 where x > 0, else 0
-//   sum_abs(acc, p)                       adds |p[0..8)| to eight f64 lanes
-//   sum_products(acc, p, q)               adds p[i] * q[i], i < 8, in f64, to eight f64 lanes
-//   add_powers(acc, p)                    adds x, x^2, |x| of eight floats to the lanes of acc[0..3)
-//   add_products(acc, x, y)               on x86: the same for vectors, whose lanes are elements i, i + 1, ... with i a
-//                                         multiple of 8;  all_in(r, lo, hi)  whether only_in would keep every lane
-//   merge_pairs<Shift, Stream>(src, dst)          kPairBlock bytes -> half as many: of each the low Shift bits,
-//                                         src[2i] | src[2i+1] << Shift
-//   split_pairs<Shift>(src, dst)          the inverse: kPairBlock / 2 bytes -> kPairBlock
+//   F32 F64 I32                    lane types
+//   load(p)                        float, float16, bfloat16 -> F32; double -> F64 (exact)
+//   load4(p)                       optional: four vectors, in the order that store_bytes4<Paired> restores
+//   load_pair(p), store_pair<Rounding>(p, pair)   optional: 2 * V::width bfloat16, even and odd lanes apart; a NaN must
+//                                  be one that bfloat16 can hold
+//   store(p, F32), store(p, F64)   to float, float16, bfloat16, rounding to nearest even; to double
+//   store_number(p, F)             the same for x that is not NaN
+//   load_i32(p), store_i32(p, i), set(x), set_i32(i)
+//   add, sub, mul, divide, abs     of floats; add, sub and mul_i32 of I32 are modulo 2^32
+//   has_fma, fma(x, y, z)          x * y + z rounded once, where the ISA has it
+//   limit(x, lo, hi)               never above hi; for NaN and for x below lo, round_i32(...) <= lo
+//   limit_needs_lo                 false: limit ignores lo (NaN and underflow convert to INT_MIN)
+//   clamp(x, lo, hi), round(x)     a NaN stays a NaN; round to nearest even, still a float
+//   only_in(r, lo, hi, v)          v where lo <= r <= hi, else +0; only_below(r, lo, v), only_above(r, hi, v)
+//   all_in(r, lo, hi)              optional: whether only_in would keep every lane
+//   equal_bits(x, y)               bit i is set where lane i of x and y are the same number; of pairs, too
+//   round_i32(y), to_f32(i), to_f64(i), to_f64(F32)   nearest even; exact; exact; exact
+//   max(i, j), min(i, j), bit_and(i, j), shift_right(i, n)   shift_right fills with zeros, 0 <= n < 32
+//   where_negative(i, v)           v where i < 0, else 0
+//   look_up16(table, i)            optional: floats of a table of 16, by the low four bits of i
+//   load_codes(p), store_codes(p, i)   s8 u8 s16 u16 <-> I32 in range, V::width codes
+//   store_codes4(p, a, b, c, d)    the same for four vectors
+//   ByteShift(z, qmin), store_bytes4(p, a, b, c, d, k)   s8 u8: max(i + z, qmin), saturating, for four vectors
+//   Bounds(z, qmin, qmax)          optional, up to reduce_rows: constants of the next two, for steps of 16 bits
+//   store_bounded4<Clamp>(p, a, b, c, d, k)   s8 u8 of steps in range, or with Clamp clamp(i + z, qmin, qmax)
+//   store_nibbles4<Clamp>(Code, p, a, b, c, d, k)   the low four bits of the same, two per byte
+//   kept(F32)                      the value in a register: compilers would rather load twice for two uses
+//   bits(F32), max_u32(i, j)       the bits of a number; the maximum as unsigned integers
+//   reduce_rows_max_i32(rows, n, out), reduce_rows_max_u32   of each of n vectors, n a multiple of 8
+//   keep(x)                        optional: forces x into a register
+//   min_skip_nan(x, acc), max_skip_nan   a NaN in x leaves acc as it is
+//   Flag no_nan(), note_nan(f, x, y), any(f)   f is raised where x or y has a NaN
+//   reduce_min, reduce_max, reduce_max_i32   across lanes
+//   magnitude(F32)                 |x| as its bits: ordered like integers, NaN above Inf above all else
+//   positive(x)                    I32 1 where x > 0, else 0
+//   sum_abs(acc, p)                adds |p[0..8)| to eight f64 lanes
+//   sum_products(acc, p, q)        adds p[i] * q[i], i < 8, in f64, to eight f64 lanes
+//   add_products(acc, x, y)        optional: the same for vectors whose first element is a multiple of 8
+//   add_powers(acc, p)             adds x, x^2, |x| of eight floats to the lanes of acc[0..3)
+//   merge_pairs<Shift>(src, dst)   kPairBlock bytes -> half as many: src[2i] | src[2i + 1] << Shift, of low Shift bits
+//   split_pairs<Shift>(src, dst)   the inverse: kPairBlock / 2 bytes -> kPairBlock
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -70,8 +53,8 @@
 
 namespace lowbit {
 
-// x / s at multiply speed: fma(x, inv, x * low), where inv + low is 1 / s to about 48 bits. It rounds to the same
-// integer as x / s for every f32 x with |x / s| < 256: shown for every mantissa of s, every half-integer and
+// x / s at the speed of multiplication: fma(x, inv, x * low), where inv + low is 1 / s to about 48 bits. It rounds to
+// the same integer as x / s for every f32 x with |x / s| < 256: shown for every mantissa of s, every half-integer and
 // every x near one by core/tests --proof. Above this scale `low` would be subnormal.
 constexpr float kMaxQuotientScale = 0x1p+96f;
 
@@ -100,10 +83,10 @@ LOWBIT_INLINE typename V::F32 multiply_add(typename V::F32 x, typename V::F32 y,
   }
 }
 
-// What store_pair may take for granted: that its numbers are bfloats already, or that none lies between two.
+// What store_pair may assume: that every number is a bfloat16 already, or that none is a tie between two.
 enum class PairRounding { exact, no_ties, any };
 
-// Scalar conversions, exact or round-to-nearest-even, shared by tails and by the scalar ISA.
+// Scalar conversions, exact or rounding to nearest even, for tails and for the scalar ISA.
 LOWBIT_INLINE float bits_to_float(uint32_t b) {
   float f;
   std::memcpy(&f, &b, 4);

@@ -12,10 +12,7 @@ struct Avx2Bytes {
   using Words = __m256i;
 
   LOWBIT_INLINE Bytes load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-  template <bool Stream>
-  LOWBIT_INLINE void store(uint8_t* p, Bytes x) {
-    Avx2::store256<Stream>(p, x);
-  }
+  LOWBIT_INLINE void store(uint8_t* p, Bytes x) { Avx2::store256(p, x); }
   LOWBIT_INLINE Bytes set(uint8_t b) { return _mm256_set1_epi8(static_cast<char>(b)); }
   LOWBIT_INLINE Bytes flip(Bytes x, Bytes mask) { return _mm256_xor_si256(x, mask); }
   LOWBIT_INLINE Bytes greatest(int8_t, Bytes x, Bytes y) { return _mm256_max_epi8(x, y); }
@@ -23,8 +20,8 @@ struct Avx2Bytes {
   LOWBIT_INLINE Bytes least(int8_t, Bytes x, Bytes y) { return _mm256_min_epi8(x, y); }
   LOWBIT_INLINE Bytes least(uint8_t, Bytes x, Bytes y) { return _mm256_min_epu8(x, y); }
 
-  // Sixteen look-ups of sixteen bytes. A look-up gives 0 where the index is negative, so walking the index down by 16
-  // adds part after part until it has passed zero; each part is stored as its difference from the one before.
+  // Sixteen lookups of sixteen bytes. A lookup gives 0 where the index is negative, so that subtracting 16 from the
+  // index before each lookup combines parts until it passes zero; a part is stored as its xor with the one before.
   struct Table {
     Bytes part[16];
     explicit Table(const uint8_t* p) {

@@ -12,10 +12,7 @@ struct Avx512Bytes {
   using Words = __m512i;
 
   LOWBIT_INLINE Bytes load(const uint8_t* p) { return _mm512_loadu_si512(p); }
-  template <bool Stream>
-  LOWBIT_INLINE void store(uint8_t* p, Bytes x) {
-    Avx512::store512<Stream>(p, x);
-  }
+  LOWBIT_INLINE void store(uint8_t* p, Bytes x) { _mm512_storeu_si512(p, x); }
   LOWBIT_INLINE Bytes set(uint8_t b) { return _mm512_set1_epi8(static_cast<char>(b)); }
   LOWBIT_INLINE Bytes flip(Bytes x, Bytes mask) { return _mm512_xor_si512(x, mask); }
   LOWBIT_INLINE Bytes greatest(int8_t, Bytes x, Bytes y) { return _mm512_max_epi8(x, y); }
@@ -23,8 +20,8 @@ struct Avx512Bytes {
   LOWBIT_INLINE Bytes least(int8_t, Bytes x, Bytes y) { return _mm512_min_epi8(x, y); }
   LOWBIT_INLINE Bytes least(uint8_t, Bytes x, Bytes y) { return _mm512_min_epu8(x, y); }
 
-  // Sixteen look-ups of sixteen bytes. A look-up gives 0 where the index is negative, so walking the index down by 16
-  // adds part after part until it has passed zero; each part is stored as its difference from the one before.
+  // Sixteen lookups of sixteen bytes. A lookup gives 0 where the index is negative, so that subtracting 16 from the
+  // index before each lookup combines parts until it passes zero; a part is stored as its xor with the one before.
   struct Table {
     Bytes part[16];
     explicit Table(const uint8_t* p) {
@@ -85,7 +82,10 @@ struct Avx512Bytes {
 };
 
 #ifdef __AVX512VBMI__
-// Permutations of bytes: 128 of them at a time. The first leaves the other half's indices where they are.
+// A type of its own, so that templates compiled with VBMI are not merged with those compiled without.
+struct Avx512Vbmi : Avx512 {};
+
+// Lookups of 128 bytes at a time. The first one leaves the indices of the other half unchanged.
 struct Avx512VbmiBytes : Avx512Bytes {
   static constexpr bool has_tables = true;
   struct Table {

@@ -34,7 +34,7 @@ struct Avx2 {
     return {_mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, v)), _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, v)),
             _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, w)), _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, w))};
   }
-  // Even and odd lanes: each is half of a 32-bit lane already.
+  // Even and odd lanes: each is the half of a 32-bit lane.
   struct F32x2 {
     F32 a, b;
   };
@@ -80,7 +80,7 @@ struct Avx2 {
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }
-  // Rounding to even by adding carries an infinity over unchanged; only a NaN needs the care above.
+  // Without the care for NaN: rounding to even by addition leaves an infinity unchanged.
   LOWBIT_INLINE void store_number(bfloat_t* p, F32 x) {
     const __m256i b = _mm256_castps_si256(x);
     const __m256i odd = _mm256_srli_epi32(_mm256_slli_epi32(b, 15), 31);
@@ -122,11 +122,6 @@ struct Avx2 {
   LOWBIT_INLINE F64 add(F64 x, F64 y) { return {_mm256_add_pd(x.lo, y.lo), _mm256_add_pd(x.hi, y.hi)}; }
   LOWBIT_INLINE F32 sub(F32 x, F32 y) { return _mm256_sub_ps(x, y); }
   LOWBIT_INLINE F64 sub(F64 x, F64 y) { return {_mm256_sub_pd(x.lo, y.lo), _mm256_sub_pd(x.hi, y.hi)}; }
-  LOWBIT_INLINE void stream(float* p, F32 x) { _mm256_stream_ps(p, x); }
-  LOWBIT_INLINE void stream(double* p, F64 x) {
-    _mm256_stream_pd(p, x.lo);
-    _mm256_stream_pd(p + 4, x.hi);
-  }
   LOWBIT_INLINE F32 only_in(F32 r, F32 lo, F32 hi, F32 v) {
     const F32 inside = _mm256_and_ps(_mm256_cmp_ps(r, lo, _CMP_GE_OQ), _mm256_cmp_ps(r, hi, _CMP_LE_OQ));
     return _mm256_and_ps(inside, v);
@@ -209,35 +204,24 @@ struct Avx2 {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_16(i, uint16_t{}));
   }
 
-  template <bool Stream>
-  LOWBIT_INLINE void store256(void* p, __m256i v) {
-    if constexpr (Stream) {
-      _mm256_stream_si256(static_cast<__m256i*>(p), v);
-    } else {
-      _mm256_storeu_si256(static_cast<__m256i*>(p), v);
-    }
-  }
+  LOWBIT_INLINE void store256(void* p, __m256i v) { _mm256_storeu_si256(static_cast<__m256i*>(p), v); }
   // Packing works within 128-bit lanes; one permutation at the end restores the order.
   LOWBIT_INLINE __m256i unscramble(__m256i v) {
     return _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   }
-  template <bool Stream>
   LOWBIT_INLINE void store_codes4(int8_t* p, I32 a, I32 b, I32 c, I32 d) {
-    store256<Stream>(p, unscramble(_mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d))));
+    store256(p, unscramble(_mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d))));
   }
-  template <bool Stream>
   LOWBIT_INLINE void store_codes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d) {
-    store256<Stream>(p, unscramble(_mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d))));
+    store256(p, unscramble(_mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d))));
   }
-  template <bool Stream>
   LOWBIT_INLINE void store_codes4(int16_t* p, I32 a, I32 b, I32 c, I32 d) {
-    store256<Stream>(p, _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8));
-    store256<Stream>(p + 16, _mm256_permute4x64_epi64(_mm256_packs_epi32(c, d), 0xd8));
+    store256(p, _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8));
+    store256(p + 16, _mm256_permute4x64_epi64(_mm256_packs_epi32(c, d), 0xd8));
   }
-  template <bool Stream>
   LOWBIT_INLINE void store_codes4(uint16_t* p, I32 a, I32 b, I32 c, I32 d) {
-    store256<Stream>(p, _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8));
-    store256<Stream>(p + 16, _mm256_permute4x64_epi64(_mm256_packus_epi32(c, d), 0xd8));
+    store256(p, _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8));
+    store256(p + 16, _mm256_permute4x64_epi64(_mm256_packus_epi32(c, d), 0xd8));
   }
   struct ByteShift {
     __m256i zero, qmin;
@@ -252,15 +236,15 @@ struct Avx2 {
     if constexpr (Paired) return _mm256_permute4x64_epi64(q, 0xd8);
     return unscramble(q);
   }
-  template <bool Stream, bool Paired = false>
+  template <bool Paired = false>
   LOWBIT_INLINE void store_bytes4(int8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
     const __m256i q = _mm256_packs_epi16(shifted(a, b, k), shifted(c, d, k));
-    store256<Stream>(p, ordered<Paired>(_mm256_max_epi8(q, k.qmin)));
+    store256(p, ordered<Paired>(_mm256_max_epi8(q, k.qmin)));
   }
-  template <bool Stream, bool Paired = false>
+  template <bool Paired = false>
   LOWBIT_INLINE void store_bytes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
     const __m256i q = _mm256_packus_epi16(shifted(a, b, k), shifted(c, d, k));
-    store256<Stream>(p, ordered<Paired>(_mm256_max_epu8(q, k.qmin)));
+    store256(p, ordered<Paired>(_mm256_max_epu8(q, k.qmin)));
   }
 
   struct Bounds {
@@ -286,20 +270,16 @@ struct Avx2 {
   }
   template <bool Clamp, class Code>
   LOWBIT_INLINE void store_bounded4(Code* p, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
-    store256<false>(p, unscramble(bounded<Clamp>(Code{}, a, b, c, d, k)));
+    store256(p, unscramble(bounded<Clamp>(Code{}, a, b, c, d, k)));
   }
-  template <bool Clamp, bool Stream, class Code>
+  template <bool Clamp, class Code>
   LOWBIT_INLINE void store_nibbles4(Code, uint8_t* p, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
     __m256i q = bounded<Clamp>(Code{}, a, b, c, d, k);
     if constexpr (static_cast<Code>(-1) < 0) q = _mm256_and_si256(q, _mm256_set1_epi8(0x0f));
     const __m256i pairs = _mm256_maddubs_epi16(q, _mm256_set1_epi16(0x1001));
     const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
     const __m128i r = _mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
-    if constexpr (Stream) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(p), r);
-    } else {
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(p), r);
-    }
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), r);
   }
 
   LOWBIT_INLINE F32 min_skip_nan(F32 x, F32 acc) { return _mm256_min_ps(x, acc); }
@@ -351,7 +331,7 @@ struct Avx2 {
   }
   LOWBIT_INLINE I32 bits(F32 x) { return _mm256_castps_si256(x); }
   LOWBIT_INLINE I32 max_u32(I32 i, I32 j) { return _mm256_max_epu32(i, j); }
-  // Eight rows fold into one vector: of two rows each time the halves that belong together.
+  // Reduces eight vectors to one vector of their maxima, by merging two at a time.
   template <class Max>
   LOWBIT_INLINE I32 fold_rows(const I32* r, Max max) {
     const auto two = [&](I32 a, I32 b) __attribute__((always_inline)) {
@@ -427,24 +407,14 @@ struct Avx2 {
   }
 
   static constexpr int kPairBlock = 64;
-  // Past the caches in halves: memory from malloc is aligned to 16 bytes, not to 32.
-  template <bool Stream>
-  LOWBIT_INLINE void store_packed(uint8_t* p, __m256i v) {
-    if constexpr (Stream) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(v));
-      _mm_stream_si128(reinterpret_cast<__m128i*>(p + 16), _mm256_extracti128_si256(v, 1));
-    } else {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
-    }
-  }
-  template <int Shift, bool Stream>
+  template <int Shift>
   LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
     const __m256i weights = _mm256_set1_epi16(static_cast<int16_t>(0x0001 | (1 << (8 + Shift))));
     const __m256i mask = _mm256_set1_epi8((1 << Shift) - 1);
     const __m256i a = _mm256_and_si256(mask, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src)));
     const __m256i b = _mm256_and_si256(mask, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + 32)));
     const __m256i r = _mm256_packus_epi16(_mm256_maddubs_epi16(a, weights), _mm256_maddubs_epi16(b, weights));
-    store_packed<Stream>(dst, _mm256_permute4x64_epi64(r, 0xd8));
+    store256(dst, _mm256_permute4x64_epi64(r, 0xd8));
   }
   template <int Shift>
   LOWBIT_INLINE void split_pairs(const uint8_t* src, uint8_t* dst) {

@@ -33,15 +33,15 @@ struct Avx512 {
     return {_mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, v)), _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, v)),
             _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, w)), _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, w))};
   }
-  // Even and odd lanes: each is half of a 32-bit lane already.
+  // Even and odd lanes: each is the half of a 32-bit lane.
   struct F32x2 {
     F32 a, b;
   };
-  LOWBIT_INLINE F32x2 widened(bfloat_t, __m512i v) {
+  LOWBIT_INLINE F32x2 load_pair(const bfloat_t* p) {
+    const __m512i v = _mm512_loadu_si512(p);
     return {_mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
             _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(~0xffff)))};
   }
-  LOWBIT_INLINE F32x2 load_pair(const bfloat_t* p) { return widened(bfloat_t{}, _mm512_loadu_si512(p)); }
   template <PairRounding Rounding>
   LOWBIT_INLINE __m512i rounded_up_half(F32 x) {  // right in the 16 upper bits of each lane, if x is no NaN
     const __m512i b = _mm512_castps_si512(x);
@@ -54,17 +54,6 @@ struct Avx512 {
   LOWBIT_INLINE void store_pair(bfloat_t* p, F32x2 x) {
     const __m512i even = _mm512_srli_epi32(rounded_up_half<Rounding>(x.a), 16), odd = rounded_up_half<Rounding>(x.b);
     _mm512_storeu_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, even, odd));
-  }
-  // 2 * width halves or bfloats, as their bits.
-  using Bits16 = __m512i;
-  LOWBIT_INLINE Bits16 load_bits16(const void* p) { return _mm512_loadu_si512(p); }
-  LOWBIT_INLINE Bits16 max_i16(Bits16 x, Bits16 y) { return _mm512_max_epi16(x, y); }
-  LOWBIT_INLINE Bits16 max_u16(Bits16 x, Bits16 y) { return _mm512_max_epu16(x, y); }
-  LOWBIT_INLINE bool any_above_i16(Bits16 x, int16_t bound) {
-    return _mm512_cmpgt_epi16_mask(x, _mm512_set1_epi16(bound)) != 0;
-  }
-  LOWBIT_INLINE bool any_above_u16(Bits16 x, uint16_t bound) {
-    return _mm512_cmpgt_epu16_mask(x, _mm512_set1_epi16(static_cast<int16_t>(bound))) != 0;
   }
   LOWBIT_INLINE F64 load(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
   LOWBIT_INLINE I32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
@@ -88,7 +77,7 @@ struct Avx512 {
     const __m512i r = _mm512_srli_epi32(_mm512_mask_blend_epi32(is_nan, rounded, nan), 16);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(r));
   }
-  // Rounding to even by adding carries an infinity over unchanged; only a NaN needs the care above.
+  // Without the care for NaN: rounding to even by addition leaves an infinity unchanged.
   LOWBIT_INLINE void store_number(bfloat_t* p, F32 x) {
     const __m512i b = _mm512_castps_si512(x);
     const __m512i odd = _mm512_srli_epi32(_mm512_slli_epi32(b, 15), 31);
@@ -129,11 +118,6 @@ struct Avx512 {
   LOWBIT_INLINE F64 add(F64 x, F64 y) { return {_mm512_add_pd(x.lo, y.lo), _mm512_add_pd(x.hi, y.hi)}; }
   LOWBIT_INLINE F32 sub(F32 x, F32 y) { return _mm512_sub_ps(x, y); }
   LOWBIT_INLINE F64 sub(F64 x, F64 y) { return {_mm512_sub_pd(x.lo, y.lo), _mm512_sub_pd(x.hi, y.hi)}; }
-  LOWBIT_INLINE void stream(float* p, F32 x) { _mm512_stream_ps(p, x); }
-  LOWBIT_INLINE void stream(double* p, F64 x) {
-    _mm512_stream_pd(p, x.lo);
-    _mm512_stream_pd(p + 8, x.hi);
-  }
   LOWBIT_INLINE F32 only_in(F32 r, F32 lo, F32 hi, F32 v) {
     const __mmask16 above = _mm512_cmp_ps_mask(r, lo, _CMP_GE_OQ);
     return _mm512_maskz_mov_ps(_mm512_mask_cmp_ps_mask(above, r, hi, _CMP_LE_OQ), v);
@@ -211,14 +195,6 @@ struct Avx512 {
   LOWBIT_INLINE void store_codes(int16_t* p, I32 i) { store16(p, i); }
   LOWBIT_INLINE void store_codes(uint16_t* p, I32 i) { store16(p, i); }
 
-  template <bool Stream>
-  LOWBIT_INLINE void store512(void* p, __m512i v) {
-    if constexpr (Stream) {
-      _mm512_stream_si512(static_cast<__m512i*>(p), v);
-    } else {
-      _mm512_storeu_si512(p, v);
-    }
-  }
   // Packing works within 128-bit lanes; one permutation at the end restores the order.
   LOWBIT_INLINE __m512i unscramble8(__m512i v) {
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), v);
@@ -226,23 +202,19 @@ struct Avx512 {
   LOWBIT_INLINE __m512i unscramble16(__m512i v) {
     return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), v);
   }
-  template <bool Stream>
   LOWBIT_INLINE void store_codes4(int8_t* p, I32 a, I32 b, I32 c, I32 d) {
-    store512<Stream>(p, unscramble8(_mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d))));
+    _mm512_storeu_si512(p, unscramble8(_mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d))));
   }
-  template <bool Stream>
   LOWBIT_INLINE void store_codes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d) {
-    store512<Stream>(p, unscramble8(_mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d))));
+    _mm512_storeu_si512(p, unscramble8(_mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d))));
   }
-  template <bool Stream>
   LOWBIT_INLINE void store_codes4(int16_t* p, I32 a, I32 b, I32 c, I32 d) {
-    store512<Stream>(p, unscramble16(_mm512_packs_epi32(a, b)));
-    store512<Stream>(p + 32, unscramble16(_mm512_packs_epi32(c, d)));
+    _mm512_storeu_si512(p, unscramble16(_mm512_packs_epi32(a, b)));
+    _mm512_storeu_si512(p + 32, unscramble16(_mm512_packs_epi32(c, d)));
   }
-  template <bool Stream>
   LOWBIT_INLINE void store_codes4(uint16_t* p, I32 a, I32 b, I32 c, I32 d) {
-    store512<Stream>(p, unscramble16(_mm512_packus_epi32(a, b)));
-    store512<Stream>(p + 32, unscramble16(_mm512_packus_epi32(c, d)));
+    _mm512_storeu_si512(p, unscramble16(_mm512_packus_epi32(a, b)));
+    _mm512_storeu_si512(p + 32, unscramble16(_mm512_packus_epi32(c, d)));
   }
   struct ByteShift {
     __m512i zero, qmin;
@@ -257,15 +229,15 @@ struct Avx512 {
     if constexpr (Paired) return unscramble16(q);
     return unscramble8(q);
   }
-  template <bool Stream, bool Paired = false>
+  template <bool Paired = false>
   LOWBIT_INLINE void store_bytes4(int8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
     const __m512i q = _mm512_packs_epi16(shifted(a, b, k), shifted(c, d, k));
-    store512<Stream>(p, ordered<Paired>(_mm512_max_epi8(q, k.qmin)));
+    _mm512_storeu_si512(p, ordered<Paired>(_mm512_max_epi8(q, k.qmin)));
   }
-  template <bool Stream, bool Paired = false>
+  template <bool Paired = false>
   LOWBIT_INLINE void store_bytes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
     const __m512i q = _mm512_packus_epi16(shifted(a, b, k), shifted(c, d, k));
-    store512<Stream>(p, ordered<Paired>(_mm512_max_epu8(q, k.qmin)));
+    _mm512_storeu_si512(p, ordered<Paired>(_mm512_max_epu8(q, k.qmin)));
   }
 
   struct Bounds {
@@ -291,20 +263,15 @@ struct Avx512 {
   }
   template <bool Clamp, class Code>
   LOWBIT_INLINE void store_bounded4(Code* p, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
-    store512<false>(p, unscramble8(bounded<Clamp>(Code{}, a, b, c, d, k)));
+    _mm512_storeu_si512(p, unscramble8(bounded<Clamp>(Code{}, a, b, c, d, k)));
   }
-  template <bool Clamp, bool Stream, class Code>
+  template <bool Clamp, class Code>
   LOWBIT_INLINE void store_nibbles4(Code, uint8_t* p, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
     const __m512i q = _mm512_and_si512(bounded<Clamp>(Code{}, a, b, c, d, k), _mm512_set1_epi8(0x0f));
     const __m256i bytes = _mm512_cvtepi16_epi8(_mm512_maddubs_epi16(q, _mm512_set1_epi16(0x1001)));
     const __m256i order = _mm256_setr_epi16(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m256i r = _mm256_permutexvar_epi16(order, bytes);
-    if constexpr (Stream) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(r));
-      _mm_stream_si128(reinterpret_cast<__m128i*>(p + 16), _mm256_extracti128_si256(r, 1));
-    } else {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), r);
-    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), r);
   }
 
   LOWBIT_INLINE F32 min_skip_nan(F32 x, F32 acc) { return _mm512_min_ps(x, acc); }
@@ -390,26 +357,14 @@ struct Avx512 {
   LOWBIT_INLINE void lanes(const Sum8& acc, double* out) { _mm512_storeu_pd(out, acc.all); }
 
   static constexpr int kPairBlock = 128;
-  // Past the caches in quarters: memory from malloc is aligned to 16 bytes, not to 64.
-  template <bool Stream>
-  LOWBIT_INLINE void store_packed(uint8_t* p, __m512i v) {
-    if constexpr (Stream) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm512_castsi512_si128(v));
-      _mm_stream_si128(reinterpret_cast<__m128i*>(p + 16), _mm512_extracti32x4_epi32(v, 1));
-      _mm_stream_si128(reinterpret_cast<__m128i*>(p + 32), _mm512_extracti32x4_epi32(v, 2));
-      _mm_stream_si128(reinterpret_cast<__m128i*>(p + 48), _mm512_extracti32x4_epi32(v, 3));
-    } else {
-      _mm512_storeu_si512(p, v);
-    }
-  }
-  template <int Shift, bool Stream>
+  template <int Shift>
   LOWBIT_INLINE void merge_pairs(const uint8_t* src, uint8_t* dst) {
     const __m512i weights = _mm512_set1_epi16(static_cast<int16_t>(0x0001 | (1 << (8 + Shift))));
     const __m512i mask = _mm512_set1_epi8((1 << Shift) - 1);
     const __m512i a = _mm512_and_si512(mask, _mm512_loadu_si512(src));
     const __m512i b = _mm512_and_si512(mask, _mm512_loadu_si512(src + 64));
     const __m512i r = _mm512_packus_epi16(_mm512_maddubs_epi16(a, weights), _mm512_maddubs_epi16(b, weights));
-    store_packed<Stream>(dst, unscramble16(r));
+    _mm512_storeu_si512(dst, unscramble16(r));
   }
   template <int Shift>
   LOWBIT_INLINE void split_pairs(const uint8_t* src, uint8_t* dst) {
@@ -422,66 +377,5 @@ struct Avx512 {
     _mm512_storeu_si512(dst + 64, _mm512_unpackhi_epi8(even, odd));
   }
 };
-
-#if defined(__AVX512VBMI__)
-// With permutations of bytes: 256 results of 16 bits are a table in registers.
-struct Avx512Vbmi : Avx512 {
-  // Pairs as of load_pair. Halves become 2^-112 of what they are, which costs no conversion.
-  static constexpr float unwidened(bfloat_t) { return 1; }
-  static constexpr float unwidened(half_t) { return 0x1p112f; }
-  using Avx512::widened;
-  LOWBIT_INLINE F32x2 widened(half_t, Bits16 v) {
-    // Times 2^13, the lower of a pair at once; the three bits that follow the sign are copies of it.
-    const __m512i low = _mm512_madd_epi16(v, _mm512_set1_epi32(1 << 13)), high = _mm512_srai_epi32(v, 3);
-    return {_mm512_castsi512_ps(_mm512_and_si512(low, _mm512_set1_epi32(~0x70000000))),
-            _mm512_castsi512_ps(_mm512_and_si512(high, _mm512_set1_epi32(~0x70001fff)))};
-  }
-  LOWBIT_INLINE Bits16 set_bits16(uint16_t x) { return _mm512_set1_epi16(static_cast<int16_t>(x)); }
-  LOWBIT_INLINE void store_bits16(void* p, Bits16 x) { _mm512_storeu_si512(p, x); }
-  LOWBIT_INLINE bool any_above(Bits16 x, Bits16 most_i16, Bits16 y, Bits16 most_u16) {
-    return _kortestz_mask32_u8(_mm512_cmpgt_epi16_mask(x, most_i16), _mm512_cmpgt_epu16_mask(y, most_u16)) == 0;
-  }
-  LOWBIT_INLINE Bits16 min_i16(Bits16 x, Bits16 y) { return _mm512_min_epi16(x, y); }
-  LOWBIT_INLINE Bits16 min_u16(Bits16 x, Bits16 y) { return _mm512_min_epu16(x, y); }
-  LOWBIT_INLINE uint32_t equal_bits16(Bits16 x, Bits16 y) { return _mm512_cmpeq_epi16_mask(x, y); }
-  // y, but x where that is a NaN: one above an infinity of these bits, but for its sign.
-  LOWBIT_INLINE Bits16 keep_nans(Bits16 x, Bits16 y, uint16_t infinity) {
-    const __mmask32 is_nan =
-        _mm512_cmpgt_epu16_mask(_mm512_add_epi16(x, x), set_bits16(static_cast<uint16_t>(2 * infinity)));
-    return _mm512_mask_mov_epi16(y, is_nan, x);
-  }
-
-  // Their lower and upper bytes, in halves of 128 entries.
-  struct Words {
-    __m512i low[4], high[4];
-    Words(const uint8_t* l, const uint8_t* h) {
-      for (int i = 0; i < 4; ++i) low[i] = _mm512_load_si512(l + 64 * i), high[i] = _mm512_load_si512(h + 64 * i);
-    }
-  };
-  struct Bits16x2 {
-    Bits16 a, b;
-  };
-  // The words at the lowest bytes of the lanes of two pairs, in the order of memory.
-  LOWBIT_INLINE Bits16x2 look_up(const Words& words, F32x2 first, F32x2 second) {
-    // Eight of the first pair, then eight of the second, as unpacking takes them apart again.
-    constexpr int64_t kEight = 0x4c0c480844044000, kLane = 0x1010101010101010;
-    const __m512i order = _mm512_setr_epi64(kEight, kEight, kEight + kLane, kEight + kLane, kEight + 2 * kLane,
-                                            kEight + 2 * kLane, kEight + 3 * kLane, kEight + 3 * kLane);
-    // Where a mask is not set an index stays what it is, for the next table.
-    const __mmask64 firsts = 0x00ff00ff00ff00ffu;
-    const __m512i at = looked_up(second.a, second.b, ~firsts, looked_up(first.a, first.b, firsts, order));
-    const __mmask64 upper = _mm512_movepi8_mask(at), lower = _knot_mask64(upper);
-    const auto of = [&](const __m512i(&bytes)[4]) __attribute__((always_inline)) {
-      return _mm512_mask2_permutex2var_epi8(bytes[0], _mm512_mask2_permutex2var_epi8(bytes[2], at, upper, bytes[3]),
-                                            lower, bytes[1]);
-    };
-    const __m512i low = of(words.low), high = of(words.high);
-    return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
-  }
-  LOWBIT_INLINE __m512i looked_up(F32 a, F32 b, __mmask64 where, __m512i at) {
-    return _mm512_mask2_permutex2var_epi8(_mm512_castps_si512(a), at, where, _mm512_castps_si512(b));
-  }
-};
-#endif
 
 }  // namespace lowbit

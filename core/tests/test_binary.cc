@@ -5,7 +5,7 @@
 
 #include "base/threads.h"
 #include "drivers/gemm/binary.h"
-#include "kernels/binary/binary.h"
+#include "kernels/gemm_binary/gemm_binary.h"
 #include "tests/check.h"
 
 namespace lowbit {
@@ -72,11 +72,11 @@ bool finish_is_right(const BinaryRow& row) {
         for (auto& v : fix) v = static_cast<int32_t>(rng() % 2000001) - 1000000;
         for (auto* scales : {&sa, &sb, &bias})
           for (auto& v : *scales) v = static_cast<float>(rng() % 1000) / 777 + 0.01f;
-        BinaryFinishArgs f{counts.data(), next,   rows,      n,    123456,    with_fix ? fix.data() : nullptr,
-                           sums.data(),   stride, sa.data(), each, sb.data(), bias.data()};
-        row.finish_s32(f);
+        BinaryEpilogueArgs f{counts.data(), next,   rows,      n,    123456,    with_fix ? fix.data() : nullptr,
+                             sums.data(),   stride, sa.data(), each, sb.data(), bias.data()};
+        row.epilogue_s32(f);
         f.y = y.data();
-        row.finish_f32(f);
+        row.epilogue_f32(f);
         for (int64_t i = 0; i < rows * stride; ++i) {
           const int64_t r = i / stride, j = i % stride;
           if (j < n) {
@@ -109,7 +109,7 @@ bool padding_is_right(const BinaryRow& row) {
 }
 
 void test_row(const BinaryRow& row, Isa isa) {
-  const std::string name = std::string("binary ") + isa_name(isa) + " " + row.way;
+  const std::string name = std::string("binary ") + isa_name(isa) + " " + row.method;
   bool random = true;
   for (const int64_t rows : {1, 2, 3, 7, 8, 9, 16, 17})
     for (const int64_t bytes : {int64_t{3}, int64_t{6}, int64_t{27}, row.block - 3, row.block})
@@ -223,10 +223,9 @@ void test_align_rows() {
 }  // namespace
 
 void test_binary_rows(Isa isa) {
-  for (int i = 0; i < kBinaryKernels; ++i) {
-    test_row(binary_rows(isa)[i], isa);
-    if (isa == Isa::avx512 && binary_rows_with_vpopcnt() != nullptr) test_row(binary_rows_with_vpopcnt()[i], isa);
-  }
+  const KernelTable<BinaryRow> rows = gemm_binary_rows(isa), plain = gemm_binary_rows(isa, false);
+  test_row(rows.front(), isa);
+  if (plain.data() != rows.data()) test_row(plain.front(), isa);
 }
 
 void test_binary_drivers() {

@@ -10,8 +10,8 @@
 #include "drivers/conv/pool.h"
 #include "drivers/elementwise/combine.h"
 #include "drivers/elementwise/shortcut.h"
-#include "kernels/codes/codes.h"
-#include "kernels/combine/combine.h"
+#include "kernels/add_mul/add_mul.h"
+#include "kernels/clamp_lookup/clamp_lookup.h"
 #include "kernels/pool/pool.h"
 #include "tests/check.h"
 
@@ -43,14 +43,14 @@ uint8_t expected_code(float v, float s, int z, int qmin, int qmax) {
   if (std::isnan(y) || y < static_cast<float>(qmin - z)) return static_cast<uint8_t>(qmin);
   return static_cast<uint8_t>(y > static_cast<float>(qmax - z) ? qmax : static_cast<int>(y) + z);
 }
-uint8_t expected_pair(const CombineRow& row, const CombineArgs& k, uint8_t a, uint8_t b) {
+uint8_t expected_pair(const AddMulRow& row, const AddMulArgs& k, uint8_t a, uint8_t b) {
   const volatile float va = static_cast<float>(value(code_of(k.a_signed), a) - k.za) * k.sa;
   const volatile float vb = static_cast<float>(value(code_of(k.b_signed), b) - k.zb) * k.sb;
-  return expected_code(row.op == CombineOp::add ? va + vb : va * vb, k.sy, k.zy, k.qmin, k.qmax);
+  return expected_code(row.op == AddMulOp::add ? va + vb : va * vb, k.sy, k.zy, k.qmin, k.qmax);
 }
 
-CombineArgs random_args(Code code, double sa, double sb, double sy) {
-  CombineArgs k{};
+AddMulArgs random_args(Code code, double sa, double sb, double sy) {
+  AddMulArgs k{};
   k.a_signed = rng() % 2, k.b_signed = rng() % 2;
   k.sa = static_cast<float>(sa), k.sb = static_cast<float>(sb), k.sy = static_cast<float>(sy);
   k.qmin = least(code), k.qmax = least(code) + 255;
@@ -61,9 +61,8 @@ CombineArgs random_args(Code code, double sa, double sb, double sy) {
   return k;
 }
 
-// Codes as the row's function makes them, for every size, aligned or not, streamed or not, into memory of its own or
-// over an operand.
-bool agrees(const CombineRow& row, CombineFn run, CombineArgs k) {
+// Codes as the row's function makes them, for every size, aligned or not, into memory of its own or over an operand.
+bool agrees(const AddMulRow& row, AddMulFn run, AddMulArgs k) {
   bool good = true;
   for (const int64_t n : kSizes) {
     const std::vector<uint8_t> a = bytes(n), b = bytes(n);
@@ -72,7 +71,7 @@ bool agrees(const CombineRow& row, CombineFn run, CombineArgs k) {
         std::vector<uint8_t> x(n + shift + 64, kGuard), y = x, q = x;
         std::copy(a.begin(), a.end(), x.begin() + shift), std::copy(b.begin(), b.end(), y.begin() + shift);
         std::vector<uint8_t>& to = over == 0 ? q : (over == 1 ? x : y);
-        k.a = x.data() + shift, k.b = y.data() + shift, k.q = to.data() + shift, k.n = n, k.stream = rng() % 2;
+        k.a = x.data() + shift, k.b = y.data() + shift, k.q = to.data() + shift, k.n = n;
         run(k);
         for (int64_t i = 0; i < n; ++i) good &= to[i + shift] == expected_pair(row, k, a[i], b[i]);
         good &= std::all_of(to.begin() + shift + n, to.end(), [](uint8_t v) { return v == kGuard; });
@@ -82,7 +81,7 @@ bool agrees(const CombineRow& row, CombineFn run, CombineArgs k) {
   return good;
 }
 
-bool agrees_on_all_pairs(const CombineRow& row, CombineFn run, CombineArgs k) {
+bool agrees_on_all_pairs(const AddMulRow& row, AddMulFn run, AddMulArgs k) {
   std::vector<uint8_t> a(65536), b(65536), q(65536);
   for (int i = 0; i < 65536; ++i) a[i] = static_cast<uint8_t>(i >> 8), b[i] = static_cast<uint8_t>(i);
   k.a = a.data(), k.b = b.data(), k.q = q.data(), k.n = 65536;
@@ -92,7 +91,7 @@ bool agrees_on_all_pairs(const CombineRow& row, CombineFn run, CombineArgs k) {
   return true;
 }
 
-void test_combine_row(const CombineRow& row, Isa isa) {
+void test_combine_row(const AddMulRow& row, Isa isa) {
   const double scales[][3] = {
       {0.0231, 0.0177, 0.0313},       {0.03, 0.03, 0.03}, {0.03, 0.03, 0.06}, {0.5, 0.25, 1},       {3, 5, 0.01},
       {0x1p-125, 0x1p-125, 0x1p-125}, {5e33, 1e33, 1e30}, {1e30, 3e29, 2e30}, {1e-30, 1e-28, 1e30}, {0.001, 0.002, 1},
@@ -100,26 +99,26 @@ void test_combine_row(const CombineRow& row, Isa isa) {
   bool good = true, pairs = true;
   for (const auto& s : scales) {
     for (int repeat = 0; repeat < 4; ++repeat) {
-      const CombineArgs k = random_args(row.code, s[0], s[1], s[2]);
+      const AddMulArgs k = random_args(row.code, s[0], s[1], s[2]);
       good &= agrees(row, row.exact, k), pairs &= agrees_on_all_pairs(row, row.exact, k);
     }
   }
-  const char* op = row.op == CombineOp::add ? "add" : "mul";
+  const char* op = row.op == AddMulOp::add ? "add" : "mul";
   report(good, name(op, isa, row.code) + " any size");
   report(pairs, name(op, isa, row.code) + " all pairs of codes");
 }
 
 // Shortcuts that are found are right; and they are found where they should be, in every number of planes.
-void test_shortcuts(const CombineRow& row, Isa isa) {
-  const char* op = row.op == CombineOp::add ? "add" : "mul";
+void test_shortcuts(const AddMulRow& row, Isa isa) {
+  const char* op = row.op == AddMulOp::add ? "add" : "mul";
   if (row.shortcut == nullptr) {
     report(!find_shortcut(row, random_args(row.code, 0.01, 0.02, 0.03)).exists(), name(op, isa, row.code) + " none");
     return;
   }
   bool good = true;
-  int seen[CombineShortcut::kPlanes + 1] = {};
-  const auto attempt = [&](CombineArgs k) {
-    const CombineShortcut s = find_shortcut(row, k);
+  int seen[AddMulShortcut::kPlanes + 1] = {};
+  const auto attempt = [&](AddMulArgs k) {
+    const AddMulShortcut s = find_shortcut(row, k);
     ++seen[s.planes];
     k.shortcut = &s;
     if (s.exists()) good &= agrees(row, row.shortcut, k) && agrees_on_all_pairs(row, row.shortcut, k);
@@ -128,17 +127,17 @@ void test_shortcuts(const CombineRow& row, Isa isa) {
   constexpr int kTries = 60;
   for (int i = 0; i < kTries; ++i) {
     const double sa = uniform(0.01, 0.1), sb = uniform(0.01, 0.1);
-    const double sy = row.op == CombineOp::add ? std::max(sa, sb) * uniform(0.9, 3) : sa * sb * uniform(40, 200);
+    const double sy = row.op == AddMulOp::add ? std::max(sa, sb) * uniform(0.9, 3) : sa * sb * uniform(40, 200);
     attempt(random_args(row.code, sa, sb, sy));
   }
   report(seen[0] < kTries / 5, name(op, isa, row.code) + " shortcuts for most scales");
-  CombineArgs k = random_args(row.code, 1, 1, 1);
+  AddMulArgs k = random_args(row.code, 1, 1, 1);
   k.qmin = least(row.code), k.qmax = k.qmin + 255;
   const auto with = [&](double sa, double sb, double sy) {
     k.sa = static_cast<float>(sa), k.sb = static_cast<float>(sb), k.sy = static_cast<float>(sy);
     return attempt(k);
   };
-  if (row.op == CombineOp::add) {
+  if (row.op == AddMulOp::add) {
     bool few = with(1, 1, 1) == 1;
     few &= with(1, 0x1p-9, 1) == 2;
     report(few, name(op, isa, row.code) + " fewer planes where digits are 0");
@@ -157,11 +156,11 @@ void test_shortcuts(const CombineRow& row, Isa isa) {
 }
 
 // Sums by table: right wherever there is one, which is for most scales, and planes where there is none.
-void test_tables(const CombineRow& row, Isa isa) {
+void test_tables(const AddMulRow& row, Isa isa) {
   bool good = true;
   int tables = 0, planes = 0;
-  const auto attempt = [&](CombineArgs k) {
-    const CombineShortcut s = find_shortcut(row, k);
+  const auto attempt = [&](AddMulArgs k) {
+    const AddMulShortcut s = find_shortcut(row, k);
     tables += s.by_table, planes += s.planes > 0;
     k.shortcut = &s;
     if (s.exists()) good &= agrees(row, row.shortcut, k) && agrees_on_all_pairs(row, row.shortcut, k);
@@ -169,7 +168,7 @@ void test_tables(const CombineRow& row, Isa isa) {
   constexpr int kTries = 80;
   for (int i = 0; i < kTries; ++i) {
     const double sa = uniform(0.01, 0.1), sb = uniform(0.01, 0.1);
-    CombineArgs k = random_args(row.code, sa, sb, std::max(sa, sb) * uniform(1.3, 3));
+    AddMulArgs k = random_args(row.code, sa, sb, std::max(sa, sb) * uniform(1.3, 3));
     // Numbers about zero, as those of a tensor are: whole parts of both are then bytes.
     k.za = least(code_of(k.a_signed)) + between(96, 160), k.zb = least(code_of(k.b_signed)) + between(96, 160);
     if (i % 2 == 0) k.qmin = least(row.code), k.qmax = k.qmin + 255;
@@ -188,7 +187,7 @@ void test_tables(const CombineRow& row, Isa isa) {
   report(good, name("add", isa, row.code) + " by table, any size and all pairs of codes");
 }
 
-void test_codes_row(const CodesRow& row, Isa isa) {
+void test_codes_row(const ClampLookupRow& row, Isa isa) {
   bool clamped = true, found = true;
   for (const int64_t n : kSizes) {
     for (const bool over : {false, true}) {
@@ -196,10 +195,8 @@ void test_codes_row(const CodesRow& row, Isa isa) {
       std::vector<uint8_t> q(n + 64, kGuard), p(n + 64, kGuard);
       const int lo = between(least(row.code), least(row.code) + 255), hi = between(lo, least(row.code) + 255);
       if (over) std::copy(x.begin(), x.end(), q.begin()), std::copy(x.begin(), x.end(), p.begin());
-      const bool stream = rng() % 2;
-      row.clamp({over ? q.data() : x.data(), q.data(), n, static_cast<uint8_t>(lo), static_cast<uint8_t>(hi), nullptr,
-                 stream});
-      row.lookup({over ? p.data() : x.data(), p.data(), n, 0, 0, table.data(), stream});
+      row.clamp({over ? q.data() : x.data(), q.data(), n, static_cast<uint8_t>(lo), static_cast<uint8_t>(hi), nullptr});
+      row.lookup({over ? p.data() : x.data(), p.data(), n, 0, 0, table.data()});
       for (int64_t i = 0; i < n; ++i) {
         clamped &= value(row.code, q[i]) == std::min(std::max(value(row.code, x[i]), lo), hi);
         found &= p[i] == table[x[i]];
@@ -284,9 +281,9 @@ void test_broadcasting(Isa isa) {
     };
     const int64_t n = elements(shape);
     const std::vector<uint8_t> a = bytes(elements(sa)), b = bytes(elements(sb));
-    for (const CombineOp op : {CombineOp::add, CombineOp::mul}) {
-      const CombineRow& row = combine_row(isa, op, Code::u8);
-      CombineArgs k{};
+    for (const AddMulOp op : {AddMulOp::add, AddMulOp::mul}) {
+      const AddMulRow& row = add_mul_row(isa, op, Code::u8);
+      AddMulArgs k{};
       k.a_signed = true, k.sa = 0.02f, k.sb = 0.013f, k.sy = 0.03f, k.za = 3, k.zb = 100, k.zy = 90, k.qmax = 255;
       for (const int threads : {1, 2, 3, 7}) {
         set_num_threads(threads);
@@ -344,16 +341,16 @@ void test_pooling(Isa isa) {
 
 // Parameters are remembered by value: the same ones come back, others are not taken for them.
 void test_remembered(Isa isa) {
-  const CombineRow& row = combine_row(isa, CombineOp::add, Code::s8);
-  CombineArgs k{};
+  const AddMulRow& row = add_mul_row(isa, AddMulOp::add, Code::s8);
+  AddMulArgs k{};
   k.a_signed = k.b_signed = true, k.qmin = -128, k.qmax = 127;
   bool good = true;
   for (int round = 0; round < 2; ++round)
     for (int i = 0; i < 70; ++i) {  // more than are kept
       k.sa = k.sb = k.sy = 0.01f * static_cast<float>(i + 1), k.zy = i % 5;
-      const CombineShortcut* few = remembered_shortcut(isa, row, k, kShortcutAfter / 4);
+      const AddMulShortcut* few = remembered_shortcut(isa, row, k, kShortcutAfter / 4);
       good &= few == nullptr;
-      const CombineShortcut* many = remembered_shortcut(isa, row, k, kShortcutAfter);
+      const AddMulShortcut* many = remembered_shortcut(isa, row, k, kShortcutAfter);
       good &= (many != nullptr) == (row.shortcut != nullptr);
       if (many == nullptr) continue;
       k.shortcut = many;
@@ -368,15 +365,11 @@ void test_remembered(Isa isa) {
 void test_combine(Isa isa) {
   const std::string cap = max_isa();
   set_max_isa(isa_name(isa));
-  for (int k = 0; k < kCombineRows; ++k) {
-    test_combine_row(combine_rows(isa)[k], isa);
-    test_shortcuts(combine_rows(isa)[k], isa);
-  }
-  if (isa == Isa::avx512 && combine_rows_with_vbmi() != nullptr)
-    for (int k = 0; k < kCombineRows; ++k)
-      if (combine_rows_with_vbmi()[k].has_tables) test_tables(combine_rows_with_vbmi()[k], isa);
-  for (int k = 0; k < kCodesRows; ++k) test_codes_row(codes_rows(isa)[k], isa);
-  for (int k = 0; k < kPoolRows; ++k) test_pool_row(pool_rows(isa)[k], isa);
+  for (const AddMulRow& row : add_mul_rows(isa, false)) test_combine_row(row, isa), test_shortcuts(row, isa);
+  for (const AddMulRow& row : add_mul_rows(isa))
+    if (row.has_tables) test_combine_row(row, isa), test_tables(row, isa);
+  for (const ClampLookupRow& row : clamp_lookup_rows(isa)) test_codes_row(row, isa);
+  for (const PoolRow& row : pool_rows(isa)) test_pool_row(row, isa);
   test_broadcasting(isa);
   test_pooling(isa);
   test_remembered(isa);

@@ -235,7 +235,7 @@ void test_tensor(const Tensor& t, Isa isa) {
 
 void test_dwconv(Isa isa) {
   const int threads = num_threads();
-  for (int k = 0; k < kDwconvRows; ++k) test_row(dwconv_rows(isa)[k], isa);
+  for (const DwconvRow& row : dwconv_rows(isa)) test_row(row, isa);
   set_max_isa(isa_name(isa));
   for (const Tensor& t : kTensors) test_tensor(t, isa);
   set_max_isa("");

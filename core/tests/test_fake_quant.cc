@@ -52,11 +52,11 @@ void test_masked(const FakeQuantRow& row, Isa isa) {
         zero[k] = r.lo + static_cast<int>(rng() % (r.hi - r.lo + 1));
       }
       In* y = room.data();
-      if (trial % 2 == 0)  // where it can be streamed to
+      if (trial % 2 == 0)  // aligned
         while (reinterpret_cast<uintptr_t>(y) % 64 != 0) ++y;
       FakeQuantArgs a{};
       a.x = x.data(), a.y = y, a.n = n, a.group = group, a.scale = scale, a.zero = zero, a.bits = bits.data();
-      a.qmin = r.lo, a.qmax = r.hi, a.stream = trial % 4 < 2;
+      a.qmin = r.lo, a.qmax = r.hi;
       row.masked(a);
       for (int64_t i = 0; i < n; ++i) {
         const int64_t k = i / group;
@@ -77,7 +77,7 @@ void test_masked(const FakeQuantRow& row, Isa isa) {
   report(kept, label("fake_quant", isa, e, "", "kept by a mask"));
 }
 
-// Results at every place of a page beside the operands: loops go either way by it.
+// Results at every place of a page beside the operands: stores and later loads share the low bits of their addresses.
 template <class In>
 void test_orders(const FakeQuantRow& row, Isa isa) {
   using T = compute_t<In>;
@@ -112,8 +112,8 @@ void test_orders(const FakeQuantRow& row, Isa isa) {
     }
   }
   const char* e = kElement[static_cast<int>(row.in)];
-  report(good, label("fake_quant", isa, e, "", "either way"));
-  report(masks, label("fake_quant", isa, e, "", "masked, either way"));
+  report(good, label("fake_quant", isa, e, "", "every place of a page"));
+  report(masks, label("fake_quant", isa, e, "", "masked, every place of a page"));
 }
 
 template <class In>
@@ -141,12 +141,12 @@ void test_fake_quant_row(const FakeQuantRow& row, Isa isa) {
           return FakeExpected<In>(kind, x[i], dy[i], scale[k], zero[k], r).y;
         };
         In* to = y.data() + rng() % 9;
-        a.y = to, a.n = 3 * n, a.group = n, a.stream = trial == 3;
+        a.y = to, a.n = 3 * n, a.group = n;
         if (n > 0) row.grouped[op](a);
         for (int64_t i = 0; i < 3 * n; ++i) grouped &= same_number(to[i], expect(i, i / n));
-        // Every other time past the caches, where y lies so that it can; and few rows are divided.
+        // Aligned or not; and few rows are divided.
         In* const aligned = y.data() + (64 - reinterpret_cast<uintptr_t>(y.data()) % 64) % 64 / sizeof(In);
-        a.n = a.stride = n, a.rows = trial % 3 == 0 ? 1 : 3, a.stream = trial % 2, a.y = trial < 4 ? aligned : to;
+        a.n = a.stride = n, a.rows = trial % 3 == 0 ? 1 : 3, a.y = trial < 4 ? aligned : to;
         row.columns[op](a);
         for (int64_t i = 0; i < a.rows * n; ++i)
           columns &= same_number(static_cast<const In*>(a.y)[i], expect(i, i % n));
@@ -224,15 +224,12 @@ void test_all_halves(const FakeQuantRow& row, Isa isa) {
 }  // namespace
 
 void test_fake_quant(Isa isa, bool half_stores) {
-  const auto test = [&](const FakeQuantRow& row) {
+  for (const FakeQuantRow& row : fake_quant_rows(isa)) {
     if (row.in == Element::f32) test_fake_quant_row<float>(row, isa);
     if (row.in == Element::f64) test_fake_quant_row<double>(row, isa);
     if (row.in == Element::f16 && half_stores) test_fake_quant_row<half_t>(row, isa), test_all_halves<half_t>(row, isa);
     if (row.in == Element::bf16) test_fake_quant_row<bfloat_t>(row, isa), test_all_halves<bfloat_t>(row, isa);
-  };
-  for (int k = 0; k < kFakeQuantRows; ++k) test(fake_quant_rows(isa)[k]);
-  if (isa == Isa::avx512 && fake_quant_rows_with_vbmi() != nullptr)
-    for (int k = 0; k < kFakeQuantRows; ++k) test(fake_quant_rows_with_vbmi()[k]);
+  }
 }
 
 }  // namespace lowbit

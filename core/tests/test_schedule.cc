@@ -11,9 +11,9 @@ namespace lowbit {
 namespace {
 
 // Only their numbers count: full tiles of six, twelve and eight rows, the last of them in pairs of rows.
-constexpr GemmRow kKernels[] = {{"u8, 6 rows", GemmOperand::u8, 6, 1, nullptr, nullptr, nullptr},
-                                {"s16, 12 rows", GemmOperand::s16, 12, 1, nullptr, nullptr, nullptr},
-                                {"s8, 8 rows by two", GemmOperand::s8, 8, 2, nullptr, nullptr, nullptr}};
+constexpr GemmRow kKernels[] = {{GemmFit::any, "u8, 6 rows", GemmOperand::u8, 6, 1, nullptr, nullptr, nullptr},
+                                {GemmFit::any, "s16, 12 rows", GemmOperand::s16, 12, 1, nullptr, nullptr, nullptr},
+                                {GemmFit::any, "s8, 8 rows by two", GemmOperand::s8, 8, 2, nullptr, nullptr, nullptr}};
 
 struct NamedCpu {
   const char* name;
@@ -123,7 +123,7 @@ void test_every_shape(const NamedCpu& named, const GemmRow& kernel, int64_t thre
     }
   }
   const std::string where =
-      std::string(" on ") + named.name + ", " + kernel.name + ", " + std::to_string(threads) + " threads";
+      std::string(" on ") + named.method + ", " + kernel.name + ", " + std::to_string(threads) + " threads";
   report(covered, "schedule: tasks cover the result once" + where);
   report(runs, "schedule: runs cover a task and fit its scratch" + where);
   report(rows, "schedule: rows and scratch within bounds" + where);

@@ -95,7 +95,7 @@ int64_t PackedBitsConv::nbytes() const {
 
 void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsConv& w, const BinaryScales* scales,
                    void* y) {
-  const BinaryRow& row = binary_row(active_isa());
+  const BinaryRow& row = gemm_binary_row(active_isa());
   const BinaryConvShape& s = w.shape();
   const int64_t oh = a.out(s, 0), ow = a.out(s, 1), pixels = oh * ow, outputs = s.groups * s.outputs;
   constexpr int64_t kWide = 4;  // bytes of an int32 or a float
@@ -117,7 +117,7 @@ void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsCo
             const Pixel pixel(a, tile.row + r, oh, ow);
             const Taps down(pixel.start[0], a.height, a.dilation[0], s.kernel[0]);
             const Taps across(pixel.start[1], a.width, a.dilation[1], s.kernel[1]);
-            BinaryFinishArgs f = tile.finish(r, 1, s.taps() * s.channels);
+            BinaryEpilogueArgs f = tile.finish(r, 1, s.taps() * s.channels);
             if ((down.last - down.first) * (across.last - across.first) < s.taps()) {
               for (int64_t j = 0; j < tile.columns; ++j)
                 fix[j] = w.correction(g, tile.column + j, down.first, across.first, down.last, across.last) +
@@ -129,7 +129,7 @@ void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsCo
             if (scales) f.sa = scales->a + (scales->a_each ? pixel.image : 0);
             f.sb = columns.scale;
             f.bias = columns.bias;
-            scales ? row.finish_f32(f) : row.finish_s32(f);
+            scales ? row.epilogue_f32(f) : row.epilogue_s32(f);
           }
           // Channels first: each column of the tile is a run of pixels, of one image after another.
           for (int64_t r = 0, run; a.channels_first && r < tile.rows; r += run) {

@@ -65,7 +65,7 @@ struct Plan {
     staged_pixels = within(kStaged / channels, pixels);
     entries = vertical.entries(rows) * columns;
     copies = narrow() ? entries * channels : 0;
-    staged = (staged_pixels * channels + kFinishPad) * 4;
+    staged = (staged_pixels * channels + kEpiloguePad) * 4;
   }
   bool narrow() const { return channels > shape.channels; }
   int64_t thread_bytes() const {
@@ -223,14 +223,14 @@ void run(const DwconvShape& shape, const DwconvWeights& weights, const void* x, 
 
 // Floats from sums.
 struct FloatRows {
-  const FinishRow& row;
-  FinishArgs args;
+  const EpilogueRow& row;
+  EpilogueArgs args;
   char* y;
   int64_t bytes;  // a pixel of y
 
   static void epilogue(void* context, int64_t first, int64_t pixels, const int32_t* sums) {
     const FloatRows& f = *static_cast<const FloatRows*>(context);
-    FinishArgs a = f.args;
+    EpilogueArgs a = f.args;
     a.acc = sums, a.rows = pixels, a.out = f.y + first * f.bytes;
     f.row.run(a);
   }
@@ -262,14 +262,14 @@ void dwconv(const DwconvShape& shape, const DwconvWeights& weights, const void* 
             const Epilogue& epilogue, void* y) {
   if (epilogue.result == Result::s32) return run(shape, weights, x, zero, epilogue.add, {.y = y});
   if (epilogue.result >= Result::s8) return run(shape, weights, x, zero, epilogue.add, {.y = y, .codes = &epilogue});
-  const int64_t n = shape.channels, padded = round_up(n, kFinishPad);
+  const int64_t n = shape.channels, padded = round_up(n, kEpiloguePad);
   std::vector<float> scale(padded, 0.0f), bias(padded, 0.0f);
   const FpEnvironment environment;  // for scales of channels
   const float row_scale = epilogue.row_scale == nullptr ? 1.0f : epilogue.row_scale[0];
   for (int64_t c = 0; c < n; ++c) scale[c] = row_scale * epilogue.scale[epilogue.scale_per_column ? c : 0];
   if (epilogue.bias != nullptr) std::copy(epilogue.bias, epilogue.bias + n, bias.begin());
   FloatRows rows{
-      finish_row(active_isa(), epilogue.result), {}, static_cast<char*>(y), n * result_bytes(epilogue.result)};
+      epilogue_row(active_isa(), epilogue.result), {}, static_cast<char*>(y), n * result_bytes(epilogue.result)};
   rows.args.n = rows.args.acc_stride = rows.args.out_stride = n;
   rows.args.scale = scale.data(), rows.args.bias = epilogue.bias == nullptr ? nullptr : bias.data();
   rows.args.floor = epilogue.floor, rows.args.ceiling = epilogue.ceiling;

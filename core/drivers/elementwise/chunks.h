@@ -8,15 +8,13 @@
 
 namespace lowbit {
 
-// body(begin, end), on any thread, with the contract's arithmetic. From the end on where the body goes that way, too:
-// what lies next in memory is then next.
+// body(begin, end), on any thread, with the contract's floating-point environment.
 template <class Body>
-void for_each_chunk(int64_t n, int64_t chunk, Body&& body, bool backwards = false) {
+void for_each_chunk(int64_t n, int64_t chunk, Body&& body) {
   const int64_t chunks = (n + chunk - 1) / chunk;
   const auto task = [&](int64_t k) {
     const FpEnvironment environment;
-    const int64_t i = backwards ? chunks - 1 - k : k;
-    body(i * chunk, std::min(n, (i + 1) * chunk));
+    body(k * chunk, std::min(n, (k + 1) * chunk));
   };
   if (chunks == 1) {
     task(0);

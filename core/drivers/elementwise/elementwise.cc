@@ -50,13 +50,13 @@ int64_t chunk_of(const Granularity& layout) {
 
 // Calls codes(begin, end, buffer) for pieces (at most kChunk) of [begin, end) and packs what it wrote.
 template <class Codes>
-void pack_pieces(Code code, int64_t begin, int64_t end, int64_t piece, void* q, bool stream, Codes&& codes) {
+void pack_pieces(Code code, int64_t begin, int64_t end, int64_t piece, void* q, Codes&& codes) {
   const PackRow& row = pack_row(active_isa(), code_bits(code));
   alignas(64) uint8_t buffer[kChunk];
   for (int64_t b = begin; b < end; b += piece) {
     const int64_t e = std::min(end, b + piece);
     codes(b, e, buffer);
-    row.pack(buffer, e - b, reinterpret_cast<uint8_t*>(at(q, b * code_bits(code) / 8)), stream);
+    row.pack(buffer, e - b, reinterpret_cast<uint8_t*>(at(q, b * code_bits(code) / 8)));
   }
 }
 
@@ -74,10 +74,10 @@ void unpack_pieces(Code code, int64_t begin, int64_t end, const void* q, Use&& u
 
 // Codes of elements [begin, end) into q, which is where element `begin` goes.
 void quantize_range(const Granularity& layout, const Affine& f, const QuantizeRow& row, const void* x, Element in,
-                    int64_t begin, int64_t end, void* q, bool stream) {
+                    int64_t begin, int64_t end, void* q) {
   const int64_t xb = element_bytes(in), sb = scale_bytes(in), qb = wide_bytes(row.code);
   QuantizeArgs a{};
-  a.qmin = f.qmin, a.qmax = f.qmax, a.stream = stream;
+  a.qmin = f.qmin, a.qmax = f.qmax;
   for_each_segment(
       layout, begin, end,
       [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
@@ -126,16 +126,15 @@ void dequantize_range(const Granularity& layout, const Affine& f, const Dequanti
 
 // One chunk, whatever the width of its codes.
 void quantize_chunk(const Granularity& layout, const Affine& f, const void* x, Element in, int64_t begin, int64_t end,
-                    void* q, bool stream) {
+                    void* q) {
   const QuantizeRow& row = quantize_row(active_isa(), in, wide_code(f.code));
   if (code_bits(f.code) >= 8) {
-    quantize_range(layout, f, row, x, in, begin, end, at(q, begin * wide_bytes(f.code)), stream);
+    quantize_range(layout, f, row, x, in, begin, end, at(q, begin * wide_bytes(f.code)));
   } else {
     // Columns with scales of their own are prepared once a piece: longer ones pay for it.
     const int64_t piece = layout.varying() ? kChunk : kScratch;
-    pack_pieces(f.code, begin, end, piece, q, stream, [&](int64_t b, int64_t e, uint8_t* buffer) {
-      quantize_range(layout, f, row, x, in, b, e, buffer, false);
-    });
+    pack_pieces(f.code, begin, end, piece, q,
+                [&](int64_t b, int64_t e, uint8_t* buffer) { quantize_range(layout, f, row, x, in, b, e, buffer); });
   }
 }
 
@@ -155,9 +154,7 @@ void dequantize_part(const Granularity& layout, const Affine& f, const void* q, 
 
 void quantize(const Granularity& layout, const Affine& affine, const void* x, Element in, void* q) {
   const int64_t n = layout.elements();
-  const bool stream = exceeds_caches(packed_bytes(affine.code, n) + n * element_bytes(in));
-  for_each_chunk(n, chunk_of(layout),
-                 [&](int64_t b, int64_t e) { quantize_chunk(layout, affine, x, in, b, e, q, stream); });
+  for_each_chunk(n, chunk_of(layout), [&](int64_t b, int64_t e) { quantize_chunk(layout, affine, x, in, b, e, q); });
 }
 
 void dequantize(const Granularity& layout, const Affine& affine, const void* q, void* y, Element out) {
@@ -193,10 +190,10 @@ void quantize_mixed(const MixedArgs& m, const void* x, Element in, void* q) {
     char* to = at(q, m.offset[c] + begin * code_bits(f.code) / 8);
     if (is_misaligned(f.code, to)) {
       alignas(64) char buffer[kChunk * 2];
-      quantize_chunk(whole, f, from, in, 0, length, buffer, false);
+      quantize_chunk(whole, f, from, in, 0, length, buffer);
       std::memcpy(to, buffer, length * 2);
     } else {
-      quantize_chunk(whole, f, from, in, 0, length, to, false);
+      quantize_chunk(whole, f, from, in, 0, length, to);
     }
   });
 }
@@ -220,7 +217,7 @@ void dequantize_mixed(const MixedArgs& m, const void* q, void* y, Element out) {
 void pack(int bits, const uint8_t* codes, int64_t n, uint8_t* bytes) {
   const Code code = bits == 4 ? Code::u4 : (bits == 2 ? Code::u2 : Code::b1);
   for_each_chunk(n, kChunk, [&](int64_t b, int64_t e) {
-    pack_pieces(code, b, e, kScratch, bytes, false, [&](int64_t first, int64_t last, uint8_t* buffer) {
+    pack_pieces(code, b, e, kScratch, bytes, [&](int64_t first, int64_t last, uint8_t* buffer) {
       std::memcpy(buffer, codes + first, last - first);
     });
   });
@@ -284,7 +281,7 @@ void log_quantize(const Granularity& layout, const LogTable<T>& table, Code code
     } else if (code == Code::s8) {
       encode(b, e, static_cast<int8_t*>(q) + b);
     } else {
-      pack_pieces(code, b, e, kScratch, q, false, [&](int64_t first, int64_t last, uint8_t* buffer) {
+      pack_pieces(code, b, e, kScratch, q, [&](int64_t first, int64_t last, uint8_t* buffer) {
         encode(first, last, reinterpret_cast<int8_t*>(buffer));
       });
     }

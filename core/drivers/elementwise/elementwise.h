@@ -15,10 +15,6 @@ struct Affine {
   int32_t qmin, qmax;
 };
 
-// Whether so many bytes, read and written, leave nothing in any cache that a later reader could find: then output
-// is better written past the caches.
-constexpr bool exceeds_caches(int64_t bytes) { return bytes >= 64 << 20; }
-
 void quantize(const Granularity& layout, const Affine& affine, const void* x, Element in, void* q);
 void dequantize(const Granularity& layout, const Affine& affine, const void* q, void* y, Element out);
 

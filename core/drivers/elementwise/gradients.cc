@@ -7,7 +7,6 @@
 #include "base/fp_environment.h"
 #include "base/threads.h"
 #include "drivers/elementwise/chunks.h"
-#include "simd/order.h"
 
 namespace lowbit {
 namespace {
@@ -83,32 +82,26 @@ void fake_quant(FakeOp op, const Granularity& layout, const Affine& f, const voi
                 Element e) {
   const FakeQuantRow& row = fake_quant_row(active_isa(), e);
   const int64_t n = layout.elements(), eb = element_bytes(e), sb = scale_bytes(e);
-  const int64_t arrays = op == FakeOp::fake || op == FakeOp::scaled ? 2 : 3;
-  const bool stream = exceeds_caches(n * eb * arrays) && y != x && y != dy;
   const int64_t task = layout.varying() ? std::max(kTask, kTaskRows * Sums{layout}.width()) : kTask;
-  for_each_chunk(
-      n, task,
-      [&](int64_t begin, int64_t end) {
-        FakeQuantArgs a = common(f);
-        a.stream = stream;
-        const auto place = [&](int64_t start, int64_t scale) {
-          a.x = at(x, start * eb), a.dy = at(dy, start * eb), a.y = at(y, start * eb);
-          a.scale = at(f.scale, scale * sb), a.zero = f.zero + scale;
-        };
-        for_each_segment(
-            layout, begin, end,
-            [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
-              place(start, scale);
-              a.n = length * count, a.group = length;
-              row.grouped[static_cast<int>(op)](a);
-            },
-            [&](int64_t start, int64_t rows, int64_t stride, int64_t columns, int64_t scale) {
-              place(start, scale);
-              a.n = columns, a.rows = rows, a.stride = stride;
-              row.columns[static_cast<int>(op)](a);
-            });
-      },
-      !stream && is_better_backwards(y, x ? x : dy, dy ? dy : x));
+  for_each_chunk(n, task, [&](int64_t begin, int64_t end) {
+    FakeQuantArgs a = common(f);
+    const auto place = [&](int64_t start, int64_t scale) {
+      a.x = at(x, start * eb), a.dy = at(dy, start * eb), a.y = at(y, start * eb);
+      a.scale = at(f.scale, scale * sb), a.zero = f.zero + scale;
+    };
+    for_each_segment(
+        layout, begin, end,
+        [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
+          place(start, scale);
+          a.n = length * count, a.group = length;
+          row.grouped[static_cast<int>(op)](a);
+        },
+        [&](int64_t start, int64_t rows, int64_t stride, int64_t columns, int64_t scale) {
+          place(start, scale);
+          a.n = columns, a.rows = rows, a.stride = stride;
+          row.columns[static_cast<int>(op)](a);
+        });
+  });
 }
 
 bool mask_fits(const Granularity& layout) {
@@ -121,33 +114,26 @@ bool mask_fits(const Granularity& layout) {
 void fake_quant_masked(const Granularity& layout, const Affine& f, const void* x, void* y, uint8_t* bits, Element e) {
   const FakeQuantRow& row = fake_quant_row(active_isa(), e);
   const int64_t n = layout.elements(), eb = element_bytes(e), sb = scale_bytes(e);
-  const bool stream = exceeds_caches(n * eb * 2) && y != x;
-  for_each_chunk(
-      n, kTask,
-      [&](int64_t begin, int64_t end) {
-        FakeQuantArgs a = common(f);
-        for_each_segment(
-            layout, begin, end,
-            [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
-              a.x = at(x, start * eb), a.y = at(y, start * eb), a.bits = bits + start / 8;
-              a.scale = at(f.scale, scale * sb), a.zero = f.zero + scale;
-              a.n = length * count, a.group = length, a.stream = stream;
-              row.masked(a);
-            },
-            [](int64_t, int64_t, int64_t, int64_t, int64_t) {});  // mask_fits: no columns
-      },
-      !stream && is_better_backwards(y, x));
+  for_each_chunk(n, kTask, [&](int64_t begin, int64_t end) {
+    FakeQuantArgs a = common(f);
+    for_each_segment(
+        layout, begin, end,
+        [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
+          a.x = at(x, start * eb), a.y = at(y, start * eb), a.bits = bits + start / 8;
+          a.scale = at(f.scale, scale * sb), a.zero = f.zero + scale;
+          a.n = length * count, a.group = length;
+          row.masked(a);
+        },
+        [](int64_t, int64_t, int64_t, int64_t, int64_t) {});  // mask_fits: no columns
+  });
 }
 
 void keep_where(const void* dy, const uint8_t* bits, void* y, int64_t n, Element e) {
   const FakeQuantRow& row = fake_quant_row(active_isa(), e);
   const int64_t eb = element_bytes(e);
-  for_each_chunk(
-      n, kTask,
-      [&](int64_t begin, int64_t end) {
-        row.keep(at(dy, begin * eb), bits + begin / 8, at(y, begin * eb), end - begin);
-      },
-      is_better_backwards(y, dy));
+  for_each_chunk(n, kTask, [&](int64_t begin, int64_t end) {
+    row.keep(at(dy, begin * eb), bits + begin / 8, at(y, begin * eb), end - begin);
+  });
 }
 
 int64_t learned_workspace(const Granularity& layout) { return 2 * Sums{layout}.pairs() + 2 * layout.scales(); }

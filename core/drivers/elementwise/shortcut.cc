@@ -13,40 +13,40 @@ namespace {
 
 constexpr int kPairs = 1 << 16;
 
-// All pairs, a slowest, both as s8 from -128 up; `codes`: what the equation makes of them.
+// All pairs of codes, a slowest, both as s8 from -128 up, and the exact codes of the result.
 struct AllPairs {
   std::vector<uint8_t> a, b, codes, tried;
-  const CombineRow& row;
-  CombineArgs k;
+  const AddMulRow& row;
+  AddMulArgs k;
 
-  AllPairs(const CombineRow& r, const CombineArgs& args)
+  AllPairs(const AddMulRow& r, const AddMulArgs& args)
       : a(kPairs), b(kPairs), codes(kPairs), tried(kPairs), row(r), k(args) {
     for (int i = 0; i < 256; ++i) {
       std::memset(&a[i * 256], i ^ (k.a_signed ? 0x80 : 0), 256);
       b[i] = static_cast<uint8_t>(i ^ (k.b_signed ? 0x80 : 0));
     }
     for (int i = 1; i < 256; ++i) std::memcpy(&b[i * 256], b.data(), 256);
-    k.a = a.data(), k.b = b.data(), k.n = kPairs, k.stream = false;
+    k.a = a.data(), k.b = b.data(), k.n = kPairs;
     k.q = codes.data();
     row.exact(k);
   }
   int centre() const { return row.code == Code::s8 ? 0 : 128; }
-  bool shown(const CombineShortcut& s) {
+  bool shown(const AddMulShortcut& s) {
     k.q = tried.data(), k.shortcut = &s;
     row.shortcut(k);
     return std::memcmp(tried.data(), codes.data(), kPairs) == 0;
   }
 };
 
-// With t = a * A + b * B + c, the code is floor(t + 1/2) for all pairs just where c lies in an interval. Each pair
-// bounds it: from below unless its code is the least, from above unless it is the greatest.
+// With t = a * A + b * B + c, floor(t + 1/2) is the code of every pair exactly if c lies in an interval. Each pair
+// bounds it: from below unless its code is qmin, from above unless it is qmax.
 class Bounds {
  public:
   Bounds(const AllPairs& pairs, double a, double b) : codes_(pairs.codes.data()), a_(a), b_(b) {
     centre_ = pairs.row.code == Code::s8 ? 0x80 : 0;
     least_ = static_cast<uint8_t>(pairs.k.qmin ^ centre_), most_ = static_cast<uint8_t>(pairs.k.qmax ^ centre_);
     std::fill(lo_, lo_ + 256, -INFINITY), std::fill(hi_, hi_ + 256, INFINITY);
-    for (int x = 0; x < 256; ++x)  // a maximum a column, so that columns are found side by side
+    for (int x = 0; x < 256; ++x)  // a maximum per column, so that the loop is vectorized
       for (int y = 0; y < 256; ++y) {
         const double lower = below(x, y), upper = above(x, y);
         lo_[y] = lo_[y] < lower ? lower : lo_[y];
@@ -56,7 +56,7 @@ class Bounds {
   }
   double lo, hi;
 
-  // Bounds that others of up to `margin` more could pass; too many: false.
+  // Collects the bounds within `margin` of the tightest; false if there are too many.
   bool collect(double margin, size_t most) {
     for (int y = 0; y < 256; ++y) {
       if (lo_[y] > lo - margin)
@@ -69,7 +69,7 @@ class Bounds {
     }
     return true;
   }
-  // The interval when A and B are so much more than they were, from what was collected.
+  // The interval for A + da and B + db, from the collected bounds.
   std::pair<double, double> moved(double da, double db) const {
     double first = -INFINITY, last = INFINITY;
     for (const Bound& k : lower_) first = std::max(first, k.c - (da * k.a + db * k.b));
@@ -83,7 +83,7 @@ class Bounds {
     int a, b;
   };
   double tie(int x, int y, int q) const { return (q - 128 - 0.5) - (a_ * (x - 128) + b_ * (y - 128)); }
-  // q: as u8, whatever the code, so that it is s8 less -128
+  // q: as u8, which is s8 + 128
   int code(int x, int y) const { return codes_[x * 256 + y] ^ centre_; }
   double below(int x, int y) const { return code(x, y) > least_ ? tie(x, y, code(x, y)) : -INFINITY; }
   double above(int x, int y) const { return code(x, y) < most_ ? tie(x, y, code(x, y)) + 1 : INFINITY; }
@@ -95,9 +95,9 @@ class Bounds {
   std::vector<Bound> lower_, upper_;
 };
 
-// A, B and an offset as digits; false where they do not fit the planes.
-bool encode(CombineShortcut& s, int64_t a, int64_t b, int64_t offset) {
-  using S = CombineShortcut;
+// Writes A, B and an offset as digits; false where they do not fit the planes.
+bool encode(AddMulShortcut& s, int64_t a, int64_t b, int64_t offset) {
+  using S = AddMulShortcut;
   for (int k = 0; k < s.planes; ++k) {
     const int shift = S::kDigit * (s.planes - 1 - k);
     const int64_t mask = k == 0 ? ~int64_t{0} : (1 << S::kDigit) - 1;
@@ -111,27 +111,27 @@ bool encode(CombineShortcut& s, int64_t a, int64_t b, int64_t offset) {
     const int64_t unit = int64_t{1} << shift, digit = (offset + unit / 2) >> shift;
     offset -= digit * unit;
     if (digit < -32768 || digit > 32767) return false;
-    // A plane below the first must not overflow: 128 of each digit, its own, and a carry from below.
+    // A lower plane must not overflow: 128 times each digit, the offset, and a carry from below.
     if (k > 0 && 128 * (s.a[k] + s.b[k]) + std::abs(digit) + 256 > 32767) return false;
     s.offset[k] = static_cast<int16_t>(digit);
   }
   return true;
 }
 
-// An offset in the interval, 0 if it can be, for A and B in so many planes; false where there is none.
-bool settle(CombineShortcut& s, int64_t a, int64_t b, double lo, double hi) {
-  const int finest = std::min(s.planes, CombineShortcut::kOffsets) - 1;
-  const double granule = std::ldexp(1.0, -(s.fraction + CombineShortcut::kDigit * finest));
+// Chooses an offset in the interval, 0 if possible, for A and B in s.planes planes; false where there is none.
+bool settle(AddMulShortcut& s, int64_t a, int64_t b, double lo, double hi) {
+  const int finest = std::min(s.planes, AddMulShortcut::kOffsets) - 1;
+  const double granule = std::ldexp(1.0, -(s.fraction + AddMulShortcut::kDigit * finest));
   const double first = std::ceil(lo / granule), last = std::ceil(hi / granule) - 1;
   if (!(first <= last) || std::abs(first) > 1e9 || std::abs(last) > 1e9) return false;
   const double offset = first <= 0 && last >= 0 ? 0 : std::floor((first + last) / 2);
   return encode(s, a, b, static_cast<int64_t>(offset));
 }
 
-CombineShortcut find_for_add(AllPairs& pairs) {
-  using S = CombineShortcut;
-  constexpr int kReach = 4;             // neighbours of the nearest A and B, either way
-  constexpr size_t kMostBounds = 4096;  // more mean ties by the thousand, which rounding errors decide
+AddMulShortcut find_for_add(AllPairs& pairs) {
+  using S = AddMulShortcut;
+  constexpr int kReach = 4;             // neighbours of the nearest A and B that are tried, in each direction
+  constexpr size_t kMostBounds = 4096;  // more bounds mean thousands of ties, which rounding errors decide
   const double ra = static_cast<double>(pairs.k.sa) / pairs.k.sy, rb = static_cast<double>(pairs.k.sb) / pairs.k.sy;
   S s;
   for (s.fraction = 8; s.fraction > 0 && std::ldexp(std::max(ra, rb), s.fraction) >= 127.9;) --s.fraction;
@@ -139,7 +139,7 @@ CombineShortcut find_for_add(AllPairs& pairs) {
   const auto bits_of = [&](int planes) { return s.fraction + S::kDigit * (planes - 1); };
   const auto in_planes = [&](double r, int planes) { return std::llround(std::ldexp(r, bits_of(planes))); };
 
-  // Three planes are right for most scales, with the nearest A and B for most of those; fewer where digits are 0.
+  // Three planes suffice for most scales, with the nearest A and B for most of those; fewer where digits are 0.
   const int64_t a = in_planes(ra, 3), b = in_planes(rb, 3);
   const double near_a = std::ldexp(static_cast<double>(a), -bits_of(3));
   const double near_b = std::ldexp(static_cast<double>(b), -bits_of(3));
@@ -163,13 +163,13 @@ CombineShortcut find_for_add(AllPairs& pairs) {
   return S{};
 }
 
-// The whole parts of what a and b add to the code, and who carries into them. The equation rounds on its way, so that
-// carries are counted among its own codes. Where those are clipped, nobody sees the carry: there it is what it is of
-// real numbers.
-CombineShortcut find_table(AllPairs& pairs) {
-  const CombineArgs& k = pairs.k;
+// The integer parts of the contributions of a and b to the code, and which pairs carry. The equation rounds
+// intermediate results, so carries are counted in its exact codes. Where a code is clipped, the carry has no effect,
+// and that of real arithmetic is used.
+AddMulShortcut find_table(AllPairs& pairs) {
+  const AddMulArgs& k = pairs.k;
   const double ra = static_cast<double>(k.sa) / k.sy, rb = static_cast<double>(k.sb) / k.sy;
-  if (!(std::max(ra, rb) < 4)) return {};  // codes of a byte cannot tell so much apart
+  if (!(std::max(ra, rb) < 4)) return {};  // 8-bit codes cannot resolve such ratios
   const int qmin = k.qmin - pairs.centre(), qmax = k.qmax - pairs.centre();
   double part_a[256], part_b[256];
   int whole_a[256], whole_b[256], count[256] = {}, column[256] = {};
@@ -193,11 +193,11 @@ CombineShortcut find_table(AllPairs& pairs) {
   int places[256];
   for (int j = 0; j < 256; ++j) places[j] = j;
   std::sort(places, places + 256, [&](int x, int y) { return column[x] > column[y]; });
-  // Both as bytes, and room for a carry: as much of the whole goes with a as puts b in the middle.
+  // Both must fit s8, with room for a carry: an integer is moved from b to a so that b is centred.
   const auto [least, most] = std::minmax_element(whole_b, whole_b + 256);
   const int middle = (*least + *most) / 2;
   const auto byte = [](int v) { return static_cast<uint8_t>(std::clamp(v, -128, 126)); };
-  CombineShortcut s;
+  AddMulShortcut s;
   s.by_table = true;
   const uint8_t first_a = k.a_signed ? 0x80 : 0, first_b = k.b_signed ? 0x80 : 0;
   for (int i = 0; i < 256; ++i) {
@@ -207,12 +207,12 @@ CombineShortcut find_table(AllPairs& pairs) {
     s.whole_b[i ^ first_b] = byte(whole_b[i] - middle);
     s.place[places[i] ^ first_b] = static_cast<uint8_t>(i);
   }
-  return pairs.shown(s) ? s : CombineShortcut{};
+  return pairs.shown(s) ? s : AddMulShortcut{};
 }
 
-CombineShortcut find_for_mul(AllPairs& pairs) {
-  constexpr int kReach = 6;  // neighbours of the nearest ratio, either way
-  CombineShortcut s;
+AddMulShortcut find_for_mul(AllPairs& pairs) {
+  constexpr int kReach = 6;  // neighbours of the nearest ratio that are tried, in each direction
+  AddMulShortcut s;
   const float nearest = static_cast<float>(static_cast<double>(pairs.k.sa) * pairs.k.sb / pairs.k.sy);
   if (!std::isfinite(nearest) || nearest == 0) return s;
   s.planes = 1;
@@ -222,28 +222,28 @@ CombineShortcut find_for_mul(AllPairs& pairs) {
     for (int step = 0; step < (i + 1) / 2; ++step) s.ratio = std::nextafter(s.ratio, i % 2 ? INFINITY : 0.0f);
     if (pairs.shown(s)) return s;
   }
-  return CombineShortcut{};
+  return AddMulShortcut{};
 }
 
 struct Remembered {
-  std::tuple<Isa, CombineOp, Code, bool, bool, float, float, float, int32_t, int32_t, int32_t, int32_t, int32_t> key;
+  std::tuple<Isa, AddMulOp, Code, bool, bool, float, float, float, int32_t, int32_t, int32_t, int32_t, int32_t> key;
   int64_t seen = 0;
   bool settled = false;
-  CombineShortcut found;
+  AddMulShortcut found;
 };
 
 }  // namespace
 
-CombineShortcut find_shortcut(const CombineRow& row, const CombineArgs& k) {
+AddMulShortcut find_shortcut(const AddMulRow& row, const AddMulArgs& k) {
   if (row.shortcut == nullptr) return {};
   const FpEnvironment environment;
   AllPairs pairs(row, k);
   if (row.has_tables)
-    if (const CombineShortcut found = find_table(pairs); found.exists()) return found;
-  return row.op == CombineOp::add ? find_for_add(pairs) : find_for_mul(pairs);
+    if (const AddMulShortcut found = find_table(pairs); found.exists()) return found;
+  return row.op == AddMulOp::add ? find_for_add(pairs) : find_for_mul(pairs);
 }
 
-const CombineShortcut* remembered_shortcut(Isa isa, const CombineRow& row, const CombineArgs& k, int64_t n) {
+const AddMulShortcut* remembered_shortcut(Isa isa, const AddMulRow& row, const AddMulArgs& k, int64_t n) {
   constexpr size_t kRemembered = 64;
   static thread_local std::vector<Remembered> known;
   static thread_local size_t oldest = 0;

@@ -1,18 +1,19 @@
-// Cheaper formulas for combine, each shown to give the same codes before it is used.
+// Shortcut formulas for add and mul, each proved to give the exact codes before it is used.
 #pragma once
-#include "kernels/combine/combine.h"
+#include "kernels/add_mul/add_mul.h"
 
 namespace lowbit {
 
-// Elements that parameters must have seen before a shortcut is looked for, which takes about as long as it saves there.
+// Elements computed with the same parameters before a shortcut is searched for. The search takes about as long as it
+// saves on so many.
 constexpr int64_t kShortcutAfter = 1 << 20;
 
-// A shortcut whose codes are those of row.exact for all 65,536 pairs of codes under the scales, zero points and types
-// of k: it was run on all of them. One that does not exist: there is none.
-CombineShortcut find_shortcut(const CombineRow& row, const CombineArgs& k);
+// A shortcut that gives the codes of row.exact for all 65,536 pairs of codes under the scales, zero points and types of
+// k, shown by running it on all of them; exists() is false where there is none.
+AddMulShortcut find_shortcut(const AddMulRow& row, const AddMulArgs& k);
 
-// The same for the calling thread's parameters of many calls: remembered, and found once they have combined enough
-// elements, these n included. Null: none, or not yet. Good until the thread asks again.
-const CombineShortcut* remembered_shortcut(Isa isa, const CombineRow& row, const CombineArgs& k, int64_t n);
+// The same from a cache of the calling thread. The search runs once these parameters have been used for kShortcutAfter
+// elements, these n included. Null: none, or not yet. Valid until the next call of this thread.
+const AddMulShortcut* remembered_shortcut(Isa isa, const AddMulRow& row, const AddMulArgs& k, int64_t n);
 
 }  // namespace lowbit

@@ -51,23 +51,23 @@ const uint8_t* PackedBits::panel(int64_t i) const { return data_.get() + i * pad
 int64_t PackedBits::nbytes() const { return panels() * padded_ * kBinaryColumns; }
 
 void binary_matmul(const uint8_t* a, int64_t m, const PackedBits& b, int64_t k, const BinaryScales* scales, void* y) {
-  const BinaryRow& row = binary_row(active_isa());
+  const BinaryRow& row = gemm_binary_row(active_isa());
   const int64_t n = b.columns(), bytes = b.bytes();
   binary_tiles(
       m, b, last_mask(k), false, kBinaryTiles, [&](int64_t first, int64_t, uint8_t*) { return a + first * bytes; },
       [&](const BinaryTile& tile) {
         const BinaryColumnScales columns(scales, tile.column, tile.columns);
-        BinaryFinishArgs f = tile.finish(0, tile.rows, k);
+        BinaryEpilogueArgs f = tile.finish(0, tile.rows, k);
         f.y = static_cast<uint8_t*>(y) + 4 * (tile.row * n + tile.column), f.stride = n;
         f.sb = columns.scale, f.bias = columns.bias;
         if (scales) f.sa_each = scales->a_each, f.sa = scales->a + (f.sa_each ? tile.row : 0);
-        scales ? row.finish_f32(f) : row.finish_s32(f);
+        scales ? row.epilogue_f32(f) : row.epilogue_s32(f);
       });
 }
 
 int64_t binary_matmul_workspace(int64_t m, int64_t n, int64_t k) {
   const int64_t padded = padded_bytes((k + 7) / 8), chunks = (m + kBinaryRows - 1) / kBinaryRows;
-  const int64_t chunk = binary_row(active_isa()).code_bytes * kBinaryRows * padded;
+  const int64_t chunk = gemm_binary_row(active_isa()).code_bytes * kBinaryRows * padded;
   const int64_t columns = (n + kBinaryColumns - 1) / kBinaryColumns * kBinaryColumns;
   return lines(std::min(chunks * chunk, std::max(kBinaryCodesAtOnce, chunk))) + columns * padded + kCacheLine;
 }

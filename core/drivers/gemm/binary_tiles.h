@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "base/threads.h"
 #include "drivers/gemm/binary.h"
-#include "kernels/binary/binary.h"
+#include "kernels/gemm_binary/gemm_binary.h"
 
 namespace lowbit {
 
@@ -20,8 +20,8 @@ struct BinaryTile {
   const int32_t* before;  // [rows][kBinaryColumns], or null
 
   // How rows r, r + 1, ... of it are finished, but for scales and where to.
-  BinaryFinishArgs finish(int64_t r, int64_t count, int64_t k) const {
-    BinaryFinishArgs f{};
+  BinaryEpilogueArgs finish(int64_t r, int64_t count, int64_t k) const {
+    BinaryEpilogueArgs f{};
     f.counts = counts + r * kBinaryColumns, f.next = kNext, f.rows = count, f.n = columns,
     f.k = static_cast<int32_t>(k);
     f.fix = before ? before + r * kBinaryColumns : nullptr;
@@ -50,7 +50,7 @@ template <class Bits, class Done>
 void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_room, int64_t most_tiles,
                   const Bits& bits, const Done& done) {
   if (m == 0 || b.columns() == 0) return;
-  const BinaryRow& row = binary_row(active_isa());
+  const BinaryRow& row = gemm_binary_row(active_isa());
   const int64_t chunks = (m + kBinaryRows - 1) / kBinaryRows;
   const int64_t chunk = ((m + chunks - 1) / chunks + 1) / 2 * 2;  // rows of each but the last, even
   const int64_t code_bytes = row.code_bytes * chunk * b.padded(), room_bytes = needs_room ? chunk * b.bytes() : 0;
@@ -97,10 +97,10 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
           if (expand) row.expand(columns, to - from, scratch), columns = scratch;
           const bool fresh = k % binary_most_blocks(row) == 0;
           if (fresh && k > 0) {  // 16 bits may be full: on to 32
-            BinaryFinishArgs f{};
+            BinaryEpilogueArgs f{};
             f.counts = counts, f.rows = rows, f.n = f.stride = kBinaryColumns;
             f.fix = has_before ? before : nullptr, f.y = before;
-            row.finish_s32(f);
+            row.epilogue_s32(f);
             has_before = true;
           }
           row.dot({codes_of(i), b.padded(), from, rows, columns, expand, to - from, counts, !fresh});

@@ -4,8 +4,8 @@
 
 #include "base/fp_environment.h"
 #include "base/threads.h"
-#include "kernels/float_dot/float_dot.h"
-#include "kernels/float_groups/float_groups.h"
+#include "kernels/gemm_float/gemm_float.h"
+#include "kernels/gemm_float_groupwise/gemm_float_groupwise.h"
 
 namespace lowbit {
 namespace {
@@ -23,9 +23,9 @@ int64_t rows_at_once(const GroupSizes& b, int64_t m) {
 void float_group_matmul(const FloatInput& input, const PackedGroups& b, const FloatEpilogue& epilogue, void* out) {
   if (input.m == 0 || b.n == 0) return;
   const Isa isa = active_isa();
-  const FloatGroupRow& kernel = float_group_row(isa, b.bits);
-  const FinishRow& narrow = finish_row(isa, epilogue.result);
-  const auto widen = float_dot_row(isa, input.in).widen;
+  const FloatGroupwiseRow& kernel = gemm_float_groupwise_row(isa, b.bits);
+  const EpilogueRow& narrow = epilogue_row(isa, epilogue.result);
+  const auto widen = gemm_float_row(isa, input.in).widen;
   const bool is_ready = input.in == Element::f32 && b.is_plain();
   const int64_t step = 32 / b.bits, at_once = is_ready ? input.m : rows_at_once(b, input.m);
   // What is widened ends with zeros, beyond a group's own too: the next one is written after it, and the last has room.
@@ -49,7 +49,7 @@ void float_group_matmul(const FloatInput& input, const PackedGroups& b, const Fl
       Cutter scratch(thread_block(kThreadBytes));
       double* const totals = scratch.take<double>(kTaskRows * kTaskColumns);
       float* const sums = scratch.take<float>(kTaskColumns);
-      FloatGroupArgs a{};
+      FloatGroupwiseArgs a{};
       a.rows = std::min(kTaskRows, count - r), a.x = x + r * b.padded, a.x_stride = b.padded;
       a.has_zeros = b.has_zeros, a.zero_all = b.zero_all;
       a.groups = b.groups, a.steps = b.steps, a.last_steps = b.last_steps, a.total_stride = kTaskColumns;
@@ -58,7 +58,7 @@ void float_group_matmul(const FloatInput& input, const PackedGroups& b, const Fl
         a.columns = b.block_columns(column), a.b = b.block_at(column), a.totals = totals + column - first;
         kernel.run(a);
       }
-      FinishArgs f{};
+      EpilogueArgs f{};
       f.acc = sums, f.rows = 1, f.n = std::min(end, b.n) - first, f.floor = epilogue.floor,
       f.ceiling = epilogue.ceiling;
       for (int64_t j = 0; j < a.rows; ++j) {

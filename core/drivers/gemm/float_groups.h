@@ -1,6 +1,6 @@
 // Linear layers on floats with weights of 4 or 2 bits in groups:
 //
-//   y[m][n] = clamp(bias[n] + sum over k of x[m][k] * w[n][k], floor, ceiling)    as kernels/float_groups says
+//   y[m][n] = clamp(bias[n] + sum over k of x[m][k] * w[n][k], floor, ceiling)    as kernels/gemm_float_groupwise says
 //
 // The bias is added in f64, and the sum narrowed once. Neither the number of threads nor m changes a bit.
 #pragma once

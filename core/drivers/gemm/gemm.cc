@@ -31,7 +31,7 @@ GemmCall::GemmCall(const CodeRows& rows, const PackedMatrix& matrix, const Epilo
       out(static_cast<char*>(to)),
       kernel(select_kernel(rows, matrix)),
       schedule(schedule_gemm(problem_of(rows, matrix, finish, stride, kernel), cpu_model())),
-      epilogue_kernel(finish_row(active_isa(), finish.result)),
+      epilogue_kernel(epilogue_row(active_isa(), finish.result)),
       a_shift(kernel.a == GemmOperand::u8 && a.is_signed    ? 128
               : kernel.a == GemmOperand::s8 && !a.is_signed ? -128
                                                             : 0) {

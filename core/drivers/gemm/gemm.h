@@ -1,12 +1,12 @@
 // Matrix products of codes, exact:
 //
-//   t[m][n] = sum over k of (a[m][k] - za[m]) * (b[k][n] - zb[n]), then the epilogue of kernels/finish
+//   t[m][n] = sum over k of (a[m][k] - za[m]) * (b[k][n] - zb[n]), then the epilogue of kernels/epilogue
 //
 // Accumulators are int32 up to k = kExactK, where nothing can overflow; beyond, k-blocks are added in int64.
 // A call runs in four steps: select_kernel, schedule_gemm (a pure function), packing, tasks that end in the epilogue.
 #pragma once
 #include "drivers/gemm/packed_matrix.h"
-#include "kernels/finish/finish.h"
+#include "kernels/epilogue/epilogue.h"
 
 namespace lowbit {
 

@@ -22,7 +22,7 @@ struct GemmCall {
   char* out;
   const GemmRow& kernel;
   GemmSchedule schedule;
-  const FinishRow& epilogue_kernel;
+  const EpilogueRow& epilogue_kernel;
   int32_t a_shift;  // what packing adds to the codes of a, to have them in the micro-kernel's type
   // Per column, padded to whole panels: scales, times the row's scale and divided by the step of the result where all
   // rows share them; biases.

@@ -1,4 +1,4 @@
-// The epilogue of a matrix product: zero points, scales, bias, clamp, requantize, as kernels/finish has them.
+// The epilogue of a matrix product: zero points, scales, bias, clamp, requantize, as kernels/epilogue has them.
 #include <algorithm>
 #include <cmath>
 
@@ -32,7 +32,7 @@ void GemmCall::prepare_columns() {
 void GemmCall::apply_epilogue(const GemmScratch& s, const GemmArgs& x, int64_t row, int64_t done, int64_t panel,
                               int64_t panels) const {
   const int64_t first = panel * kGemmCols, stride = schedule.problem.out_stride;
-  FinishArgs f{};
+  EpilogueArgs f{};
   f.acc = x.c, f.acc_stride = x.c_stride, f.rows = x.rows, f.n = std::min(panels * kGemmCols, b.n - first);
   if (a.zero_per_row) f.by_a = b.column_sum.data() + first, f.row_a = s.row_zero + done;
   if (b.has_zero) f.by_b = b.zero.data() + first, f.row_b = s.row_sum + done;

@@ -73,8 +73,8 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
                   const FloatEpilogue& epilogue, void* out) {
   if (m == 0 || b.n == 0) return;
   const Isa isa = active_isa();
-  const GroupRow& kernel = group_row(isa, b.bits);
-  const FinishRow& row = finish_row(isa, epilogue.result);
+  const GroupwiseRow& kernel = gemm_groupwise_row(isa, b.bits);
+  const EpilogueRow& row = epilogue_row(isa, epilogue.result);
   const int64_t step = 32 / b.bits, at_once = rows_at_once(b, m);
   const Aligned<int8_t> rows = aligned<int8_t>(b.is_plain() ? 0 : at_once * b.padded);
   const Aligned<int32_t> sums = aligned<int32_t>(at_once * b.groups);
@@ -106,7 +106,7 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
       // Tasks that share columns of b follow one another.
       const int64_t r = i % row_tasks * kTaskRows, first = i / row_tasks * kTaskColumns;
       float* c = static_cast<float*>(thread_block(kTaskRows * kTaskColumns * 4));
-      GroupArgs x{};
+      GroupwiseArgs x{};
       x.rows = std::min(kTaskRows, count - r);
       x.a_stride = b.is_plain() ? b.k : b.padded;
       x.a = b.is_plain() ? a + (base + r) * b.k : rows.get() + r * b.padded;
@@ -122,7 +122,7 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
         x.c = c + column - first;
         kernel.run(x);
       }
-      FinishArgs f{};
+      EpilogueArgs f{};
       f.acc = c, f.acc_stride = kTaskColumns, f.rows = x.rows, f.n = std::min(end, b.n) - first;
       f.row_scale = scale_per_group ? nullptr : a_scale + base + r;
       f.bias = epilogue.bias == nullptr ? nullptr : bias.get() + first;

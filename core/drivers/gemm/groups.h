@@ -1,10 +1,10 @@
-// Weights of 4 or 2 bits in groups times s8 codes, as kernels/groups says, then y * row scale + bias.
+// Weights of 4 or 2 bits in groups times s8 codes, as kernels/gemm_groupwise says, then y * row scale + bias.
 #pragma once
 #include <algorithm>
 
 #include "base/memory.h"
-#include "kernels/finish/finish.h"
-#include "kernels/groups/groups.h"
+#include "kernels/epilogue/epilogue.h"
+#include "kernels/gemm_groupwise/gemm_groupwise.h"
 
 namespace lowbit {
 
@@ -27,7 +27,7 @@ struct GroupSizes {
 
 // b, packed once.
 struct PackedGroups : GroupSizes {
-  Aligned<uint8_t> data;  // as kernels/groups/groups.h says
+  Aligned<uint8_t> data;  // as kernels/gemm_groupwise/gemm_groupwise.h says
   bool has_zeros;
   int32_t zero_all;
 

@@ -9,7 +9,7 @@ namespace lowbit {
 namespace {
 
 // Raises PackedMatrix::bound to hold for a panel's quad at an even index and the next one.
-void raise_bounds(int32_t (&bound)[kGemmRows], const int8_t* quad) {
+void raise_bounds(int32_t (&bound)[kGemmFits], const int8_t* quad) {
   constexpr int kBytes = kGemmCols * 4;
   for (int i = 0; i < kBytes; i += 2) {
     int32_t up[2], down[2];
@@ -28,7 +28,7 @@ int64_t PackedMatrix::quads_of(int64_t k) { return round_up(ceil_div(k, 4), kGem
 
 // About as many quads as the CPU model asks for, and all k-blocks alike: a short one costs nearly as much as a whole.
 int64_t PackedMatrix::k_block_of(int64_t quads, const CpuModel& cpu) {
-  const bool is_tight = gemm_rows(active_isa())->a == GemmOperand::s16 && cpu.l2 < cpu.roomy_l2;
+  const bool is_tight = gemm_rows(active_isa()).front().a == GemmOperand::s16 && cpu.l2 < cpu.roomy_l2;
   const int64_t usual = is_tight ? cpu.k_block_small_l2 : cpu.k_block;
   const int64_t blocks = std::max<int64_t>(1, (quads + usual / 2) / usual);
   return std::max<int64_t>(kGemmQuads, round_up(ceil_div(quads, blocks), kGemmQuads));
@@ -46,7 +46,7 @@ PackedMatrix::PackedMatrix(const uint8_t* b, bool is_signed, int64_t depth, int6
       column_sum(static_cast<size_t>(panels * kGemmCols), 0),
       flip_(is_signed ? 0 : 0x80) {
   struct Bounds {
-    int32_t of[kGemmRows] = {};
+    int32_t of[kGemmFits] = {};
   };
   std::vector<Bounds> bounds(static_cast<size_t>(panels));
   parallel_for(panels, [&](int64_t panel) {
@@ -68,7 +68,7 @@ PackedMatrix::PackedMatrix(const uint8_t* b, bool is_signed, int64_t depth, int6
   });
   for (const int32_t z : zero) has_zero |= z != 0;
   for (const Bounds& found : bounds)
-    for (int i = 0; i < kGemmRows; ++i) bound[i] = std::max(bound[i], found.of[i]);
+    for (int i = 0; i < kGemmFits; ++i) bound[i] = std::max(bound[i], found.of[i]);
 }
 
 int64_t PackedMatrix::quad_at(int64_t panel, int64_t q) const {

@@ -17,7 +17,7 @@ struct PackedMatrix {
   bool has_zero = false;            // whether any zero point is not 0
   // The largest absolute sum of the codes that the micro-kernel of this index adds in 16 bits (none, two or four), of
   // positive or of negative ones alone.
-  int32_t bound[kGemmRows] = {};
+  int32_t bound[kGemmFits] = {};
 
   // The index of the fastest micro-kernel of gemm_rows that is exact for u8 codes of a up to `most`.
   int kernel(int32_t most) const { return most * bound[2] <= 32767 ? 2 : most * bound[1] <= 32767 ? 1 : 0; }

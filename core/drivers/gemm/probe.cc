@@ -6,7 +6,7 @@
 
 #include "base/memory.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/probe/probe.h"
+#include "kernels/peak/peak.h"
 
 namespace lowbit {
 namespace {
@@ -27,7 +27,7 @@ double best_rate(int runs, Run&& run) {
 
 double dot_limit() {
   constexpr int kRows = 2;  // fours are for smaller codes than a product can count on
-  const GemmRow* rows = gemm_rows(active_isa());
+  const KernelTable<GemmRow> rows = gemm_rows(active_isa());
   return best_rate(kRows * 40, [&](int i) {
     const GemmRow& row = rows[i % kRows];
     return row.peak == nullptr ? 0.0 : static_cast<double>(row.peak(2000));
@@ -35,12 +35,12 @@ double dot_limit() {
 }
 
 double fma_limit() {
-  const ProbeRow& row = *probe_rows(active_isa());
+  const PeakRow& row = peak_rows(active_isa()).front();
   return best_rate(80, [&](int) { return static_cast<double>(row.fma(4000)); });
 }
 
 double read_limit(int64_t bytes, double seconds) {
-  const ProbeRow& row = *probe_rows(active_isa());
+  const PeakRow& row = peak_rows(active_isa()).front();
   const int64_t n = bytes / 4 / kReadStep * kReadStep, rounds = std::max<int64_t>(1, (1 << 20) / bytes);
   const Aligned<float> block = aligned<float>(n);
   std::fill(block.get(), block.get() + n, 1.0f);  // else every page of it is the one zero page

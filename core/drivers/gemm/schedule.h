@@ -9,7 +9,7 @@
 
 #include "base/cpu_model.h"
 #include "base/memory.h"
-#include "kernels/finish/finish.h"
+#include "kernels/epilogue/epilogue.h"
 #include "kernels/gemm/gemm.h"
 
 namespace lowbit {

@@ -51,7 +51,7 @@ uint8_t largest_code(const CodeRows& a, int64_t k) {
 }  // namespace
 
 const GemmRow& select_kernel(const CodeRows& a, const PackedMatrix& b) {
-  const GemmRow* kernels = gemm_rows(active_isa());
+  const KernelTable<GemmRow> kernels = gemm_rows(active_isa());
   const GemmRow &any = kernels[b.kernel(255)], &small = kernels[b.kernel(127)];
   if (a.is_signed || any.run == small.run) return any;
   return kernels[b.kernel(largest_code(a, b.k))];

@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "base/threads.h"
 #include "drivers/elementwise/elementwise.h"
-#include "kernels/float_dot/float_dot.h"
+#include "kernels/gemm_float/gemm_float.h"
 
 namespace lowbit {
 namespace {
@@ -67,8 +67,8 @@ void WeightOnly::prefetch(int64_t r, int64_t begin, int64_t end) const {
 void WeightOnly::run(const FloatInput& input, const FloatEpilogue& output, void* out) const {
   if (input.m == 0 || n_ == 0) return;
   const Isa isa = active_isa();
-  const FloatDotRow& kernel = float_dot_row(isa, input.in);
-  const FinishRow& epilogue = finish_row(isa, output.result);
+  const GemmFloatRow& kernel = gemm_float_row(isa, input.in);
+  const EpilogueRow& epilogue = epilogue_row(isa, output.result);
   const int64_t at_once = rows_at_once(input.m, k_), pieces = (k_ + kPieceK - 1) / kPieceK;
   const Aligned<float> widened = aligned<float>(at_once * padded(k_));
   // Piece p of row r: rows that meet in a task lie side by side, piece by piece.
@@ -102,7 +102,7 @@ void WeightOnly::run(const FloatInput& input, const FloatEpilogue& output, void*
         const int64_t c = j % kTaskColumns;
         totals[j] = output.bias != nullptr && c < columns ? static_cast<double>(output.bias[column + c]) : 0.0;
       }
-      FloatDotArgs a{};
+      GemmFloatArgs a{};
       a.rows = rows, a.w_stride = kPieceK, a.total_stride = kTaskColumns;
       for (int64_t c = 0; c < columns; c += at_a_time) {
         const int64_t wide = std::min(at_a_time, columns - c);
@@ -119,7 +119,7 @@ void WeightOnly::run(const FloatInput& input, const FloatEpilogue& output, void*
           kernel.run(a);
         }
       }
-      FinishArgs f{};
+      EpilogueArgs f{};
       f.acc = sums, f.rows = 1, f.n = columns, f.floor = output.floor, f.ceiling = output.ceiling;
       for (int64_t j = 0; j < rows; ++j) {
         for (int64_t c = 0; c < kTaskColumns; ++c) sums[c] = static_cast<float>(totals[j * kTaskColumns + c]);

@@ -3,7 +3,7 @@
 //   y[m][n] = clamp(bias[n] + sum over k of x[m][k] * w[n][k], floor, ceiling)    w as dequantize gives it in f32
 //
 // Weights stay packed in memory; pieces of a few rows are expanded into scratch that stays in the caches. Sums run in
-// pieces of kPieceK elements of k, in order, each as kernels/float_dot says, added to an f64 total that starts at the
+// pieces of kPieceK elements of k, in order, each as kernels/gemm_float says, added to an f64 total that starts at the
 // bias and is narrowed once at the end. Neither the number of threads nor m changes a bit.
 #pragma once
 #include <memory>

@@ -167,7 +167,6 @@ DynamicResult quantize_dynamic(const Granularity& layout, const DynamicArgs& d, 
   const Code wide = bits >= 8 ? d.code : (d.code == Code::s4 || d.code == Code::s2 ? Code::s8 : Code::u8);
   const QuantizeRow& row = quantize_row(isa, in, wide);
   const int64_t xb = element_bytes(in), sb = in == Element::f64 ? 8 : 4;
-  const bool stream = exceeds_caches(layout.elements() * xb + packed_bytes(d.code, layout.elements()));
   std::atomic<int64_t> nan{0}, bad{0};
 
   const int64_t line = layout.kind == GranularityKind::channel ? layout.inner : layout.axis;
@@ -191,11 +190,10 @@ DynamicResult quantize_dynamic(const Granularity& layout, const DynamicArgs& d, 
             const int64_t first = start + g * length;
             char* out = at(q, first * bits / 8);
             a.n = length * std::min(step, count - g);
-            a.stream = stream && reinterpret_cast<uintptr_t>(out) % 16 == 0;
             a.x = at(x, first * xb), a.q = pack ? static_cast<void*>(buffer) : out;
             a.scale = at(d.scale, (scale + g) * sb), a.zero = d.zero ? d.zero + scale + g : nullptr;
             row.dynamic(a);
-            if (pack) pack_row(isa, bits).pack(buffer, a.n, reinterpret_cast<uint8_t*>(out), stream);
+            if (pack) pack_row(isa, bits).pack(buffer, a.n, reinterpret_cast<uint8_t*>(out));
           }
         },
         [](int64_t, int64_t, int64_t, int64_t, int64_t) {});

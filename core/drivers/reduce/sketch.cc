@@ -324,7 +324,7 @@ void take_back(const SketchRow& row, CountArgs args) {
 }  // namespace
 
 void Sketches::block(int64_t scale, const float* x, int64_t n, const double* wide, double& lo, double& hi) {
-  const SketchRow& row = *sketch_rows(active_isa());
+  const SketchRow& row = sketch_rows(active_isa()).front();
   SketchTotals& t = totals[scale];
   BlockStats s;
   const CountArgs here = args(scale, x, n);
@@ -394,7 +394,7 @@ void Sketches::run(int64_t scale, const void* x, Element in, int64_t n, double& 
           wide = p + i;
           for (int64_t j = 0; j < m; ++j) rounded[j] = narrowed(p[i + j]);
         } else {
-          const SketchRow& row = *sketch_rows(active_isa());
+          const SketchRow& row = sketch_rows(active_isa()).front();
           (std::is_same_v<In, half_t> ? row.widen_half : row.widen_bfloat)(p + i, m, rounded);
         }
         block(scale, rounded, m, wide, lo, hi);

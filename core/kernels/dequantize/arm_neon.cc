@@ -2,6 +2,5 @@
 #include "simd/arm_vec128.h"
 
 namespace lowbit {
-extern const DequantizeRow* const dequantize_rows_neon;
-const DequantizeRow* const dequantize_rows_neon = DequantizeRows<Neon>::rows;
+constinit const KernelTable<DequantizeRow> dequantize_rows_neon = DequantizeRows<Neon>::rows;
 }  // namespace lowbit

@@ -1,7 +1,7 @@
 // y = float(q - z) * s, the subtraction in integers.  b1 (codes 0 and 1): y = (2q - 1) * s
 #pragma once
-#include "base/arch.h"
 #include "base/types.h"
+#include "kernels/families.h"
 
 namespace lowbit {
 
@@ -9,9 +9,9 @@ struct DequantizeArgs {
   const void* q;
   void* y;
   int64_t n;
-  const void* scale;    // f32, or f64 where y is f64: one; a group each; or an element each
+  const void* scale;    // f32, or f64 where y is f64: one, one per group, or one per element
   const int32_t* zero;  // beside scale; null: all 0
-  int64_t group;        // grouped only: elements a group, n a multiple of it
+  int64_t group;        // grouped only: elements per group; n is a multiple of it
 };
 
 using DequantizeFn = void (*)(const DequantizeArgs&);
@@ -24,8 +24,6 @@ struct DequantizeRow {
   DequantizeFn varying;
 };
 
-constexpr int kDequantizeRows = 20;
-const DequantizeRow* dequantize_rows(Isa isa);
 const DequantizeRow& dequantize_row(Isa isa, Code code, Element out);
 
 }  // namespace lowbit

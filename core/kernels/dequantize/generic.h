@@ -106,7 +106,7 @@ void dequantize_varying(const DequantizeArgs& a) {
 
 template <class V>
 struct DequantizeRows {
-  static constexpr DequantizeRow rows[kDequantizeRows] = {
+  static constexpr DequantizeRow rows[] = {
 #define ROW(c, e, C, Out) \
   {Code::c, Element::e, dequantize_uniform<V, C, Out>, dequantize_grouped<V, C, Out>, dequantize_varying<V, C, Out>},
 #include "kernels/dequantize/kernels.inc"

@@ -2,6 +2,5 @@
 #include "simd/x86_vec256.h"
 
 namespace lowbit {
-extern const DequantizeRow* const dequantize_rows_avx2;
-const DequantizeRow* const dequantize_rows_avx2 = DequantizeRows<Avx2>::rows;
+constinit const KernelTable<DequantizeRow> dequantize_rows_avx2 = DequantizeRows<Avx2>::rows;
 }  // namespace lowbit

@@ -2,6 +2,5 @@
 #include "kernels/dwconv/taps_neon.h"
 
 namespace lowbit {
-extern const DwconvRow* const dwconv_rows_neon;
-const DwconvRow* const dwconv_rows_neon = DwconvRows<Neon>::rows;
+constinit const KernelTable<DwconvRow> dwconv_rows_neon = DwconvRows<Neon>::rows;
 }  // namespace lowbit

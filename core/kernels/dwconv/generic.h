@@ -1,30 +1,27 @@
-// The algorithm once, for every vector width: two taps a multiplication, neighbouring output pixels share what they
-// load.
+// The algorithm, for every vector width: two taps per multiplication, and neighbouring output pixels share their loads.
 //
-// Roofline, 3x3 at stride 1 with AVX2, an output being one channel of one pixel. Memory: one byte read and one written.
-// Arithmetic for a tile of 6 pixels and 16 channels, 96 outputs of 9 taps:
+// Roofline, 3x3 at stride 1 with AVX2. An output (one channel of one pixel) needs one byte read and one byte written. A
+// tile of 6 pixels and 16 channels has 96 outputs of 9 taps:
 //
-//   24   widenings, of 8 columns and 3 rows; loading is part of them
+//   24   widenings of 8 columns and 3 rows, including the loads
 //   30   interleavings: rows 0 and 1 of each column, 8 times 2; row 2 of each column and the next, 7 times 2
-//   120  multiplications and additions, half of each: 5 pairs of taps a pixel
-//   78   to requantize: convert, multiply, bound, convert, pack, store
+//   120  multiplications and additions, half each: 5 pairs of taps per pixel
+//   78   to requantize: convert, multiply, clamp, convert, pack, store
 //
-// 252 vector instructions, 2.6 an output, 1.8 of them without requantizing. Four a cycle would be 0.66 cycles for 18
-// operations, 89 GOPS at 3.25 GHz; two bytes in 0.66 cycles are 10 GB/s, less than any cache gives. So instructions
-// count and memory does not, and what can be gained is in sharing: a pixel by itself takes 2.5 instructions in place
-// of 1.8. No more than two loads a cycle are needed (of weights, one a multiplication unless registers are left).
+// These are 252 vector instructions, 2.6 per output. At four instructions per cycle that is 0.66 cycles for 18
+// operations and two bytes: instructions are the limit, memory is not. One pixel at a time would take 3.3 per output.
 #pragma once
 #include "kernels/dwconv/dwconv.h"
 #include "kernels/dwconv/taps.h"
 
 namespace lowbit {
 
-// Which taps go together, for pack and for the kernels. Rows of the filter in pairs, column by column; columns of a
-// last odd row in pairs; its last odd column is the second of a pair whose first has no weight.
+// Which taps form a pair, for `pack` and for the kernels. Rows of the filter are paired column by column, the columns
+// of a last odd row with each other. Its last odd column is the second of a pair whose first weight is 0.
 template <int KH, int KW>
 struct Pairs {
   static constexpr int kVertical = KH / 2 * KW;
-  static constexpr int kLone = kVertical + KW / 2;  // the pair of the last odd row's last odd column
+  static constexpr int kLone = kVertical + KW / 2;  // the pair of the last column of the last odd row
   static int64_t count(int64_t, int64_t) { return kVertical + (KH % 2) * (KW + 1) / 2; }
   static int64_t tap(int64_t pair, int second, int64_t, int64_t) {  // -1: none
     if (pair < kVertical) return (pair / KW * 2 + second) * KW + pair % KW;
@@ -33,7 +30,7 @@ struct Pairs {
     return (KH - 1) * KW + column + second;
   }
 };
-// Any kernel: the columns of each row in pairs; the second of a last odd one has no weight.
+// Any filter: the columns of each row in pairs; the second weight of a last odd one is 0.
 template <>
 struct Pairs<0, 0> {
   static int64_t count(int64_t kh, int64_t kw) { return kh * ((kw + 1) / 2); }
@@ -43,7 +40,7 @@ struct Pairs<0, 0> {
   }
 };
 
-// Channels of a last block overlap those of the one before, so that there are always enough to fill it.
+// The last block of channels overlaps the one before, so that every block is full.
 template <class V>
 struct Blocks {
   static constexpr int kBlock = Taps<V>::kBlock;
@@ -82,7 +79,7 @@ void dwconv_arrange(const void* in, int64_t channels, void* out) {
         std::memcpy(to, static_cast<const char*>(in) + 4 * (Blocks<V>::start(b, channels) + T::channel(v, lane)), 4);
 }
 
-// What becomes of the sums of N pixels of a block.
+// Epilogue: stores the accumulators of N pixels of a block.
 template <class V>
 struct StoreSums {
   using I32 = typename V::I32;
@@ -98,7 +95,7 @@ struct StoreSums {
   }
 };
 
-// Signed codes are made as unsigned ones, 128 higher, and moved back by their top bit.
+// Epilogue: requantizes. Signed codes are computed as u8, 128 higher, and their top bit is flipped.
 template <class V>
 struct StoreCodes {
   using T = Taps<V>;
@@ -136,7 +133,7 @@ struct StoreCodes {
   }
 };
 
-// N neighbouring pixels: each column of x is loaded once and added to every pixel that sees it.
+// N neighbouring pixels: each column of x is loaded once and accumulated for every pixel that covers it.
 template <class V, class X, int KH, int KW, int S, int N, class Store>
 LOWBIT_INLINE void dwconv_tile(const DwconvArgs& a, const Store& store, int64_t pixel) {
   using T = Taps<V>;
@@ -189,7 +186,7 @@ LOWBIT_INLINE void dwconv_tile(const DwconvArgs& a, const Store& store, int64_t 
   }
 }
 
-// Any kernel, with no sharing but that of weights.
+// Any filter: pixels share the loads of weights only.
 template <class V, class X, int N, class Store>
 LOWBIT_INLINE void dwconv_any(const DwconvArgs& a, const Store& store, int64_t pixel) {
   using T = Taps<V>;
@@ -217,7 +214,7 @@ LOWBIT_INLINE void dwconv_any(const DwconvArgs& a, const Store& store, int64_t p
   }
 }
 
-// Five last pixels are done in a tile that overlaps the one before, fewer in smaller tiles: it is less work.
+// The last five pixels take a full tile that overlaps the one before, fewer take smaller tiles, whichever is less work.
 template <class V, class X, int KH, int KW, int S, template <class> class Store>
 void dwconv_run(const DwconvArgs& a) {
   const Store<V> store(a);
@@ -235,7 +232,7 @@ void dwconv_run(const DwconvArgs& a) {
 
 template <class V>
 struct DwconvRows {
-  static constexpr DwconvRow rows[kDwconvRows] = {
+  static constexpr DwconvRow rows[] = {
 #define ROW(code, X, kh, kw, stride)            \
   {Code::code,                                  \
    kh,                                          \

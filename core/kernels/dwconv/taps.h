@@ -1,4 +1,4 @@
-// Words for taps, in addition to those of simd/vec.h: Taps<V> works on a block of channels.
+// Operations on taps, in addition to simd/vec.h. Taps<V> works on a block of channels.
 //
 //   kBlock, kVectors                channels of a block, and I32 vectors that hold its accumulators
 //   Codes widen(p)                  kBlock s8 or u8 codes as int16

@@ -1,5 +1,5 @@
-// Sixteen channels. Interleaving works within 128-bit lanes, so vector 0 has channels 0-3 and 8-11 and vector 1 the
-// others: just what packing puts right again.
+// Sixteen channels. Interleaving works within 128-bit lanes: vector 0 has channels 0-3 and 8-11, vector 1 the others.
+// Packing restores the order.
 #pragma once
 #include "kernels/dwconv/taps.h"
 #include "simd/x86_vec256.h"
@@ -23,7 +23,7 @@ struct Taps<Avx2> {
   LOWBIT_INLINE __m256i add(__m256i acc, int v, const Pair& x, const int16_t* w) {
     const __m256i weights = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 16 * v));
     acc = _mm256_add_epi32(acc, _mm256_madd_epi16(x.part[v], weights));
-    asm("" : "+x"(acc));  // now: compilers would rather keep all products and add them in a tree
+    asm("" : "+x"(acc));  // otherwise compilers keep all products and add them in a tree, which spills
     return acc;
   }
   LOWBIT_INLINE __m256i add_second(__m256i acc, int v, const Pair& x, const int16_t* w) { return add(acc, v, x, w); }

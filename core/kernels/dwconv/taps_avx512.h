@@ -21,7 +21,7 @@ struct Taps<Avx512> {
   LOWBIT_INLINE Pair pair(Codes a, Codes b) { return {{_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)}}; }
   LOWBIT_INLINE __m512i add(__m512i acc, int v, const Pair& x, const int16_t* w) {
     acc = _mm512_add_epi32(acc, _mm512_madd_epi16(x.part[v], _mm512_loadu_si512(w + 32 * v)));
-    asm("" : "+v"(acc));  // now: compilers would rather keep all products and add them in a tree
+    asm("" : "+v"(acc));  // otherwise compilers keep all products and add them in a tree, which spills
     return acc;
   }
   LOWBIT_INLINE __m512i add_second(__m512i acc, int v, const Pair& x, const int16_t* w) { return add(acc, v, x, w); }

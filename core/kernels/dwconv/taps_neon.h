@@ -1,5 +1,4 @@
-// Eight channels. A multiplication here adds one tap at a time, so a pair is just two taps, and their weights lie in
-// two runs.
+// Eight channels. A multiply-accumulate adds one tap, so a pair is two taps, and their weights are two separate runs.
 #pragma once
 #include "kernels/dwconv/taps.h"
 #include "simd/arm_vec128.h"

@@ -17,7 +17,7 @@ struct Taps<Scalar> {
     return *p;
   }
   LOWBIT_INLINE Pair pair(Codes a, Codes b) { return {a, b}; }
-  // Wraps as vectors do: the sum fits, but on the way there the offset may be far from it.
+  // Wraps as vectors do: the sum fits 32 bits, but intermediate values may not.
   LOWBIT_INLINE int32_t sum(int32_t i, int32_t j) {
     return static_cast<int32_t>(static_cast<uint32_t>(i) + static_cast<uint32_t>(j));
   }

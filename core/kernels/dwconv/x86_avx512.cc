@@ -2,6 +2,5 @@
 #include "kernels/dwconv/taps_avx512.h"
 
 namespace lowbit {
-extern const DwconvRow* const dwconv_rows_avx512;
-const DwconvRow* const dwconv_rows_avx512 = DwconvRows<Avx512>::rows;
+constinit const KernelTable<DwconvRow> dwconv_rows_avx512 = DwconvRows<Avx512>::rows;
 }  // namespace lowbit

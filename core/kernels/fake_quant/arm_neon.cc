@@ -2,6 +2,5 @@
 #include "simd/arm_vec128.h"
 
 namespace lowbit {
-extern const FakeQuantRow* const fake_quant_rows_neon;
-const FakeQuantRow* const fake_quant_rows_neon = FakeQuantRows<Neon>::rows;
+constinit const KernelTable<FakeQuantRow> fake_quant_rows_neon = FakeQuantRows<Neon>::rows;
 }  // namespace lowbit

@@ -1,29 +1,25 @@
 // The algorithm once, for every vector width and element type.
 #pragma once
 #include "kernels/fake_quant/fake_quant.h"
-#include "simd/order.h"
 #include "simd/quotient.h"
 #include "simd/vec.h"
 
 namespace lowbit {
 
-// One operation under given scales: constants for all lanes, or one a lane.
+// One operation under given scales: one for all lanes, or one per lane.
 template <class V, class T, FakeOp Op, Quotient Kind>
 struct FakeStep {
   using F = decltype(V::set(T{}));
-  // The fused quotient of an infinity is none.
+  // The fused quotient of an infinity is NaN.
   static constexpr bool kClampsFirst = Divisor<V, T, Kind>::kind == Quotient::fused;
 
   Divisor<V, T, Kind> divisor;
   F scale, lo, hi;          // lo, hi: qmin - z, qmax - z
-  F least = lo, most = hi;  // what x is clamped to where no division would saturate: lo * scale, hi * scale
+  F least = lo, most = hi;  // bounds for x, used with the fused quotient: lo * scale, hi * scale
 
   static __attribute__((always_inline)) FakeStep of(T s, int32_t z, int32_t qmin, int32_t qmax) {
-    return of(s, reciprocal(s), z, qmin, qmax);
-  }
-  static __attribute__((always_inline)) FakeStep of(T s, Reciprocal<T> r, int32_t z, int32_t qmin, int32_t qmax) {
     const T l = static_cast<T>(qmin - z), h = static_cast<T>(qmax - z);
-    return {Divisor<V, T, Kind>::of(s, r), V::set(s), V::set(l), V::set(h), V::set(l * s), V::set(h * s)};
+    return {Divisor<V, T, Kind>::of(s, reciprocal(s)), V::set(s), V::set(l), V::set(h), V::set(l * s), V::set(h * s)};
   }
   // The constants of `width` columns.
   static __attribute__((always_inline)) FakeStep load(const T* s, const int32_t* z, typename V::I32 qmin,
@@ -57,12 +53,13 @@ struct FakeStep {
   }
 };
 
-// Rounding: of bfloats stored in pairs. A mask keeps dy as it is.
+// Rounding: of bfloat16 stored in pairs. fake_backward keeps dy as it is.
 template <class V, class In, FakeOp Op,
           PairRounding Rounding = Op == FakeOp::fake_backward ? PairRounding::exact : PairRounding::any>
 struct Operands {
   using F = decltype(V::set(compute_t<In>{}));
   static constexpr bool kPairs = requires(const In* p) { V::load_pair(p); };
+  static constexpr PairRounding kRounding = Rounding;
   const In *x, *dy;
   In* y;
 
@@ -71,25 +68,17 @@ struct Operands {
     const F nothing = V::set(compute_t<In>{0});
     return step(Op == FakeOp::scaled ? nothing : V::load(x + i), Op == FakeOp::fake ? nothing : V::load(dy + i));
   }
-  template <bool Stream>
-  __attribute__((always_inline)) void keep(int64_t i, F result) const {
-    if constexpr (Stream) {
-      V::stream(y + i, result);
-    } else {
-      V::store_number(y + i, result);  // a NaN here is one of In, which the shorter rounding leaves one
-    }
-  }
-  template <bool Stream, class Step>
+  template <class Step>
   __attribute__((always_inline)) void at(int64_t i, const Step& step) const {
-    keep<Stream>(i, of(i, step));
+    V::store_number(y + i, of(i, step));  // a NaN here came from In, so that store_number keeps it a NaN
   }
-  // Fewer than a vector, in padded copies. An overlapping vector would read what was written where y is dy.
+  // Less than a vector, in padded copies. An overlapping vector would read results where y is dy.
   template <class Step>
   void tail(int64_t i, int64_t n, const Step& step) const {
     In a[V::width] = {}, b[V::width] = {}, out[V::width];
     if (Op != FakeOp::scaled) std::memcpy(a, x + i, n * sizeof(In));
     if (Op != FakeOp::fake) std::memcpy(b, dy + i, n * sizeof(In));
-    Operands{a, b, out}.template at<false>(0, step);
+    Operands{a, b, out}.at(0, step);
     std::memcpy(y + i, out, n * sizeof(In));
   }
   template <class Step>
@@ -98,12 +87,12 @@ struct Operands {
     const auto b = Op == FakeOp::fake ? a : V::load_pair(dy + i);
     return decltype(a){step(a.a, b.a), step(a.b, b.b)};
   }
-  // Four vectors, or pairs, are read before any is written, and those that are written keep clear of the next.
+  // Four vectors, or pairs, are loaded before any is stored, because of 4 KiB aliasing.
   template <class Step>
-  __attribute__((always_inline)) void run(int64_t begin, int64_t n, const Step& step) const {
+  __attribute__((always_inline)) void run(int64_t n, const Step& step) const {
     constexpr int w = V::width, kStep = sizeof(In) == 2 ? 8 * w : 4 * w;
-    const auto block = [&](int64_t k) __attribute__((always_inline)) {
-      const int64_t i = begin + k;
+    int64_t i = 0;
+    for (; i + kStep <= n; i += kStep) {
       if constexpr (kPairs) {
         const auto a = pair_of(i, step), b = pair_of(i + 2 * w, step);
         const auto c = pair_of(i + 4 * w, step), d = pair_of(i + 6 * w, step);
@@ -114,138 +103,65 @@ struct Operands {
       } else {
         F r[kStep / w];
         for (int j = 0; j < kStep / w; ++j) r[j] = of(i + j * w, step);
-        for (int j = 0; j < kStep / w; ++j) keep<false>(i + j * w, r[j]);
+        for (int j = 0; j < kStep / w; ++j) V::store_number(y + i + j * w, r[j]);
       }
-    };
-    const In *first = Op == FakeOp::scaled ? dy : x, *second = Op == FakeOp::fake ? x : dy;
-    int64_t i = begin + each_block<kStep>(n - begin, is_better_backwards(y, first, second), block);
-    for (; i + w <= n; i += w) at<false>(i, step);
-    if (i < n) tail(i, n - i, step);
-  }
-  template <class Step>
-  void run_streaming(int64_t n, const Step& step) const {
-    constexpr int w = V::width;
-    int64_t i = 0;
-    if constexpr (sizeof(In) >= 4) {
-      const auto past = reinterpret_cast<uintptr_t>(y) % (w * sizeof(In));
-      const int64_t head = past == 0 ? 0 : static_cast<int64_t>((w * sizeof(In) - past) / sizeof(In));
-      if (head >= n) return run(0, n, step);
-      if (head > 0) tail(0, head, step);
-      for (i = head; i + w <= n; i += w) at<true>(i, step);
     }
-    run(i, n, step);
+    for (; i + w <= n; i += w) at(i, step);
+    if (i < n) tail(i, n - i, step);
   }
 };
 
-// Whether k * s lies just between two bfloats for a k in [lo, hi].
+// Whether k * s is a tie between two bfloat16 for a k in [lo, hi].
 static inline bool has_ties(float s, int32_t lo, int32_t hi) {
   int32_t found = 0;
   for (int32_t k = lo; k <= hi; ++k) found |= (float_to_bits(static_cast<float>(k) * s) & 0xffffu) == 0x8000u;
   return found != 0;
 }
 
-template <class V, class In, FakeOp Op, Quotient Kind>
+template <class V, class In, FakeOp Op, Quotient Kind, PairRounding Rounding>
 void fake_grouped_as(const FakeQuantArgs& a) {
   const auto* scale = static_cast<const compute_t<In>*>(a.scale);
-  Operands<V, In, Op> o{static_cast<const In*>(a.x), static_cast<const In*>(a.dy), static_cast<In*>(a.y)};
+  Operands<V, In, Op, Rounding> o{static_cast<const In*>(a.x), static_cast<const In*>(a.dy), static_cast<In*>(a.y)};
   for (int64_t g = 0; g * a.group < a.n; ++g) {
-    const auto step = FakeStep<V, compute_t<In>, Op, Kind>::of(scale[g], a.zero[g], a.qmin, a.qmax);
-    if (a.stream) {
-      o.run_streaming(a.group, step);
-    } else {
-      o.run(0, a.group, step);
-    }
+    o.run(a.group, FakeStep<V, compute_t<In>, Op, Kind>::of(scale[g], a.zero[g], a.qmin, a.qmax));
     if (Op != FakeOp::scaled) o.x += a.group;
     if (Op != FakeOp::fake) o.dy += a.group;
     o.y += a.group;
   }
 }
 
-// What to multiply by in place of dividing halves by the one scale of a; 0: nothing will do.
+// Whether the fused quotient is proven for the scales and the range of codes.
 template <class V, class In>
-static float inverse_for(const FakeQuantArgs& a) {
-  if constexpr (kDropped<In> != 0 && V::has_fma) {
-    const float s = *static_cast<const float*>(a.scale);
-    if (a.n != a.group || a.qmax - a.qmin > 255 || s > kMaxQuotientScale) return 0;
-    // One step more than the codes reach: a mask also tells the first value that is clipped.
-    const int reach = 1 + (a.qmax - *a.zero > *a.zero - a.qmin ? a.qmax - *a.zero : *a.zero - a.qmin);
-    return product_inverse<In>(s, reach, a.n);
-  }
-  return 0;
+bool may_fuse(const FakeQuantArgs& a, int64_t scales) {
+  const auto* scale = static_cast<const compute_t<In>*>(a.scale);
+  bool good = a.qmax - a.qmin <= 255;
+  for (int64_t i = 0; i < scales; ++i) good &= scale[i] <= static_cast<compute_t<In>>(kMaxQuotientScale);
+  return good;
 }
 
-// The bits of halves that are not clipped are at most so much: as signed integers positive ones are ordered as numbers
-// are, and as unsigned ones negative ones by their magnitude, above all positive ones. A NaN lies beyond both.
-template <class In>
-struct UnclippedBits {
-  int16_t most;
-  uint16_t least;
-
-  static UnclippedBits of(float s, int32_t lo, int32_t hi) {
-    return {static_cast<int16_t>(last(s, hi)), static_cast<uint16_t>(0x8000 | last(s, -lo))};
-  }
-  // The greatest half whose quotient rounds to k >= 0 or less.
-  static uint16_t last(float s, int32_t k) {
-    In x;
-    narrow(&x, (static_cast<float>(k) + 0.5f) * s);
-    while (!(__builtin_rintf(widen(x) / s) <= static_cast<float>(k))) --x.bits;  // infinite, or above
-    return x.bits;
-  }
-};
-
-// Halves under one scale that has a multiplier. Blocks in which nothing is clipped, most of them, do without bounds.
-template <class V, class In, PairRounding Rounding, class Step>
-void fake_halves(const FakeQuantArgs& a, Step step) {
-  constexpr int w = V::width, kBlock = 8 * w;
-  const Operands<V, In, FakeOp::fake, Rounding> o{static_cast<const In*>(a.x), nullptr, static_cast<In*>(a.y)};
-  const auto bounds = UnclippedBits<In>::of(*static_cast<const float*>(a.scale), a.qmin - *a.zero, a.qmax - *a.zero);
-  const auto inside = [step](auto x, auto)
-                          __attribute__((always_inline)) { return step.numbers(V::round(step.divisor(x))); };
-  const int64_t n = a.n;
-  int64_t i = 0;
-  for (; i + kBlock <= n; i += kBlock) {
-    auto positive = V::load_bits16(o.x + i), negative = positive;
-    for (int k = 2 * w; k < kBlock; k += 2 * w) {
-      const auto bits = V::load_bits16(o.x + i + k);
-      positive = V::max_i16(positive, bits), negative = V::max_u16(negative, bits);
-    }
-    if (V::any_above_i16(positive, bounds.most) || V::any_above_u16(negative, bounds.least)) {
-      o.run(i, i + kBlock, step);
-    } else {
-      o.run(i, i + kBlock, inside);
-    }
-  }
-  o.run(i, n, step);
+// Whether bfloat16 results under a single scale are never ties, which makes rounding cheaper.
+template <class V, class In>
+bool rounds_without_ties(const FakeQuantArgs& a) {
+  constexpr int64_t kWorthwhile = 2048;  // elements, for which has_ties is called
+  if constexpr (!Operands<V, In, FakeOp::fake>::kPairs) return false;
+  return a.n == a.group && a.n >= kWorthwhile &&
+         !has_ties(*static_cast<const float*>(a.scale), a.qmin - *a.zero, a.qmax - *a.zero);
 }
 
 template <class V, class In, FakeOp Op>
 void fake_grouped(const FakeQuantArgs& a) {
-  const auto* scale = static_cast<const compute_t<In>*>(a.scale);
-  if constexpr (kDropped<In> != 0 && V::has_fma && Op != FakeOp::scaled) {
-    if (const float inv = inverse_for<V, In>(a); inv != 0) {
-      const auto step = FakeStep<V, float, Op, Quotient::product>::of(*scale, {inv, 0}, *a.zero, a.qmin, a.qmax);
-      const In *x = static_cast<const In*>(a.x), *dy = static_cast<const In*>(a.dy);
-      if constexpr (Op == FakeOp::fake && requires { typename V::Bits16; }) {
-        return Operands<V, In, Op>::kPairs && !has_ties(*scale, a.qmin - *a.zero, a.qmax - *a.zero)
-                   ? fake_halves<V, In, PairRounding::no_ties>(a, step)
-                   : fake_halves<V, In, PairRounding::any>(a, step);
-      }
-      if constexpr (Operands<V, In, Op>::kPairs && Op == FakeOp::fake) {
-        if (!has_ties(*scale, a.qmin - *a.zero, a.qmax - *a.zero))
-          return Operands<V, In, Op, PairRounding::no_ties>{x, dy, static_cast<In*>(a.y)}.run(0, a.n, step);
-      }
-      return Operands<V, In, Op>{x, dy, static_cast<In*>(a.y)}.run(0, a.n, step);
-    }
-  }
-  bool divide = a.qmax - a.qmin > 255;  // beyond what is proven of the fused quotient
-  for (int64_t g = 0; g * a.group < a.n; ++g) divide |= scale[g] > static_cast<compute_t<In>>(kMaxQuotientScale);
-  divide ? fake_grouped_as<V, In, Op, Quotient::division>(a) : fake_grouped_as<V, In, Op, Quotient::fused>(a);
+  constexpr PairRounding kRounding = Operands<V, In, Op>::kRounding;
+  if (!may_fuse<V, In>(a, a.group ? a.n / a.group : 0))
+    return fake_grouped_as<V, In, Op, Quotient::division, kRounding>(a);
+  if constexpr (Op == FakeOp::fake && Operands<V, In, Op>::kPairs)
+    if (rounds_without_ties<V, In>(a)) return fake_grouped_as<V, In, Op, Quotient::fused, PairRounding::no_ties>(a);
+  fake_grouped_as<V, In, Op, Quotient::fused, kRounding>(a);
 }
 
-// Columns whose constants lie in L1 while all rows pass them.
+// Columns whose constants stay in L1 for all rows.
 constexpr int64_t kStripColumns = 1024;
 
-// The constants of n columns, at most kStripColumns, by vectors; those beyond n are of no use.
+// The constants of n columns, at most kStripColumns, in vectors, padded.
 template <class V, class T, class Step>
 struct ColumnSteps {
   alignas(64) Step steps[kStripColumns / V::width];
@@ -263,26 +179,25 @@ struct ColumnSteps {
   }
 };
 
-// Rows side by side, so that constants are read once for all of them.
-template <int Rows, bool Stream, class V, class In, FakeOp Op, class Step>
+// Several rows together, so that constants are loaded once for all of them.
+template <int Rows, class V, class In, FakeOp Op, class Step>
 __attribute__((always_inline)) inline void fake_rows(const Operands<V, In, Op>& o, const Step* steps, int64_t n,
                                                      int64_t stride) {
   constexpr int w = V::width;
   int64_t i = 0;
   for (; i + w <= n; i += w) {
-    // All is read before anything is written: rows often lie a multiple of 4096 bytes apart, and a load waits for a
-    // store before it whose address has the same last 12 bits.
+    // Loads come before stores: row strides are often a multiple of 4096 bytes (4 KiB aliasing).
     typename Operands<V, In, Op>::F results[Rows];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) results[r] = o.of(i + r * stride, steps[i / w]);
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) o.template keep<Stream>(i + r * stride, results[r]);
+    for (int r = 0; r < Rows; ++r) V::store_number(o.y + i + r * stride, results[r]);
   }
   if (i < n)
     for (int r = 0; r < Rows; ++r) o.tail(i + r * stride, n - i, steps[i / w]);
 }
 
-template <bool Stream, class V, class In, FakeOp Op, class Step>
+template <class V, class In, FakeOp Op, class Step>
 void fake_strip(Operands<V, In, Op> o, const Step* steps, int64_t n, int64_t rows, int64_t stride) {
   constexpr int kAtOnce = 4;
   const auto advance = [&](int64_t by) {
@@ -291,15 +206,14 @@ void fake_strip(Operands<V, In, Op> o, const Step* steps, int64_t n, int64_t row
     o.y += by * stride;
   };
   int64_t r = 0;
-  for (; r + kAtOnce <= rows; r += kAtOnce, advance(kAtOnce)) fake_rows<kAtOnce, Stream>(o, steps, n, stride);
-  for (; r < rows; ++r, advance(1)) fake_rows<1, Stream>(o, steps, n, stride);
+  for (; r + kAtOnce <= rows; r += kAtOnce, advance(kAtOnce)) fake_rows<kAtOnce>(o, steps, n, stride);
+  for (; r < rows; ++r, advance(1)) fake_rows<1>(o, steps, n, stride);
 }
 
 template <class V, class In, FakeOp Op, Quotient Kind>
 void fake_columns_as(const FakeQuantArgs& a) {
   using T = compute_t<In>;
   using Step = FakeStep<V, T, Op, Kind>;
-  constexpr uintptr_t vector = V::width * sizeof(In);
   const T* scale = static_cast<const T*>(a.scale);
   for (int64_t c = 0; c < a.n; c += kStripColumns) {
     const int64_t n = a.n - c < kStripColumns ? a.n - c : kStripColumns;
@@ -307,33 +221,25 @@ void fake_columns_as(const FakeQuantArgs& a) {
     const In *x = static_cast<const In*>(a.x), *dy = static_cast<const In*>(a.dy);
     const Operands<V, In, Op> o{Op == FakeOp::scaled ? x : x + c, Op == FakeOp::fake ? dy : dy + c,
                                 static_cast<In*>(a.y) + c};
-    if constexpr (sizeof(In) >= 4) {
-      if (a.stream && reinterpret_cast<uintptr_t>(o.y) % vector == 0 && a.stride * sizeof(In) % vector == 0) {
-        fake_strip<true>(o, constants.steps, n, a.rows, a.stride);
-        continue;
-      }
-    }
-    fake_strip<false>(o, constants.steps, n, a.rows, a.stride);
+    fake_strip(o, constants.steps, n, a.rows, a.stride);
   }
 }
 
 template <class V, class In, FakeOp Op>
 void fake_columns(const FakeQuantArgs& a) {
   constexpr int64_t kWorthwhile = 3;  // rows; the constants of the fused quotient take two divisions
-  const auto* scale = static_cast<const compute_t<In>*>(a.scale);
-  bool divide = a.qmax - a.qmin > 255 || a.rows < kWorthwhile;
-  for (int64_t i = 0; !divide && i < a.n; ++i) divide = scale[i] > static_cast<compute_t<In>>(kMaxQuotientScale);
-  divide ? fake_columns_as<V, In, Op, Quotient::division>(a) : fake_columns_as<V, In, Op, Quotient::fused>(a);
+  a.rows >= kWorthwhile&& may_fuse<V, In>(a, a.n) ? fake_columns_as<V, In, Op, Quotient::fused>(a)
+                                                  : fake_columns_as<V, In, Op, Quotient::division>(a);
 }
 
-// ---- learned scale and zero point ------------------------------------------------------------------
+// Learned scale and zero point.
 
-constexpr int kLearnedPiece = 512;  // elements whose terms are held before they are added
+constexpr int kLearnedBlock = 512;  // elements whose terms are stored before they are summed
 
-// Terms of a piece: d * t to add to ds, c * -s to dz.
+// Terms of a block: ds += d * t, dz += c * -s.
 template <class T>
 struct Terms {
-  T d[kLearnedPiece], t[kLearnedPiece], c[kLearnedPiece];
+  T d[kLearnedBlock], t[kLearnedBlock], c[kLearnedBlock];
 };
 
 template <class F>
@@ -350,7 +256,7 @@ LOWBIT_INLINE VectorTerms<F> learned_terms(F g, F q, F r, const Step& k) {
   return {V::add(inside, clipped), V::add(V::only_in(r, k.lo, k.hi, V::sub(r, q)), edges), clipped, inside};
 }
 
-// y and the terms of one vector, kept for later.
+// Writes y, and the terms of one vector.
 template <class V, class In, class Step>
 LOWBIT_INLINE void learned_vector(const In* x, const In* dy, In* y, const Step& k, Terms<compute_t<In>>& terms, int i) {
   const auto q = V::divide(V::load(x), k.scale);
@@ -393,7 +299,7 @@ void learned_run(const LearnedArgs& a) {
   typename V::Sum8 ds, dz;
   int64_t begin = 0;
   if constexpr (requires { V::add_products(ds, k.scale, k.scale); }) {
-    // Straight into the sums. Most vectors have nothing clipped, and what would be added to dz is then nothing.
+    // Terms go to the sums from registers. Most vectors have nothing clipped, and then add nothing to dz.
     const auto negative = V::set(-s);
     for (; begin + w <= a.step.n; begin += w) {
       const auto g = V::load(dy + begin), q = V::divide(V::load(x + begin), k.scale), r = V::round(q);
@@ -408,8 +314,8 @@ void learned_run(const LearnedArgs& a) {
       }
     }
   }
-  for (; begin < a.step.n; begin += kLearnedPiece) {
-    const int n = static_cast<int>(a.step.n - begin < kLearnedPiece ? a.step.n - begin : kLearnedPiece);
+  for (; begin < a.step.n; begin += kLearnedBlock) {
+    const int n = static_cast<int>(a.step.n - begin < kLearnedBlock ? a.step.n - begin : kLearnedBlock);
     int i = 0;
     for (; i + w <= n; i += w) learned_vector<V>(x + begin + i, dy + begin + i, y + begin + i, k, terms, i);
     if (i < n) learned_tail<V>(x + begin + i, dy + begin + i, y + begin + i, n - i, k, terms, i), i += w;
@@ -430,8 +336,8 @@ void learned_columns(const LearnedArgs& a) {
   const T* scale = static_cast<const T*>(a.step.scale);
   const auto qmin = V::set_i32(a.step.qmin), qmax = V::set_i32(a.step.qmax);
   alignas(64) Terms<T> terms;
-  for (int64_t begin = 0; begin < a.step.n; begin += kLearnedPiece) {
-    const int n = static_cast<int>(a.step.n - begin < kLearnedPiece ? a.step.n - begin : kLearnedPiece);
+  for (int64_t begin = 0; begin < a.step.n; begin += kLearnedBlock) {
+    const int n = static_cast<int>(a.step.n - begin < kLearnedBlock ? a.step.n - begin : kLearnedBlock);
     const T* s = scale + begin;
     const int32_t* z = a.step.zero + begin;
     for (int64_t r = 0; r < a.step.rows; ++r) {

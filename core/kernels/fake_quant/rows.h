@@ -1,4 +1,4 @@
-// One row an element type, for every vector width.
+// One row per element type, for every vector width.
 #pragma once
 #include <type_traits>
 #include <utility>
@@ -26,7 +26,7 @@ struct FakeQuantEntry<V, In, std::integer_sequence<int, Op...>> {
 
 template <class V>
 struct FakeQuantRows {
-  static constexpr FakeQuantRow rows[kFakeQuantRows] = {
+  static constexpr FakeQuantRow rows[] = {
 #define ROW(e, In) FakeQuantEntry<V, In, std::make_integer_sequence<int, kFakeOps>>::row(Element::e),
 #include "kernels/fake_quant/kernels.inc"
 #undef ROW

@@ -2,6 +2,5 @@
 #include "simd/x86_vec256.h"
 
 namespace lowbit {
-extern const FakeQuantRow* const fake_quant_rows_avx2;
-const FakeQuantRow* const fake_quant_rows_avx2 = FakeQuantRows<Avx2>::rows;
+constinit const KernelTable<FakeQuantRow> fake_quant_rows_avx2 = FakeQuantRows<Avx2>::rows;
 }  // namespace lowbit

@@ -1,4 +1,4 @@
-// sdot: four products of s8 added to 32 bits, four columns a register.
+// sdot: four products of s8 added to 32 bits, four columns per register.
 #include <arm_neon.h>
 
 #include "kernels/gemm/generic.h"
@@ -36,6 +36,5 @@ struct DotprodDot {
 
 }  // namespace
 
-extern const GemmRow* const gemm_rows_dotprod;
-const GemmRow* const gemm_rows_dotprod = GemmTable<DotprodDot>::rows;
+constinit const KernelTable<GemmRow> gemm_rows_dotprod = GemmRows<DotprodDot>::rows;
 }  // namespace lowbit

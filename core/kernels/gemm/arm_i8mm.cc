@@ -49,6 +49,5 @@ struct I8mmDot {
 
 }  // namespace
 
-extern const GemmRow* const gemm_rows_i8mm;
-const GemmRow* const gemm_rows_i8mm = GemmTable<I8mmDot>::rows;
+constinit const KernelTable<GemmRow> gemm_rows_i8mm = GemmRows<I8mmDot>::rows;
 }  // namespace lowbit

@@ -1,4 +1,4 @@
-// smull and sadalp: products of s8 in 16 bits, pairs of them added to 32. Two sums a column.
+// smull and sadalp: products of s8 in 16 bits, pairs of them added to 32. Two sums per column.
 #include <arm_neon.h>
 
 #include "kernels/gemm/generic.h"
@@ -41,6 +41,5 @@ struct NeonDot {
 
 }  // namespace
 
-extern const GemmRow* const gemm_rows_neon;
-const GemmRow* const gemm_rows_neon = GemmTable<NeonDot>::rows;
+constinit const KernelTable<GemmRow> gemm_rows_neon = GemmRows<NeonDot>::rows;
 }  // namespace lowbit

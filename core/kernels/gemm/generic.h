@@ -1,21 +1,21 @@
-// The tile loop, once. An engine E says what a dot product of quads is on its ISA:
+// The micro-kernel. An engine E defines the dot product of quads on an ISA:
 //
-//   A                      element of a:  int16_t, uint8_t or int8_t;  operand  the same as data
+//   A                      element of a: int16_t, uint8_t or int8_t;  operand  the same as data
 //   group                  columns of one accumulator: 4, 8 or 16
-//   a_rows                 rows that one accumulator spans: 1, or 2 where the instruction multiplies matrices
-//   step                   quads a step takes: 1, or kGemmQuads
-//   Quad, load_a(p, stride)  a's step at p, for every column (of a_rows rows)
-//   Cols, load_b(p)        b's step: `group` columns; bytes from one quad to the next are kQuadBytes
-//   dot_two(acc&, acc&, a, first, b)  where it pays: dots with two groups, the first of them in a register
+//   a_rows                 rows of one accumulator: 1, or 2 where the instruction multiplies matrices
+//   step                   quads per step: 1, or kGemmQuads
+//   Quad, load_a(p, stride)  a step of a at p, for every column (of a_rows rows)
+//   Cols, load_b(p)        a step of b: `group` columns, kQuadBytes from quad to quad
+//   dot_two(acc&, acc&, a, first, b)  optional: dot with two groups, the first of them in a register
 //   Acc, zero(), dot(acc&, a, b), store<Add>(acc, c, stride, from, from_stride)
-//                          to c[a_rows][group], which may be `from` that it is added to
-//   start(from)            where it pays: an accumulator that begins with from[group], so that nothing is added later
-//   by_block               whether all rows pass one block of columns before the next
-//   by_pairs               whether they may pass two at once
-//   chains(rows), sum(acc, acc)  where a tile's accumulators can be too few to keep dot busy: how many make one, used
-//                          by turns
-//   is_one                 whether compilers see dot as one operation, and cannot multiply once for many sums
-//   max_rows, wide(rows)   rows of a full tile; groups side by side in a tile of so many rows
+//                          store to c[a_rows][group], plus `from` with Add; from may be c
+//   start(from)            optional: an accumulator that starts at from[group], so that nothing is added later
+//   by_block               whether all rows of a panel are computed before the next panel
+//   by_pairs               whether this may be done for two panels at once
+//   chains(rows), sum(acc, acc)  optional: alternating accumulators per sum, where a tile has too few accumulators to
+//                          hide the latency of dot
+//   is_one                 whether dot is opaque to compilers, so that `peak` is not optimized away
+//   max_rows, wide(rows)   rows of a full tile; groups of columns of a tile with so many rows
 #pragma once
 #include <type_traits>
 
@@ -26,17 +26,16 @@ namespace lowbit {
 
 constexpr int64_t kQuadBytes = kGemmCols * 4, kStripBytes = 16 << 10, kShortSum = 96;
 
-// What a tile asks for of b while it works: so many bytes beyond those in use, or as much of another block as it reads
-// of its own, and how near it is to come.
-struct Ahead {
+// What a tile prefetches of b: `bytes` beyond what it reads, or as much of another panel as it reads of its own.
+struct Prefetch {
   int bytes;
   bool other_block;
-  int locality;  // as __builtin_prefetch has it: 3 as near as can be, 2 to the second cache
+  int locality;  // of __builtin_prefetch: 3 to L1, 2 to L2
 };
-constexpr Ahead kNothing{0, false, 0}, kForStrips{4096, false, 3}, kForFewRows{2048, false, 2},
+constexpr Prefetch kNothing{0, false, 0}, kForStrips{4096, false, 3}, kForFewRows{2048, false, 2},
     kForMoreRows{8192, false, 2}, kForFewRowsOfPairs{2048, false, 0}, kOtherBlock{0, true, 2};
 
-// Where column group g of b starts.
+// The start of column group g of b.
 template <class E>
 LOWBIT_INLINE const int8_t* group_of(const GemmArgs& x, int64_t g) {
   constexpr int64_t kPer = kGemmCols / E::group;
@@ -56,10 +55,10 @@ LOWBIT_INLINE void store_tile(const typename E::Acc (&acc)[Pairs][Wide], int32_t
   }
 }
 
-// Groups g, g + 1, ... of blocks. other: where the block is that Asked means, if any, in bytes from the first of these.
-// Segmented: rows of a lie in segments, for which short sums would pay.
-// Chains: accumulators for each sum, by turns, two where the tile has too few of them to keep an instruction busy.
-template <class E, int Rows, int Wide, Ahead Asked, bool Segmented, int Chains = 1>
+// Column groups g, g + 1, ... of panels. other: offset of the panel that Fetch prefetches, in bytes from the first
+// group. Segmented: rows of a are segments; a template parameter, because the loop over them is costly for short k.
+// Chains: alternating accumulators per sum, two where a tile has too few accumulators to hide latency.
+template <class E, int Rows, int Wide, Prefetch Fetch, bool Segmented, int Chains = 1>
 LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, [[maybe_unused]] int64_t other = 0) {
   constexpr int kPer = kGemmCols / E::group, kPairs = Rows / E::a_rows;
   static_assert(kGemmQuads % (Chains * E::step) == 0);
@@ -68,7 +67,7 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, [[maybe_unuse
   int64_t column[Wide];
 #pragma GCC unroll 16
   for (int j = 0; j < Wide; ++j) {
-    b[j] = j % kPer == 0 ? group_of<E>(x, g + j) : b[j - 1] + E::group * 4;  // g is not beyond the middle of a block
+    b[j] = j % kPer == 0 ? group_of<E>(x, g + j) : b[j - 1] + E::group * 4;  // g is not beyond the middle of a panel
     column[j] = (g + j) * E::group;
   }
   typename E::Acc acc[kPairs][Wide], turned[kPairs][Wide];
@@ -84,7 +83,7 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, [[maybe_unuse
 #pragma GCC unroll 16
         for (int j = 0; j < Wide; ++j) acc[i][j] = E::start(from + i * x.from_stride + column[j]);
   int32_t* const c = x.c + row * x.c_stride;
-  // Short sums have no time to fetch them, and CPUs that take two blocks at once need not be asked: it costs more.
+  // Prefetch c for writing. Short k leaves no time for it, and it does not pay where panels are paired.
   if (Wide * E::group <= kGemmCols && x.quads > kShortSum)
     for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 16
@@ -93,12 +92,12 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, [[maybe_unuse
   const char *const start = static_cast<const char*>(x.a) + row * a_stride, *a = start;
   const auto advance = [&](typename E::Acc(&acc)[kPairs][Wide]) __attribute__((always_inline)) {
     typename E::Cols cols[Wide];
-    if constexpr (Asked.other_block) __builtin_prefetch(b[0] + other, 0, Asked.locality);
-    if constexpr (Asked.bytes > 0)
+    if constexpr (Fetch.other_block) __builtin_prefetch(b[0] + other, 0, Fetch.locality);
+    if constexpr (Fetch.bytes > 0)
 #pragma GCC unroll 16
       for (int j = 0; j < Wide; j += kPer)
         for (int quad = 0; quad < E::step; ++quad)
-          __builtin_prefetch(b[j] + Asked.bytes + quad * kQuadBytes, 0, Asked.locality);
+          __builtin_prefetch(b[j] + Fetch.bytes + quad * kQuadBytes, 0, Fetch.locality);
 #pragma GCC unroll 16
     for (int j = 0; j < Wide; ++j) {
       cols[j] = E::load_b(b[j]);
@@ -149,18 +148,18 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, [[maybe_unuse
   }
 }
 
-// All groups for Rows rows, as many side by side as registers allow.
-template <class E, int Rows, Ahead Asked, bool Segmented, int Wide = E::wide(Rows)>
+// All column groups for Rows rows, in the widest tiles that registers allow.
+template <class E, int Rows, Prefetch Fetch, bool Segmented, int Wide = E::wide(Rows)>
 void strip(const GemmArgs& given, int64_t row, int64_t g, int64_t end) {
-  const GemmArgs x = given;  // which stores to c might change, for all a compiler knows
-  for (; g + Wide <= end; g += Wide) tile<E, Rows, Wide, Asked, Segmented>(x, row, g);
+  const GemmArgs x = given;  // a copy, which stores to c cannot alias
+  for (; g + Wide <= end; g += Wide) tile<E, Rows, Wide, Fetch, Segmented>(x, row, g);
   if constexpr (Wide > 1)
-    if (g < end) strip<E, Rows, Asked, Segmented, Wide / 2>(x, row, g, end);
+    if (g < end) strip<E, Rows, Fetch, Segmented, Wide / 2>(x, row, g, end);
 }
 
-// The next rows of a, while those before are multiplied for the first time: they are short, and far apart.
+// Prefetches the next rows of a during the first pass over the rows before: rows are short and far apart.
 template <class E>
-LOWBIT_INLINE void ask_for_rows(const GemmArgs& x, int64_t first, int64_t count) {
+LOWBIT_INLINE void prefetch_rows(const GemmArgs& x, int64_t first, int64_t count) {
   const int64_t bytes = x.quads * 4 * static_cast<int64_t>(sizeof(typename E::A));
   const char* a = static_cast<const char*>(x.a) + first * x.a_stride;
   for (const char* const end = a + count * x.a_stride; a < end; a += x.a_stride)
@@ -177,20 +176,20 @@ LOWBIT_INLINE void with_rows(int64_t rows, const F& f) {
   }
 }
 
-// `count` tiles below one another in `Blocks` blocks side by side.
-template <class E, int Rows, int Blocks, Ahead Asked, bool Segmented, int Chains>
+// `count` tiles of consecutive rows in `Blocks` adjacent panels.
+template <class E, int Rows, int Blocks, Prefetch Fetch, bool Segmented, int Chains>
 __attribute__((noinline)) void tiles_below(const GemmArgs& given, int64_t block, int64_t row, int64_t count,
                                            int64_t other) {
   constexpr int kPer = kGemmCols / E::group, kGroups = Blocks * kPer;
   constexpr int kWide = E::wide(Rows) < kGroups ? E::wide(Rows) : kGroups;
-  const GemmArgs x = given;  // as in strip
+  const GemmArgs x = given;  // a copy, as in strip
   for (; count > 0; --count, row += Rows)
     for (int g = 0; g < kGroups; g += kWide)
-      tile<E, Rows, kWide, Asked, Segmented, Chains>(x, row, block * kPer + g, other);
+      tile<E, Rows, kWide, Fetch, Segmented, Chains>(x, row, block * kPer + g, other);
 }
 
-// How rows are divided: tiles of as many as registers hold, and all nearly alike, since a row alone costs half as much
-// as a full tile. In units of a_rows; the first `taller` tiles have one more than the others.
+// Splits rows into tiles of nearly equal height: a tile of one row costs half as much as a full one. In units of
+// a_rows; the first `taller` tiles have one more than the others.
 template <class E>
 struct TileRows {
   static constexpr int64_t kMost = E::max_rows / E::a_rows;
@@ -210,26 +209,27 @@ constexpr int chains_of() {
   return 1;
 }
 
-// Tiles [tile, end) of a block, or of two.
-template <class E, int Blocks, Ahead Asked, bool Segmented>
+// Tiles [tile, end) of a panel, or of two.
+template <class E, int Blocks, Prefetch Fetch, bool Segmented>
 LOWBIT_INLINE void some_tiles(const GemmArgs& x, const TileRows<E>& t, int64_t block, int64_t tile, int64_t end,
                               int64_t other = 0) {
   while (tile < end) {
     const int64_t count = (tile < t.taller && t.taller < end ? t.taller : end) - tile;
     with_rows<E::max_rows>(t.of(tile), [&]<int Rows>() {
       constexpr int kChains = chains_of<E, Rows>();
-      constexpr int kEnough = 5;  // rows of which two blocks keep two operations a cycle busy that take five each
+      constexpr int kEnough =
+          5;  // rows of which two panels hide a latency of five cycles at two dot products per cycle
       if constexpr (Blocks > 1 && Rows >= kEnough)
-        if (x.quads <= kShortSum)  // adding two accumulators would cost more than waiting
-          return tiles_below<E, Rows, Blocks, Asked, Segmented, 1>(x, block, t.first(tile), count, other);
-      tiles_below<E, Rows, Blocks, Asked, Segmented, kChains>(x, block, t.first(tile), count, other);
+        if (x.quads <= kShortSum)  // adding two accumulators would cost more than latency
+          return tiles_below<E, Rows, Blocks, Fetch, Segmented, 1>(x, block, t.first(tile), count, other);
+      tiles_below<E, Rows, Blocks, Fetch, Segmented, kChains>(x, block, t.first(tile), count, other);
     });
     tile += count;
   }
 }
 
-// A block of columns at a time, for all rows: it is read from memory by the first tile, which asks ahead, and from L1
-// by the others. Memory gives most to one who reads all of b in order, from huge pages.
+// One panel at a time, for all rows: the first tile reads it from memory and prefetches, the others read it from L1. b
+// is read in order, which gives the best DRAM bandwidth.
 template <class E, bool Segmented>
 LOWBIT_INLINE void one_block(const GemmArgs& x, const TileRows<E>& t, int64_t block) {
   constexpr int64_t kFew = 4;
@@ -241,8 +241,8 @@ LOWBIT_INLINE void one_block(const GemmArgs& x, const TileRows<E>& t, int64_t bl
   }
 }
 
-// Two at a time. A few tiles share what is to be asked for, so that memory is busy while more than the first one works:
-// a block of the next two each. Beside many tiles it hardly matters when b comes.
+// Two panels at a time. A few tiles share the prefetch of the next two panels, so that memory is busy for longer than
+// the first tile. With many tiles the time of the prefetch hardly matters.
 template <class E, bool Segmented>
 LOWBIT_INLINE void two_blocks(const GemmArgs& x, const TileRows<E>& t, int64_t block) {
   constexpr int64_t kFewTiles = 8;
@@ -267,7 +267,7 @@ void block_by_block(const GemmArgs& x, int64_t groups, const TileRows<E> t) {
     if (x.paired)
       for (; block + 2 <= blocks; block += 2) two_blocks<E, Segmented>(x, t, block);
   for (; block < blocks; ++block) one_block<E, Segmented>(x, t, block);
-  // What is looked at of the last block, where that is not all.
+  // The columns that are needed of the last panel.
   if (groups % kPer != 0)
     for (int64_t tile = 0; tile < t.tiles; ++tile)
       with_rows<E::max_rows>(t.of(tile), [&]<int Rows>() {
@@ -275,8 +275,8 @@ void block_by_block(const GemmArgs& x, int64_t groups, const TileRows<E> t) {
       });
 }
 
-// Strips of columns that stay in L1 while all rows pass them. Few rows read all of b and do little with it, so that it
-// comes from memory no sooner than it is needed, unless it is asked for before.
+// Column ranges of b that stay in L1 for all rows. With few rows there is little arithmetic per byte of b, so that b is
+// prefetched.
 template <class E, bool Segmented>
 void strip_by_strip(const GemmArgs& x, int64_t groups, const TileRows<E> t) {
   constexpr int64_t kPer = kGemmCols / E::group, kFewTiles = 3;
@@ -288,7 +288,7 @@ void strip_by_strip(const GemmArgs& x, int64_t groups, const TileRows<E> t) {
     for (int64_t tile = 0; tile < t.tiles; ++tile)
       with_rows<TileRows<E>::kMost>(t.of(tile), [&]<int Rows>() {
         const int64_t row = t.first(tile);
-        if (g == 0 && tile + 1 < t.tiles) ask_for_rows<E>(x, (row + Rows) * E::a_rows, t.of(tile + 1) * E::a_rows);
+        if (g == 0 && tile + 1 < t.tiles) prefetch_rows<E>(x, (row + Rows) * E::a_rows, t.of(tile + 1) * E::a_rows);
         if (tile == 0 && t.tiles <= kFewTiles) {
           strip<E, Rows * E::a_rows, kForStrips, Segmented>(x, 0, g, end);
         } else {
@@ -351,7 +351,7 @@ int64_t peak(int64_t rounds) {
 #pragma GCC unroll 32
   for (int i = 0; i < kAccs; ++i) acc[i] = E::zero();
   for (int64_t r = 0; r < rounds; ++r) {
-    asm volatile("" ::: "memory");  // or compilers would multiply once for all rounds
+    asm volatile("" ::: "memory");  // otherwise compilers multiply once for all rounds
     const typename E::Quad a = E::load_a(reinterpret_cast<const char*>(ones), kQuadBytes);
     const typename E::Cols b = E::load_b(ones);
 #pragma GCC unroll 8
@@ -368,14 +368,27 @@ int64_t peak(int64_t rounds) {
   return rounds * kRepeats * kAccs * E::group * E::a_rows * E::step * 8;
 }
 
-template <class E>
-constexpr GemmRow gemm_row = {
-    E::name, E::operand, E::max_rows, E::a_rows, gemm<E>, pack_a<typename E::A>, E::is_one ? peak<E> : nullptr};
-
-// `Exact` for any codes, the others where pairs, or fours, are known not to saturate.
-template <class Exact, class Pairs = Exact, class Fours = Pairs>
-struct GemmTable {
-  static constexpr GemmRow rows[kGemmRows] = {gemm_row<Exact>, gemm_row<Pairs>, gemm_row<Fours>};
+// Any: an engine for any codes; the others, where an ISA has them, for codes of which pairs, or fours, do not saturate.
+template <class Any, class Pairs = Any, class Fours = Pairs>
+struct GemmRows {
+  template <GemmFit Fit>
+  using Engine = std::conditional_t<Fit == GemmFit::any, Any, std::conditional_t<Fit == GemmFit::pairs, Pairs, Fours>>;
+  template <class E>
+  static constexpr GemmRow row(GemmFit fit) {
+    return {fit,
+            E::name,
+            E::operand,
+            E::max_rows,
+            E::a_rows,
+            gemm<E>,
+            pack_a<typename E::A>,
+            E::is_one ? peak<E> : nullptr};
+  }
+  static constexpr GemmRow rows[] = {
+#define ROW(fit) row<Engine<GemmFit::fit>>(GemmFit::fit),
+#include "kernels/gemm/kernels.inc"
+#undef ROW
+  };
 };
 
 }  // namespace lowbit

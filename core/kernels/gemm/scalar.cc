@@ -45,6 +45,5 @@ struct ScalarDot {
 
 }  // namespace
 
-extern const GemmRow* const gemm_rows_scalar;
-const GemmRow* const gemm_rows_scalar = GemmTable<ScalarDot>::rows;
+constinit const KernelTable<GemmRow> gemm_rows_scalar = GemmRows<ScalarDot>::rows;
 }  // namespace lowbit

@@ -31,8 +31,8 @@ struct Avx2Dot {
     return {_mm256_cvtepi8_epi16(_mm_loadu_si128(b)), _mm256_cvtepi8_epi16(_mm_loadu_si128(b + 1))};
   }
   LOWBIT_INLINE Acc zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-  // Written out: twelve accumulators, two of b, one of a and one product are all sixteen registers there are, and
-  // compilers spill when left to choose.
+  // Inline assembly: twelve accumulators, two of b, one of a and one product take all sixteen registers, and compilers
+  // spill.
   LOWBIT_INLINE __m256i add_product(__m256i acc, __m256i a, __m256i b) {
     __m256i product;
     asm("vpmaddwd %[b], %[a], %[product]\n\tvpaddd %[product], %[acc], %[acc]"
@@ -46,7 +46,7 @@ struct Avx2Dot {
   }
   template <bool Add>
   LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t, const int32_t* from, int64_t) {
-    // Two sums a column, columns 0 1 | 2 3 and 4 5 | 6 7: hadd leaves 0 1 4 5 | 2 3 6 7.
+    // Two sums per column, columns 0 1 | 2 3 and 4 5 | 6 7: hadd leaves 0 1 4 5 | 2 3 6 7.
     __m256i sum = _mm256_permute4x64_epi64(_mm256_hadd_epi32(acc.lo, acc.hi), 0xd8);
     __m256i* to = reinterpret_cast<__m256i*>(c);
     if constexpr (Add) sum = _mm256_add_epi32(sum, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
@@ -54,8 +54,7 @@ struct Avx2Dot {
   }
 };
 
-// vpmaddubsw: pairs of products in 16 bits, then pairs of those in 32. Half the work, for b that is known not to
-// saturate.
+// vpmaddubsw: pairs of products in 16 bits, then pairs of those in 32 bits. Half the work, for b that cannot saturate.
 struct Avx2Pairs {
   static constexpr const char* name = "vpmaddubsw";
   using A = uint8_t;
@@ -66,7 +65,7 @@ struct Avx2Pairs {
   static constexpr int wide(int rows) { return rows < 3 ? 4 : 2; }
 
   using Quad = __m256i;
-  using Cols = const __m256i*;  // in memory: registers are for twelve accumulators, a, ones and one product
+  using Cols = const __m256i*;  // a memory operand: twelve accumulators, a, ones and a product take the registers
   using Acc = __m256i;
 
   LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
@@ -84,8 +83,8 @@ struct Avx2Pairs {
         : [a] "x"(a), [b] "m"(*b), [ones] "x"(_mm256_set1_epi16(1)));
     to = acc;
   }
-  // Two at once, with the columns of the first in the last register there is: a third fewer loads. One after the other,
-  // so that additions come between multiplications: Zen 4 then loses less of its limit, wherever the loop lies.
+  // Two at once, with the columns of the first in the last free register: a third fewer loads. Additions alternate with
+  // multiplications, which is closer to peak on Zen 4.
   LOWBIT_INLINE void dot_two(Acc& to, Acc& also, Quad a, __m256i first, Cols second) {
     __m256i acc = to, acc2 = also, product;
     asm("vpmaddubsw %[first], %[a], %[product]\n\tvpmaddwd %[ones], %[product], %[product]\n\t"
@@ -103,7 +102,8 @@ struct Avx2Pairs {
   }
 };
 
-// The same with two pairs added in 16 bits, for b of which no four saturate: three multiplications for what took four.
+// The same with two pairs added in 16 bits, for b of which no four products saturate: three multiplications instead of
+// four.
 struct Avx2Fours : Avx2Pairs {
   static constexpr const char* name = "vpmaddubsw, twice";
   static constexpr int step = 2, max_rows = 5;
@@ -142,6 +142,5 @@ struct Avx2Fours : Avx2Pairs {
 
 }  // namespace
 
-extern const GemmRow* const gemm_rows_avx2;
-const GemmRow* const gemm_rows_avx2 = GemmTable<Avx2Dot, Avx2Pairs, Avx2Fours>::rows;
+constinit const KernelTable<GemmRow> gemm_rows_avx2 = GemmRows<Avx2Dot, Avx2Pairs, Avx2Fours>::rows;
 }  // namespace lowbit

@@ -31,7 +31,7 @@ struct Avx512Dot {
     return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(b)), _mm512_cvtepi8_epi16(_mm256_loadu_si256(b + 1))};
   }
   LOWBIT_INLINE Acc zero() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
-  // Written out: compilers spill when left to choose.
+  // Inline assembly, because compilers spill.
   LOWBIT_INLINE __m512i add_product(__m512i acc, __m512i a, __m512i b) {
     __m512i product;
     asm("vpmaddwd %[b], %[a], %[product]\n\tvpaddd %[product], %[acc], %[acc]"
@@ -45,7 +45,7 @@ struct Avx512Dot {
   }
   template <bool Add>
   LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t, const int32_t* from, int64_t) {
-    // Two sums a column, in order: even ones of both registers plus odd ones.
+    // Two sums per column, in order: even ones of both registers plus odd ones.
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
     __m512i sum = _mm512_add_epi32(_mm512_permutex2var_epi32(acc.lo, even, acc.hi),
@@ -57,6 +57,5 @@ struct Avx512Dot {
 
 }  // namespace
 
-extern const GemmRow* const gemm_rows_avx512;
-const GemmRow* const gemm_rows_avx512 = GemmTable<Avx512Dot>::rows;
+constinit const KernelTable<GemmRow> gemm_rows_avx512 = GemmRows<Avx512Dot>::rows;
 }  // namespace lowbit

@@ -1,4 +1,4 @@
-// vpdpbusd on 256 bits, for CPUs that have it without AVX-512: eight columns a register.
+// vpdpbusd on 256 bits, for CPUs that have it without AVX-512: eight columns per register.
 #include <immintrin.h>
 
 #include "kernels/gemm/generic.h"
@@ -14,7 +14,7 @@ struct AvxVnniDot {
   static constexpr bool is_one = true;
   static constexpr bool by_block = true, by_pairs = true;
   static constexpr int wide(int rows) { return rows == 1 ? 4 : 2; }
-  static constexpr int chains(int rows) { return rows < 4 ? 2 : 1; }  // of sixteen registers, twelve are sums
+  static constexpr int chains(int rows) { return rows < 4 ? 2 : 1; }  // twelve of sixteen registers are accumulators
 
   using Quad = __m256i;
   using Cols = __m256i;
@@ -29,7 +29,7 @@ struct AvxVnniDot {
   LOWBIT_INLINE Acc zero() { return _mm256_setzero_si256(); }
   LOWBIT_INLINE Acc sum(Acc x, Acc y) { return _mm256_add_epi32(x, y); }
   LOWBIT_INLINE Acc start(const int32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
-  LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) {  // written out, as for 512 bits
+  LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) {  // inline assembly, as for 512 bits
     asm("%{vex%} vpdpbusd %[b], %[a], %[acc]" : [acc] "+x"(acc) : [a] "x"(a), [b] "x"(b));
   }
   template <bool Add>
@@ -41,6 +41,5 @@ struct AvxVnniDot {
 
 }  // namespace
 
-extern const GemmRow* const gemm_rows_avxvnni;
-const GemmRow* const gemm_rows_avxvnni = GemmTable<AvxVnniDot>::rows;
+constinit const KernelTable<GemmRow> gemm_rows_avxvnni = GemmRows<AvxVnniDot>::rows;
 }  // namespace lowbit

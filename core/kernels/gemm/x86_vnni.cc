@@ -1,4 +1,4 @@
-// vpdpbusd: four products of a u8 row and s8 columns added to 32 bits, sixteen columns a register.
+// vpdpbusd: four products of a u8 row and s8 columns added to 32 bits, sixteen columns per register.
 #include <immintrin.h>
 
 #include "kernels/gemm/generic.h"
@@ -29,7 +29,7 @@ struct VnniDot {
   LOWBIT_INLINE Acc zero() { return _mm512_setzero_si512(); }
   LOWBIT_INLINE Acc sum(Acc x, Acc y) { return _mm512_add_epi32(x, y); }
   LOWBIT_INLINE Acc start(const int32_t* from) { return _mm512_loadu_si512(from); }
-  // Written out: with the intrinsic, GCC spills half of the accumulators and takes 1.6 times as long.
+  // Inline assembly: with the intrinsic, GCC spills half of the accumulators.
   LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) {
     asm("vpdpbusd %[b], %[a], %[acc]" : [acc] "+v"(acc) : [a] "v"(a), [b] "v"(b));
   }
@@ -42,6 +42,5 @@ struct VnniDot {
 
 }  // namespace
 
-extern const GemmRow* const gemm_rows_vnni;
-const GemmRow* const gemm_rows_vnni = GemmTable<VnniDot>::rows;
+constinit const KernelTable<GemmRow> gemm_rows_vnni = GemmRows<VnniDot>::rows;
 }  // namespace lowbit

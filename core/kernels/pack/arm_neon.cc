@@ -2,6 +2,5 @@
 #include "simd/arm_vec128.h"
 
 namespace lowbit {
-extern const PackRow* const pack_rows_neon;
-const PackRow* const pack_rows_neon = PackRows<Neon>::rows;
+constinit const KernelTable<PackRow> pack_rows_neon = PackRows<Neon>::rows;
 }  // namespace lowbit

@@ -1,16 +1,16 @@
-// Packing b-bit codes is merging neighbours until the byte is full: 1 -> 2 -> 4 -> 8 bits.
+// Packing merges neighbours until the byte is full: 1 -> 2 -> 4 -> 8 bits.
 #pragma once
 #include "kernels/pack/pack.h"
 #include "simd/vec.h"
 
 namespace lowbit {
 
-// The low Shift bits of src[0..n), two a byte; dst gets ceil(n / 2). dst may be src.
-template <class V, int Shift, bool Stream = false>
+// The low Shift bits of src[0..n), two per byte; dst gets ceil(n / 2). dst may be src.
+template <class V, int Shift>
 LOWBIT_INLINE int64_t merge(const uint8_t* src, int64_t n, uint8_t* dst) {
   constexpr uint8_t mask = (1 << Shift) - 1;
   int64_t i = 0;
-  for (; i + V::kPairBlock <= n; i += V::kPairBlock) V::template merge_pairs<Shift, Stream>(src + i, dst + i / 2);
+  for (; i + V::kPairBlock <= n; i += V::kPairBlock) V::template merge_pairs<Shift>(src + i, dst + i / 2);
   for (; i + 2 <= n; i += 2) dst[i / 2] = static_cast<uint8_t>((src[i] & mask) | ((src[i + 1] & mask) << Shift));
   if (i < n) dst[i / 2] = src[i] & mask;
   return (n + 1) / 2;
@@ -26,18 +26,14 @@ LOWBIT_INLINE void split(const uint8_t* src, int64_t n, uint8_t* dst) {
 }
 
 template <class V, int Bits>
-void pack(uint8_t* codes, int64_t n, uint8_t* bytes, bool stream) {
+void pack(uint8_t* codes, int64_t n, uint8_t* bytes) {
   if constexpr (Bits == 1) {
     n = merge<V, 1>(codes, n, codes);
     n = merge<V, 2>(codes, n, codes);
   } else if constexpr (Bits == 2) {
     n = merge<V, 2>(codes, n, codes);
   }
-  if (stream && reinterpret_cast<uintptr_t>(bytes) % 16 == 0) {
-    merge<V, 4, true>(codes, n, bytes);
-  } else {
-    merge<V, 4>(codes, n, bytes);
-  }
+  merge<V, 4>(codes, n, bytes);
 }
 
 template <class V, int Bits>
@@ -67,7 +63,7 @@ void unpack(const uint8_t* bytes, int64_t n, uint8_t* codes, bool is_signed) {
 
 template <class V>
 struct PackRows {
-  static constexpr PackRow rows[kPackRows] = {
+  static constexpr PackRow rows[] = {
 #define ROW(bits) {bits, pack<V, bits>, unpack<V, bits>},
 #include "kernels/pack/kernels.inc"
 #undef ROW

@@ -2,6 +2,5 @@
 #include "simd/x86_vec256.h"
 
 namespace lowbit {
-extern const PackRow* const pack_rows_avx2;
-const PackRow* const pack_rows_avx2 = PackRows<Avx2>::rows;
+constinit const KernelTable<PackRow> pack_rows_avx2 = PackRows<Avx2>::rows;
 }  // namespace lowbit

@@ -2,6 +2,5 @@
 #include "simd/arm_bytes128.h"
 
 namespace lowbit {
-extern const PoolRow* const pool_rows_neon;
-const PoolRow* const pool_rows_neon = PoolRows<Neon, NeonBytes>::rows;
+constinit const KernelTable<PoolRow> pool_rows_neon = PoolRows<Neon, NeonBytes>::rows;
 }  // namespace lowbit

@@ -28,7 +28,7 @@ void largest_of_rows(const RowsArgs& k) {
       [&](int64_t i) __attribute__((always_inline)) {
         auto found = B::load(rows[0] + i);
         for (int64_t r = 1; r < k.count; ++r) found = B::greatest(C{}, found, B::load(rows[r] + i));
-        B::template store<false>(q + i, found);
+        B::store(q + i, found);
       },
       [&](int64_t i) {
         C found = static_cast<C>(rows[0][i]);
@@ -63,7 +63,7 @@ void average_row(const AverageArgs& k) {
              hi = V::set(static_cast<float>(k.qmax - k.zy));
   C* q = static_cast<C*>(k.q);
   const auto codes = [&](const int32_t* sum) __attribute__((always_inline)) {
-    // Bounds are whole numbers, so clamping before rounding is clamping after it.
+    // The bounds are integers, so clamping before rounding equals clamping after it.
     const auto steps = V::round_i32(V::limit(V::mul(V::to_f32(V::sub(V::load_i32(sum), zero)), by), lo, hi));
     return V::add(V::max(steps, least), zy);
   };
@@ -79,7 +79,7 @@ void average_row(const AverageArgs& k) {
 
 template <class V, class B>
 struct PoolRows {
-  static constexpr PoolRow rows[kPoolRows] = {
+  static constexpr PoolRow rows[] = {
 #define ROW(c, C) {Code::c, largest_of_rows<B, C>, total_of_rows<V, C>, average_row<V, C>},
 #include "kernels/pool/kernels.inc"
 #undef ROW

@@ -1,15 +1,15 @@
-// What pooling does to rows of codes:
+// Pooling over rows of codes:
 //   largest  q[i] = max over the rows of row[i]
 //   total    sum[i] = sum over the rows of row[i], exact in 32 bits
 //   average  q[i] = clamp(rne(f32(sum[i] - zero) * by) + zy, qmin, qmax)
 #pragma once
-#include "base/arch.h"
 #include "base/types.h"
+#include "kernels/families.h"
 
 namespace lowbit {
 
 struct RowsArgs {
-  const void* const* rows;  // so many, of n codes each
+  const void* const* rows;  // `count` pointers to n codes each
   int64_t count;            // at least 1
   int64_t n;
   void* out;  // codes, or int32_t for total; not one of the rows
@@ -31,8 +31,6 @@ struct PoolRow {
   void (*average)(const AverageArgs&);
 };
 
-constexpr int kPoolRows = 2;
-const PoolRow* pool_rows(Isa isa);
 const PoolRow& pool_row(Isa isa, Code code);
 
 }  // namespace lowbit

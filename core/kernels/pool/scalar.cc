@@ -3,6 +3,5 @@
 #include "kernels/pool/generic.h"
 
 namespace lowbit {
-extern const PoolRow* const pool_rows_scalar;
-const PoolRow* const pool_rows_scalar = PoolRows<Scalar, ScalarBytes>::rows;
+constinit const KernelTable<PoolRow> pool_rows_scalar = PoolRows<Scalar, ScalarBytes>::rows;
 }  // namespace lowbit

@@ -2,6 +2,5 @@
 #include "simd/x86_bytes256.h"
 
 namespace lowbit {
-extern const PoolRow* const pool_rows_avx2;
-const PoolRow* const pool_rows_avx2 = PoolRows<Avx2, Avx2Bytes>::rows;
+constinit const KernelTable<PoolRow> pool_rows_avx2 = PoolRows<Avx2, Avx2Bytes>::rows;
 }  // namespace lowbit

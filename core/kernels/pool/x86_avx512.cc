@@ -2,6 +2,5 @@
 #include "simd/x86_bytes512.h"
 
 namespace lowbit {
-extern const PoolRow* const pool_rows_avx512;
-const PoolRow* const pool_rows_avx512 = PoolRows<Avx512, Avx512Bytes>::rows;
+constinit const KernelTable<PoolRow> pool_rows_avx512 = PoolRows<Avx512, Avx512Bytes>::rows;
 }  // namespace lowbit

@@ -2,6 +2,5 @@
 #include "simd/arm_vec128.h"
 
 namespace lowbit {
-extern const QuantizeRow* const quantize_rows_neon;
-const QuantizeRow* const quantize_rows_neon = QuantizeRows<Neon>::rows;
+constinit const KernelTable<QuantizeRow> quantize_rows_neon = QuantizeRows<Neon>::rows;
 }  // namespace lowbit

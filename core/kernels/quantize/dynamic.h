@@ -1,4 +1,4 @@
-// Scales from each group's own range, and its codes, in one read.
+// Scales from each group's own range, and its codes, in one pass over memory.
 #pragma once
 #include <type_traits>
 
@@ -8,15 +8,15 @@
 
 namespace lowbit {
 
-// Whether groups of whole blocks have a path of their own.
+// Whether groups of whole blocks have their own kernel.
 template <class V, class In, class C>
 constexpr bool has_blocks = sizeof(C) == 1 && sizeof(In) <= 4 && requires { typename V::Bounds; };
 
-// How it writes codes.
-enum class Form { codes, nibbles, streamed_nibbles };
+// How codes are written.
+enum class Form { codes, nibbles };
 
-// Parameters of a batch of groups, computed side by side. The loops are left whole for the vectorizer, which an
-// early unrolling would hide them from.
+// Parameters of a batch of groups, computed together. `unroll 1` keeps the loops for the vectorizer, which does not see
+// them after early unrolling.
 template <class V, class T>
 struct GroupParams {
   static constexpr int kBatch = 16;
@@ -26,7 +26,7 @@ struct GroupParams {
   T scale[kBatch], inv[kBatch], low[kBatch], limit[kBatch];
   int32_t zero[kBatch] = {};
 
-  // lo and hi from the BitRange of each group; whether there was a NaN.
+  // Sets lo and hi from the BitRange of each group; returns whether there was a NaN.
   template <bool Symmetric>
   __attribute__((always_inline)) bool from_bits(const typename V::I32* most, const typename V::I32* least) {
     int32_t m[kBatch];
@@ -85,8 +85,8 @@ struct GroupParams {
   }
 };
 
-// A batch of groups is quantized while the next one's ranges are found, group by group: reading new data and
-// computing on old data take turns, so that neither memory nor arithmetic waits for the other.
+// A batch of groups is quantized while the ranges of the next batch are found, group by group. Loads of new data and
+// arithmetic on old data alternate, so that neither waits for the other.
 template <class V, class In, class C, bool Symmetric>
 void quantize_dynamic_as(const DynamicGroupsArgs& a) {
   using T = compute_t<In>;
@@ -95,7 +95,7 @@ void quantize_dynamic_as(const DynamicGroupsArgs& a) {
   T* scale = static_cast<T*>(a.scale);
   const int64_t size = a.group, groups = a.n / size;
   constexpr int64_t kAhead = 8192;
-  // Enough groups to fill the vectors of their parameters, few enough that a batch is soon done.
+  // Enough groups to fill the vectors of their parameters, few enough that a batch stays in L1.
   int64_t batch = 1024 / size;
   batch = batch < 1 ? 1 : (batch > GroupParams<V, T>::kBatch ? GroupParams<V, T>::kBatch : batch);
   auto flag = V::no_nan();
@@ -139,7 +139,7 @@ void quantize_dynamic_as(const DynamicGroupsArgs& a) {
   if (V::any(flag) || tail_nan) *a.nan += Ranger<V, In>::count(x, a.n);
 }
 
-// What memcpy does, which of an unknown few bytes makes a slow string instruction.
+// memcpy of a few elements. GCC turns memcpy of an unknown small size into a slow string instruction.
 template <class T>
 LOWBIT_INLINE void copy_few(T* to, const T* from, int64_t count) {
   if (count == 16) {
@@ -149,14 +149,14 @@ LOWBIT_INLINE void copy_few(T* to, const T* from, int64_t count) {
   } else {
     for (int64_t i = 0; i < count; ++i) {
       to[i] = from[i];
-      asm volatile("" ::: "memory");  // still a loop, whatever the compiler recognises
+      asm volatile("" ::: "memory");  // keeps the compiler from recognising memcpy
     }
   }
 }
 
-// The same for groups of whole blocks, with reading and computing taking turns block by block: while one batch is
-// quantized, the parameters of the second are derived and the ranges of the third are found. The parameters come
-// from a group's own range: nothing is far outside, so that no float needs clamping.
+// The same for groups of whole blocks, alternating block by block: while one batch is quantized, the parameters of the
+// second are derived and the ranges of the third are found. The parameters come from the group's own range, so that no
+// float needs clamping.
 template <class V, class In, class C, Quotient Kind, bool Clamp>
 struct BlockQuantizer {
   using T = compute_t<In>;
@@ -173,7 +173,7 @@ struct BlockQuantizer {
     return V::round_i32(divisor(V::kept(V::load(p))));
   }
 
-  // q: where the codes of the group begin; i: the block's first element.
+  // q: the codes of the group; i: the first element of the block.
   template <Form Written>
   __attribute__((always_inline)) void block(const In* x, void* q, int64_t i) const {
     x += i;
@@ -182,14 +182,14 @@ struct BlockQuantizer {
       V::template store_bounded4<Clamp>(static_cast<C*>(q) + i, a, b, c, d, bounds);
     } else {
       uint8_t* to = static_cast<uint8_t*>(q) + i / 2;
-      V::template store_nibbles4<Clamp, Written == Form::streamed_nibbles>(C{}, to, a, b, c, d, bounds);
+      V::template store_nibbles4<Clamp>(C{}, to, a, b, c, d, bounds);
     }
   }
 };
 
-// The ends of a run of numbers as integers, where a NaN lies beyond the infinities. symmetric: the largest |x|.
-// Else, as signed integers positive numbers are ordered and above all others; as unsigned ones negative numbers
-// are, the least on top. 0 is always within.
+// The range of a run of numbers, found on their bits, where a NaN lies beyond the infinities. Symmetric: the largest
+// |x|. Else: as signed integers, positive numbers are ordered and above all others; as unsigned integers, negative
+// numbers are, the smallest on top. 0 is always in the range.
 template <class V, class In, bool Symmetric>
 struct BitRange {
   using I32 = typename V::I32;
@@ -209,15 +209,15 @@ struct BitRange {
   }
 };
 
-template <class V, class In, class C, bool Symmetric, bool Clamp, int Size, Form Written>
+template <class V, class In, class C, bool Symmetric, bool Clamp, Form Written>
 void quantize_dynamic_blocks(const DynamicGroupsArgs& a) {
   using I32 = typename V::I32;
   using Params = GroupParams<V, float>;
   constexpr int64_t kBlock = 4 * V::width, kAhead = 8192;
   const In* x = static_cast<const In*>(a.x);
   float* scale = static_cast<float*>(a.scale);
-  const int64_t size = Size != 0 ? Size : a.group, groups = a.n / size;
-  // Enough groups to fill the vectors of their parameters, few enough that a batch is soon done.
+  const int64_t size = a.group, groups = a.n / size;
+  // Enough groups to fill the vectors of their parameters, few enough that a batch stays in L1.
   int64_t batch = 1024 / size;
   batch = batch < 1 ? 1 : (batch > Params::kBatch ? Params::kBatch : batch);
   I32 most[Params::kBatch], least[Params::kBatch];
@@ -265,13 +265,13 @@ void quantize_dynamic_blocks(const DynamicGroupsArgs& a) {
       for (int64_t g = 0; g < count; ++g) {
         const int64_t at = (b + g) * size;
         const In* here = x + at;
-        const In* next = b + 2 * batch + g < groups ? here + 2 * batch * size : here;  // the last: looked at twice
+        const In* next = b + 2 * batch + g < groups ? here + 2 * batch * size : here;  // the last batch is read twice
         void* to = static_cast<char*>(a.q) + (Written == Form::codes ? at : at / 2);
         const BlockQuantizer<V, In, C, decltype(kind)::value, Clamp> k(p.scale[g], {p.inv[g], p.low[g]},
                                                                        Symmetric ? 0 : p.zero[g], qmin, qmax);
         BitRange<V, In, Symmetric> range;
         for (int64_t i = 0; i < size; i += kBlock) {
-          ask_ahead<kAhead>(next + i, kBlock * sizeof(In));
+          prefetch_ahead<kAhead>(next + i, kBlock * sizeof(In));
           range.note_block(next + i);
           k.template block<Written>(here, to, i);
         }
@@ -287,28 +287,20 @@ void quantize_dynamic_blocks(const DynamicGroupsArgs& a) {
   if (nan) *a.nan += Ranger<V, In>::count(x, a.n);
 }
 
-template <class V, class In, class C, int Size, Form Written>
-void quantize_dynamic_sized(const DynamicGroupsArgs& a) {
-  if (a.zero != nullptr) {
-    quantize_dynamic_blocks<V, In, C, false, true, Size, Written>(a);
-  } else if (needs_no_clamp(a, static_cast<C>(-1) < 0)) {
-    quantize_dynamic_blocks<V, In, C, true, false, Size, Written>(a);
-  } else {
-    quantize_dynamic_blocks<V, In, C, true, true, Size, Written>(a);
-  }
-}
-
 template <class V, class In, class C, Form Written>
 void quantize_dynamic_written(const DynamicGroupsArgs& a) {
-  constexpr int kBlock = 4 * V::width;
-  a.group == kBlock ? quantize_dynamic_sized<V, In, C, kBlock, Written>(a)
-                    : quantize_dynamic_sized<V, In, C, 0, Written>(a);
+  if (a.zero != nullptr) {
+    quantize_dynamic_blocks<V, In, C, false, true, Written>(a);
+  } else if (needs_no_clamp(a, static_cast<C>(-1) < 0)) {
+    quantize_dynamic_blocks<V, In, C, true, false, Written>(a);
+  } else {
+    quantize_dynamic_blocks<V, In, C, true, true, Written>(a);
+  }
 }
 
 template <class V, class In, class C>
 void quantize_dynamic_groups(const DynamicGroupsArgs& a) {
   if constexpr (has_blocks<V, In, C>) {
-    if (a.nibbles && a.stream) return quantize_dynamic_written<V, In, C, Form::streamed_nibbles>(a);
     if (a.nibbles) return quantize_dynamic_written<V, In, C, Form::nibbles>(a);
     if (a.group % (4 * V::width) == 0) return quantize_dynamic_written<V, In, C, Form::codes>(a);
   }

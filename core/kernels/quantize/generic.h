@@ -26,7 +26,7 @@ struct QuantizeEntry<V, In, SignBit> {
 
 template <class V>
 struct QuantizeRows {
-  static constexpr QuantizeRow rows[kQuantizeRows] = {
+  static constexpr QuantizeRow rows[] = {
 #define ROW(e, c, In, C)                  \
   {Element::e,                            \
    Code::c,                               \

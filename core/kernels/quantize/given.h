@@ -1,19 +1,16 @@
-// Codes under scales that are given, once for every vector width and element type.
+// Codes under given scales, for every vector width and element type.
 #pragma once
 #include "kernels/quantize/quantize.h"
-#include "simd/ahead.h"
 #include "simd/quotient.h"
 #include "simd/vec.h"
 
 namespace lowbit {
 
-// Whether V loads four vectors of this element at once, in the order its packing undoes.
+// Whether V loads four vectors of this element at once, in the order that its packing restores.
 template <class V, class In>
 constexpr bool has_load4 = requires(const In* p) { V::load4(p); };
 
-constexpr int64_t kAskedAhead = 1024;  // bytes, where codes are written past the caches
-
-// Sixteen-bit codes exceed what is proven.
+// The fused quotient is not proven for 16-bit codes.
 template <class C, class T>
 LOWBIT_INLINE bool must_divide(T s) {
   return sizeof(C) != 1 || s > static_cast<T>(kMaxQuotientScale);
@@ -38,34 +35,32 @@ struct UniformQuantizer {
         least(V::set_i32(qmin - z)),
         shift(z, qmin) {}
 
-  // rne(x / s), not above qmax - z, not yet clamped below.
+  // rne(x / s), at most qmax - z, not yet clamped from below.
   __attribute__((always_inline)) typename V::I32 steps(F x) const { return V::round_i32(divisor(V::limit(x, lo, hi))); }
   __attribute__((always_inline)) typename V::I32 steps(const In* p) const { return steps(V::load(p)); }
   __attribute__((always_inline)) typename V::I32 codes(const In* p) const {
     return V::add(V::max(steps(p), least), zero);
   }
 
-  template <bool Stream>
   __attribute__((always_inline)) void block(const In* x, C* q) const {
     constexpr int w = V::width;
-    if constexpr (Stream) ask_ahead<kAskedAhead>(x, 4 * w * sizeof(In));
     if constexpr (sizeof(C) == 1 && has_load4<V, In>) {
       const auto v = V::load4(x);
-      V::template store_bytes4<Stream, true>(q, steps(v.a), steps(v.b), steps(v.c), steps(v.d), shift);
+      V::template store_bytes4<true>(q, steps(v.a), steps(v.b), steps(v.c), steps(v.d), shift);
     } else if constexpr (sizeof(C) == 1) {
-      V::template store_bytes4<Stream>(q, steps(x), steps(x + w), steps(x + 2 * w), steps(x + 3 * w), shift);
+      V::store_bytes4(q, steps(x), steps(x + w), steps(x + 2 * w), steps(x + 3 * w), shift);
     } else {
-      V::template store_codes4<Stream>(q, codes(x), codes(x + w), codes(x + 2 * w), codes(x + 3 * w));
+      V::store_codes4(q, codes(x), codes(x + w), codes(x + 2 * w), codes(x + 3 * w));
     }
   }
 
   __attribute__((always_inline)) void run(const In* x, C* q, int64_t n) const {
     constexpr int w = V::width;
     int64_t i = 0;
-    for (; i + 4 * w <= n; i += 4 * w) block<false>(x + i, q + i);
+    for (; i + 4 * w <= n; i += 4 * w) block(x + i, q + i);
     for (; i + w <= n; i += w) V::store_codes(q + i, codes(x + i));
     if (w == 1 || i >= n) return;
-    if (n >= w) {  // the last vector overlaps what is already done
+    if (n >= w) {  // the last vector overlaps the one before
       V::store_codes(q + n - w, codes(x + n - w));
     } else {
       In in[w] = {};
@@ -75,29 +70,12 @@ struct UniformQuantizer {
       std::memcpy(q + i, out, (n - i) * sizeof(C));
     }
   }
-
-  void run_streaming(const In* x, C* q, int64_t n) const {
-    constexpr int64_t step = 4 * V::width;
-    constexpr uintptr_t align = 64;
-    int64_t head = static_cast<int64_t>((-reinterpret_cast<uintptr_t>(q) & (align - 1)) / sizeof(C));
-    if (head > n) head = n;
-    run(x, q, head);
-    int64_t i = head;
-    for (; i + step <= n; i += step) block<true>(x + i, q + i);
-    run(x + i, q + i, n - i);
-  }
 };
 
 template <class V, class In, class C, Quotient Kind>
 void quantize_uniform_as(const QuantizeArgs& a, compute_t<In> s, Reciprocal<compute_t<In>> r, int32_t z) {
   const UniformQuantizer<V, In, C, Kind> k(s, r, static_cast<compute_t<In>>(a.qmax - z) * s, z, a.qmin);
-  const In* x = static_cast<const In*>(a.x);
-  C* q = static_cast<C*>(a.q);
-  if (a.stream) {
-    k.run_streaming(x, q, a.n);
-  } else {
-    k.run(x, q, a.n);
-  }
+  k.run(static_cast<const In*>(a.x), static_cast<C*>(a.q), a.n);
 }
 
 template <class V, class In, class C>
@@ -105,18 +83,13 @@ void quantize_uniform(const QuantizeArgs& a) {
   const auto s = *static_cast<const compute_t<In>*>(a.scale);
   const int32_t z = a.zero ? *a.zero : 0;
   if (must_divide<C>(s)) return quantize_uniform_as<V, In, C, Quotient::division>(a, s, reciprocal(s), z);
-  if constexpr (sizeof(C) == 1 && kDropped<In> != 0 && V::has_fma) {
-    const int reach = a.qmax - z > z - a.qmin ? a.qmax - z : z - a.qmin;
-    const float inv = product_inverse<In>(s, reach, a.n);
-    if (inv != 0) return quantize_uniform_as<V, In, C, Quotient::product>(a, s, {inv, 0}, z);
-  }
   quantize_uniform_as<V, In, C, Quotient::fused>(a, s, reciprocal(s), z);
 }
 
 template <class V, class In, class C, Quotient Kind, bool Zero>
 void quantize_grouped_as(const QuantizeArgs& a, int64_t groups) {
   using T = compute_t<In>;
-  // What depends on the scale alone is computed for many groups at once, off the critical path of each.
+  // Constants that depend on the scale alone are computed for many groups at once, off the critical path.
   constexpr int64_t kBatch = 64;
   const T* scale = static_cast<const T*>(a.scale);
   const In* x = static_cast<const In*>(a.x);
@@ -151,7 +124,7 @@ void quantize_grouped(const QuantizeArgs& a) {
   }
 }
 
-// One scale a column. Zero: whether there are zero points to load.
+// One scale per column. Zero: whether there are zero points to load.
 template <class V, class In, class C, Quotient Kind, bool Zero>
 struct ColumnQuantizer {
   using T = compute_t<In>;
@@ -161,7 +134,7 @@ struct ColumnQuantizer {
   const int32_t* zero;
   I32 qmin;
   typename V::ByteShift shift;
-  // Rows side by side, so that constants are read once for all of them: as many as registers hold.
+  // Rows computed together, so that constants are loaded once for all of them: as many as registers hold.
   static constexpr int kRows = V::width >= 8 ? V::width / 4 : 1;
 
   LOWBIT_INLINE auto to_compute(I32 i) {
@@ -190,11 +163,11 @@ struct ColumnQuantizer {
     }
   }
 
-  static constexpr bool kBytes = !Zero && sizeof(C) == 1;  // codes that need no more than a shift
+  static constexpr bool kBytes = !Zero && sizeof(C) == 1;  // ByteShift is enough
 
-  // Four vectors of each of so many rows. All is read before anything is written: rows often lie a multiple of 4096
-  // bytes apart, and a load waits for a store before it whose address has the same last 12 bits.
-  template <bool Stream, int Rows>
+  // Four vectors of each of `Rows` rows. Loads come before stores: row strides are often a multiple of 4096 bytes, and
+  // a load waits for an earlier store whose address has the same low 12 bits (4 KiB aliasing).
+  template <int Rows>
   __attribute__((always_inline)) void block(const In* x, C* q, int64_t i, int64_t stride) const {
     constexpr int w = V::width;
     I32 found[Rows][4];
@@ -210,29 +183,27 @@ struct ColumnQuantizer {
       C* to = q + r * stride + i;
       const auto& f = found[r];
       if constexpr (kBytes) {
-        V::template store_bytes4<Stream>(to, f[0], f[1], f[2], f[3], shift);
+        V::store_bytes4(to, f[0], f[1], f[2], f[3], shift);
       } else {
-        V::template store_codes4<Stream>(to, f[0], f[1], f[2], f[3]);
+        V::store_codes4(to, f[0], f[1], f[2], f[3]);
       }
     }
   }
 
-  // Stream: q, and every row of it, starts on a whole block of codes.
-  template <bool Stream, int Rows>
+  template <int Rows>
   void run_rows(const In* x, C* q, int64_t n, int64_t stride) const {
     constexpr int w = V::width;
     int64_t i = 0;
-    for (; i + 4 * w <= n; i += 4 * w) block<Stream, Rows>(x, q, i, stride);
+    for (; i + 4 * w <= n; i += 4 * w) block<Rows>(x, q, i, stride);
     for (int r = 0; r < Rows; ++r) end_of_row(x + r * stride, q + r * stride, i, n);
   }
-  template <bool Stream>
   void run(const In* x, C* q, int64_t n, int64_t rows, int64_t stride) const {
     int64_t r = 0;
-    for (; r + kRows <= rows; r += kRows) run_rows<Stream, kRows>(x + r * stride, q + r * stride, n, stride);
-    for (; r < rows; ++r) run_rows<Stream, 1>(x + r * stride, q + r * stride, n, stride);
+    for (; r + kRows <= rows; r += kRows) run_rows<kRows>(x + r * stride, q + r * stride, n, stride);
+    for (; r < rows; ++r) run_rows<1>(x + r * stride, q + r * stride, n, stride);
   }
 
-  // From i on, less than four vectors.
+  // The tail of a row, less than four vectors.
   void end_of_row(const In* x, C* q, int64_t i, int64_t n) const {
     constexpr int w = V::width;
     for (; i + w <= n; i += w) V::store_codes(q + i, codes(x, i));
@@ -273,14 +244,7 @@ void quantize_columns_as(const QuantizeArgs& a) {
                                                 a.zero,
                                                 V::set_i32(a.qmin),
                                                 typename V::ByteShift(0, a.qmin)};
-  constexpr uintptr_t block = 4 * V::width * sizeof(C);
-  const In* x = static_cast<const In*>(a.x);
-  C* q = static_cast<C*>(a.q);
-  if (a.stream && reinterpret_cast<uintptr_t>(q) % block == 0 && a.stride * sizeof(C) % block == 0) {
-    k.template run<true>(x, q, a.n, a.rows, a.stride);
-  } else {
-    k.template run<false>(x, q, a.n, a.rows, a.stride);
-  }
+  k.run(static_cast<const In*>(a.x), static_cast<C*>(a.q), a.n, a.rows, a.stride);
 }
 
 template <class V, class In, class C>
@@ -320,8 +284,7 @@ void quantize_sign(const QuantizeArgs& a) {
   uint8_t* q = static_cast<uint8_t*>(a.q);
   const auto bits = [&](int64_t i) __attribute__((always_inline)) { return V::positive(V::load(x + i)); };
   int64_t i = 0;
-  for (; i + 4 * w <= a.n; i += 4 * w)
-    V::template store_codes4<false>(q + i, bits(i), bits(i + w), bits(i + 2 * w), bits(i + 3 * w));
+  for (; i + 4 * w <= a.n; i += 4 * w) V::store_codes4(q + i, bits(i), bits(i + w), bits(i + 2 * w), bits(i + 3 * w));
   for (; i < a.n; ++i) q[i] = widen(x[i]) > 0;
 }
 

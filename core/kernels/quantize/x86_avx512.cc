@@ -2,6 +2,5 @@
 #include "simd/x86_vec512.h"
 
 namespace lowbit {
-extern const QuantizeRow* const quantize_rows_avx512;
-const QuantizeRow* const quantize_rows_avx512 = QuantizeRows<Avx512>::rows;
+constinit const KernelTable<QuantizeRow> quantize_rows_avx512 = QuantizeRows<Avx512>::rows;
 }  // namespace lowbit

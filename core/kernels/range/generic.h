@@ -11,7 +11,7 @@ struct Ranger {
   using F = decltype(V::set(T{}));
   static constexpr T kInfinity = sizeof(T) == 8 ? static_cast<T>(__builtin_inf()) : static_cast<T>(__builtin_inff());
 
-  // The data has a NaN: how many, then, at leisure.
+  // How many NaN. Called only where there is one.
   LOWBIT_INLINE int64_t count(const In* x, int64_t n) {
     int64_t nans = 0;
     for (int64_t i = 0; i < n; ++i) {
@@ -21,7 +21,7 @@ struct Ranger {
     return nans;
   }
 
-  // Ahead: bytes from what is read to what is asked for, where the reader is too busy for the hardware to guess.
+  // Ahead: prefetch distance in bytes, for loops that hardware prefetchers do not follow.
   template <int64_t Ahead>
   LOWBIT_INLINE void prefetch(const In* x) {
     constexpr int64_t bytes = 2 * V::width * static_cast<int64_t>(sizeof(In));
@@ -29,8 +29,8 @@ struct Ranger {
       for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(reinterpret_cast<const char*>(x) + Ahead + b);
   }
 
-  // max|x| of a run; *nan is raised by a NaN. In f32 the bits of |x| are compared as integers: a NaN comes out on
-  // top, so that nothing more needs checking.
+  // max|x| of a run; a NaN sets *nan. In f32 the bits of |x| are compared as integers: a NaN is the maximum, so it
+  // needs no check of its own.
   template <int64_t Ahead = 0>
   LOWBIT_INLINE T run_abs(const In* x, int64_t n, bool* nan) {
     constexpr int w = V::width;
@@ -41,8 +41,8 @@ struct Ranger {
         prefetch<Ahead>(x + i);
         m0 = greater(measure(x + i), m0), m1 = greater(measure(x + i + w), m1);
       }
-      if (i < n) m0 = greater(measure(x + n - w), m0);  // the last vector, or the last two, overlapping
-      if (n - i > w) m1 = greater(measure(x + i), m1);  // what is already done
+      if (i < n) m0 = greater(measure(x + n - w), m0);  // the last one or two vectors overlap
+      if (n - i > w) m1 = greater(measure(x + i), m1);  // the ones before
       return greater(m0, m1);
     };
     if (n < w) {
@@ -75,7 +75,7 @@ struct Ranger {
     }
   }
 
-  // One run; a NaN raises the flag.
+  // One run; a NaN raises `flag`, or *tail_nan.
   template <int64_t Ahead = 0>
   LOWBIT_INLINE typename V::Flag run(const In* x, int64_t n, T* lo, T* hi, typename V::Flag flag, bool* tail_nan) {
     constexpr int w = V::width;
@@ -90,7 +90,7 @@ struct Ranger {
         lo1 = V::min_skip_nan(b, lo1), hi1 = V::max_skip_nan(b, hi1);
         flag = V::note_nan(flag, a, b);
       }
-      if (i < n) {  // the last vector, or the last two, overlapping what is already done
+      if (i < n) {  // the last one or two vectors overlap what is already done
         const F a = V::load(x + n - w), b = n - i > w ? V::load(x + i) : a;
         lo0 = V::min_skip_nan(a, lo0), hi0 = V::max_skip_nan(a, hi0);
         lo1 = V::min_skip_nan(b, lo1), hi1 = V::max_skip_nan(b, hi1);
@@ -112,36 +112,6 @@ struct Ranger {
   }
 };
 
-// From memory, four places read in turn keep more of it busy than one: the hardware looks ahead of each. What does not
-// divide is left to a run.
-constexpr int64_t kPlaces = 4, kLongRun = 1 << 14;
-
-template <class V, class In>
-typename V::Flag range_places(const In* x, int64_t n, compute_t<In>* lo, compute_t<In>* hi, typename V::Flag flag,
-                              bool* tail_nan) {
-  using R = Ranger<V, In>;
-  using F = typename R::F;
-  constexpr int64_t step = 2 * V::width;
-  const int64_t each = n / kPlaces / step * step;
-  F least[kPlaces], most[kPlaces];
-  for (int k = 0; k < kPlaces; ++k) least[k] = V::set(R::kInfinity), most[k] = V::set(-R::kInfinity);
-  for (int64_t i = 0; i < each; i += step) {
-#pragma GCC unroll 4
-    for (int k = 0; k < kPlaces; ++k) {
-      const F a = V::load(x + k * each + i), b = V::load(x + k * each + i + V::width);
-      least[k] = V::min_skip_nan(b, V::min_skip_nan(a, least[k]));
-      most[k] = V::max_skip_nan(b, V::max_skip_nan(a, most[k]));
-      flag = V::note_nan(flag, a, b);
-    }
-  }
-  flag = R::run(x + kPlaces * each, n - kPlaces * each, lo, hi, flag, tail_nan);
-  for (int k = 0; k < kPlaces; ++k) {
-    const auto l = V::reduce_min(least[k]) + compute_t<In>{0}, h = V::reduce_max(most[k]) + compute_t<In>{0};
-    *lo = l < *lo ? l : *lo, *hi = h > *hi ? h : *hi;
-  }
-  return flag;
-}
-
 template <class V, class In>
 void range_grouped(const RangeArgs& a) {
   using T = compute_t<In>;
@@ -161,8 +131,7 @@ void range_run(const RangeArgs& a) {
   const In* x = static_cast<const In*>(a.x);
   bool tail_nan = false;
   T *lo = static_cast<T*>(a.lo), *hi = static_cast<T*>(a.hi);
-  const auto flag = a.n >= kLongRun ? range_places<V, In>(x, a.n, lo, hi, V::no_nan(), &tail_nan)
-                                    : Ranger<V, In>::run(x, a.n, lo, hi, V::no_nan(), &tail_nan);
+  const auto flag = Ranger<V, In>::run(x, a.n, lo, hi, V::no_nan(), &tail_nan);
   if (V::any(flag) || tail_nan) *a.nan += Ranger<V, In>::count(x, a.n);
 }
 
@@ -212,7 +181,7 @@ double sum_abs(const void* data, int64_t n) {
 
 template <class V>
 struct RangeRows {
-  static constexpr RangeRow rows[kRangeRows] = {
+  static constexpr RangeRow rows[] = {
 #define ROW(e, In) {Element::e, range_run<V, In>, range_grouped<V, In>, range_columns<V, In>, sum_abs<V, In>},
 #include "kernels/range/kernels.inc"
 #undef ROW

@@ -3,6 +3,5 @@
 #include "kernels/range/generic.h"
 
 namespace lowbit {
-extern const RangeRow* const range_rows_scalar;
-const RangeRow* const range_rows_scalar = RangeRows<Scalar>::rows;
+constinit const KernelTable<RangeRow> range_rows_scalar = RangeRows<Scalar>::rows;
 }  // namespace lowbit

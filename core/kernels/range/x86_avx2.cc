@@ -2,6 +2,5 @@
 #include "simd/x86_vec256.h"
 
 namespace lowbit {
-extern const RangeRow* const range_rows_avx2;
-const RangeRow* const range_rows_avx2 = RangeRows<Avx2>::rows;
+constinit const KernelTable<RangeRow> range_rows_avx2 = RangeRows<Avx2>::rows;
 }  // namespace lowbit

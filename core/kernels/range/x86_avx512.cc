@@ -2,6 +2,5 @@
 #include "simd/x86_vec512.h"
 
 namespace lowbit {
-extern const RangeRow* const range_rows_avx512;
-const RangeRow* const range_rows_avx512 = RangeRows<Avx512>::rows;
+constinit const KernelTable<RangeRow> range_rows_avx512 = RangeRows<Avx512>::rows;
 }  // namespace lowbit

@@ -2,6 +2,5 @@
 #include "simd/arm_vec128.h"
 
 namespace lowbit {
-extern const SketchRow* const sketch_rows_neon;
-const SketchRow* const sketch_rows_neon = SketchRows<Neon>::rows;
+constinit const KernelTable<SketchRow> sketch_rows_neon = SketchRows<Neon>::rows;
 }  // namespace lowbit

@@ -33,7 +33,7 @@ struct Binner {
     uint64_t* bins = b.a.bins;
     const uint64_t by = b.a.by;
 #pragma GCC unroll 8
-    for (int j = 0; j < kTogether; j += 2) {  // two at a load: it is loads and stores that are scarce
+    for (int j = 0; j < kTogether; j += 2) {  // two per load: loads and stores are the bottleneck
       uint64_t two;
       std::memcpy(&two, at + j, 8);
       bins[static_cast<uint32_t>(two)] += by, bins[two >> 32] += by;
@@ -46,12 +46,12 @@ struct Binner {
   }
 };
 
-// Both in one read, a piece at a time: first the bins and what takes as many registers, then sums, which keep the
-// vector units busy while counts wait for memory.
+// Both in one pass, a block at a time: first bins, hash and range, then sums, which keep the vector units busy while
+// the counts wait for memory.
 template <class V>
 void stats_and_count(const CountArgs& a, BlockStats& out) {
   constexpr int w = V::width, vectors = static_cast<int>(kHashLanes) / w;
-  constexpr int64_t kPiece = 8 * kHashLanes;
+  constexpr int64_t kBlock = 8 * kHashLanes;
   using I32 = typename V::I32;
   const float* x = a.x;
   const Binner<V> binner(a);
@@ -60,10 +60,10 @@ void stats_and_count(const CountArgs& a, BlockStats& out) {
   for (auto& h : hash) h = V::set_i32(0);
   auto lo = V::set(__builtin_inff()), hi = V::set(-__builtin_inff());
   typename V::Sum8 power[kPowers];
-  alignas(64) int32_t at[kPiece];
+  alignas(64) int32_t at[kBlock];
   int64_t i = 0;
   for (int64_t n = a.n / kHashLanes * kHashLanes; i < n;) {
-    const int64_t first = i, end = n - i < kPiece ? n : i + kPiece;
+    const int64_t first = i, end = n - i < kBlock ? n : i + kBlock;
     for (; i < end; i += kHashLanes)
       for (int j = 0; j < vectors; ++j) {
         const float* p = x + i + j * w;
@@ -71,7 +71,7 @@ void stats_and_count(const CountArgs& a, BlockStats& out) {
         const I32 m = V::magnitude(v), bits = V::load_i32(reinterpret_cast<const int32_t*>(p));
         V::store_i32(at + (i - first) + j * w, Binner<V>::of(binner, bits, m));
         hash[j] = V::add(V::mul_i32(hash[j], prime), bits);
-        nearest = V::max(nearest, V::sub(far, m));  // greatest for the least |x|, and least of all for 0
+        nearest = V::max(nearest, V::sub(far, m));  // largest for the smallest |x|, smallest for 0
         lo = V::min_skip_nan(v, lo), hi = V::max_skip_nan(v, hi);
       }
     for (int64_t k = first; k < end; k += kHashLanes) {
@@ -103,7 +103,7 @@ void stats_and_count(const CountArgs& a, BlockStats& out) {
     const double* s = sums[k];
     out.sum[k] = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
   }
-  uint64_t h[4] = {static_cast<uint64_t>(a.n), 1, 2, 3};  // four chains, not one long one
+  uint64_t h[4] = {static_cast<uint64_t>(a.n), 1, 2, 3};  // four independent chains
   for (int k = 0; k < kHashLanes; k += 4)
     for (int j = 0; j < 4; ++j) h[j] = mix64(h[j] + lane[k + j]);
   out.hash = mix64(mix64(mix64(h[0] + h[1]) + h[2]) + h[3]);

@@ -1,12 +1,12 @@
-// What one block of numbers adds to a sketch (drivers/reduce/sketch.h). All integers and f64 sums in a fixed order, so
-// the bits are the same on every ISA.
+// What one block of numbers adds to a sketch of a stream. Integers, and f64 sums in a fixed order, so that the bits are
+// the same on every ISA.
 //
-// stats   least and greatest; greatest and least nonzero |x|, as the bits of an f32, which are ordered like |x| is;
+// stats   minimum and maximum; largest and smallest nonzero |x|, as f32 bits, which are ordered like |x|;
 //         sums of x, x^2, |x| in f64, element i in lane i mod 8; a hash of the bits.
 // count   bins[clamp((|x| bits >> shift) - first, 0, last) + (x < 0 ? negative : 0)] += by for each x.
 #pragma once
-#include "base/arch.h"
 #include "base/types.h"
+#include "kernels/families.h"
 
 namespace lowbit {
 
@@ -15,8 +15,8 @@ constexpr int kPowers = 3;
 constexpr uint32_t kHashPrime = 0x01000193u;
 
 struct BlockStats {
-  float lo, hi;         // garbage, as top is, if sum[0] is not finite
-  uint32_t top, least;  // least: 0 if all are zero
+  float lo, hi;         // undefined, as top is, if sum[0] is not finite
+  uint32_t top, least;  // largest and smallest nonzero |x|; least: 0 if all are zero
   double sum[kPowers];
   uint64_t hash;
 };
@@ -27,7 +27,7 @@ struct CountArgs {
   int shift;
   int32_t first, last;
   int32_t negative;
-  uint64_t by;  // 1, or -1 to take back
+  uint64_t by;  // 1, or -1 to undo
   uint64_t* bins;
 };
 
@@ -37,7 +37,5 @@ struct SketchRow {
   void (*widen_half)(const void* x, int64_t n, float* out);
   void (*widen_bfloat)(const void* x, int64_t n, float* out);
 };
-
-const SketchRow* sketch_rows(Isa isa);
 
 }  // namespace lowbit

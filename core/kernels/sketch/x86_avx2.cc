@@ -2,6 +2,5 @@
 #include "simd/x86_vec256.h"
 
 namespace lowbit {
-extern const SketchRow* const sketch_rows_avx2;
-const SketchRow* const sketch_rows_avx2 = SketchRows<Avx2>::rows;
+constinit const KernelTable<SketchRow> sketch_rows_avx2 = SketchRows<Avx2>::rows;
 }  // namespace lowbit

@@ -2,6 +2,5 @@
 #include "simd/x86_vec512.h"
 
 namespace lowbit {
-extern const SketchRow* const sketch_rows_avx512;
-const SketchRow* const sketch_rows_avx512 = SketchRows<Avx512>::rows;
+constinit const KernelTable<SketchRow> sketch_rows_avx512 = SketchRows<Avx512>::rows;
 }  // namespace lowbit

@@ -67,7 +67,7 @@ def linear(
     """Writes clamp(x @ w.T + bias, floor, ceiling) into `out` [m, n], for x [m, k] of float32, float16 or bfloat16.
 
     Within 4 * eps * sum|terms| of the exact result before it is narrowed to float16 or bfloat16, in an order that
-    depends on k and the instruction set only: core/kernels/float_dot/float_dot.h.
+    depends on k and the instruction set only: core/kernels/gemm_float/gemm_float.h.
 
     >>> import lowbit as lb
     >>> packed = pack(lb.quantize(np.float32([[7, 0], [0, -7]]), "int4"))
