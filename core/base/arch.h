@@ -34,8 +34,8 @@ bool isa_available(Isa isa);
 // Whether kernels for this extension serve `isa` on this CPU.
 bool extends(Isa extension, Isa isa);
 
-// The ISA that kernels are dispatched to: the best available one under the cap. The cap comes from LOWBIT_MAX_ISA at load
-// time or from set_max_isa; "" removes it.
+// The ISA that kernels are dispatched to: the best available one under the cap. The cap comes from LOWBIT_MAX_ISA at
+// load time or from set_max_isa; "" removes it.
 Isa active_isa();
 const std::string& max_isa();
 bool set_max_isa(const std::string& name);  // false: no such name

@@ -123,7 +123,7 @@ void test_every_shape(const NamedCpu& named, const GemmRow& kernel, int64_t thre
     }
   }
   const std::string where =
-      std::string(" on ") + named.method + ", " + kernel.name + ", " + std::to_string(threads) + " threads";
+      std::string(" on ") + named.name + ", " + kernel.method + ", " + std::to_string(threads) + " threads";
   report(covered, "schedule: tasks cover the result once" + where);
   report(runs, "schedule: runs cover a task and fit its scratch" + where);
   report(rows, "schedule: rows and scratch within bounds" + where);
