@@ -21,7 +21,7 @@ GemmSchedule int8_schedule(int64_t m, int64_t n, int64_t k, int64_t threads) {
   product_of({m, n, k}, "m, n, k");
   if (m < 1 || n < 1 || k < 1 || threads < 1) throw InvalidProblem("m, n, k, threads: expected at least 1 each");
   GemmProblem p{};
-  p.m = m, p.n = n, p.k = k, p.threads = threads, p.kernel = gemm_rows(active_isa());
+  p.m = m, p.n = n, p.k = k, p.threads = threads, p.kernel = gemm_rows(active_isa()).data();
   p.quads = PackedMatrix::quads_of(k), p.k_block = PackedMatrix::k_block_of(p.quads, cpu_model());
   p.a_is_signed = true, p.a_stride = k, p.result = Result::f32, p.out_stride = n;
   return schedule_gemm(p, cpu_model());
@@ -57,7 +57,7 @@ void bind_schedule(nb::module_& m) {
       .value("packed_once", RowAccess::packed_once)
       .value("image_lines", RowAccess::image_lines);
   nb::class_<GemmSchedule>(m, "GemmSchedule", "How a matrix product is cut into tasks.")
-      .def_prop_ro("kernel", [](const GemmSchedule& s) { return std::string(s.problem.kernel->name); })
+      .def_prop_ro("kernel", [](const GemmSchedule& s) { return std::string(s.problem.kernel->method); })
       .def_prop_ro("tile_rows", [](const GemmSchedule& s) { return s.problem.kernel->rows; })
       .def_ro("threads", &GemmSchedule::threads, "Threads that the work is worth.")
       .def_ro("order", &GemmSchedule::order)
