@@ -42,7 +42,7 @@ Shape broadcast_shape(const Buffer& operand, const Buffer& out, const char* name
 
 class CombinePlan {
  public:
-  CombinePlan(CombineOp op, const CodeParams& a, const CodeParams& b, const CodeParams& out)
+  CombinePlan(AddMulOp op, const CodeParams& a, const CodeParams& b, const CodeParams& out)
       : op_(op), a_(a), b_(b), out_(out) {}
 
   void run(const Array<const void>& a, const Array<const void>& b, const Array<void>& out) const {
@@ -64,7 +64,7 @@ class CombinePlan {
     return {p.code, static_cast<const uint8_t*>(codes.data()), p.scale, p.zero_point, shape};
   }
 
-  CombineOp op_;
+  AddMulOp op_;
   CodeParams a_, b_, out_;
 };
 
@@ -140,11 +140,11 @@ class AveragePoolPlan {
 }  // namespace
 
 void bind_elementwise(nb::module_& m) {
-  nb::enum_<CombineOp>(m, "CombineOp", "What two arrays are combined by.")
-      .value("add", CombineOp::add)
-      .value("mul", CombineOp::mul);
+  nb::enum_<AddMulOp>(m, "AddMulOp", "What two arrays are combined by.")
+      .value("add", AddMulOp::add)
+      .value("mul", AddMulOp::mul);
   nb::class_<CombinePlan>(m, "CombinePlan", "Codes of the sum or product of two arrays of codes.")
-      .def(nb::init<CombineOp, const CodeParams&, const CodeParams&, const CodeParams&>(), "op"_a, "a"_a, "b"_a,
+      .def(nb::init<AddMulOp, const CodeParams&, const CodeParams&, const CodeParams&>(), "op"_a, "a"_a, "b"_a,
            "out"_a)
       .def("run", &CombinePlan::run, "a"_a, "b"_a, "out"_a, "a and b are broadcast to the shape of out.");
   m.def("clamp_codes", &clamp_of, "code"_a, "x"_a, "lo"_a, "hi"_a, "out"_a);

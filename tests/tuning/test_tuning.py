@@ -524,7 +524,8 @@ def test_memory_layouts_are_those_of_the_kernels():
     from lowbit.runtime.hints import memory_layouts
 
     kernels = Path(__file__).parents[2] / "core" / "kernels"
-    text = "".join((kernels / name).read_text() for name in ("gemm/gemm.h", "groups/groups.h", "binary/binary.h"))
+    families = ("gemm", "gemm_groupwise", "gemm_binary")
+    text = "".join((kernels / name / f"{name}.h").read_text() for name in families)
     columns = {name: int(re.search(rf"\b{name} = (\d+)", text)[1]) for name in ("kGemmCols", "kGroupCols")}
     columns["kBinaryColumns"] = int(re.search(r"kBinaryColumns = (\d+)", text)[1])
     found = {layout.dtype: layout for layout in memory_layouts()}
