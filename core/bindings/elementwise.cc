@@ -140,7 +140,7 @@ class AveragePoolPlan {
 }  // namespace
 
 void bind_elementwise(nb::module_& m) {
-  nb::enum_<AddMulOp>(m, "AddMulOp", "What two arrays are combined by.")
+  nb::enum_<AddMulOp>(m, "CombineOp", "What two arrays are combined by.")
       .value("add", AddMulOp::add)
       .value("mul", AddMulOp::mul);
   nb::class_<CombinePlan>(m, "CombinePlan", "Codes of the sum or product of two arrays of codes.")
