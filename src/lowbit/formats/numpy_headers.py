@@ -17,35 +17,14 @@ from lowbit.formats.inspection import Inspection, StoredTensor
 from lowbit.numerics.errors import FormatError
 
 _MAX_HEADER = 1 << 16
-_BAD_ARCHIVE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    OSError,
-    ValueError,
-    IndexError,
-    KeyError,
-    OverflowError,
-    struct.error,
-)
-# What NumPy's reading of a header as Python's literals can end in.
-_BAD_HEADER = (
-    ValueError,
-    SyntaxError,
-    TypeError,
-    KeyError,
-    RecursionError,
-    MemoryError,
-    OverflowError,
-    EOFError,
-    tokenize.TokenError,
-)
+_BAD = ValueError, LookupError, OverflowError, EOFError, RuntimeError
+_BAD_ARCHIVE = *_BAD, zipfile.BadZipFile, zlib.error, struct.error, OSError
+# What NumPy's reading of a header as Python literals can raise.
+_BAD_HEADER = *_BAD, SyntaxError, TypeError, MemoryError, tokenize.TokenError
 
 
 def inspect_numpy(file: Path) -> Inspection:
-    """The arrays of a file; each declared size is what the file holds."""
+    """The arrays of a file; each declared size is compared with the file."""
     size = file.stat().st_size
     with open(file, "rb") as opened:
         if opened.read(6) == b"\x93NUMPY":
@@ -71,7 +50,7 @@ def _array(opened: IO[bytes], size: int, name: str, where: str) -> StoredTensor:
     start = opened.read(8)
     if len(start) < 8 or start[:6] != b"\x93NUMPY" or start[6] not in (1, 2, 3):
         raise FormatError(f"{where}: not a NumPy array")
-    # NumPy reads as much as the length claims before it looks at it.
+    # NumPy would read as much as the length claims before it checks it.
     field = opened.read(2 if start[6] == 1 else 4)
     length = struct.unpack("<H" if start[6] == 1 else "<I", field)[0] if len(field) in (2, 4) else _MAX_HEADER + 1
     if length > min(_MAX_HEADER, size):

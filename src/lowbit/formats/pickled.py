@@ -8,10 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from lowbit.formats.safetensors.checkpoint import INDEX, TensorInfo, index_files
 from lowbit.numerics.errors import FormatError, Unsupported
+from lowbit.runtime.files.container import NUMPY_DTYPES
 
 _SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _SINGLE, _INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -98,18 +100,7 @@ def _load(file: Path) -> dict[str, Any]:
 
 
 def _dtype_name(tensor: Any, name: str) -> str:
-    known = {
-        "float64": "F64",
-        "float32": "F32",
-        "float16": "F16",
-        "bfloat16": "BF16",
-        "int64": "I64",
-        "int32": "I32",
-        "int16": "I16",
-        "int8": "I8",
-        "uint8": "U8",
-        "bool": "BOOL",
-    }
+    known = {np.dtype(text).name: name for name, text in NUMPY_DTYPES.items()} | {"bfloat16": "BF16"}
     found = known.get(str(tensor.dtype).removeprefix("torch."))
     if found is None:
         raise Unsupported(f"{name}: {tensor.dtype}; expected {', '.join(known)}")

@@ -49,14 +49,15 @@ def quantize_weight(
     return q if recipe.method == "min_max" else _least_squares(weight, q)
 
 
-def refuse_nonfinite(weight: npt.NDArray[Any], name: str) -> None:
-    """Raises InvalidProblem with name and index where a weight has NaN or Inf."""
+def refuse_nonfinite(weight: npt.NDArray[Any], name: str, first_row: int = 0) -> None:
+    """Raise InvalidProblem with name and index where a weight has NaN or Inf; `first_row` is that of a block."""
     flat = weight.reshape(-1)
     for start in range(0, flat.size, _PIECE):
-        piece = flat[start : start + _PIECE]
-        if not np.isfinite(piece).all():
-            at = start + int(np.flatnonzero(~np.isfinite(piece))[0])
-            index = tuple(int(i) for i in np.unravel_index(at, weight.shape))
+        finite = np.isfinite(flat[start : start + _PIECE])
+        if not finite.all():
+            at = start + int(finite.argmin())
+            row, *rest = (int(i) for i in np.unravel_index(at, weight.shape))
+            index = (first_row + row, *rest)
             raise InvalidProblem(f"{name}: {float(flat[at])} at index {index}; weights must be finite")
 
 

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from lowbit.formats.compressed_tensors.plan import Item
 from lowbit.formats.compressed_tensors.scheme import widened
-from lowbit.formats.safetensors.checkpoint import TensorInfo, as_array
+from lowbit.formats.safetensors.checkpoint import as_array
 from lowbit.formats.safetensors.writer import ShardWriter
+from lowbit.models.weights import refuse_nonfinite
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.runtime.threads import get_num_threads, set_num_threads
@@ -157,7 +158,7 @@ def _quantized(piece: _Piece, data: Array) -> tuple[_Treated, Noise]:
         try:
             rows = scheme.rows(block, info.dtype, info.name)
         except InvalidProblem:
-            _refuse_nonfinite(block, info, first + start)
+            refuse_nonfinite(block, info.name, first_row=first + start)
             raise
         noise.add(block, rows.quantized)
         found.append(rows)
@@ -165,17 +166,6 @@ def _quantized(piece: _Piece, data: Array) -> tuple[_Treated, Noise]:
     zeros = [rows.zero_point for rows in found if rows.zero_point is not None]
     codes, scale = np.concatenate([rows.codes for rows in found]), np.concatenate([rows.scale for rows in found])
     return _Treated(codes, scale, np.concatenate(zeros) if zeros else None), noise
-
-
-def _refuse_nonfinite(block: Array, info: TensorInfo, first: int) -> None:
-    """Names the place of the first NaN or Inf in all of the tensor, which is cut into blocks."""
-    wide = block.astype(np.float32)
-    bad = ~np.isfinite(wide)
-    if bad.any():
-        row, column = (int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
-        raise InvalidProblem(
-            f"{info.name}: {wide[row, column]} at index ({first + row}, {column}); weights must be finite"
-        ) from None
 
 
 def _put_rest(item: Item, zeros: list[Array], writer: _Writer) -> None:

@@ -18,24 +18,9 @@ from lowbit.formats.onnx.model_file import (
     nodes,
     read_proto,
 )
+from lowbit.formats.onnx.weight_uses import CODE_INPUTS
 from lowbit.numerics.errors import FormatError
 
-# Operators on codes, and which inputs hold weights, scales and zero points.
-_PARTS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
-    "DequantizeLinear": (0, (1,), (2,)),
-    "MatMulNBits": (1, (2,), (3,)),
-    "MatMulBnb4": (1, (2,), ()),
-    "GatherBlockQuantized": (0, (2,), (3,)),
-    "QLinearConv": (3, (1, 4, 6), (2, 5, 7)),
-    "QLinearMatMul": (3, (1, 4, 6), (2, 5, 7)),
-    "QGemm": (3, (1, 4, 7), (2, 5, 8)),
-    "MatMulInteger": (1, (), (2, 3)),
-    "ConvInteger": (1, (), (2, 3)),
-    "MatMulIntegerToFloat": (1, (2, 3), (4, 5)),
-    "DynamicQuantizeMatMul": (1, (2,), (3,)),
-    "QAttention": (1, (3, 4), (6, 7)),
-    "DynamicQuantizeLSTM": (1, (8, 10), (9, 11)),
-}
 _THROUGH = {"Gather", "Transpose", "Identity", "Reshape", "Unsqueeze", "Squeeze"}
 _MAX_STEPS = 8
 _SHORT = {"float": "float32", "double": "float64"}
@@ -107,9 +92,9 @@ def _recognised(
         elif op == "QuantizeLinear" and node.input and _text(node.input[0]) not in stored:
             dtype = _activation_dtype(node, stored)
             counts["QDQ", f"activations {dtype}, static", _width(dtype), None] += 1
-        if op not in _PARTS:
+        if op not in CODE_INPUTS:
             continue
-        at, scales, zeros = _PARTS[op]
+        at, scales, zeros = CODE_INPUTS[op]
         weight = origin(node, at)
         parts = [
             (origin(node, i), label) for label, places in (("scales", scales), ("zero points", zeros)) for i in places

@@ -9,7 +9,6 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -21,50 +20,27 @@ Array = npt.NDArray[Any]
 Place = tuple[Path, int, int]  # file, offset, length
 
 _MAX_PROTO = (1 << 31) - 1  # protobuf's own limit for one message
-BITS: dict[int, int] = {
-    TensorProto.FLOAT: 32,
-    TensorProto.UINT8: 8,
-    TensorProto.INT8: 8,
-    TensorProto.UINT16: 16,
-    TensorProto.INT16: 16,
-    TensorProto.INT32: 32,
-    TensorProto.INT64: 64,
-    TensorProto.BOOL: 8,
-    TensorProto.FLOAT16: 16,
-    TensorProto.DOUBLE: 64,
-    TensorProto.UINT32: 32,
-    TensorProto.UINT64: 64,
-    TensorProto.COMPLEX64: 64,
-    TensorProto.COMPLEX128: 128,
-    TensorProto.BFLOAT16: 16,
-    TensorProto.FLOAT8E4M3FN: 8,
-    TensorProto.FLOAT8E4M3FNUZ: 8,
-    TensorProto.FLOAT8E5M2: 8,
-    TensorProto.FLOAT8E5M2FNUZ: 8,
-    TensorProto.UINT4: 4,
-    TensorProto.INT4: 4,
-    TensorProto.FLOAT4E2M1: 4,
+_BITS_OF = {
+    "UINT2 INT2": 2,
+    "UINT4 INT4 FLOAT4E2M1": 4,
+    "UINT8 INT8 BOOL FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0": 8,
+    "UINT16 INT16 FLOAT16 BFLOAT16": 16,
+    "FLOAT INT32 UINT32": 32,
+    "DOUBLE INT64 UINT64 COMPLEX64": 64,
+    "COMPLEX128": 128,
 }
-BITS |= {  # of later versions of onnx
+# Types that this version of onnx does not know are left out.
+BITS: dict[int, int] = {
     kind: bits
-    for name, bits in (("FLOAT8E8M0", 8), ("UINT2", 2), ("INT2", 2))
+    for names, bits in _BITS_OF.items()
+    for name in names.split()
     if (kind := getattr(TensorProto, name, None)) is not None
 }
-# What can be looked at where it lies; all else goes through onnx's own reader.
+_PLAIN_NAMES = "FLOAT DOUBLE FLOAT16 BFLOAT16 INT8 UINT8 INT16 UINT16 INT32 UINT32 INT64 UINT64 BOOL"
+# Types that are read in place; all others go through onnx's own reader.
 _PLAIN: dict[int, Any] = {
-    TensorProto.FLOAT: "<f4",
-    TensorProto.DOUBLE: "<f8",
-    TensorProto.FLOAT16: "<f2",
-    TensorProto.INT8: "i1",
-    TensorProto.UINT8: "u1",
-    TensorProto.INT16: "<i2",
-    TensorProto.UINT16: "<u2",
-    TensorProto.INT32: "<i4",
-    TensorProto.UINT32: "<u4",
-    TensorProto.INT64: "<i8",
-    TensorProto.UINT64: "<u8",
-    TensorProto.BOOL: "?",
-    TensorProto.BFLOAT16: ml_dtypes.bfloat16,
+    kind: onnx.helper.tensor_dtype_to_np_dtype(kind)
+    for kind in (getattr(TensorProto, name) for name in _PLAIN_NAMES.split())
 }
 _FIELDS = {
     "float_data": (TensorProto.FLOAT, TensorProto.COMPLEX64),

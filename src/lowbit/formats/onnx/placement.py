@@ -15,19 +15,8 @@ from onnx import NodeProto
 from lowbit.formats.onnx.graph import Graph
 
 # Codes pass unchanged: what comes out has the scale of what goes in.
-MOVES = {
-    "DepthToSpace",
-    "Expand",
-    "Flatten",
-    "Identity",
-    "MaxPool",
-    "Reshape",
-    "Slice",
-    "SpaceToDepth",
-    "Squeeze",
-    "Transpose",
-    "Unsqueeze",
-}
+_MOVING = "DepthToSpace Expand Flatten Identity MaxPool Reshape Slice SpaceToDepth Squeeze Transpose Unsqueeze"
+MOVES = frozenset(_MOVING.split())
 # The runtime has integer kernels for these; each result has a scale of its own.
 JOINS = {"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"}
 # Absorbed by the rounding that follows: codes cannot be below the zero point's value anyway.

@@ -25,25 +25,17 @@ FLOATS: dict[int, str] = {
 }
 # What codes are stored in.
 _CODES = {kind for kind, bits in BITS.items() if bits <= 8} - {TensorProto.BOOL}
-# Operators that hold quantized weights, and which input they are.
-_QUANTIZED = {
-    "QLinearConv": 3,
-    "QLinearMatMul": 3,
-    "MatMulInteger": 1,
-    "ConvInteger": 1,
-    "QGemm": 3,
-    "MatMulIntegerToFloat": 1,
-    "DynamicQuantizeMatMul": 1,
-    "MatMulNBits": 1,
-    "MatMulBnb4": 1,
-    "GatherBlockQuantized": 0,
-    "QAttention": 1,
-    "DynamicQuantizeLSTM": 1,
-    "DequantizeLinear": 0,
-    "QMoE": 2,
-    "QuantizeLinear": 0,
-    "DynamicQuantizeLinear": 0,
-}
+# Operators on codes, and which inputs hold weights, scales and zero points.
+CODE_INPUTS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
+    "DequantizeLinear": (0, (1,), (2,)), "MatMulNBits": (1, (2,), (3,)), "MatMulBnb4": (1, (2,), ()),
+    "GatherBlockQuantized": (0, (2,), (3,)), "QLinearConv": (3, (1, 4, 6), (2, 5, 7)),
+    "QLinearMatMul": (3, (1, 4, 6), (2, 5, 7)), "QGemm": (3, (1, 4, 7), (2, 5, 8)), "MatMulInteger": (1, (), (2, 3)),
+    "ConvInteger": (1, (), (2, 3)), "MatMulIntegerToFloat": (1, (2, 3), (4, 5)),
+    "DynamicQuantizeMatMul": (1, (2,), (3,)), "QAttention": (1, (3, 4), (6, 7)),
+    "DynamicQuantizeLSTM": (1, (8, 10), (9, 11)),
+}  # fmt: skip
+_QUANTIZED = {op: inputs[0] for op, inputs in CODE_INPUTS.items()}
+_QUANTIZED |= {"QMoE": 2, "QuantizeLinear": 0, "DynamicQuantizeLinear": 0}
 
 
 @dataclass(frozen=True, eq=False)

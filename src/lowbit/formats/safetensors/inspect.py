@@ -9,29 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from lowbit.formats.compressed_tensors.plan import read_config
 from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
 from lowbit.formats.safetensors.checkpoint import Checkpoint, TensorInfo
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import FormatError
 from lowbit.numerics.schemes import QuantizationScheme
-from lowbit.runtime.files.container import read_description
+from lowbit.runtime.files.container import NUMPY_DTYPES, read_description
 
-_NUMPY_NAMES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
+_NUMPY_NAMES = {name: np.dtype(text).name for name, text in NUMPY_DTYPES.items()} | {"BF16": "bfloat16"}
 
 
 class _Layout(NamedTuple):

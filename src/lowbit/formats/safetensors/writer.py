@@ -1,20 +1,22 @@
-"""Safetensors files written as they are computed: sizes first, then the bytes of each tensor as they come."""
+"""Writing safetensors files as they are computed: the header first, then the bytes of each tensor in any order."""
 
 from __future__ import annotations
 
 import math
 import os
+import sys
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.numerics.errors import FormatError, InvalidProblem
-from lowbit.runtime.files.atomic import sync_directory
+from lowbit.runtime.files.atomic import written_whole
 from lowbit.runtime.files.container import DTYPE_BITS, Entry, header_bytes, read_header
 
 Array = npt.NDArray[Any]
@@ -34,7 +36,7 @@ class Stored(NamedTuple):
 
 
 def shard_entries(tensors: Iterable[Stored]) -> dict[str, Entry]:
-    """The place of each tensor: widest elements first, so that all are aligned without padding, else as they come.
+    """The place of each tensor, in order of falling element width, which aligns all of them without padding.
 
     >>> shard_entries([Stored("a", "I8", (3,)), Stored("b", "F32", (1,))])["a"].begin
     4
@@ -60,8 +62,8 @@ class _Cursor:
 class ShardWriter:
     """A file that is there whole or not at all, written a piece of a tensor at a time.
 
-    The tensors may come in any order, and pieces of several may be mixed; the pieces of one come in theirs. `close`
-    syncs the file and renames it in; leaving the block by an error removes it.
+    Pieces of several tensors may be interleaved; those of one tensor are written in order. Leaving the block syncs
+    the file and renames it in, or removes it after an error.
 
     >>> import tempfile
     >>> from lowbit.runtime.files.container import read_arrays
@@ -73,75 +75,56 @@ class ShardWriter:
     """
 
     def __init__(self, path: Path, tensors: Iterable[Stored], metadata: Mapping[str, str]) -> None:
-        self.path = path
         entries = shard_entries(tensors)
-        header = header_bytes(entries, metadata)
+        self._header = header = header_bytes(entries, metadata)
         self.nbytes = len(header) + max((e.end for e in entries.values()), default=0)
-        self._header = header
         self._cursors = {name: _Cursor(len(header) + e.begin, len(header) + e.end) for name, e in entries.items()}
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-        self._handle: int | None = os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        self._whole = written_whole(path, binary=True)
+
+    def __enter__(self) -> ShardWriter:
+        self._handle = self._whole.__enter__().fileno()
         try:
             os.truncate(self._handle, self.nbytes)
-            _write_all(self._handle, memoryview(header), 0)
+            _write_all(self._handle, memoryview(self._header), 0)
         except BaseException:
-            self.abandon()
+            self._whole.__exit__(*sys.exc_info())
             raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Sync the file and put it in its place, if every byte of every tensor was written."""
+        left = next(((name, c.end - c.at) for name, c in self._cursors.items() if c.at != c.end), None)
+        if kind is None and left is not None:
+            kind, error = InvalidProblem, InvalidProblem(f"{left[0]}: {left[1]} bytes were never written")
+            self._whole.__exit__(kind, error, at)
+            raise error
+        self._whole.__exit__(kind, error, at)
 
     def write(self, name: str, data: Array | bytes) -> None:
         """The next bytes of a tensor, in C order and little-endian."""
         cursor = self._cursors[name]
         view = memoryview(data) if isinstance(data, bytes) else _view_of(data)
         if cursor.at + view.nbytes > cursor.end:
-            raise InvalidProblem(f"{name}: {view.nbytes} bytes more, where {cursor.end - cursor.at} were left")
-        assert self._handle is not None, "the file is closed"
+            raise InvalidProblem(f"{name}: {view.nbytes} bytes; expected at most {cursor.end - cursor.at} more")
         _write_all(self._handle, view, cursor.at)
         cursor.at += view.nbytes
         cursor.crc = zlib.crc32(view, cursor.crc)
 
     @property
     def checksum(self) -> int:
-        """What `checksum` finds in the finished file, without reading it."""
+        """The checksum of the finished file, without reading it."""
         return _combined(self._header, [cursor.crc for cursor in self._cursors.values()])
 
     def flush(self) -> None:
-        """Has the system write what it was given so far, so that little is left to wait for at the end."""
-        if self._handle is not None:
-            os.fdatasync(self._handle)
-
-    def close(self) -> None:
-        """Syncs the file and puts it in its place; every byte of every tensor must have come."""
-        assert self._handle is not None, "the file is closed"
-        for name, cursor in self._cursors.items():
-            if cursor.at != cursor.end:
-                raise InvalidProblem(f"{name}: {cursor.end - cursor.at} bytes were never written")
-        os.fsync(self._handle)
-        os.close(self._handle)
-        self._handle = None
-        os.replace(self._temporary, self.path)
-        sync_directory(self.path.parent)
-
-    def abandon(self) -> None:
-        """Removes what was written."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-        self._temporary.unlink(missing_ok=True)
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.close()
-        finally:
-            self.abandon()
+        """Ask the system to write what it was given so far, so that little remains for the end."""
+        os.fdatasync(self._handle)
 
 
 def checksum(path: Path) -> int:
-    """A number that tells a file that was torn or changed by accident, no more: CRC-32 over the header and over the
-    CRC-32 of each tensor. FormatError where there is no sound header."""
+    """A checksum that detects accidental changes: CRC-32 over the header and over the CRC-32 of each tensor.
+
+    FormatError where the header is not valid.
+    """
     buffer = bytearray(_PIECE)
     found = []
     with open(path, "rb") as file:
@@ -160,7 +143,7 @@ def checksum(path: Path) -> int:
 
 
 def _combined(header: bytes, parts: list[int]) -> int:
-    # Empty tensors share their place with a neighbour, so that their order is not known from the file: they are 0.
+    # Empty tensors share their place with a neighbour, so that the file does not tell their order: they count as 0.
     return zlib.crc32(b"".join(crc.to_bytes(4, "little") for crc in parts if crc), zlib.crc32(header))
 
 
