@@ -58,7 +58,7 @@ def test_a_bad_weight_is_named() -> None:
     w[3, 4] = np.nan
     with pytest.raises(InvalidProblem, match=r"blocks\.3\.w: .*\(3, 4\)|blocks\.3\.w: .*304"):
         quantize_weight(w, WeightRecipe(), name="blocks.3.w")
-    with pytest.raises(InvalidProblem, match=r"c: shape .* groups are for matrices"):
+    with pytest.raises(InvalidProblem, match=r"c: shape .* groups need a matrix"):
         quantize_weight(W.reshape(24, 10, 10), WeightRecipe("int4", group_size=5), name="c")
 
 

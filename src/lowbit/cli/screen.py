@@ -43,7 +43,7 @@ def table(title: str = "", caption: str = "", numbers: Iterable[str] = (), **opt
 
 
 def add_numbers(to: Table, headings: Iterable[str]) -> None:
-    """Adds right-aligned columns."""
+    """Add right-aligned columns."""
     for heading in headings:
         to.add_column(heading, justify="right", no_wrap=True)
 

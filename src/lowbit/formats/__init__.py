@@ -1,1 +1,4 @@
-"""Files of other systems: each module a door, imported by whoever needs it."""
+"""Model files: ONNX, safetensors, GGUF, NumPy and torch pickles, and the compressed-tensors layout.
+
+Modules are imported on demand, since formats need different extras.
+"""

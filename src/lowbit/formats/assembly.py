@@ -1,4 +1,4 @@
-"""A folder that comes into being whole: assembled beside its place, with a manifest that lets a killed run go on."""
+"""A folder that is written whole: assembled beside its target, with a manifest to resume an interrupted run from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Finished(NamedTuple):
 
 
 def real_target(target: str | os.PathLike[str]) -> Path:
-    """The folder to write to. Behind a link it is the one the link leads to, so that all renames stay on one disk."""
+    """The folder to write to, links resolved, so that all renames stay on one disk."""
     real = Path(os.path.realpath(target))
     if real.exists() and not real.is_dir():
         raise InvalidProblem(f"{os.fspath(target)}: a file; expected a folder to write to")
@@ -34,9 +34,8 @@ def real_target(target: str | os.PathLike[str]) -> Path:
 class Assembly:
     """The folder `.<name>.partial` beside the target, until `commit` renames it.
 
-    Each finished shard is noted in a manifest. A later run with the same fingerprint and `resume` finds them, checks
-    them, and does the rest. Bad input removes the folder, and so does an end before the first shard; any other end
-    leaves it to be resumed.
+    Finished shards are recorded in a manifest. A later run with the same fingerprint and `resume` checks and keeps
+    them. Bad input removes the folder, and so does an end before the first shard; any other end leaves it.
     """
 
     def __init__(self, target: Path, fingerprint: str, *, resume: bool, overwrite: bool) -> None:
@@ -58,7 +57,7 @@ class Assembly:
         return self
 
     def _recover(self) -> None:
-        """Undoes a commit that was killed between its renames, and finishes one that was killed after them."""
+        """Undo a commit that was killed between its renames, or finish one that was killed after them."""
         if not os.path.lexists(self._old):
             return
         old = WorkFolder(self._old, self.target)
@@ -114,12 +113,12 @@ class Assembly:
             self._work.close()
 
     def finish(self, name: str, shard: Finished) -> None:
-        """Notes a shard; from here on a killed run need not write it again."""
+        """Record a shard as finished: a resumed run does not write it again."""
         self.finished[name] = shard
         self._write_manifest()
 
     def commit(self) -> None:
-        """Puts the folder in its place. What stood there goes when the new one is there."""
+        """Rename the folder to the target, and then remove what was there before."""
         sync_directory(self.folder)
         replaced = self._is_full()
         if replaced:
@@ -159,7 +158,7 @@ def _text(value: float) -> float | str:
 
 
 def _finished(folder: Path) -> tuple[str, dict[str, Finished]]:
-    """(fingerprint, finished shards) of a folder; nothing where lowbit has written no manifest."""
+    """(fingerprint, finished shards) of a folder; empty without a manifest of lowbit."""
     found: Any = read_manifest(folder)
     if found is None:
         return "", {}

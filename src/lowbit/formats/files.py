@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lowbit.formats.inspection import onnx_extra
 from lowbit.formats.measuring import check_measuring, load_metric
 from lowbit.models import ModelReport, Recipe
 from lowbit.numerics.errors import InvalidProblem, add_note
@@ -125,16 +126,6 @@ def _refuse_existing(target: Path, kind: str, replaced: bool) -> None:
     there = target.exists() or (kind == "onnx" and target.is_symlink())  # a checkpoint's folder may be named by a link
     if there and not replaced and not (target.is_dir() and not any(target.iterdir())):
         raise InvalidProblem(f"{target}: already there; give another name, or overwrite it (--overwrite)")
-
-
-@contextmanager
-def onnx_extra() -> Iterator[None]:
-    """Say what to install where an import of the ONNX modules fails."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        text = f"ONNX models need {error.name}: pip install 'lowbit[onnx]'"
-        raise ModuleNotFoundError(text, name=error.name) from None
 
 
 @contextmanager

@@ -1,14 +1,15 @@
-"""What a model's file holds: its tensors, their types and sizes, and how they are already quantized.
+"""Inspecting a model's file: its tensors, their types and sizes, and how they are quantized.
 
-Only headers are read (an .onnx file keeps its weights between them, and is parsed whole). Every declared size is held
-against the file.
+Only headers are read (an .onnx file has no separate header and is parsed whole). Every declared size is compared with
+the file.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,9 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class QuantizationFound:
-    """One way of quantizing that was recognised, and how many weights or activations have it."""
+    """One recognised way of quantizing, and the number of weights or activations that use it."""
 
-    scheme: str  # what stores or computes it: "MatMulNBits", "compressed-tensors", "GGUF Q4_K", ...
+    scheme: str  # operator or layout: "MatMulNBits", "compressed-tensors", "GGUF Q4_K", ...
     what: str  # "int4, groups of 64"
     count: int
     bits: int | None = None  # none: the file does not say
@@ -44,7 +45,7 @@ class QuantizationFound:
 
 @dataclass(frozen=True)
 class Inspection:
-    """All that the headers say."""
+    """The content of a file, from its headers."""
 
     path: str
     format: str
@@ -55,11 +56,11 @@ class Inspection:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors; the files also have headers."""
+        """Bytes of the tensors, without headers."""
         return sum(t.nbytes for t in self.tensors)
 
     def by_dtype(self) -> dict[str, tuple[int, int]]:
-        """(tensors, bytes) of each dtype, those with most bytes first."""
+        """(tensors, bytes) of each dtype, in order of falling bytes."""
         made: dict[str, tuple[int, int]] = {}
         for t in self.tensors:
             count, nbytes = made.get(t.dtype, (0, 0))
@@ -80,10 +81,20 @@ class Inspection:
         }
 
 
-def inspect_file(path: str | os.PathLike[str]) -> Inspection:
-    """What an .onnx, .safetensors, .gguf, .npz or .npy file holds, or a folder or index of safetensors files.
+@contextmanager
+def onnx_extra() -> Iterator[None]:
+    """Say what to install where an import of the ONNX modules fails."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        text = f"ONNX models need {error.name}: pip install 'lowbit[onnx]'"
+        raise ModuleNotFoundError(text, name=error.name) from None
 
-    Nothing is unpickled and no weight is looked at. Whatever is not what it claims to be is a FormatError.
+
+def inspect_file(path: str | os.PathLike[str]) -> Inspection:
+    """The content of an .onnx, .safetensors, .gguf, .npz or .npy file, or a folder or index of safetensors files.
+
+    Nothing is unpickled and no weight is read. FormatError for files that are not valid.
 
     >>> import tempfile, numpy as np
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -103,10 +114,8 @@ def inspect_file(path: str | os.PathLike[str]) -> Inspection:
 
         return inspect_checkpoint(file)
     if kind == "onnx":
-        try:
+        with onnx_extra():
             from lowbit.formats.onnx.inspect import inspect_onnx
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(f"ONNX needs {error.name}: pip install 'lowbit[onnx]'", name=error.name) from None
         return inspect_onnx(file)
     if kind == "gguf":
         from lowbit.formats.gguf.header import inspect_gguf
@@ -123,7 +132,7 @@ _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 def _by_content(file: Path) -> str:
     if file.suffix.lower() in _PICKLED:
-        raise Unsupported(f"{file}: a pickle; reading it would run it, and only its headers are wanted")
+        raise Unsupported(f"{file}: a pickle, which cannot be read without running it; expected a format with a header")
     with open(file, "rb") as opened:
         start = opened.read(10)
     if start.startswith(b"GGUF"):

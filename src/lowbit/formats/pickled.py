@@ -1,4 +1,4 @@
-"""Checkpoints in torch's pickles, read without running what they say: weights only, and only when asked for."""
+"""Checkpoints in torch pickles, read with torch's weights-only reader, and only on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SINGLE, _INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 
 
 def is_pickled(path: Path) -> bool:
-    """Whether a checkpoint is there in pickles and in nothing better.
+    """Whether a checkpoint is stored in pickles only.
 
     >>> is_pickled(Path("model.safetensors")), is_pickled(Path("pytorch_model.bin"))
     (False, True)
@@ -31,7 +31,7 @@ def is_pickled(path: Path) -> bool:
 
 
 class PickledCheckpoint:
-    """The tensors of `.bin` files, mapped by torch; the same face as `Checkpoint`."""
+    """The tensors of `.bin` files, mapped by torch, with the interface of `Checkpoint`."""
 
     def __init__(self, folder: Path, files: tuple[Path, ...]) -> None:
         self.folder, self.files = folder, files
@@ -92,8 +92,8 @@ def _load(file: Path) -> dict[str, Any]:
         raise Unsupported(f"{file.name}: reading pickles needs torch") from None
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch raises whatever the unpickler met: RuntimeError, UnpicklingError, EOFError, ...
-        raise FormatError(f"{file.name}: no weights that torch reads ({str(error).splitlines()[0][:120]})") from None
+    except Exception as error:  # torch passes on any error of the unpickler
+        raise FormatError(f"{file.name}: torch cannot read it ({str(error).splitlines()[0][:120]})") from None
     if not isinstance(loaded, dict) or not all(isinstance(v, torch.Tensor) for v in loaded.values()):
         raise FormatError(f"{file.name}: not a mapping of names to tensors")
     return loaded

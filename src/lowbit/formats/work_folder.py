@@ -1,4 +1,4 @@
-"""The folder that a run works in, beside what it will write: locked, marked as lowbit's, and never behind a link."""
+"""The working folder of a run, beside its target: locked, marked with a manifest, and never a link."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _AS_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class WorkFolder:
-    """A folder of this process alone, made where it is not there; `target` is what it is for.
+    """A folder locked by this process, created if needed; `target` names it in errors.
 
-    Refused is a link, a folder that another process has locked, and one with files in it but without the manifest that
-    lowbit puts into each of its folders. Deleting goes by handles of folders, so that no link is ever followed.
+    Links, folders locked by another process, and folders with files but without lowbit's manifest are refused.
+    Deletion uses folder handles, so that no link is followed.
     """
 
     def __init__(self, path: Path, target: Path) -> None:
@@ -34,25 +34,25 @@ class WorkFolder:
             raise
 
     def mark(self, content: Mapping[str, Any]) -> None:
-        """Writes the manifest: a JSON object with the `fingerprint` of what the folder is made from."""
+        """Write the manifest: a JSON object with a `fingerprint` of the inputs."""
         with written_whole(self.path / MANIFEST) as file:
             file.write(json.dumps(content, indent=1) + "\n")
 
     def clear(self, keep: Collection[str] = ()) -> None:
-        """Deletes all but the entries of these names."""
+        """Delete all but the entries of these names."""
         assert self._handle is not None
-        # The manifest goes last: a deletion that is interrupted leaves a folder that is still known as lowbit's.
+        # The manifest goes last, so that an interrupted deletion leaves a folder that lowbit still recognises.
         for name in sorted(os.listdir(self._handle), key=lambda name: name == MANIFEST):
             if name not in keep:
                 _delete(name, self._handle)
 
     def remove(self) -> None:
-        """Deletes the folder."""
+        """Delete the folder."""
         self.clear()
         self.close()
 
     def close(self) -> None:
-        """Gives up the lock. An empty folder goes with it."""
+        """Release the lock, and remove the folder if it is empty."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             try:
@@ -67,14 +67,12 @@ def _locked(path: Path, target: Path) -> int:
         try:
             path.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, _AS_FOLDER)
-        except FileNotFoundError:  # whoever had it has just removed it
+        except FileNotFoundError:  # its last owner has just removed it
             continue
         except OSError as error:
             if not os.path.lexists(path) or (path.is_dir() and not path.is_symlink()):
                 raise
-            raise InvalidProblem(
-                f"{path}: a link or a file; lowbit works in a folder of this name, remove it"
-            ) from error
+            raise InvalidProblem(f"{path}: a link or a file; lowbit needs a folder of this name, remove it") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -96,7 +94,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raises for a folder that has files in it and was not written by lowbit: such a folder is never deleted."""
+    """Raise for a folder with files that lowbit did not write: such a folder is never deleted."""
     unfinished = f".{MANIFEST}."  # the first manifest, that a killed run did not come to rename
     if any(not name.startswith(unfinished) for name in os.listdir(folder)) and read_manifest(folder) is None:
         raise InvalidProblem(
@@ -105,7 +103,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """What lowbit wrote about a folder of its own; None for any other folder."""
+    """The manifest of a folder that lowbit wrote; None for any other folder."""
     try:
         handle = os.open(folder / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(handle, "rb") as file:
@@ -116,7 +114,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _delete(name: str, folder: int) -> None:
-    """Deletes an entry of an open folder: a link itself, never what it points at."""
+    """Delete an entry of an open folder; links are not followed."""
     try:
         inner = os.open(name, _AS_FOLDER, dir_fd=folder)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What to do with the weights of a model, and what was done: recipes and reports. Knows no file format."""
+"""Recipes, which say how to quantize the weights of a model, and reports of what was done. Knows no file format."""
 
 from __future__ import annotations
 

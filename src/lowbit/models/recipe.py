@@ -1,17 +1,12 @@
 """Recipes: which weights of a model are quantized, and how.
 
-A recipe holds one setting for weights and one for activations, and exceptions by name. Names are matched by shell
-patterns (`*.attention.*`), or by regular expressions between slashes (`/layer\\.[0-3]\\./`). Of several overrides that
-match, each later one wins.
+A recipe holds one setting for weights and one for activations, and overrides by name. Names are matched by shell
+patterns (`*.attention.*`), or by regular expressions between slashes (`/layer\\.[0-3]\\./`). Later overrides win.
 """
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
-import itertools
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +15,7 @@ import numpy as np
 
 from lowbit.calibration import CalibrationMethod
 from lowbit.calibration.methods import Percentile
+from lowbit.models.patterns import compiled, nearest
 from lowbit.models.recipe_file import Located, read_located, shown
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
@@ -34,9 +30,9 @@ class WeightRecipe:
 
     dtype: str = "int8"
     scheme: str = "symmetric"
-    group_size: int | None = None  # elements of an output channel that share a scale; none: all of the channel
+    group_size: int | None = None  # elements of an output channel that share a scale; None: all of the channel
     granularity: str = "channel"
-    method: str = "min_max"  # or "mse": the range of each channel or group that loses least
+    method: str = "min_max"  # or "mse": the range of least squared error per channel or group
 
     def __post_init__(self) -> None:
         dtype = _dtype(self.dtype)
@@ -60,7 +56,7 @@ class WeightRecipe:
 
 @dataclass(frozen=True)
 class ActivationRecipe:
-    """How activations are quantized: with ranges found beforehand (static), or anew at each call (dynamic)."""
+    """How activations are quantized: with calibrated ranges (static), or with ranges found at run time (dynamic)."""
 
     dtype: str = "uint8"
     scheme: str = "asymmetric"
@@ -103,21 +99,21 @@ class ActivationRecipe:
         return f"{self.dtype} {self.scheme}, {when}"
 
 
-_KEEP = "keep"  # an override that says nothing of activations leaves them as they are
+_KEEP = "keep"  # activations of an override that does not mention them
 
 
 @dataclass(frozen=True)
 class Override:
-    """An exception: another setting, or none, for weights whose name matches."""
+    """Another setting, or none, for weights whose name matches."""
 
     match: str
-    weights: WeightRecipe | None = None  # none: as in the recipe
-    activations: ActivationRecipe | str | None = _KEEP  # "keep": as in the recipe; none: stay float
+    weights: WeightRecipe | None = None  # None: as in the recipe
+    activations: ActivationRecipe | str | None = _KEEP  # "keep": as in the recipe; None: float
     skip: bool = False
     reason: str = ""
 
     def __post_init__(self) -> None:
-        _compiled(self.match)
+        compiled(self.match)
         if self.weights is not None:
             _typed("weights", self.weights, WeightRecipe, "a WeightRecipe or None")
         if self.activations is not None and self.activations != _KEEP:
@@ -126,12 +122,12 @@ class Override:
         _typed("reason", self.reason, str, "a text")
 
     def matches(self, name: str) -> bool:
-        return bool(_compiled(self.match).fullmatch(name))
+        return bool(compiled(self.match).fullmatch(name))
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a recipe says of one weight. `skip` is the reason not to treat it, or empty."""
+    """What a recipe says about one weight. `skip` is the reason not to quantize it, or empty."""
 
     weights: WeightRecipe
     activations: ActivationRecipe | None
@@ -155,7 +151,7 @@ class Recipe:
     kinds: tuple[str, ...] = KINDS
     overrides: tuple[Override, ...] = ()
     skip: tuple[str, ...] = ()
-    min_elements: int = 1024  # smaller weights stay float: nothing to win
+    min_elements: int = 1024  # smaller weights stay float
 
     def __post_init__(self) -> None:
         _typed("name", self.name, str, "a text")
@@ -169,7 +165,7 @@ class Recipe:
         for override in self.overrides:
             _typed("overrides", override, Override, "a list of Override")
         for pattern in self.skip:
-            _compiled(pattern, "skip")
+            compiled(pattern, "skip")
         _natural("min_elements", self.min_elements, 0)
 
     @staticmethod
@@ -205,9 +201,9 @@ class Recipe:
         names = (name, *aliases)
         weights, activations, skip = self.weights, self.activations, ""
         if kind not in self.kinds:
-            skip = f"the recipe treats {', '.join(self.kinds)} only, this is {kind}"
+            skip = f"the recipe quantizes only {', '.join(self.kinds)}; this is {kind}"
         for pattern in self.skip:
-            if any(map(_compiled(pattern).fullmatch, names)):
+            if any(map(compiled(pattern).fullmatch, names)):
                 skip = f"the recipe skips {pattern!r}"
         named = False
         for o in self.overrides:
@@ -223,7 +219,7 @@ class Recipe:
         return Rule(weights, activations, skip)
 
     def refuse_unmatched(self, weights: Iterable[Iterable[str]], others: Iterable[str] = ()) -> None:
-        """Raises InvalidProblem where `skip` or an override matches nothing in a model, and gives the nearest names.
+        """Raise InvalidProblem, with the nearest names, where `skip` or an override matches nothing in a model.
 
         weights: all names of each weight. others: names of what stays float in any case, which may be skipped too.
 
@@ -238,18 +234,17 @@ class Recipe:
         said = [("skip", p, anything) for p in self.skip]
         said += [("overrides", o.match, anything if o.skip else treatable) for o in self.overrides]
         for key, pattern, among in said:
-            compiled = _compiled(pattern)
-            if not any(map(compiled.fullmatch, among)):
-                raise InvalidProblem(f"{key}: {shown(pattern)} matches no weight; {_nearest(pattern, among)}")
+            if not any(map(compiled(pattern).fullmatch, among)):
+                raise InvalidProblem(f"{key}: {shown(pattern)} matches no weight; {nearest(pattern, among)}")
 
     @property
     def needs_data(self) -> bool:
-        """Whether some activations need ranges found beforehand."""
+        """Whether some activations are static, so that data are needed for calibration."""
         said = [self.activations, *(o.activations for o in self.overrides)]
         return any(isinstance(a, ActivationRecipe) and not a.dynamic for a in said)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `Recipe.of` takes: plain types, for JSON."""
+        """A mapping of plain types that `Recipe.of` accepts, for JSON."""
 
         def part(p: Any) -> Any:
             return {k: v for k, v in vars(p).items() if v is not None} if p is not None else None
@@ -308,7 +303,7 @@ def _from_mapping(m: Located) -> Recipe:
 def _override(m: Located, base: Recipe) -> Override:
     m.known("match", "weights", "activations", "skip", "reason")
     if "match" not in m:
-        raise m.error("match", "missing; an override says which names it is for")
+        raise m.error("match", "missing; expected a pattern of the names that the override is for")
     made: dict[str, Any] = {"match": m.typed("match", str)}
     if "weights" in m:
         made["weights"] = m.built("weights", base.weights, _completed_weights)
@@ -327,7 +322,7 @@ def _activations(m: Located, base: ActivationRecipe | None) -> ActivationRecipe 
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
-    """With what follows: a field that the base had for another dtype or granularity must not outlive it."""
+    """Add fields that follow from others: those of the base may be for another dtype or granularity."""
     if "scheme" not in given and str(given.get("dtype")).startswith("u"):
         given["scheme"] = "asymmetric"
     return given
@@ -355,7 +350,7 @@ def _natural(key: str, value: Any, least: int) -> None:
 
 
 def _several(key: str, value: Any) -> tuple[Any, ...]:
-    """A list of things, where one text stands for itself and not for its letters."""
+    """A list as a tuple; a single string counts as one element."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, Sequence):
@@ -367,31 +362,6 @@ def _dtype(value: Any) -> QuantizedDType:
     if not isinstance(value, str | QuantizedDType | np.dtype | type):
         raise InvalidProblem(f"dtype: {shown(value)}; expected a name such as int8 or int4")
     return QuantizedDType.of(value)
-
-
-def _nearest(pattern: str, names: Iterable[str]) -> str:
-    if not names:
-        return "the model has none"
-    some = [name for name in itertools.islice(names, _MAX_COMPARED) if len(name) <= _MAX_PATTERN]
-    plain = pattern.strip("/*^$").replace("\\", "").replace("*", "")
-    near = difflib.get_close_matches(plain, some, 3, 0.5)
-    near = near or difflib.get_close_matches(plain.rpartition(".")[2], some, 3, 0.0) or some[:3]
-    return f"the nearest names are {', '.join(map(shown, near))}"
-
-
-_MAX_PATTERN = 1000  # characters
-_MAX_COMPARED = 20_000  # names; each is compared letter by letter
-
-
-def _compiled(pattern: str, key: str = "match") -> re.Pattern[str]:
-    if not isinstance(pattern, str) or not 0 < len(pattern) <= _MAX_PATTERN:
-        raise InvalidProblem(f"{key}: {shown(pattern)}; expected a pattern of 1 to {_MAX_PATTERN} characters")
-    if len(pattern) > 1 and pattern[0] == pattern[-1] == "/":
-        try:
-            return re.compile(f".*(?:{pattern[1:-1]}).*", re.DOTALL)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise InvalidProblem(f"{key}: {shown(pattern)} is no regular expression ({error})") from None
-    return re.compile(fnmatch.translate(pattern))
 
 
 _TOKENS = ActivationRecipe("int8", "symmetric", dynamic=True, granularity="token")

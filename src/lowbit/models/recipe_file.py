@@ -1,4 +1,4 @@
-"""Mappings that know where they were written, so that an error can name the line and the key."""
+"""Mappings from files that keep line numbers, so that errors name the line and the key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lowbit.numerics.errors import InvalidProblem
 
 T = TypeVar("T")
 
-# A recipe is a page of text. Files may come from anybody: these bound the time and memory that reading one takes.
+# Limits of time and memory for untrusted files; recipes are a page of text.
 _MAX_BYTES = 1 << 20
 _MAX_VALUES = 10_000  # with every alias written out
 _MAX_DEPTH = 32
@@ -22,7 +22,7 @@ _LONGEST = 80  # characters of a value in a message
 
 @dataclasses.dataclass(frozen=True)
 class Located:
-    """A mapping with the place it came from. Every reading method says line and key where a value is wrong."""
+    """A mapping with its place in a file. Errors of all methods name line and key."""
 
     values: Mapping[str, Any]  # of plain values, of Located, or of lists of these
     source: str
@@ -32,7 +32,7 @@ class Located:
 
     @staticmethod
     def plain(values: Mapping[str, Any], source: str) -> Located:
-        """A mapping that came from no file."""
+        """A mapping that does not come from a file."""
         limits = _Limits(source)
 
         def inner(v: Any, at: str) -> Any:
@@ -57,7 +57,7 @@ class Located:
         return InvalidProblem(f"{where}: {_joined(self.path, key)}: {what}")
 
     def known(self, *keys: str) -> None:
-        """Raises for a key that is none of these."""
+        """Raise for a key that is not one of these."""
         for key in self.values:
             if key not in keys:
                 raise self.error(key, f"unknown; expected one of {', '.join(keys)}")
@@ -83,14 +83,14 @@ class Located:
         return value
 
     def made(self, key: str, make: Callable[[str], T], among: Iterable[str]) -> T:
-        """A value found by its name."""
+        """A value looked up by its name."""
         try:
             return make(self.typed(key, str))
         except KeyError:
             raise self.error(key, f"{shown(self.values[key])}; expected one of {', '.join(among)}") from None
 
     def built(self, key: str, base: T, completed: Callable[[dict[str, Any]], dict[str, Any]]) -> T:
-        """`base`, a dataclass, with the fields that the mapping under `key` gives, and those that follow from them."""
+        """`base`, a dataclass, with the fields of the mapping under `key`, and those that follow from them."""
         inner = self.values[key]
         if not isinstance(inner, Located):
             raise self.error(key, f"{shown(inner)}; expected a mapping")
@@ -99,7 +99,7 @@ class Located:
         return inner.checked(lambda: dataclasses.replace(base, **given))  # type: ignore[type-var]
 
     def checked(self, make: Callable[[], T]) -> T:
-        """What `make` gives; a complaint that begins with a key of this mapping gets its line."""
+        """The result of `make`; an error that begins with a key of this mapping gets its line."""
         try:
             return make()
         except (ValueError, TypeError, NotImplementedError) as error:
@@ -116,9 +116,9 @@ _KINDS: dict[type, str] = {str: "a text", int: "an integer", bool: "true or fals
 
 
 def read_located(path: str | os.PathLike[str]) -> Located:
-    """The mapping in a YAML or JSON file, with the lines of its keys. YAML needs PyYAML; JSON then has lines too.
+    """The mapping in a YAML or JSON file, with the lines of its keys (of JSON, only if PyYAML is installed).
 
-    Values are texts, numbers, true, false and null, in lists and mappings; whatever else YAML can hold is refused.
+    Values are strings, numbers, booleans and null, in lists and mappings; other YAML tags are refused.
     """
     source = os.fspath(path)
     with open(path, "rb") as file:
@@ -208,7 +208,7 @@ def _located(node: Any, source: str, path: str, yaml: Any, limits: _Limits) -> A
         if isinstance(node, yaml.SequenceNode) and node.tag == f"{_YAML}seq":
             return [_located(n, source, f"{path}[{i}]", yaml, limits) for i, n in enumerate(node.value)]
         kind = node.tag.removeprefix(_YAML)
-        # Dates are texts here: a recipe may be named after one, and nothing in it is a moment.
+        # Dates are strings here: a recipe may be named after one.
         if isinstance(node, yaml.ScalarNode) and kind in ("str", "timestamp", "value"):
             return str(node.value)
         if not isinstance(node, yaml.ScalarNode) or kind not in _SCALARS:
@@ -220,9 +220,9 @@ def _located(node: Any, source: str, path: str, yaml: Any, limits: _Limits) -> A
         loader = yaml.SafeLoader("")
         try:
             return loader.construct_object(node)
-        except (ValueError, KeyError) as error:  # a text tagged as a number, or too many digits
+        except (ValueError, KeyError) as error:  # a string tagged as a number, or too many digits
             why = f" ({error})" if isinstance(error, ValueError) else ""
-            raise InvalidProblem(f"{source}, line {line}: {path}: {shown(node.value)} is no {kind}{why}") from None
+            raise InvalidProblem(f"{source}, line {line}: {path}: {shown(node.value)} is not {kind}{why}") from None
         finally:
             loader.dispose()
 
@@ -232,7 +232,7 @@ def _joined(path: str, key: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a message, cut where it is long."""
+    """A value for messages, shortened where it is long."""
     if isinstance(value, Located):
         return "a mapping"
     try:
@@ -243,7 +243,7 @@ def shown(value: Any) -> str:
 
 
 class _Limits:
-    """Counts values and nesting while a tree is read, and refuses what no recipe has."""
+    """Counts values and nesting while a tree is read, and refuses too many."""
 
     def __init__(self, source: str) -> None:
         self.source, self.values, self.depth = source, 0, 0

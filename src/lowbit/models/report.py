@@ -1,4 +1,4 @@
-"""What was done to a model and what it cost: one row for each weight, and what was measured on the whole."""
+"""The report of a quantized model: one row per weight, and what was measured on the whole model."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from lowbit.runtime.files.atomic import written_whole
 
 @dataclass(frozen=True)
 class WeightRow:
-    """One weight: treated, how, or why not."""
+    """One weight: how it was quantized, or why not."""
 
     name: str
-    kind: str  # what uses it: "Linear", "Conv", "Gemm", "MatMul", "Gather", ...
+    kind: str  # of the layer that uses it: "Linear", "Conv", "Gemm", "MatMul", "Gather", ...
     shape: tuple[int, ...]
     dtype: str  # before
-    how: str = ""  # "int8 symmetric, per channel"; empty: not treated
-    why_not: str = ""  # empty: treated
-    asked: bool = True  # whether the recipe asked for it: --strict fails where it was asked for and not done
+    how: str = ""  # "int8 symmetric, per channel"; empty: not quantized
+    why_not: str = ""  # empty: quantized
+    asked: bool = True  # whether the recipe asks for it
     bytes_before: int = 0
     bytes_after: int = 0
     sqnr_db: float | None = None  # of the weight itself
-    activations: str = ""  # how what it is multiplied with is quantized
+    activations: str = ""  # how its activations are quantized
     note: str = ""
 
     @property
@@ -36,13 +36,13 @@ class WeightRow:
 
     @property
     def skipped(self) -> bool:
-        """Asked for, and not done."""
+        """Whether it was asked for and not quantized, for which --strict fails."""
         return self.asked and not self.treated
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """One output of the quantized model against the float one, over all data given."""
+    """The error of one output of the quantized model over all data."""
 
     output: str
     sqnr_db: float
@@ -53,7 +53,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Latency:
-    """Medians of interleaved runs of both models in one runtime, with the interval that holds half of them."""
+    """Medians and interquartile intervals of interleaved runs of both models in one runtime."""
 
     runtime: str
     shape: str
@@ -70,7 +70,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class MetricResult:
-    """The user's own figure for both models."""
+    """The user's metric for both models."""
 
     name: str
     float_value: float
@@ -79,7 +79,7 @@ class MetricResult:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How a tensor's numbers are spread, and where they are clipped."""
+    """The distribution of a tensor's values, and where they are clipped."""
 
     name: str
     edges: tuple[float, ...]
@@ -90,7 +90,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """All that is known of a run. `notes` say what a reader must know and no row can."""
+    """The result of a run. `notes` hold what concerns the whole model."""
 
     source: str
     target: str
@@ -114,7 +114,7 @@ class ModelReport:
 
     @property
     def skipped(self) -> list[WeightRow]:
-        """What was asked for and not done: what --strict fails for."""
+        """Weights that were asked for and not quantized, for which --strict fails."""
         return [r for r in self.rows if r.skipped]
 
     @property
@@ -122,7 +122,7 @@ class ModelReport:
         return self.bytes_before / self.bytes_after if self.bytes_after else math.inf
 
     def __str__(self) -> str:
-        """A table of the weights, then what was found on the whole."""
+        """A table of the weights, then the results for the whole model."""
         table = [("weight", "used by", "shape", "bytes", "SQNR dB", "how, or why not")]
         for r in self.rows:
             size = f"{r.bytes_before:,} → {r.bytes_after:,}" if r.treated else f"{r.bytes_before:,}"
@@ -148,7 +148,7 @@ class ModelReport:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types for JSON; infinities and NaN become texts, as JSON has none."""
+        """Plain types for JSON, with infinities and NaN as strings."""
         made = dataclasses.asdict(self)
         made["treated"] = len(self.treated)
         made["skipped"] = [r.name for r in self.skipped]
@@ -157,14 +157,14 @@ class ModelReport:
         return {k: plain(v) for k, v in made.items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """The report as JSON, written whole or not at all."""
+        """Write the report as JSON, atomically."""
         text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
         with written_whole(path) as file:
             file.write(text + "\n")
 
 
 def plain(value: Any) -> Any:
-    """Only what JSON has: infinities and NaN become texts."""
+    """The value in types of JSON; infinities and NaN become strings."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

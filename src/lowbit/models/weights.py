@@ -1,4 +1,4 @@
-"""One weight by one rule: its codes and what they lost."""
+"""Quantizing one weight by a recipe."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import fake_quantize, quantize
 
-_PIECE = 1 << 20  # elements looked at together
+_PIECE = 1 << 20  # elements checked at a time
 _BINS = 64
 
-# Shares of the full range that the "mse" method tries; below a half nothing was ever best for 4 bits and more.
+# Fractions of the full range that the "mse" method tries.
 _SHARES = tuple(np.linspace(1.0, 0.5, 26)[1:])
 
 
 def quantize_weight(
     weight: npt.NDArray[Any], recipe: WeightRecipe, *, axis: int = 0, name: str = "weight"
 ) -> QuantizedTensor:
-    """The weight by this recipe: scales along `axis` (the output channels), or for groups along the last axis.
+    """The weight quantized by this recipe, with scales along `axis` (the output channels), or groups on the last axis.
 
     Groups need a matrix [outputs, inputs]. Weights with NaN or Inf raise InvalidProblem with name and index.
 
@@ -37,14 +37,14 @@ def quantize_weight(
     options: dict[str, Any] = {"scheme": recipe.scheme}
     if recipe.granularity == "group":
         if weight.ndim != 2:
-            raise InvalidProblem(f"{name}: shape {weight.shape}; groups are for matrices")
+            raise InvalidProblem(f"{name}: shape {weight.shape}; groups need a matrix")
         options |= {"axis": 1, "group_size": recipe.group_size}
     elif recipe.granularity == "channel":
         options["axis"] = axis
     try:
         q = quantize(weight, recipe.dtype, name=name, **options)
     except InvalidProblem:
-        refuse_nonfinite(weight, name)  # not beforehand: looking costs as much as quantizing, which finds them too
+        refuse_nonfinite(weight, name)  # only after an error: the search costs as much as quantizing
         raise
     return q if recipe.method == "min_max" else _least_squares(weight, q)
 
@@ -62,7 +62,7 @@ def refuse_nonfinite(weight: npt.NDArray[Any], name: str, first_row: int = 0) ->
 
 
 def spread(name: str, weight: npt.NDArray[Any], p: QuantizationParams) -> Histogram:
-    """The weight's numbers in 64 bins, with the outermost ends of its codes."""
+    """A histogram of the weight in 64 bins, with the ends of the range of its codes."""
     counts, edges = np.histogram(np.asarray(weight, np.float32), _BINS)
     ends = [(code - np.asarray(p.zero_point, np.float64)) * p.scale for code in (p.qmin, p.qmax)]
     clip = (float(np.min(ends[0])), float(np.max(ends[1])))
@@ -70,7 +70,7 @@ def spread(name: str, weight: npt.NDArray[Any], p: QuantizationParams) -> Histog
 
 
 def _least_squares(weight: npt.NDArray[Any], widest: QuantizedTensor) -> QuantizedTensor:
-    """The same granularity with, for each scale, the share of the full range that loses least."""
+    """The weight with each scale reduced to the fraction of the full range with the least squared error."""
     p = widest.params
     best = np.asarray(p.scale, np.float32).copy()
     least = _losses(weight, p, best)
@@ -83,7 +83,7 @@ def _least_squares(weight: npt.NDArray[Any], widest: QuantizedTensor) -> Quantiz
 
 
 def _losses(weight: npt.NDArray[Any], p: QuantizationParams, scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Squared error under each scale, in the shape of the scales."""
+    """The squared error of each scale's elements, in the shape of the scales."""
     dtype = QuantizedDType.of(p.dtype)
     low, high = (dtype.qmin if p.qmin is None else p.qmin), (dtype.qmax if p.qmax is None else p.qmax)
     y = fake_quantize(weight, scale, p.zero_point, qmin=low, qmax=high, axis=p.axis, group_size=p.group_size)

@@ -25,7 +25,7 @@ _MAX_NAMED = 8  # of what was asked for and not done, in the warning; the table 
 
 
 def write_html(report: ModelReport, path: str | os.PathLike[str]) -> None:
-    """Writes the page, whole or not at all."""
+    """Write the page, whole or not at all."""
     page = html(report)
     with written_whole(path) as file:
         file.write(page)

@@ -654,7 +654,7 @@ def test_resuming_a_finished_run_does_nothing(tmp_path):
     again = quantize_checkpoint(source, target, G32, resume=True)
     assert {f: f.stat().st_mtime_ns for f in target.iterdir()} == before
     assert [r.name for r in again.treated] == [r.name for r in first.treated]
-    assert any("nothing was to do" in note for note in again.notes)
+    assert any("nothing to do" in note for note in again.notes)
 
 
 CHILD = """

@@ -117,7 +117,7 @@ def test_a_tied_table_takes_the_products_codes(tmp_path):
 
 def test_per_token_activations_are_per_tensor_and_the_row_says_so(tmp_path):
     _, report = converted(made.matmul(), tmp_path, Recipe.of("W8A8").but(min_elements=1))
-    assert "per tensor, which is what ONNX Runtime has" in report.rows[0].note
+    assert "per tensor, the only kind ONNX Runtime supports" in report.rows[0].note
 
 
 def test_narrow_weights_with_dynamic_activations_use_the_operators_own_rounding(tmp_path):

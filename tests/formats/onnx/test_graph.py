@@ -80,7 +80,7 @@ def test_a_default_that_callers_may_replace_is_no_constant():
     proto.graph.initializer.append(numpy_helper.from_array(made.normal(2, 2), "w"))
     g = Graph.load(proto)
     assert g.constant("w") is None
-    assert "a caller may give another" in weights(g)[0].why_not
+    assert "callers may replace it" in weights(g)[0].why_not
     proto.ir_version = 3  # had to be inputs then
     assert Graph.load(proto).constant("w") is not None
 
@@ -492,7 +492,7 @@ def bad_tensor(**changes):
 BAD = {
     "a cycle": ([relu("a", "b"), relu("b", "a"), relu()], [], "cycle"),
     "a node that reads itself": ([relu("y", "y")], [], "cycle"),
-    "a missing input": ([relu("y", "nothing")], [], "'nothing', which nothing makes"),
+    "a missing input": ([relu("y", "nothing")], [], "'nothing', which no node produces"),
     "two makers": ([relu(), relu()], [], "two node outputs"),
     "two initializers": ([relu()], [bad_tensor(), bad_tensor()], "two initializers"),
     "made and given": ([relu("x", "x"), relu()], [], "also an input"),

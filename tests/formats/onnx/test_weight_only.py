@@ -98,7 +98,7 @@ def test_convolutions(tmp_path, transpose, setting):
     feeds = {"x": made.normal(2, 8, 8, 8)}
     (y,) = same_bits(path, feeds)
     assert relative(y, made.run(proto, feeds)[0]) < 2 * bound
-    assert ("one scale a channel" in report.rows[0].note) == (setting == "int4 groups")
+    assert ("one scale per channel" in report.rows[0].note) == (setting == "int4 groups")
 
 
 @pytest.mark.parametrize(

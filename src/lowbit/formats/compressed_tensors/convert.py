@@ -1,4 +1,4 @@
-"""Whole checkpoints: a folder of float safetensors in, a folder that transformers and others load quantized out."""
+"""Quantizing a checkpoint: from float safetensors to a folder that transformers and vLLM load quantized."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from lowbit.models.report import ModelReport, WeightRow
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.files.atomic import refuse_unwritable, written_whole
 
-Progress = Callable[[int, int, str], None]  # (bytes of the source done, of how many, the tensor at hand)
+Progress = Callable[[int, int, str], None]  # (bytes of the source done, total, current tensor)
 
-# Weights in other files, which would be stale beside the new ones.
+# Files with weights, which are not copied: they would be stale beside the new ones.
 _WEIGHTS = (
     ".safetensors",
     ".index.json",
@@ -59,12 +59,12 @@ def quantize_checkpoint(
     allow_pickle: bool = False,
     progress: Progress | None = None,
 ) -> ModelReport:
-    """Writes the checkpoint quantized by a recipe, as compressed-tensors, and says what became of each weight.
+    """Write the checkpoint quantized by a recipe, as compressed-tensors, and report what was done to each weight.
 
     source: a `.safetensors` file, a folder, or an index of shards; `.bin` files only with `allow_pickle`. The target
-    is there whole or not at all: a run that was killed goes on with `resume` and gives the same bytes. A link to a
-    folder is followed. `overwrite` replaces a folder that lowbit wrote, and refuses any other that is not empty. With
-    `strict` nothing is written if a weight that the recipe asks for cannot be treated.
+    is there whole or not at all; `resume` continues an interrupted run and gives the same bytes. A link to a folder
+    is followed. `overwrite` replaces a folder that lowbit wrote, and refuses any other that is not empty. With
+    `strict` nothing is written if a weight that the recipe asks for cannot be quantized.
 
     >>> import tempfile
     >>> import numpy as np
@@ -110,7 +110,7 @@ def quantize_checkpoint(
 
 
 def open_checkpoint(source: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint | PickledCheckpoint:
-    """The checkpoint at a path, whatever files hold it; those that run code when loaded only if that is allowed."""
+    """The checkpoint at a path; pickles, which can run code when loaded, only if they are allowed."""
     path = Path(source)
     if not is_pickled(path):
         return Checkpoint.open(path)
@@ -155,8 +155,8 @@ def _write(
 
 
 def _rest(folder: Path) -> list[Path]:
-    """Tokenizer, generation settings and the like: what is small and holds no weights. Without a config.json it is no
-    model's folder, and what lies beside the weights is none of ours."""
+    """Files to copy, such as tokenizer and generation settings: small ones without weights. None without a
+    config.json, since the folder is then not a model's."""
     if not (folder / "config.json").is_file():
         return []
     names = sorted(f.name for f in folder.iterdir() if f.is_file() and f.stat().st_size <= _MAX_COPIED)
@@ -193,7 +193,7 @@ def _refuse_full_disk(plan: Plan, assembly: Assembly) -> None:
 def _fingerprint(
     source: Checkpoint | PickledCheckpoint, config: Mapping[str, Any], recipe: Recipe, max_shard_bytes: int
 ) -> str:
-    """Changes with anything that the output depends on; of the source's numbers it knows when files were written."""
+    """A digest of everything that the output depends on; the contents of the source count by size and time."""
     files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in source.files]
     tensors = [(t.name, t.dtype, t.shape, t.file.name, t.offset) for t in source.tensors.values()]
     said = [__version__, files, tensors, config, recipe.to_dict(), max_shard_bytes]
@@ -207,7 +207,7 @@ def _with_loss(row: WeightRow, losses: Mapping[str, float]) -> WeightRow:
 def _notes(plan: Plan, config: Mapping[str, Any], assembly: Assembly) -> tuple[str, ...]:
     notes = list(plan.notes)
     if not config:
-        notes.append("the source has no config.json; the new one holds the quantization_config alone")
+        notes.append("the source has no config.json; the new one holds only the quantization_config")
     if assembly.complete:
-        notes.append(f"nothing was to do: the target is complete ({MANIFEST})")
+        notes.append(f"nothing to do: the target is complete ({MANIFEST})")
     return tuple(notes)

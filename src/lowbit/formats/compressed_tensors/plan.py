@@ -1,4 +1,4 @@
-"""What will become of each tensor of a checkpoint, known from names, shapes and config.json alone."""
+"""The plan of a checkpoint: what is done to each tensor, by names, shapes and config.json alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_CONFIG = 1 << 24
 
 @dataclass(frozen=True)
 class Item:
-    """One tensor of the source and the tensors that take its place; without a scheme it is copied."""
+    """One tensor of the source and the tensors that replace it; without a scheme it is copied."""
 
     info: TensorInfo
     stored: tuple[Stored, ...]
@@ -66,7 +66,7 @@ class Plan:
 def plan_checkpoint(
     tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], recipe: Recipe, max_shard_bytes: int
 ) -> Plan:
-    """The plan for these tensors. Nothing is read but what is given."""
+    """The plan for these tensors; nothing is read."""
     names = {t.name: (t.name.removesuffix(".weight"), t.name) for t in tensors.values()}
     vectors_too = [n for both in names.values() for n in both]
     recipe.refuse_unmatched(
@@ -89,7 +89,7 @@ def plan_checkpoint(
 
 
 def _decided(info: TensorInfo, config: Mapping[str, Any], recipe: Recipe) -> tuple[Item, WeightRow | None]:
-    """The tensor's fate and its row; vectors have none."""
+    """What to do with the tensor, and its row; vectors have no row."""
     copied = Item(info, (Stored(info.name, info.dtype, info.shape),))
     if len(info.shape) < 2:
         return copied, None
@@ -135,7 +135,7 @@ def _decided(info: TensorInfo, config: Mapping[str, Any], recipe: Recipe) -> tup
 
 
 def _kind(info: TensorInfo, module: str, config: Mapping[str, Any]) -> tuple[str, str]:
-    """(what uses the tensor, why it stays as it is unless an override names it)."""
+    """(kind of module that uses the tensor, why it stays float unless an override names it)."""
     if not info.name.endswith(".weight"):
         return (
             ("Experts", "") if len(info.shape) == 3 and "expert" in info.name else ("Parameter", "no module's weight")
@@ -192,8 +192,8 @@ def _sharded(items: list[Item], max_shard_bytes: int) -> dict[str, tuple[Item, .
 
 
 def _config_of(items: list[Item], rows: list[WeightRow], recipe: Recipe) -> dict[str, Any]:
-    """quantization_config. The commonest scheme is for every Linear, the others name their modules, and what a class
-    would wrongly take is on the list to ignore."""
+    """quantization_config: the commonest scheme targets every Linear, the others name their modules, and Linear
+    modules that stay float are ignored."""
     groups: dict[Scheme, list[str]] = {}
     for item in items:
         if item.scheme is not None:
@@ -218,7 +218,7 @@ def _config_of(items: list[Item], rows: list[WeightRow], recipe: Recipe) -> dict
 
 
 def existing_quantization(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> str:
-    """How the checkpoint is quantized already, or nothing."""
+    """How the checkpoint is already quantized, or an empty string."""
     for key in ("quantization_config", "compression_config"):
         said = config.get(key)
         if said:
@@ -233,7 +233,7 @@ def existing_quantization(tensors: Mapping[str, TensorInfo], config: Mapping[str
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:
-    """A JSON object in a file of the folder, empty where there is none."""
+    """The JSON object in a file of the folder; empty where there is no file."""
     if not (folder / name).is_file():
         return {}
     path = inside(folder, name, name)

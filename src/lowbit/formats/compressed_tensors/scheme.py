@@ -1,8 +1,8 @@
-"""Matrices as compressed-tensors stores them: `pack-quantized` and `int-quantized`, and what config.json says of them.
+"""Matrices in the compressed-tensors layouts `pack-quantized` and `int-quantized`, and their entries in config.json.
 
 pack-quantized: code + 2^(b-1), b bits each, low bits first, rows padded with zero bits to whole int32 words.
-int-quantized: the codes as int8. Both have the scales in the dtype that the weight had, so codes are made with scales
-that were rounded to it first: what a loader computes is what `dequantize` of the codes gives, to the bit.
+int-quantized: the codes as int8. Scales are stored in the dtype of the weight, and codes are computed with the rounded
+scales, so that a loader gets the same bits as `dequantize`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ FLOATS = ("F32", "F16", "BF16")
 
 
 class Rows(NamedTuple):
-    """Some rows of a matrix as they are stored, and as the tensor that they are."""
+    """Some rows of a matrix as they are stored, and as a QuantizedTensor."""
 
     codes: Array
     scale: Array
-    zero_point: Array | None  # one a scale, as unsigned codes; packed when all of the matrix is there
+    zero_point: Array | None  # one per scale, as unsigned codes; packed once the matrix is complete
     quantized: QuantizedTensor
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weights of some modules are stored, and what their inputs become.
+    """How the weights of some modules are stored, and how their inputs are quantized.
 
     >>> Scheme(WeightRecipe("int4", group_size=32)).stored("up", (8, 64), "BF16")[0]
     Stored(name='up.weight_packed', dtype='I32', shape=(8, 8))
@@ -52,9 +52,9 @@ class Scheme:
     def __post_init__(self) -> None:
         a = self.activations
         if a is not None and not a.dynamic:
-            raise Unsupported("activations: static ranges need data, which a checkpoint has none of; use dynamic ones")
+            raise Unsupported("activations: static; checkpoints are quantized without data, use dynamic activations")
         if a is not None and QuantizedDType.of(a.dtype).bits != 8:
-            raise Unsupported(f"activations: {a.dtype}; compressed-tensors checkpoints have int8 or uint8")
+            raise Unsupported(f"activations: {a.dtype}; expected int8 or uint8 in a compressed-tensors checkpoint")
 
     @property
     def bits(self) -> int:
@@ -62,11 +62,11 @@ class Scheme:
 
     @property
     def format(self) -> str:
-        # 8-bit products want the codes as they are; all else is smaller packed, and weight-only loaders expect it so.
+        # Integer kernels read int8 codes; everything else is packed, as weight-only loaders expect.
         return INT if self.bits == 8 and self.activations is not None else PACK
 
     def refused(self, shape: tuple[int, ...]) -> str:
-        """Why a weight of this shape cannot be stored so, or nothing."""
+        """Why a weight of this shape cannot be stored, or an empty string."""
         if len(shape) != 2:
             return f"{len(shape)} dimensions; compressed-tensors stores matrices"
         size = self.weights.group_size
@@ -80,7 +80,7 @@ class Scheme:
         return (shape[0], shape[1] // self.weights.group_size if self.weights.group_size else 1)
 
     def stored(self, module: str, shape: tuple[int, ...], dtype: str) -> list[Stored]:
-        """The tensors that take the place of `<module>.weight`."""
+        """The tensors that replace `<module>.weight`."""
         n, k = shape
         scales = self.scale_shape(shape)
         scale = Stored(f"{module}.weight_scale", dtype, scales)
@@ -125,7 +125,7 @@ class Scheme:
         }
 
     def rows(self, weight: Array, dtype: str, name: str) -> Rows:
-        """Some rows of a weight (all of them where one scale is for all), of a checkpoint with this dtype."""
+        """Some rows of a weight of this dtype, quantized; all rows where the matrix has one scale."""
         w = self.weights
         found = quantize_weight(weight, w, name=name)
         p = found.params
@@ -145,14 +145,14 @@ class Scheme:
         return Rows(codes, scale.reshape(shape), None if zero is None else zero.reshape(shape), found)
 
     def zero_points(self, zero: Array) -> Array:
-        """Zero points of a whole matrix, as unsigned codes, in the form that is stored."""
+        """Zero points of a whole matrix, given as unsigned codes, in the stored form."""
         if self.format == PACK and zero.ndim == 2:
             return np.ascontiguousarray(_words(np.ascontiguousarray(zero.T), self.bits).T)
         return (zero.astype(np.int16) - (1 << (self.bits - 1))).astype(np.int8)
 
 
 def packed_rows(q: QuantizedTensor) -> npt.NDArray[np.int32]:
-    """The codes of a matrix, offset to be unsigned, in int32 words, each row from a word of its own.
+    """The codes of a matrix, offset to be unsigned, in int32 words; each row begins a new word.
 
     >>> import lowbit as lb
     >>> q = lb.quantize(np.float32([[-7, 0, 7, 1, 0, 0, 0, 0]]), "int4", qmin=-7, qmax=7)
@@ -162,8 +162,7 @@ def packed_rows(q: QuantizedTensor) -> npt.NDArray[np.int32]:
     n, k = q.shape
     bits, offset = q.dtype.bits, _offset(q.dtype)
     if k * bits % 32 == 0:
-        # Low bits first is our own layout, and a word is four of its bytes: only the offset is missing, and adding
-        # half the range is flipping the top bit.
+        # The layout is lowbit's own except for the offset, and adding half the range flips the top bit of a code.
         every = offset * (255 // ((1 << bits) - 1))
         flat = q.data.reshape(-1).view(np.uint8)
         words: npt.NDArray[np.int32] = (flat ^ np.uint8(every)).view("<i4").reshape(n, k * bits // 32)
@@ -183,8 +182,8 @@ def unpacked_rows(words: Array, bits: int, columns: int) -> Array:
 
 
 def decompressed(tensors: Mapping[str, Array], scheme: Scheme, shape: tuple[int, int], dtype: str) -> Array:
-    """The float32 matrix that stored tensors (by their local names) stand for, rounded to the checkpoint's dtype as a
-    loader's is: (code - zero point) * scale."""
+    """The float32 matrix of stored tensors, by their local names: (code - zero point) * scale, rounded to the
+    checkpoint's dtype as a loader does."""
     bits = scheme.bits
     half = 1 << (bits - 1)
     if scheme.format == INT:
@@ -226,8 +225,8 @@ def _rounded(x: npt.NDArray[np.float32], dtype: str) -> tuple[Array, npt.NDArray
 
 
 def _narrowed(scale: npt.NDArray[np.float32], dtype: str, steps: int) -> tuple[Array, npt.NDArray[np.float32]]:
-    """Scales in the checkpoint's dtype: the nearest, or the next one up where the nearest would clip by more than half
-    a step, which happens among float16's smallest numbers alone."""
+    """Scales in the checkpoint's dtype: the nearest, or the next larger where the nearest would clip by more than half
+    a step, which happens only among the smallest float16 numbers."""
     stored, value = _rounded(scale, dtype)
     if dtype != "F16":
         return stored, value
@@ -238,7 +237,7 @@ def _narrowed(scale: npt.NDArray[np.float32], dtype: str, steps: int) -> tuple[A
 
 
 def _offset(dtype: QuantizedDType) -> int:
-    """What makes codes of this dtype unsigned."""
+    """The offset that makes codes of this dtype unsigned."""
     return 1 << (dtype.bits - 1) if dtype.is_signed else 0
 
 

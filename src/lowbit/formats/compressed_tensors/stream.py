@@ -1,4 +1,4 @@
-"""One shard from source to file: reading ahead, quantizing and writing behind at the same time, in little memory."""
+"""Quantizing one shard in bounded memory: reading, quantizing and writing overlap."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from lowbit.runtime.threads import get_num_threads, set_num_threads
 
 Array = npt.NDArray[Any]
 
-_PIECE = 8 << 20  # bytes read at once; disks want them large
-_BLOCK = 1 << 19  # elements quantized at once; caches want them small
-_WORKERS = 8  # pieces treated at once, where there are as many cores
+_PIECE = 8 << 20  # bytes per read; disks are faster with large ones
+_BLOCK = 1 << 19  # elements per call, so that they stay in L2
+_WORKERS = 8  # pieces quantized in parallel, at most one per thread
 _AHEAD, _BEHIND = 3, 8  # pieces read ahead, and arrays waiting to be written
-_FLUSH = 64 << 20  # bytes after which the system is asked to write, so that the end has little to wait for
+_FLUSH = 64 << 20  # bytes between requests to write back, so that the final sync is short
 
 
 class Source(Protocol):
@@ -52,7 +52,7 @@ class _Treated(NamedTuple):
 
 @dataclass
 class Noise:
-    """Energy of a tensor and of what was lost, summed a block at a time.
+    """Energy of a tensor and of its quantization error, summed per block.
 
     >>> noise = Noise(1.0, 0.01)
     >>> round(noise.sqnr_db, 6)
@@ -63,7 +63,7 @@ class Noise:
     noise: float = 0.0
 
     def add(self, weight: Array, q: QuantizedTensor) -> None:
-        """Counts a block of the tensor and what became of it."""
+        """Add a block of the tensor and its quantized form."""
         x, y = _scratch(weight.size)
         x[:] = weight.reshape(-1)
         q.dequantize(out=y.reshape(weight.shape))
@@ -86,7 +86,7 @@ _kept = threading.local()
 
 
 def _scratch(size: int) -> tuple[Array, Array]:
-    """Two float32 arrays of this thread, used again: new memory for each block would cost more than the sums."""
+    """Two float32 arrays of this thread, reused: allocating them per block would cost more than the sums."""
     if getattr(_kept, "size", 0) < size:
         _kept.size, _kept.arrays = size, (np.empty(size, np.float32), np.empty(size, np.float32))
     x, y = _kept.arrays
@@ -96,9 +96,9 @@ def _scratch(size: int) -> tuple[Array, Array]:
 def stream_shard(
     source: Source, items: Iterable[Item], shard: ShardWriter, progress: Callable[[Item, int], None]
 ) -> dict[str, float]:
-    """Writes all tensors of a shard; the SQNR of each that was quantized. `progress` is told of bytes read.
+    """Write all tensors of a shard; returns the SQNR of each quantized tensor. `progress` gets the bytes read.
 
-    The rows of a matrix are treated in blocks. Where one scale is for all of a matrix, it is held whole.
+    Matrices are quantized in blocks of rows; a matrix with one scale is held whole.
     """
     losses: dict[str, Noise] = {}
     zeros: dict[str, list[Array]] = {}
@@ -124,7 +124,7 @@ def stream_shard(
         for piece, data in _read_ahead(source, items, writer):
             treated = piece.item.scheme is not None
             computing.append((piece, data, pool.submit(_quantized, piece, data) if treated else None))
-            while len(computing) > (workers if piece.nbytes <= _PIECE else 0):  # whole matrices are not hoarded
+            while len(computing) > (workers if piece.nbytes <= _PIECE else 0):  # of whole matrices only one is held
                 finish(*computing.popleft())
         while computing:
             finish(*computing.popleft())
@@ -133,8 +133,8 @@ def stream_shard(
 
 @contextmanager
 def _one_thread_a_call() -> Iterator[int]:
-    """How many pieces to treat at once. Meanwhile each kernel keeps to one thread: several pieces in flight use the
-    cores better than threads that meet after every block, and leave room for reading and writing."""
+    """The number of pieces to quantize in parallel. Meanwhile each kernel uses one thread: parallel pieces need no
+    barrier after every block, and leave cores for reading and writing."""
     before = get_num_threads()
     set_num_threads(1)
     try:
@@ -162,14 +162,14 @@ def _quantized(piece: _Piece, data: Array) -> tuple[_Treated, Noise]:
             raise
         noise.add(block, rows.quantized)
         found.append(rows)
-    # One array each for all blocks: whoever writes them is woken once, not for every block.
+    # One array for all blocks wakes the writer once per piece.
     zeros = [rows.zero_point for rows in found if rows.zero_point is not None]
     codes, scale = np.concatenate([rows.codes for rows in found]), np.concatenate([rows.scale for rows in found])
     return _Treated(codes, scale, np.concatenate(zeros) if zeros else None), noise
 
 
 def _put_rest(item: Item, zeros: list[Array], writer: _Writer) -> None:
-    """What is known when all rows are: their number and the packed zero points."""
+    """Write what is known only after all rows: the shape and the packed zero points."""
     assert item.scheme is not None
     for stored in item.stored[2:]:
         if stored.name.endswith(".weight_shape"):
@@ -201,7 +201,7 @@ def _read_ahead(source: Source, items: Iterable[Item], writer: _Writer) -> Itera
         try:
             for piece in _pieces(items):
                 waiting.append((piece, reader.submit(read, piece)))
-                while len(waiting) > (_AHEAD if piece.nbytes <= _PIECE else 0):  # whole matrices are not hoarded
+                while len(waiting) > (_AHEAD if piece.nbytes <= _PIECE else 0):  # of whole matrices only one is held
                     first, future = waiting.popleft()
                     yield first, future.result()
             while waiting:
@@ -213,7 +213,7 @@ def _read_ahead(source: Source, items: Iterable[Item], writer: _Writer) -> Itera
 
 
 class _Writer:
-    """Writes in the background, in the order given; an error there is raised here, at the latest on leaving."""
+    """Write in the background, in the order given; an error there is raised here, at the latest on leaving."""
 
     def __init__(self, shard: ShardWriter) -> None:
         self._shard = shard
@@ -225,7 +225,7 @@ class _Writer:
         self._unflushed = 0
 
     def buffer(self, nbytes: int) -> Array:
-        """Memory for a piece, used again where there is some."""
+        """Memory for a piece, reused where possible."""
         if nbytes > _PIECE:
             return np.empty(nbytes, np.uint8)
         try:

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its own small reader, which believes no length before it has compared it to the file."""
+"""The header of a GGUF file, every length checked against the file before it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, Any
 from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
 from lowbit.numerics.errors import FormatError, Unsupported
 
-# number: (name, elements of a block, bytes of a block). Types that are never stored are not here.
+# number: (name, elements per block, bytes per block) of the types that files store.
 GGML_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
     7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
@@ -93,7 +93,7 @@ _SHOWN = ("general.architecture", "general.name", "general.file_type", "general.
 
 
 def _value(r: _Reader, kind: int, key: str, depth: int = 0) -> Any:
-    """A scalar or short text; None for what is only skipped: arrays and long texts."""
+    """A scalar or short string; None for arrays and long strings, which are skipped."""
     if kind in _SCALARS:
         return r.number(_SCALARS[kind], key)
     if kind == _TEXT:
@@ -151,11 +151,11 @@ def _found(tensors: list[StoredTensor]) -> tuple[QuantizationFound, ...]:
     made = []
     for dtype, n in counts.most_common():
         block, size = blocks[dtype]
-        what = f"{8 * size / block:.4g} bits a weight, blocks of {block}"
+        what = f"{8 * size / block:.4g} bits per weight, blocks of {block}"
         made.append(QuantizationFound(f"GGUF {dtype}", what, n, _bits(dtype), block))
     return tuple(made)
 
 
 def _bits(dtype: str) -> int | None:
-    """Of a code, which the type's name has: Q4_K, IQ3_XXS, MXFP4."""
+    """Bits per code, from the name of the type: Q4_K, IQ3_XXS, MXFP4."""
     return next((int(c) for c in dtype if c.isdigit()), None) if not dtype.startswith("TQ") else None

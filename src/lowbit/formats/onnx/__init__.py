@@ -1,4 +1,4 @@
-"""ONNX models: what passes through their tensors, and their weights made smaller.
+"""ONNX models: observing ranges of their tensors, and quantizing them.
 
 Needs onnx and onnxruntime: pip install 'lowbit[onnx]'.
 """

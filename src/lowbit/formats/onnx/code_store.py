@@ -1,4 +1,4 @@
-"""Codes of weights as constants of a graph, each stored once however many nodes read it."""
+"""Codes of weights as constants of a graph, stored once per weight and recipe."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from lowbit.ops.fitting import unsaturated
 
 Array = npt.NDArray[Any]
 
-# What numpy has no name for; the wire format of ONNX has.
-_STEPS = 256
+_STEPS = 256  # different scales of a table whose scales are stored as one byte each
+# Types of ONNX that NumPy lacks.
 _NARROW = {"int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4}
 
 
 def narrow(codes: Array, dtype: str) -> Array:
-    """Codes in the type that ONNX stores them in."""
+    """Codes in the type that ONNX stores."""
     return codes.astype(_NARROW[dtype]) if dtype in _NARROW else codes
 
 
 @dataclass
 class StoredWeight:
-    """A weight's codes, and the names under which the graph has them."""
+    """A weight's codes, and the names of the constants that hold them."""
 
     graph: Graph
     name: str
     recipe: WeightRecipe  # as it was done
-    q: QuantizedTensor  # matrices with a row an output; all others as their node sees them
+    q: QuantizedTensor  # matrices with one row per output; other weights in the shape their node reads
     element: Any  # the float type of the model
     is_matrix: bool
-    home: GraphProto  # where its readers are: ONNX Runtime opens no body whose codes lie outside
-    steps: Array | None = None  # the values that scales have, where they are stored as one byte each
+    home: GraphProto  # of its readers: ONNX Runtime does not load bodies that read codes from outside
+    steps: Array | None = None  # distinct scales, where scales are stored as one byte each
     note: str = ""
     bytes: int = 0
     _names: dict[Any, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class StoredWeight:
         return not self.signed or bool(np.any(self.q.params.zero_point))
 
     def constant(self, label: str, array: Array, key: Any = None) -> str:
-        """An array stored under the weight's name and a label; the same for all who ask."""
+        """Store an array under the weight's name and a label, once; returns its name."""
         key = label if key is None else key
         if key not in self._names:
             self._names[key] = self.graph.add_constant(f"{self.name}_{label}", array, self.home)
@@ -68,8 +68,8 @@ class StoredWeight:
         return self._names[key]
 
     def codes(self, by_columns: bool = False) -> str:
-        """The tensor of codes: a row an output, or a column. Of 8 bits the one is the other turned round, which the
-        runtime does once as it loads the model."""
+        """The name of the codes, with one row or one column per output. Of 8-bit codes the second is a Transpose of the
+        first, which the runtime computes once as it loads the model."""
         key, other = ("codes", by_columns), ("codes", not by_columns)
         if key in self._names:
             return self._names[key]
@@ -84,11 +84,11 @@ class StoredWeight:
         return self.constant("codes", narrow(turned, self.recipe.dtype), key)
 
     def scale(self, shape: str = "") -> str:
-        """The tensor of scales in the float type of the model; shape: "turned" or "column" for a matrix."""
+        """The name of the scales, in the model's float type; shape: "turned" or "column" for a matrix."""
         return self.constant("scale", _shaped(self.scale_array, shape), ("scale", shape))
 
     def scale_steps(self) -> tuple[str, str]:
-        """(which step each row's scale is, the steps), where `steps` is set."""
+        """The names of (index into the steps per row, steps), where `steps` is set."""
         assert self.steps is not None
         which = np.searchsorted(self.steps, np.asarray(self.q.params.scale)).astype(np.uint8)
         return self.constant("scale_step", which.reshape(-1, 1)), self.constant(
@@ -96,7 +96,7 @@ class StoredWeight:
         )
 
     def zero_point(self, shape: str = "") -> str:
-        """The tensor of zero points in the type of the codes."""
+        """The name of the zero points, in the type of the codes."""
         zero = _shaped(self.zero_point_array.astype(self.q.params.dtype.code_dtype), shape)
         return self.constant("zero_point", narrow(zero, self.recipe.dtype), ("zero", shape))
 
@@ -110,7 +110,7 @@ class StoredWeight:
 
 
 class CodeStore:
-    """All weights of a graph that have codes by now."""
+    """The weights of a graph that are quantized so far."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -119,15 +119,15 @@ class CodeStore:
     def put(
         self, use: WeightUse, recipe: WeightRecipe, *, bounded: bool = False, stepped: bool = False
     ) -> StoredWeight:
-        """The codes of a weight by a recipe. bounded: by scales with which no runtime's sums saturate. stepped: by
-        scales of 256 different values. A weight that has codes by the same recipe keeps those it has.
+        """The codes of a weight by a recipe; a weight with codes by the same recipe keeps them.
 
-        Groups are along the inputs of a matrix; other weights get a scale a channel, and a note says so.
+        bounded: choose scales with which no runtime's accumulator saturates. stepped: use 256 different scales at most.
+        Groups are along the inputs of a matrix; other weights get one scale per channel, and a note.
         """
         is_matrix, note = len(use.shape) == 2 and use.kind != "conv", ""
         if recipe.granularity == "group" and not is_matrix:
             recipe = dataclasses.replace(recipe, group_size=None, granularity="channel")
-            note = "groups are for matrices; one scale a channel"
+            note = "groups are for matrices; one scale per channel"
         turns = tuple(tuple(a.ints) for s in use.steps if s.op_type == "Transpose" for a in s.attribute)
         is_turned = (sum(s.op_type == "Transpose" for s in use.steps) + use.channel_axis) % 2
         layout = is_turned if is_matrix else (turns, use.channel_axis)
@@ -140,7 +140,7 @@ class CodeStore:
         self, use: WeightUse, recipe: WeightRecipe, is_matrix: bool, note: str, bounded: bool, stepped: bool
     ) -> StoredWeight:
         value, home = np.asarray(use.value(self.graph)), self.graph.home(use.node)
-        refuse_nonfinite(value, use.name)  # here, where an index is the model's own
+        refuse_nonfinite(value, use.name)  # before any transposition, so that the index is the model's
         element = value.dtype
         wide = value.astype(np.float32, copy=False)
         axis = use.channel_axis
@@ -154,7 +154,7 @@ class CodeStore:
         steps = _scale_steps(wide, scale) if stepped else None
         if steps is not None:
             scale = steps[np.minimum(np.searchsorted(steps, np.where(wide.any(axis=1), scale, 0)), _STEPS - 1)]
-        if element == np.float16:  # a scale must not vanish, and codes are made with the scale that is stored
+        if element == np.float16:  # a scale must not underflow, and codes use the stored scale
             least = np.float32(np.finfo(np.float16).smallest_subnormal)
             scale = np.maximum(scale.astype(np.float16).astype(np.float32), least)
         if not np.array_equal(scale, q.params.scale):
@@ -162,13 +162,13 @@ class CodeStore:
         return StoredWeight(self.graph, use.name, recipe, q, element, is_matrix, home, steps, note)
 
     def bytes_of(self, name: str) -> int:
-        """What all codes and scales of a weight take."""
+        """The bytes of all codes and scales of a weight."""
         return sum(w.bytes for w in self._stored.values() if w.name == name)
 
 
 def _scale_steps(rows: Array, scale: Array) -> Array:
-    """256 scales in equal ratios, from the smallest to the largest that a row with anything in it has. Each row takes
-    the next above its own: for scales that differ by 10 times that is 0.5 % too wide on average, and 3 bytes fewer."""
+    """256 scales in equal ratios, from the smallest to the largest of the rows that are not zero. A row uses the next
+    larger one: 0.5 % too wide on average where scales differ by a factor of 10, and 3 bytes less."""
     used = scale[rows.any(axis=1)]
     low, high = (float(used.min()), float(used.max())) if used.size else (1.0, 1.0)
     steps = np.geomspace(low, max(high, low * (1 + 1e-4)), _STEPS).astype(np.float32)

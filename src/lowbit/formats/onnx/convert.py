@@ -117,7 +117,7 @@ def _check_options(
 
 
 class _Work:
-    """Rewrites the graph for each weight, and keeps the rows and histograms of the report."""
+    """Rewrite the graph for each weight, and keeps the rows and histograms of the report."""
 
     def __init__(self, graph: Graph, recipe: Recipe, operator: str, sizes: dict[str, int]) -> None:
         self.graph, self.recipe, self.operator, self.sizes = graph, recipe, operator, sizes

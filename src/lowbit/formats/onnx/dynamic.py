@@ -1,10 +1,10 @@
-"""Dynamic int8: activations rounded at each call by their own range, and products of integers.
+"""Dynamic int8: activations are quantized at run time by their own range, and multiplied as integers.
 
     xq, xs, xz = DynamicQuantizeLinear(x);   y = Cast(MatMulInteger(xq, wq, xz)) * (xs * ws)  [+ bias]
 
-ONNX Runtime fuses this into MatMulIntegerToFloat. Weights are signed, with scales by which no sum saturates on any
-CPU (see lowbit.ops.fitting): as fast as signed weights are, and exact where those are not. A recipe with uint8
-weights gets those, with zero points: exact as well, a seventh slower without VNNI.
+ONNX Runtime fuses this into MatMulIntegerToFloat. Signed weights get scales with which no accumulator saturates on any
+CPU (see lowbit.ops.fitting), so that they are exact. Recipes with uint8 weights get zero points; those are exact as
+well, and slower without VNNI.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPSET = 11  # DynamicQuantizeLinear
 
 
 def why_not_dynamic(use: WeightUse, rule: Rule) -> str:
-    """Why this weight is not multiplied in integers, or an empty text."""
+    """Why this weight is not multiplied in integers, or an empty string."""
     if use.kind == "embedding":
         return "rows are looked up, not multiplied"
     if use.kind == "conv":
@@ -34,7 +34,7 @@ def why_not_dynamic(use: WeightUse, rule: Rule) -> str:
     if use.dtype != "float32":
         return f"activations are {use.dtype}; ONNX Runtime rounds float32 only"
     if rule.weights.dtype not in ("int8", "uint8") or rule.weights.granularity == "group":
-        return f"integer products take 8 bits a tensor or channel, not {rule.weights}"
+        return f"integer products take 8 bits per tensor or channel, not {rule.weights}"
     if len(use.shape) != 2:
         return "a stack of matrices"
     if use.op == "Gemm" and attribute(use.node, "transA", 0):
@@ -43,15 +43,14 @@ def why_not_dynamic(use: WeightUse, rule: Rule) -> str:
 
 
 class Dynamic:
-    """Rewrites products of one graph; what several of them read is rounded once."""
+    """Rewrites matrix products of one graph; an activation that several of them read is quantized once."""
 
     def __init__(self, store: CodeStore) -> None:
         self.store, self.graph = store, store.graph
         self._rounded: dict[tuple[str, int], tuple[str, str, str]] = {}
 
     def apply(self, use: WeightUse, rule: Rule) -> StoredWeight:
-        """Makes a MatMul or Gemm multiply integers; `why_not_dynamic` had nothing against it. Call in the order of the
-        nodes."""
+        """Rewrite a MatMul or Gemm that `why_not_dynamic` allows. Call in the order of the nodes."""
         graph, node, out = self.graph, use.node, use.node.output[0]
         w = self.store.put(use, rule.weights, bounded=True)
         codes, scale, zero = self._round(use)
@@ -84,7 +83,7 @@ class Dynamic:
         return w
 
     def _round(self, use: WeightUse) -> tuple[str, str, str]:
-        """(codes, scale, zero point) of what a node reads."""
+        """The names of (codes, scale, zero point) of the activation that a node reads."""
         graph, x = self.graph, use.node.input[0]
         key = (x, id(graph.home(use.node)))
         if key not in self._rounded:
@@ -96,9 +95,9 @@ class Dynamic:
 
 
 def dynamic_note(rule: Rule) -> str:
-    """What the runtime does other than the recipe says, or an empty text."""
+    """How the runtime deviates from the recipe, or an empty string."""
     a = rule.activations
     assert a is not None
     if a.granularity == "token" or a.dtype != "uint8":
-        return "activations uint8 per tensor, which is what ONNX Runtime has"
+        return "activations uint8 per tensor, the only kind ONNX Runtime supports"
     return ""

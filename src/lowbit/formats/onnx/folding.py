@@ -1,4 +1,4 @@
-"""Batch normalisation folded into the convolution or product before it."""
+"""Folding batch normalisation into the convolution or matrix product before it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lowbit.formats.onnx.graph import Graph
 
 
 def fold_batch_norms(graph: Graph) -> int:
-    """Folds each BatchNormalization whose input is made by one Conv, ConvTranspose or Gemm with constant weights, and
-    read by nobody else. Returns how many. In float64, rounded once.
+    """Fold each BatchNormalization into the Conv, ConvTranspose or Gemm that alone produces its input, where the
+    weights are constant and nothing else reads it. Returns their number. Computed in float64, rounded once.
 
     y = (w * x + b - mean) * g + beta,  g = gamma / sqrt(var + epsilon)   becomes   (g * w) * x + (b - mean) * g + beta
     """
@@ -67,7 +67,7 @@ def _folded(graph: Graph, norm: Any) -> bool:
 
 
 def _stored(graph: Graph, name: str, array: Any) -> str:
-    """The folded weight under its old name, which recipes know, unless somebody else reads that too."""
+    """Store the folded weight under its old name, which recipes use, unless another node reads that."""
     held = next((t for t in graph.proto.graph.initializer if t.name == name), None)
     if held is None or len(graph.consumers(name)) > 1 or graph.may_be_given(name):
         return graph.add_constant(f"{name}_folded", array)

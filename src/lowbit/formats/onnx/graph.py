@@ -1,4 +1,4 @@
-"""An ONNX model as a graph that can be asked and changed: who makes a tensor, who reads it, what a constant holds."""
+"""An ONNX model as a graph to query and change: producers, consumers, constants, types."""
 
 from __future__ import annotations
 
@@ -31,15 +31,14 @@ from lowbit.numerics.errors import FormatError, InvalidProblem
 Array = npt.NDArray[Any]
 Use = tuple[NodeProto, int]
 
-# Nodes that store or reshuffle: nobody misses them when nobody reads them.
+# Nodes that are removed where nothing reads their output.
 _RESHUFFLE = {"Constant", "Transpose", "Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze"}
 
 
 class Graph:
-    """A model with its names indexed. Bodies of If, Loop and Scan belong to it: names are unique in the whole model.
+    """A model with its names indexed, bodies of If, Loop and Scan included: names are unique in the whole model.
 
-    Change it by the methods only, or call `refresh` after changes to `proto`. Nodes keep their identity (`is`);
-    `==` compares what is in them.
+    Change it by its methods, or call `refresh` after changes to `proto`. Compare nodes by `is`.
 
     >>> from onnx import helper
     >>> x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 2]) for n in "xy")
@@ -56,10 +55,7 @@ class Graph:
 
     @classmethod
     def load(cls, source: str | os.PathLike[str] | ModelProto) -> Graph:
-        """The model at a path, or a copy of a proto. Whatever is wrong with it is a FormatError.
-
-        Functions local to the model are put in the place of their calls.
-        """
+        """The model at a path, or a copy of a proto, local functions inlined; FormatError where it is invalid."""
         path = None
         if isinstance(source, ModelProto):
             proto = ModelProto()
@@ -86,9 +82,9 @@ class Graph:
     # ---- questions ----------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Reads all names anew."""
+        """Rebuild the index of names."""
         self._home: dict[int, GraphProto] = {}
-        self._kept: dict[int, NodeProto] = {}  # a node's Python object lives as long as somebody holds it
+        self._kept: dict[int, NodeProto] = {}  # keeps the Python objects of nodes alive, for `is`
         self._producers: dict[str, NodeProto] = {}
         self._consumers: dict[str, list[Use]] = {}
         self._initializers: dict[str, TensorProto] = {}
@@ -122,7 +118,7 @@ class Graph:
 
     @property
     def nodes(self) -> list[NodeProto]:
-        """The nodes of the main graph, each after what it reads."""
+        """The nodes of the main graph, in topological order."""
         return list(self.proto.graph.node)
 
     @property
@@ -144,11 +140,11 @@ class Graph:
         return self.home(node) is not self.proto.graph
 
     def producer(self, name: str) -> NodeProto | None:
-        """The node that makes a tensor; none for inputs and initializers."""
+        """The node that produces a tensor; None for inputs and initializers."""
         return self._producers.get(name)
 
     def consumers(self, name: str) -> list[Use]:
-        """(node, index of its input) for each that reads a tensor, inside bodies too."""
+        """(node, index of its input) for each reader of a tensor, in bodies too."""
         return list(self._consumers.get(name, ()))
 
     def is_graph_output(self, name: str) -> bool:
@@ -156,7 +152,7 @@ class Graph:
         return name in self._outputs
 
     def initializer(self, name: str) -> TensorProto | None:
-        """The stored tensor of this name; also one in a Constant node."""
+        """The stored tensor of this name: an initializer, or that of a Constant node."""
         if name in self._initializers:
             return self._initializers[name]
         node = self.producer(name)
@@ -165,11 +161,11 @@ class Graph:
         return None
 
     def may_be_given(self, name: str) -> bool:
-        """Whether an initializer is only the default of an input: a caller may give another."""
+        """Whether an initializer is only the default of an input."""
         return name in self._inputs and name in self._initializers and self.proto.ir_version >= 4
 
     def constant(self, name: str) -> Array | None:
-        """What a tensor always holds, or None. Large ones beside the model are mapped; do not write to them."""
+        """The value of a constant tensor, or None. External data are mapped; do not write to them."""
         if self.may_be_given(name):
             return None
         stored = self.initializer(name)
@@ -187,17 +183,17 @@ class Graph:
 
     @property
     def folder(self) -> Path | None:
-        """Where data beside the model lie."""
+        """The folder of external data."""
         return None if self.path is None else self.path.parent
 
     @property
     def bytes_beside(self) -> int:
-        """The size of the files with external data that the model uses."""
+        """The size of the model's external data files."""
         return sum(p.stat().st_size for p in self.files_beside)
 
     @property
     def files_beside(self) -> set[Path]:
-        """The files with external data that the model uses."""
+        """The model's external data files."""
         outside = [t for t in tensors(self.proto.graph) if t.data_location == TensorProto.EXTERNAL]
         return {external_place(t, self.folder)[0] for t in outside}
 
@@ -212,7 +208,7 @@ class Graph:
         return TensorProto.UNDEFINED if found is None else int(found.tensor_type.elem_type)
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
-        """The shape of a tensor, None for what is known at run time only; None where even the rank is not known."""
+        """The shape of a tensor, with None for unknown sizes; None where the rank is unknown."""
         stored = self.initializer(name)
         if stored is not None:
             return tuple(stored.dims)
@@ -229,7 +225,7 @@ class Graph:
     # ---- changes ------------------------------------------------------------------------------------
 
     def fresh(self, name: str) -> str:
-        """This name, or one like it that nothing in the model has; it is taken from now on."""
+        """A new name: this one, or the first numbered form that is free."""
         made, i = name, 0
         while made in self._names:
             i += 1
@@ -238,9 +234,9 @@ class Graph:
         return made
 
     def add_constant(self, name: str, array: Array, home: GraphProto | None = None) -> str:
-        """Stores an array, of ml_dtypes' int4 or uint4 too; returns the name it got. home: the body to store it in."""
+        """Store an array, of NumPy's or ml_dtypes' types; returns its name. home: the body to store it in."""
         name = self.fresh(name)
-        # A scalar must stay one, where ascontiguousarray would give it an axis.
+        # ascontiguousarray would give a scalar an axis.
         stored = array if array.flags.c_contiguous else np.ascontiguousarray(array)
         home = self.proto.graph if home is None else home
         home.initializer.append(numpy_helper.from_array(stored, name))
@@ -248,29 +244,29 @@ class Graph:
         return name
 
     def replace_input(self, node: NodeProto, index: int, name: str) -> None:
-        """Makes a node read another tensor."""
+        """Let a node read another tensor."""
         old = node.input[index]
         self._consumers[old] = [u for u in self._consumers.get(old, ()) if not (u[0] is node and u[1] == index)]
         node.input[index] = name
         self._consumers.setdefault(name, []).append((node, index))
 
     def rename_output(self, node: NodeProto, index: int, name: str) -> None:
-        """Gives an output of a node another name; who reads it is not told."""
+        """Rename an output of a node; its readers are not changed."""
         self._producers.pop(node.output[index], None)
         node.output[index] = name
         self._producers[name] = node
         self._names.add(name)
 
     def insert_before(self, node: NodeProto, new: Sequence[NodeProto]) -> list[NodeProto]:
-        """Puts nodes in front of one, in its own body; returns them as they are in the graph."""
+        """Insert nodes before one, in its own body; returns them as they are in the graph."""
         return self._insert(self.home(node), self._place(node), new)
 
     def insert_after(self, node: NodeProto, new: Sequence[NodeProto]) -> list[NodeProto]:
-        """Puts nodes behind one, in its own body; returns them as they are in the graph."""
+        """Insert nodes after one, in its own body; returns them as they are in the graph."""
         return self._insert(self.home(node), self._place(node) + 1, new)
 
     def insert_first(self, new: Sequence[NodeProto], home: GraphProto | None = None) -> list[NodeProto]:
-        """Puts nodes that read constants only in front of all others, of the graph or a body."""
+        """Insert nodes that read only constants before all others of the graph or a body."""
         return self._insert(self.proto.graph if home is None else home, 0, new)
 
     def _insert(self, graph: GraphProto, at: int, new: Sequence[NodeProto]) -> list[NodeProto]:
@@ -287,7 +283,7 @@ class Graph:
         return next(i for i, n in enumerate(self.home(node).node) if n is node)
 
     def remove(self, node: NodeProto) -> None:
-        """Takes a node out. What it made must have another maker by the time the graph is saved."""
+        """Remove a node. Its outputs need another producer by the time the graph is saved."""
         graph, at = self.home(node), self._place(node)
         for name in node.input:
             if name:
@@ -299,7 +295,7 @@ class Graph:
         del self._home[id(node)], self._kept[id(node)]
 
     def remove_unused(self) -> None:
-        """Takes out initializers, Constant nodes and what was computed of them alone, where nobody reads them."""
+        """Remove constants, and nodes that reshape them, where nothing reads their output."""
 
         def read(name: str) -> bool:
             return bool(self._consumers.get(name)) or name in self._outputs
@@ -330,14 +326,14 @@ class Graph:
         return next((o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")), 1)
 
     def raise_opset(self, minimum: int) -> None:
-        """Brings the model to this opset at least, or raises Unsupported and leaves it as it was. Nodes held from
-        before may be no nodes of it any more."""
+        """Raise the model to at least this opset, or raise Unsupported and leave it unchanged. Nodes held from before
+        may no longer belong to it."""
         if self.opset < minimum:
             self.proto = raised(self.proto, minimum)
             self.refresh()
 
     def use_domain(self, domain: str, version: int = 1) -> None:
-        """Says that operators of a domain are used."""
+        """Import the operators of a domain."""
         if not any(o.domain == domain for o in self.proto.opset_import):
             self.proto.opset_import.append(onnx.helper.make_opsetid(domain, version))
 
@@ -349,11 +345,11 @@ class Graph:
         overwrite: bool = False,
         check: Callable[[Path], None] | None = None,
     ) -> int:
-        """Writes the model whole or not at all; returns the bytes of all files.
+        """Write the model atomically; returns the bytes of all files.
 
-        external_data: True: weights go to a file beside it, `<name>-<digest of its content>.data`; "auto": where one
-        file cannot hold them. The file the model came from is replaced only with overwrite. check: called with the
-        complete files at another place beside the target, before they are put in theirs; what it raises stops it.
+        external_data: True stores weights in a file beside the model, `<name>-<digest of its content>.data`; "auto"
+        does so where one file cannot hold them. The source is replaced only with overwrite. check: called with the
+        complete files before they are renamed to the target; an exception cancels the write.
         """
         return save_model(self.proto, self.path, Path(path), external_data, overwrite, check)
 
@@ -364,12 +360,12 @@ def _inlined(proto: ModelProto) -> ModelProto:
     try:
         return onnx.inliner.inline_local_functions(proto)
     except Exception as error:
-        raise FormatError(f"its functions cannot be put in place ({error})") from None
+        raise FormatError(f"its functions cannot be inlined ({error})") from None
 
 
 def _modernise(proto: ModelProto) -> None:
-    """Before IR 4 every initializer had to be an input as well; since then that means a default. ONNX's own domain has
-    two names, of which tools know the empty one better."""
+    """Adapt old models. Before IR 4 every initializer was an input too, which now means a default; and the domain
+    "ai.onnx" is better known by its empty name."""
     for said in proto.opset_import:
         if said.domain == "ai.onnx" and not any(o.domain == "" for o in proto.opset_import):
             said.domain = ""

@@ -1,4 +1,4 @@
-"""ONNX models, looked at: their tensors wherever they are stored, and the operators that say they are quantized."""
+"""Inspecting ONNX models: their stored tensors, and the operators that use quantized ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHORT = {"float": "float32", "double": "float64"}
 
 
 def inspect_onnx(file: Path) -> Inspection:
-    """The tensors of a model, those of bodies and functions included; data beside it are found, and not read."""
+    """The tensors of a model, with those of bodies and functions; external data are located and not read."""
     proto = read_proto(file)
     if not proto.HasField("graph"):
         raise FormatError(f"{file}: not an ONNX model: there is no graph in it")
@@ -70,13 +70,13 @@ def _nbytes(t: TensorProto) -> int:
 def _recognised(
     every: Sequence[NodeProto], stored: Mapping[str, StoredTensor]
 ) -> tuple[dict[str, str], tuple[QuantizationFound, ...]]:
-    """What each tensor is to the operators on codes, and how often each way of quantizing occurs."""
+    """The role of each tensor for operators on codes, and the number of uses of each way of quantizing."""
     said: dict[str, str] = {}
     counts: Counter[tuple[str, str, int | None, int | None]] = Counter()
     makers = {_text(o): node for node in every for o in node.output}
 
     def origin(node: NodeProto, at: int) -> StoredTensor | None:
-        """The stored tensor behind an input: embeddings are gathered before they are scaled."""
+        """The stored tensor behind an input, through Gather and reshapes."""
         name = _text(node.input[at]) if at < len(node.input) else ""
         for _ in range(_MAX_STEPS):
             maker = makers.get(name)
@@ -137,13 +137,13 @@ def _activation_dtype(node: NodeProto, stored: Mapping[str, StoredTensor]) -> st
 
 
 def _integer(node: NodeProto, name: str, default: int) -> int:
-    """An attribute that ought to be an integer; the default where it is something else."""
+    """An integer attribute; the default where it is missing or of another type."""
     found = next((a for a in node.attribute if a.name == name and a.type == AttributeProto.INT), None)
     return default if found is None else int(found.i)
 
 
 def _text(name: str | bytes) -> str:
-    """Protobuf gives bytes for a text that is not UTF-8."""
+    """A string; protobuf gives bytes where it is not UTF-8."""
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
 
 

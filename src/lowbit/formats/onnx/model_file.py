@@ -1,4 +1,4 @@
-"""ONNX files read with every claim checked: sizes against shapes, places against files, names against the graph."""
+"""Reading ONNX files with sizes, external data and names checked."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _FIELDS = {
 
 
 def read_proto(path: str | os.PathLike[str]) -> ModelProto:
-    """The model in a file, weights that lie beside it not read. Anything else is a FormatError."""
+    """The model in a file, without its external data; FormatError where it is not valid."""
     name = os.fspath(path)
     size = os.stat(path).st_size
     if not Path(path).is_file():
@@ -123,12 +123,12 @@ def drop(field: Any, names: Container[str]) -> None:
 
 
 def check_tensor(t: TensorProto, folder: Path | None) -> None:
-    """Raises where the tensor's data cannot be what its shape says."""
+    """Raise where the size of a tensor's data differs from its shape."""
     if any(d < 0 for d in t.dims) or len(t.dims) > 32 or math.prod(d or 1 for d in t.dims) >= 1 << 60:
         raise FormatError(f"{t.name!r}: bad shape {list(t.dims)[:8]}")
     count = math.prod(t.dims)
     if t.HasField("segment"):
-        raise FormatError(f"{t.name!r}: data in segments; no runtime reads them")
+        raise FormatError(f"{t.name!r}: data in segments; no runtime supports them")
     if t.data_type == TensorProto.STRING:
         if t.data_location == TensorProto.EXTERNAL or len(t.string_data) != count:
             raise FormatError(f"{t.name!r}: {len(t.string_data)} texts for shape {list(t.dims)}")
@@ -154,17 +154,17 @@ def check_tensor(t: TensorProto, folder: Path | None) -> None:
 
 
 def byte_count(t: TensorProto) -> int:
-    """The bytes that a tensor's numbers take in a file."""
+    """The bytes of a tensor's data in a file."""
     return -(-math.prod(t.dims) * BITS[t.data_type] // 8) if t.data_type in BITS else 0
 
 
 def external_place(t: TensorProto, folder: Path | None) -> Place:
-    """Where a tensor's data lie: a file in the model's own folder, or below it, that is long enough."""
+    """The place of external data: a file in or below the model's folder that is long enough."""
     entries = {e.key: e.value for e in t.external_data}
     location = entries.get("location", "")
     if folder is None:
-        raise FormatError(f"{t.name!r}: its data lie in {location!r}, beside a file; load the model by its path")
-    if any(isinstance(text, bytes) for pair in entries.items() for text in pair):  # protobuf's way to give bad UTF-8
+        raise FormatError(f"{t.name!r}: external data at {location!r}; load the model by its path")
+    if any(isinstance(text, bytes) for pair in entries.items() for text in pair):  # invalid UTF-8
         raise FormatError(f"{t.name!r}: external data at {location!r}; expected text")
     parts = location.replace("\\", "/").split("/")
     if not location or "\0" in location or os.path.isabs(location) or ".." in parts or ":" in parts[0]:
@@ -173,7 +173,7 @@ def external_place(t: TensorProto, folder: Path | None) -> Place:
     try:
         file = (root / location).resolve()
         there = file.is_file()
-    except (OSError, RuntimeError, ValueError) as error:  # too long, no name of a file, links in a circle
+    except (OSError, RuntimeError, ValueError) as error:  # too long, not a file name, circular links
         raise FormatError(f"{t.name!r}: external data at {location[:80]!r} ({error})") from None
     if not file.is_relative_to(root):
         raise FormatError(f"{t.name!r}: external data at {location!r} lead out of the model's folder")
@@ -198,7 +198,7 @@ def _natural(t: TensorProto, entries: dict[str, str], key: str, default: int) ->
 
 
 def tensor_array(t: TensorProto, folder: Path | None) -> Array:
-    """The tensor's numbers; those beside the model are mapped, not read. Not to be written to."""
+    """The tensor as an array; external data are mapped. Do not write to it."""
     shape = tuple(t.dims)
     if t.data_location == TensorProto.EXTERNAL:
         file, offset, length = external_place(t, folder)
@@ -218,8 +218,8 @@ def tensor_array(t: TensorProto, folder: Path | None) -> Array:
 
 
 def check_graph(graph: GraphProto) -> None:
-    """Sorts the nodes so that each comes after what it reads, and makes every name mean one thing in the whole
-    model: two bodies that use the same name get different ones. Cycles, unknown and double names raise."""
+    """Sort the nodes topologically, and rename tensors of bodies so that names are unique in the whole model.
+    FormatError for cycles, unknown names and duplicates."""
     _settle(graph, {}, {})
 
 
@@ -237,7 +237,7 @@ def _settle(graph: GraphProto, outer: dict[str, str], taken: dict[str, int]) -> 
             raise FormatError(f"{double!r}: two {what} of this name")
     clash = next(iter(set(made) & (given | set(initialised))), None)
     if clash is not None:
-        raise FormatError(f"{clash!r}: made by a node, and also an input or initializer")
+        raise FormatError(f"{clash!r}: a node output that is also an input or initializer")
     local = dict.fromkeys([*given, *initialised, *made])
     renamed = {n: _unused(n, taken) for n in local}
     names = outer | renamed
@@ -249,12 +249,12 @@ def _settle(graph: GraphProto, outer: dict[str, str], taken: dict[str, int]) -> 
     known = set(names.values())
     for o in graph.output:
         if o.name not in known:
-            raise FormatError(f"{o.name!r}: an output of the graph that nothing makes")
+            raise FormatError(f"{o.name!r}: an output of the graph that no node produces")
 
 
 def _unused(name: str, taken: dict[str, int]) -> str:
-    """The name, or the first of its numbered forms that is not taken, which is taken from now on. `taken` has the last
-    number that was tried for each name, so that many bodies with one name cost no more than their number."""
+    """The name, or its first numbered form that is not taken. `taken` holds the last number tried for each name, so
+    that many bodies with the same name take linear time."""
     made = name
     while made in taken:
         taken[name] = taken.get(name, 0) + 1
@@ -276,7 +276,7 @@ def _rename(graph: GraphProto, names: dict[str, str]) -> None:
 
 
 def reads(node: NodeProto) -> list[str]:
-    """The names a node needs before it can run: its inputs, and what its bodies take from outside."""
+    """The names a node reads: its inputs, and what its bodies take from outside."""
     found = [n for n in node.input if n]
     for inner in subgraphs(node):
         own = {i.name for i in inner.input} | {t.name for t in inner.initializer}
@@ -288,13 +288,13 @@ def reads(node: NodeProto) -> list[str]:
 
 
 def _sort(graph: GraphProto, local: set[str], outer: set[str]) -> None:
-    """Nodes in an order that can run, the one they have where it can."""
+    """Sort nodes topologically; an order that is valid already is kept."""
     made = {o: i for i, node in enumerate(graph.node) for o in node.output if o}
     needs = [reads(node) for node in graph.node]
     for node, names in zip(graph.node, needs, strict=True):
         missing = next((n for n in names if n not in local and n not in outer), None)
         if missing is not None:
-            raise FormatError(f"{node.op_type} {node.name!r} reads {missing!r}, which nothing makes")
+            raise FormatError(f"{node.op_type} {node.name!r} reads {missing!r}, which no node produces")
     before = [{made[n] for n in names if n in made} for names in needs]
     if all(all(j < i for j in js) for i, js in enumerate(before)):
         return

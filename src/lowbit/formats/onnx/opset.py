@@ -1,4 +1,4 @@
-"""Raising a model's opset where it is proven to change nothing, or by onnx's own converter."""
+"""Raising a model's opset: in place where no operator changes its meaning, else by onnx's converter."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from onnx import ModelProto, NodeProto, defs, numpy_helper
 from lowbit.formats.onnx.model_file import nodes
 from lowbit.numerics.errors import Unsupported
 
-# Changed their meaning with the signature left as it was, in this version.
+# The version in which an operator changed its meaning but not its signature.
 _CHANGED = {"GroupNormalization": 21, "RoiAlign": 16, "BatchNormalization": 14, "Resize": 11, "Upsample": 9}
 
 
-# In this version the attribute "axes" became an input.
+# The version in which the attribute "axes" became an input.
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 _MOVED_AXES = {f"Reduce{name}": 18 for name in _REDUCTIONS} | {"ReduceSum": 13, "Squeeze": 13, "Unsqueeze": 13}
 
 
 def raised(proto: ModelProto, minimum: int) -> ModelProto:
-    """The model at this opset: the same object, changed, where every operator's newer definition says the same;
-    otherwise what onnx's converter makes of it. Raises Unsupported where neither is sure."""
+    """The model at this opset: the same object where every operator keeps its meaning, else the result of onnx's
+    converter. Raises Unsupported where neither works."""
     old = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
     other = next((n for n in nodes(proto.graph) if not _says_the_same(n, old, minimum)), None)
     if other is None:
@@ -36,7 +36,7 @@ def raised(proto: ModelProto, minimum: int) -> ModelProto:
         _set(made, minimum)
     except Exception as error:
         raise Unsupported(
-            f"{other.op_type} {other.name!r}: means another thing in opset {minimum} than in {old}, and onnx cannot "
+            f"{other.op_type} {other.name!r}: has another meaning in opset {minimum} than in {old}, and onnx cannot "
             f"convert it ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
         ) from None
     return made
@@ -53,7 +53,7 @@ def _set(proto: ModelProto, version: int) -> None:
 
 
 def _says_the_same(node: NodeProto, old: int, new: int) -> bool:
-    """Whether the newer definition only adds: types, and optional inputs and attributes."""
+    """Whether the newer definition only adds types, optional inputs and attributes."""
     if node.domain not in ("", "ai.onnx"):
         return True
     try:
@@ -84,7 +84,7 @@ def _default(attribute: Any) -> bytes:
 
 
 def _adapt(proto: ModelProto, node: NodeProto, old: int, new: int, taken: set[str]) -> None:
-    """Says in the new opset's way what a node says in the old one's."""
+    """Rewrite a node for the new opset."""
     if node.domain not in ("", "ai.onnx"):
         return
     said = {a.name: i for i, a in enumerate(node.attribute)}
@@ -96,7 +96,7 @@ def _adapt(proto: ModelProto, node: NodeProto, old: int, new: int, taken: set[st
             name += "_"
         proto.graph.initializer.append(numpy_helper.from_array(axes, name))
         node.input.append(name)
-    # Equal parts were meant where nothing was said; since opset 18 it has to be said.
+    # Since opset 18, a split into equal parts is explicit.
     equal = len([n for n in node.input if n]) == 1 and not {"split", "num_outputs"} & said.keys()
     if node.op_type == "Split" and old < 18 <= new and equal:
         node.attribute.append(onnx.helper.make_attribute("num_outputs", len(node.output)))

@@ -1,9 +1,9 @@
-"""Where a graph's tensors are rounded to codes, so that ONNX Runtime keeps whole stretches of it in integers.
+"""Choosing the tensors to quantize, so that ONNX Runtime computes connected parts of the graph in integers.
 
-Each product with quantized weights asks for its input in codes. From there the wish goes up the graph: through what
-only moves elements (reshape, transpose, max pooling), which keeps the scale; through sums, joins and averages whose
-inputs can all be had in codes; to the products that make them. What else made a tensor stays float. A convolution's
-own result is rounded in any case, also where it leaves the graph: the runtime has no kernel from codes to floats.
+The input of each node with quantized weights is quantized. From there the search goes up the graph: through nodes that
+only move elements (reshape, transpose, max pooling) and keep the scale; through sums, concatenations and averages whose
+inputs can all be quantized; to the nodes with quantized weights that produce them. Other tensors stay float. The output
+of a convolution is always quantized, since the runtime has no integer convolution with float output.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from onnx import NodeProto
 
 from lowbit.formats.onnx.graph import Graph
 
-# Codes pass unchanged: what comes out has the scale of what goes in.
+# Codes pass unchanged: input and output share a scale.
 _MOVING = "DepthToSpace Expand Flatten Identity MaxPool Reshape Slice SpaceToDepth Squeeze Transpose Unsqueeze"
 MOVES = frozenset(_MOVING.split())
-# The runtime has integer kernels for these; each result has a scale of its own.
+# Operators with integer kernels in ONNX Runtime; the output has a scale of its own.
 JOINS = {"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"}
-# Absorbed by the rounding that follows: codes cannot be below the zero point's value anyway.
+# Absorbed by the quantization that follows: codes saturate at the same bounds.
 CLIPS = {"Relu", "Clip"}
 
 
 @dataclass
 class Placement:
-    """tensors: those to round to codes. shares: of some of these, the one whose scale they take. inside: those
-    made in codes, whose readers all take the rounded numbers so that no float copy is needed."""
+    """tensors: those to quantize. shares: for some of these, the tensor whose scale they use. inside: those produced
+    by integer kernels, of which all readers get the quantized tensor so that no float copy is needed."""
 
     tensors: list[str] = field(default_factory=list)
     shares: dict[str, str] = field(default_factory=dict)
     inside: set[str] = field(default_factory=set)
-    readers: dict[str, list[tuple[NodeProto, int]]] = field(default_factory=dict)  # who takes the rounded numbers
+    readers: dict[str, list[tuple[NodeProto, int]]] = field(default_factory=dict)  # of the quantized tensor
 
     def root(self, name: str) -> str:
-        """The tensor whose range decides this one's scale."""
+        """The tensor whose range determines the scale."""
         while name in self.shares:
             name = self.shares[name]
         return name
 
 
 def place(graph: Graph, products: list[NodeProto]) -> Placement:
-    """The placement for these products, whose first inputs are activations and whose weights will be codes."""
+    """The placement for these nodes, whose first inputs are activations and whose weights will be quantized."""
     found = Placement()
     makers = {id(n) for n in products}
     for node in products:
@@ -57,7 +57,7 @@ def place(graph: Graph, products: list[NodeProto]) -> Placement:
 
 
 def _end(graph: Graph, node: NodeProto) -> str:
-    """A node's result, behind the clipping that will be absorbed."""
+    """A node's output, after a clip that will be absorbed."""
     name: str = node.output[0]
     readers = graph.consumers(name)
     if len(readers) == 1 and readers[0][0].op_type in CLIPS and not graph.is_graph_output(name):
@@ -82,7 +82,7 @@ def _is_convolved(graph: Graph, name: str) -> bool:
 
 
 def _climb(graph: Graph, name: str, makers: set[int], found: Placement) -> bool:
-    """Puts what makes this tensor into codes where that can be done; whether it was."""
+    """Quantize the inputs of the node that produces this tensor where possible; returns whether it was."""
     node = graph.producer(name)
     if node is None or graph.in_body(node):
         return False
@@ -105,7 +105,7 @@ def _climb(graph: Graph, name: str, makers: set[int], found: Placement) -> bool:
 
 
 def _reachable(graph: Graph, name: str, makers: set[int]) -> bool:
-    """Whether a tensor is made in codes, or can be: there is a product at the end of every way up."""
+    """Whether a tensor can be produced by integer kernels: every path up ends at a node with quantized weights."""
     seen: dict[str, bool] = {}
     stack = [name]
     while stack:
@@ -128,7 +128,7 @@ def _reachable(graph: Graph, name: str, makers: set[int]) -> bool:
 
 
 def _moves(node: NodeProto) -> bool:
-    return node.op_type in MOVES and not any(node.output[1:])  # a pooling's indices are no codes
+    return node.op_type in MOVES and not any(node.output[1:])  # indices of a pooling are not codes
 
 
 def _read(found: Placement, name: str, node: NodeProto, index: int) -> None:

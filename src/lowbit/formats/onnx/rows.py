@@ -14,7 +14,7 @@ from lowbit.numerics.errors import InvalidProblem
 
 
 def left_row(use: WeightUse, asked: bool, size: int, why: str = "") -> WeightRow:
-    """The row of a weight that stays as it is."""
+    """The row of a weight that is not quantized."""
     return WeightRow(
         use.name,
         use.op,
@@ -28,7 +28,7 @@ def left_row(use: WeightUse, asked: bool, size: int, why: str = "") -> WeightRow
 
 
 def one_row(same: Sequence[WeightRow], stored: int) -> WeightRow:
-    """The row of a weight that several nodes read, from theirs; stored: the bytes of all its codes."""
+    """One row for a weight that several nodes read, from theirs; stored: the bytes of all its codes."""
     treated = [r for r in same if r.treated]
     if not treated:
         return next((r for r in same if r.skipped), same[0])
@@ -46,7 +46,7 @@ def one_row(same: Sequence[WeightRow], stored: int) -> WeightRow:
 
 
 def sizes(graph: Graph, uses: Iterable[WeightUse]) -> dict[str, int]:
-    """The bytes of each weight as it came."""
+    """The bytes of each weight in the source."""
     return {u.name: stored_bytes(graph, u.name) for u in uses}
 
 
@@ -62,7 +62,7 @@ def once(uses: Iterable[WeightUse]) -> list[WeightUse]:
 
 
 def notes_on(uses: Sequence[WeightUse], quantized: Sequence[WeightUse], rows: Sequence[WeightRow]) -> list[str]:
-    """What a reader must know of the whole."""
+    """Notes about the whole model."""
     notes = []
     layers = [u for u in uses if u.kind in KINDS and not u.why_not]
     if quantized:
@@ -78,7 +78,7 @@ def notes_on(uses: Sequence[WeightUse], quantized: Sequence[WeightUse], rows: Se
 
 
 def refuse_skipped(rows: Sequence[WeightRow]) -> None:
-    """Raises where something was asked for and not done."""
+    """Raise where a weight was asked for and not quantized."""
     skipped = [r for r in rows if r.skipped]
     if skipped:
         some = "; ".join(f"{r.name} ({r.kind}): {r.why_not}" for r in skipped[:5])

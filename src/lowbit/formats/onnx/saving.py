@@ -1,4 +1,4 @@
-"""ONNX models written whole or not at all, with weights beside the file where one file cannot hold them."""
+"""Writing ONNX models atomically, with external data where one file cannot hold them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def save_model(
     overwrite: bool,
     check: Callable[[Path], None] | None,
 ) -> int:
-    """Writes the model and, if asked or needed, its data file; returns the bytes of both. See Graph.save."""
+    """Write the model and, on request or if needed, its data file; returns the bytes of both. See Graph.save."""
     if external_data not in (True, False, "auto"):
         raise InvalidProblem(f"external_data: {external_data!r}; expected True, False or 'auto'")
     folder = None if source is None else source.parent
@@ -65,7 +65,7 @@ def save_model(
 
 
 def refuse_target(target: Path) -> None:
-    """Raises where no model can be written, before anything is computed."""
+    """Raise, before anything is computed, where no model can be written."""
     if target.is_dir():
         raise InvalidProblem(f"{target}: a folder; expected a file to write")
     if not target.parent.is_dir():
@@ -83,8 +83,8 @@ def _refuse_inputs(proto: ModelProto, source: Path | None, folder: Path | None, 
 
 
 def _put_in_place(model: Path, data: Path | None, target: Path, overwrite: bool) -> None:
-    """Data first, the model last. A data file is named by its content, so that the old model keeps the old data and at
-    every moment the model at the target is whole; the old data go when nothing reads them any more."""
+    """Rename the data first, the model last. A data file is named by its content, so that the old model keeps its data
+    and the model at the target is complete at every moment. Data that no model reads are removed then."""
     placed = None
     try:
         if data is not None:
@@ -105,8 +105,8 @@ def _put_in_place(model: Path, data: Path | None, target: Path, overwrite: bool)
 
 
 def _remove_unread_data(target: Path, kept: str | None) -> None:
-    """Removes data files of models that stood at the target before: named by lowbit, with the content that their name
-    says, and read by no model in the folder."""
+    """Remove data files of earlier models at the target: named by lowbit, with the content that their name implies,
+    and mentioned by no model in the folder."""
     named = re.compile(re.escape(target.stem) + rf"-[0-9a-f]{{{_DIGITS}}}\.data")
     unread = [f for f in target.parent.iterdir() if named.fullmatch(f.name) and f.name != kept]
     models = [f for f in target.parent.iterdir() if f.suffix == target.suffix] if unread else []
@@ -116,7 +116,7 @@ def _remove_unread_data(target: Path, kept: str | None) -> None:
 
 
 def _holds_what_it_says(file: Path) -> bool:
-    """Whether a data file is one that lowbit wrote: a regular file whose content has the digest in its name."""
+    """Whether lowbit wrote a data file: a regular file whose content has the digest in its name."""
     if file.is_symlink() or not file.is_file():
         return False
     content = hashlib.sha256()
@@ -127,7 +127,7 @@ def _holds_what_it_says(file: Path) -> bool:
 
 
 def _mentions(model: Path, name: str) -> bool:
-    """Whether the name of a data file occurs in a model, which is searched and not parsed."""
+    """Whether the bytes of a model contain the name of a data file."""
     if not model.is_file() or not model.stat().st_size:
         return False
     with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -135,7 +135,7 @@ def _mentions(model: Path, name: str) -> bool:
 
 
 def _write_data(proto: ModelProto, folder: Path | None, into: Path, stem: str) -> tuple[ModelProto, Path]:
-    """Writes the large weights, one at a time; the model that refers to them, and their file."""
+    """Write the large weights one at a time; returns the model that refers to them, and their file."""
     bare = _skeleton(proto, lambda t: byte_count(t) > _INSIDE and t.data_type != TensorProto.STRING)
     places: list[tuple[TensorProto, int, int]] = []
     content, at = hashlib.sha256(), 0
@@ -180,7 +180,7 @@ def _with_data_inside(proto: ModelProto, folder: Path | None) -> ModelProto:
 
 
 def _skeleton(proto: ModelProto, outside: Callable[[TensorProto], bool]) -> ModelProto:
-    """A copy without the data of the tensors that go outside, which never holds them twice."""
+    """A copy without the data of the tensors that become external, so that they are never held twice."""
     made = ModelProto()
     for field, value in proto.ListFields():
         if field.name == "graph":
@@ -246,7 +246,7 @@ def _raw(t: TensorProto, folder: Path | None) -> bytes:
 
 
 def _copy(t: TensorProto, folder: Path | None, write: Callable[[bytes], object]) -> None:
-    """The tensor's bytes as a file holds them, in pieces."""
+    """Write the tensor's bytes in pieces."""
     if t.data_location == TensorProto.EXTERNAL:
         file, offset, length = external_place(t, folder)
         with open(file, "rb") as source:

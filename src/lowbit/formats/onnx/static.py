@@ -1,7 +1,7 @@
-"""Static int8: activations rounded with ranges found beforehand, in QuantizeLinear/DequantizeLinear pairs.
+"""Static int8: activations are quantized with calibrated ranges, in QuantizeLinear/DequantizeLinear pairs.
 
 ONNX Runtime fuses DQ -> Conv -> Q into QLinearConv, DQ -> Gemm -> Q into QGemm, DQ -> MatMul into MatMulIntegerToFloat
-or QLinearMatMul, and so on for sums, joins and poolings; `placement` decides where pairs stand so that it can.
+or QLinearMatMul, and likewise sums, concatenations and poolings; `placement` puts the pairs where it can.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LARGEST_BIAS = float((1 << 31) - 128)  # a float32 below 2^31
 
 
 def why_not_static(graph: Graph, use: WeightUse, rule: Rule) -> str:
-    """Why this weight cannot be multiplied in static int8, or an empty text."""
+    """Why this weight cannot be multiplied in static int8, or an empty string."""
     if use.op not in ("Conv", "Gemm", "MatMul"):
         return f"ONNX Runtime has no integer {use.op}"
     if use.in_body:
@@ -57,8 +57,8 @@ def why_not_static(graph: Graph, use: WeightUse, rule: Rule) -> str:
 def quantize_static(
     graph: Graph, uses: Sequence[tuple[WeightUse, Rule]], data: Iterable[Any] | None, progress: bool = True
 ) -> tuple[list[WeightRow], list[Histogram]]:
-    """Rewrites the graph for these weights, each of which `why_not_static` had nothing against; a row for each weight
-    and the spread of each tensor that is now rounded.
+    """Rewrite the graph for these weights, all of which `why_not_static` allows; returns a row for each weight and a
+    histogram for each weight and quantized activation.
 
     data: batches, each a mapping from input names to arrays; one is held at a time.
     """
@@ -83,7 +83,7 @@ def quantize_static(
 
 
 def _recipes(found: Placement, uses: Sequence[tuple[WeightUse, Rule]]) -> dict[str, ActivationRecipe]:
-    """The setting of each tensor: of the first product that reads it, or else of the first of all."""
+    """The recipe of each tensor: that of the first weight that it is multiplied with, else the first of all."""
     asked: dict[str, ActivationRecipe] = {}
     for use, rule in uses:
         assert rule.activations is not None
@@ -94,7 +94,7 @@ def _recipes(found: Placement, uses: Sequence[tuple[WeightUse, Rule]]) -> dict[s
 
 def _params(seen: Mapping[str, Calibrator], name: str, recipe: ActivationRecipe) -> QuantizationParams:
     if name not in seen:
-        raise InvalidProblem(f"{name!r}: no floats passed through it; static activations need ranges")
+        raise InvalidProblem(f"{name!r}: no float values were observed; static activations need ranges")
     c = seen[name]
     return c.calibrate(recipe.dtype, recipe.scheme, method=recipe.calibration_method())
 
@@ -108,7 +108,7 @@ def _stored_params(graph: Graph, name: str, p: QuantizationParams) -> tuple[str,
 def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, str]) -> None:
     node, readers = graph.producer(name), found.readers[name]
     codes, exact, rounded = graph.fresh(f"{name}_codes"), name, graph.fresh(f"{name}_rounded")
-    if name in found.inside and graph.is_graph_output(name):  # what leaves the graph keeps its name
+    if name in found.inside and graph.is_graph_output(name):  # graph outputs keep their name
         assert node is not None
         exact, rounded = rounded, name
         graph.rename_output(node, list(node.output).index(name), exact)
@@ -129,7 +129,7 @@ def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> 
     bias_name = use.node.input[2] if use.op in ("Conv", "Gemm") and len(use.node.input) > 2 else ""
     bias = graph.constant(bias_name) if bias_name else None
     left = "" if bias_name == "" or bias is not None else "its bias is computed and stays float"
-    if bias is not None and bias.shape != (weight.shape[use.channel_axis],):  # a Gemm's may differ from row to row
+    if bias is not None and bias.shape != (weight.shape[use.channel_axis],):  # a Gemm's bias may differ between rows
         left = f"its bias of shape {bias.shape} stays float"
         bias = None
     q = _codes(use, rule, weight, None if bias is None else np.asarray(bias), float(x.scale))
@@ -154,13 +154,13 @@ def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> 
 
 
 def _value(graph: Graph, use: WeightUse) -> Array:
-    """The numbers the node reads now: a Gemm's may have been scaled."""
+    """The weight that the node reads now: that of a Gemm may have been scaled."""
     now = graph.constant(use.node.input[use.input_index])
     return np.asarray(use.value(graph) if now is None else now)
 
 
 def _codes(use: WeightUse, rule: Rule, weight: Array, bias: Array | None, x_scale: float) -> QuantizedTensor:
-    """The weight's codes by scales with which no runtime's sums saturate, and every bias fits into 32 bits."""
+    """The weight quantized with scales that saturate no accumulator and let every bias fit into 32 bits."""
     axis = use.channel_axis
     q = quantize_weight(weight, rule.weights, axis=axis, name=use.name)
     p = q.params
@@ -182,7 +182,7 @@ def _dequantized(graph: Graph, node: NodeProto, name: str, q: QuantizedTensor, a
     scale = graph.add_constant(f"{name}_scale", np.asarray(q.params.scale, np.float32))
     inputs = [codes, scale]
     zero = np.broadcast_to(np.asarray(q.params.zero_point), q.params.scale.shape).astype(q.params.dtype.code_dtype)
-    # For a Gemm it is said even where it is 0: the runtime fuses it only then.
+    # ONNX Runtime fuses a Gemm only with an explicit zero point.
     if node.op_type == "Gemm" or zero.any():
         inputs.append(graph.add_constant(f"{name}_zero_point", zero))
     made = graph.fresh(f"{name}_dequantized")
@@ -192,7 +192,7 @@ def _dequantized(graph: Graph, node: NodeProto, name: str, q: QuantizedTensor, a
 
 
 def _bias(graph: Graph, use: WeightUse, bias: Array, q: QuantizedTensor, x_scale: float) -> int:
-    """The bias in the unit of the sums, 32 bits; returns its bytes."""
+    """Quantize the bias to int32 with the scale of the accumulator; returns its bytes."""
     scale = np.asarray(q.params.scale, np.float32) * np.float32(x_scale)
     codes = np.rint(bias.astype(np.float64) / scale.astype(np.float64)).astype(np.int32)
     stored = graph.add_constant(f"{use.node.input[2]}_codes", codes)
@@ -208,7 +208,7 @@ def _bias(graph: Graph, use: WeightUse, bias: Array, q: QuantizedTensor, x_scale
 
 
 def _with_bias(graph: Graph, use: WeightUse) -> WeightUse:
-    """A product of matrices and the sum that follows as one Gemm, which the runtime would make of them too late."""
+    """Merge a MatMul and the Add of a bias into a Gemm, which the runtime would do only after quantization."""
     made = use.node.output[0]
     readers = graph.consumers(made)
     if use.op != "MatMul" or len(readers) != 1 or graph.is_graph_output(made) or readers[0][0].op_type != "Add":
@@ -228,7 +228,7 @@ def _with_bias(graph: Graph, use: WeightUse) -> WeightUse:
 
 
 def _plain_gemm(graph: Graph, use: WeightUse) -> None:
-    """alpha * x * w + beta * c with both factors moved into the constants, and c as one number for each column."""
+    """Move alpha and beta of alpha * x * w + beta * c into the constants, and expand c to one value per column."""
     node = use.node
     alpha, beta = attribute(node, "alpha", 1.0), attribute(node, "beta", 1.0)
     weight = _value(graph, use)
@@ -244,7 +244,7 @@ def _plain_gemm(graph: Graph, use: WeightUse) -> None:
 
 
 def _spread(c: Calibrator, p: QuantizationParams) -> Histogram:
-    """The numbers that passed through a tensor in 64 bins, with the ends of its codes."""
+    """A histogram of the observed values in 64 bins, with the ends of the code range."""
     d = c.sketch.distribution()
     scale, zero = float(p.scale), int(p.zero_point)
     clip = ((p.dtype.qmin - zero) * scale, (p.dtype.qmax - zero) * scale)

@@ -1,8 +1,8 @@
-"""Weights stored in few bits, and multiplied as floats.
+"""Weight-only quantization: weights are stored in few bits and multiplied as floats.
 
-Either DequantizeLinear makes floats of them in front of the layer, which every runtime knows, or MatMulNBits of
-ONNX Runtime does both at once. Rows of an embedding are gathered as codes and made floats afterwards: in front, the
-whole table would be converted at each call (measured: 24 times slower than float for 30,522 rows of 384).
+Either DequantizeLinear, which every runtime has, converts them before the layer, or MatMulNBits of ONNX Runtime does
+both at once. Embeddings are gathered as codes and dequantized afterwards: DequantizeLinear before a Gather would
+convert the whole table at each call.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Array = npt.NDArray[Any]
 
 OPERATORS = ("auto", "dequantize", "matmul_nbits")
 MICROSOFT = "com.microsoft"
-# Opsets that have scales along an axis, scales of float16, and blocks and 4 bits.
+# Opsets with scales along an axis, float16 scales, and blocks and 4-bit codes.
 _PER_CHANNEL, _HALF_SCALES, _NARROW = 13, 19, 21
-_LONG = 4096  # rows of a table from which on a scale is stored as one byte
+_LONG = 4096  # tables of at least so many rows store scales as one byte each
 FLOAT_COMPUTE, INT8_COMPUTE = 0, 4  # accuracy levels of MatMulNBits
 
 
 def opset_needed(use: WeightUse, rule: Rule, operator: str) -> int:
-    """The opset in which this weight can be written."""
+    """The opset that this weight needs."""
     recipe = rule.weights
     if takes_nbits(use, recipe, operator):
         return 1
@@ -41,10 +41,10 @@ def opset_needed(use: WeightUse, rule: Rule, operator: str) -> int:
 
 
 def apply_weight_only(store: CodeStore, use: WeightUse, rule: Rule, operator: str = "auto") -> StoredWeight:
-    """Makes the node read codes. Raises Unsupported, before any change, for what no operator can hold.
+    """Let the node read codes. Raises Unsupported, before any change, where no operator can hold them.
 
-    operator: "dequantize" or "matmul_nbits" everywhere (which is for 2, 4 and 8 bits in groups of 16, 32, 64, ...),
-    or "auto": MatMulNBits for such groups in MatMul and Gemm, DequantizeLinear for all else.
+    operator: "dequantize", "matmul_nbits" (2, 4 and 8 bits in groups of 16, 32, 64, ...), or "auto": MatMulNBits for
+    such groups in MatMul and Gemm, DequantizeLinear otherwise.
     """
     if operator not in OPERATORS:
         raise InvalidProblem(f"operator: {operator!r}; expected {', '.join(OPERATORS)}")
@@ -88,7 +88,7 @@ def _dequantize(graph: Graph, use: WeightUse, w: StoredWeight) -> None:
 
 
 def takes_nbits(use: WeightUse, recipe: WeightRecipe, operator: str = "auto") -> bool:
-    """Whether MatMulNBits can hold this weight, and the operator that was asked for lets it."""
+    """Whether MatMulNBits can hold this weight, and `operator` allows it."""
     size = recipe.group_size or 0
     fits = size >= 16 and size & (size - 1) == 0 and len(use.shape) == 2
     if operator == "dequantize" or not fits or use.op not in ("MatMul", "Gemm"):
@@ -99,7 +99,7 @@ def takes_nbits(use: WeightUse, recipe: WeightRecipe, operator: str = "auto") ->
 
 
 def _matmul_nbits(graph: Graph, use: WeightUse, w: StoredWeight, level: int) -> None:
-    """x [.., K] by codes [N, blocks, block * bits / 8], low bits first; the last block of a row may be part empty."""
+    """x [.., K] by codes [N, blocks, block * bits / 8], low bits first; the last block of a row may be partial."""
     n, k = w.q.shape
     size = w.recipe.group_size
     assert size is not None
@@ -138,7 +138,7 @@ def _padded(rows: Array, multiple: int) -> npt.NDArray[np.uint8]:
 
 
 def _packed(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Several codes a byte, the first in the low bits."""
+    """Several codes per byte, the first in the low bits."""
     per_byte = 8 // bits
     parts = rows.reshape(len(rows), -1, per_byte)
     out: npt.NDArray[np.uint8] = parts[..., 0].copy()
@@ -155,7 +155,7 @@ def _embedding(store: CodeStore, use: WeightUse, recipe: WeightRecipe) -> Stored
     size = recipe.group_size
     blocks = size if size is not None and size >= 16 and size & (size - 1) == 0 else None
     if recipe.dtype not in ("int8", "uint8") and blocks is None:
-        # A scale a row is that scale for each of its blocks.
+        # A scale per row is repeated for each of its blocks.
         blocks = next((b for b in (128, 64, 32, 16) if use.shape[1] % b == 0), None)
         if blocks is None or size is not None:
             raise Unsupported("rows of 4 bits need groups of 16, 32, 64, ... or a multiple of 16 columns")
@@ -207,7 +207,7 @@ def _gather_blocks(graph: Graph, w: StoredWeight, indices: str, out: str, size: 
     zero = np.broadcast_to(w.zero_point_array.reshape(rows, -1), (rows, count))
     codes = w.q.unpack()
     options: dict[str, Any] = {"block_size": size, "gather_axis": 0, "quantize_axis": 1}
-    if w.bits == 8:  # this operator's bytes are unsigned, with 128 for zero where nothing is said
+    if w.bits == 8:  # the operator's bytes are unsigned, with 128 as the default zero point
         offset = 128 if w.signed else 0
         codes, zero = (codes.astype(np.int16) + offset).astype(np.uint8), (zero + offset).astype(np.uint8)
         said = bool((zero != 128).any())

@@ -1,4 +1,4 @@
-"""The weights of an ONNX graph: which constants its layers multiply with, and which are left as they are, and why."""
+"""The weights of an ONNX graph: the constants that its layers multiply with, and why others stay float."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLOATS: dict[int, str] = {
     TensorProto.BFLOAT16: "bfloat16",
     TensorProto.DOUBLE: "float64",
 }
-# What codes are stored in.
+# Types of codes.
 _CODES = {kind for kind, bits in BITS.items() if bits <= 8} - {TensorProto.BOOL}
 # Operators on codes, and which inputs hold weights, scales and zero points.
 CODE_INPUTS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
@@ -40,18 +40,18 @@ _QUANTIZED |= {"QMoE": 2, "QuantizeLinear": 0, "DynamicQuantizeLinear": 0}
 
 @dataclass(frozen=True, eq=False)
 class WeightUse:
-    """One constant as one node reads it. A weight that several nodes read has several uses, of the same name."""
+    """One constant as one node reads it. A weight with several readers has several uses of the same name."""
 
     name: str  # of the stored constant
     node: NodeProto
     input_index: int
-    kind: str  # "linear", "conv" or "embedding"; "other" for what is never treated
+    kind: str  # "linear", "conv" or "embedding"; "other" is never quantized
     op: str
     channel_axis: int  # of the outputs, in the shape the node sees
     shape: tuple[int, ...]  # as the node sees it
     dtype: str
     steps: tuple[NodeProto, ...] = ()  # Transpose, Identity and Cast between the constant and the node
-    why_not: str = ""  # what keeps it from being treated
+    why_not: str = ""  # the reason not to quantize it, or empty
     in_body: bool = False
     shared: int = field(default=1, compare=False)  # how many nodes read the constant
 
@@ -60,7 +60,7 @@ class WeightUse:
         return math.prod(self.shape)
 
     def value(self, graph: Graph) -> Array:
-        """The numbers as the node reads them."""
+        """The array as the node reads it."""
         array = graph.constant(self.name)
         assert array is not None
         for step in self.steps:
@@ -69,16 +69,16 @@ class WeightUse:
 
 
 def attribute(node: NodeProto, name: str, default: Any) -> Any:
-    """An attribute of a node, or what it is when not said."""
+    """An attribute of a node, or its default."""
     found = next((a for a in node.attribute if a.name == name), None)
     return default if found is None else helper.get_attribute_value(found)
 
 
 def weights(graph: Graph) -> list[WeightUse]:
-    """Every use of a float constant of rank 2 and more, in the order of the nodes: those of Conv, ConvTranspose,
-    Gemm, MatMul and Gather that can be treated have no `why_not`.
+    """Every use of a float constant of rank 2 and more, in the order of the nodes. Those of Conv, ConvTranspose, Gemm,
+    MatMul and Gather that can be quantized have an empty `why_not`.
 
-    Constants behind Transpose, Identity and Cast are seen through, since exporters write them.
+    Transpose, Identity and Cast between constant and node, which exporters write, are looked through.
 
     >>> from importlib import resources
     >>> from lowbit.formats.onnx.graph import Graph
@@ -89,7 +89,7 @@ def weights(graph: Graph) -> list[WeightUse]:
     found: list[WeightUse] = []
     for node in graph.all_nodes:
         if node.op_type in _QUANTIZED or (node.op_type in _THROUGH and graph.consumers(node.output[0])):
-            continue  # scales of quantized operators, and what is seen through from behind
+            continue  # scales of quantized operators, and nodes that are looked through
         for index, tensor in enumerate(node.input):
             if tensor:
                 use = _use(graph, node, index, tensor)
@@ -104,7 +104,7 @@ def weights(graph: Graph) -> list[WeightUse]:
 
 
 def quantized_uses(graph: Graph) -> list[WeightUse]:
-    """Weights that came quantized: constants of integers or small floats that a quantized operator reads."""
+    """Weights that are already quantized: constants of integers or small floats that a quantized operator reads."""
     found = []
     for node in graph.all_nodes:
         at = 0 if node.op_type == "Gather" else _QUANTIZED.get(node.op_type)  # a Gather of codes
@@ -170,10 +170,10 @@ def _use(graph: Graph, node: NodeProto, index: int, tensor: str) -> WeightUse | 
 
 def _obstacle(graph: Graph, node: NodeProto, name: str, element: int) -> str:
     if graph.may_be_given(name):
-        return "also an input of the model: a caller may give another"
+        return "also an input of the model, so that callers may replace it"
     if element not in (TensorProto.FLOAT, TensorProto.FLOAT16):
-        return f"{FLOATS.get(element, 'not float')}; float32 and float16 are treated"
-    # Codes of an embedding are made floats by the same operator; only what was rounded before it is an activation.
+        return f"{FLOATS.get(element, 'not float')}; expected float32 or float16"
+    # Embeddings are dequantized by the same operator; only after QuantizeLinear it is an activation.
     for maker in map(graph.producer, node.input):
         if maker is not None and maker.op_type == "DequantizeLinear":
             rounded = graph.producer(maker.input[0])

@@ -1,4 +1,4 @@
-"""Checkpoints in safetensors files, one or many: found, checked and mapped before a single number is read."""
+"""Reading checkpoints in one or many safetensors files; headers are checked before any data is read."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Array = npt.NDArray[Any]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# Limits of an index: its bytes, and how much it says besides the weight_map, in names and characters of each.
+# Limits of an index: its bytes, and the names beside the weight_map with the characters of each value.
 _MAX_INDEX, _MOST_NOTES, _MAX_NOTE = 100_000_000, 1000, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: its dtype by the format's name ("BF16"), and where in which file its bytes are."""
+    """One tensor: its dtype by the format's name ("BF16"), and the place of its bytes."""
 
     name: str
     dtype: str
@@ -46,8 +46,8 @@ class TensorInfo:
 class Checkpoint:
     """The tensors of a `.safetensors` file, a folder, or an index of shards.
 
-    Opening reads the headers and checks every claim in them. `read` gives a tensor as a view of the mapped file,
-    and `release` gives its memory back.
+    Opening reads and checks the headers. `read` returns a tensor as a view of the mapped file, and `release` returns
+    its memory to the system.
 
     >>> import tempfile
     >>> from lowbit.runtime.files.container import write_arrays
@@ -81,7 +81,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """The checkpoint at a path; FormatError, naming file and tensor, for whatever is not one."""
+        """The checkpoint at a path; FormatError with the file and tensor where it is not valid."""
         given = Path(path)
         if given.is_dir():
             if (given / INDEX).exists():
@@ -105,23 +105,23 @@ class Checkpoint:
         return sum(file.stat().st_size for file in self.files)
 
     def read(self, name: str) -> Array:
-        """The tensor as a read-only view of the mapped file. bfloat16 is ml_dtypes' type where that is installed,
-        else the uint16 of its bits; a type that NumPy does not have is an Unsupported."""
+        """The tensor as a read-only view of the mapped file. bfloat16 is ml_dtypes' type where that is installed, else
+        uint16; Unsupported for types that NumPy does not have."""
         info = self.tensors[name]
         return as_array(self._bytes(info), info.dtype, info.shape, name)
 
     def release(self, name: str) -> None:
-        """Lets go of the memory that reading the tensor took; its views stay valid and would be read again."""
+        """Release the pages of a tensor; its views stay valid and are read again on access."""
         info = self.tensors[name]
         mapped = self._maps.get(info.file)
-        # Whole pages only: the neighbours' bytes on the first and last page cost nothing to read again.
+        # Whole pages only; neighbours on the first and last page are read again on access.
         start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
         if mapped is not None and info.nbytes and hasattr(mapped, "madvise"):
             mapped.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
 
     def read_into(self, name: str, start: int, buffer: Array) -> None:
-        """Bytes of a tensor from `start` on, copied into a buffer of bytes: for streams through memory of their own,
-        whom a file that shrinks meanwhile must not end by a signal."""
+        """Copy the bytes of a tensor from `start` on into a buffer. Unlike a mapping, this raises no signal where the
+        file shrinks meanwhile."""
         info = self.tensors[name]
         if info.file not in self._handles:
             self._handles[info.file] = os.open(info.file, os.O_RDONLY)
@@ -141,7 +141,7 @@ class Checkpoint:
         return np.frombuffer(self._maps[info.file], np.uint8, info.nbytes, info.offset)
 
     def close(self) -> None:
-        """Forgets the maps; views that were given out keep theirs alive."""
+        """Close the maps and files; views that were returned keep their map alive."""
         self._maps.clear()
         while self._handles:
             os.close(self._handles.popitem()[1])
@@ -154,7 +154,7 @@ class Checkpoint:
 
 
 def as_array(data: Array, dtype: str, shape: tuple[int, ...], name: str = "tensor") -> Array:
-    """Bytes as the array they are, without a copy where they are aligned.
+    """Bytes as an array, without a copy where they are aligned.
 
     >>> as_array(np.array([0, 0, 128, 63], np.uint8), "F32", (1,))
     array([1.], dtype=float32)
@@ -186,7 +186,7 @@ def _tensors_of(file: Path, metadata: dict[str, str]) -> list[TensorInfo]:
         raise FormatError(f"{file.name}: {error.strerror or error}") from None
     metadata.update(header.metadata)
     found = []
-    while header.entries:  # emptied on the way, so that no tensor is described twice
+    while header.entries:  # emptied on the way, to hold each description once
         name, e = header.entries.popitem()
         if DTYPE_BITS[e.dtype] % 8 and (e.end - e.begin) * 8 % DTYPE_BITS[e.dtype]:
             raise FormatError(f"{file.name}: {name!r} does not fill whole elements of {e.dtype}")
@@ -195,7 +195,7 @@ def _tensors_of(file: Path, metadata: dict[str, str]) -> list[TensorInfo]:
 
 
 def index_files(path: Path) -> tuple[Path, ...]:
-    """The shards that an index names, each of which is there and in the index's folder."""
+    """The shards that an index names, which must lie in its folder."""
     return _files_of(path, _read_index(path))
 
 
@@ -204,7 +204,7 @@ def _files_of(path: Path, index: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """weight_map of an index: which tensor is in which file."""
+    """The weight_map of an index: from tensors to files."""
     size = path.stat().st_size
     if size > _MAX_INDEX:
         raise FormatError(f"{path.name}: {size} bytes; an index has at most {_MAX_INDEX}")
@@ -249,7 +249,7 @@ def _read_weight_map(said_by: str, text: str, begin: int) -> dict[str, str]:
 
 
 def inside(folder: Path, name: str, said_by: str) -> Path:
-    """The file of this name, which must lie in the folder; nothing an index says may lead out of it."""
+    """The file of this name; FormatError where it does not lie in the folder."""
     parts = Path(name).parts
     if not name or Path(name).is_absolute() or ".." in parts or "\0" in name or "\\" in name:
         raise FormatError(f"{said_by}: {name!r} leads out of the folder")
@@ -257,7 +257,7 @@ def inside(folder: Path, name: str, said_by: str) -> Path:
     try:
         there = file.is_file()
         root, real = folder.resolve(), file.resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # too long, no name of a file, links in a circle
+    except (OSError, RuntimeError, ValueError) as error:  # too long, not a file name, circular links
         raise FormatError(f"{said_by}: {name[:80]!r} is named ({error})") from None
     if not there:
         raise FormatError(f"{said_by}: {name!r} is named, but there is no such file")

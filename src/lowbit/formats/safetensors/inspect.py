@@ -1,4 +1,4 @@
-"""Checkpoints in safetensors files, looked at: which of the known layouts their quantized weights have."""
+"""Inspecting checkpoints in safetensors files: the layout of their quantized weights."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class _Layout(NamedTuple):
 
 
 def inspect_checkpoint(path: Path) -> Inspection:
-    """The tensors of a file, a folder or an index, and what config.json beside them says of quantization."""
+    """The tensors of a file, a folder or an index, with the quantization that config.json describes."""
     with Checkpoint.open(path) as checkpoint:
         tensors, metadata = dict(checkpoint.tensors), dict(checkpoint.metadata)
         size, files = checkpoint.nbytes, checkpoint.files
-    # A lone file among others is not what their config is about, unless it is the model.
+    # config.json describes a lone file only if that is the model.
     beside = path.is_dir() or path.name.endswith((".index.json", "model.safetensors"))
     config = _config(checkpoint.folder) if beside else {}
     facts = {"files": str(len(files))} if len(files) > 1 else {}
@@ -114,7 +114,7 @@ def _is_compressed(config: Mapping[str, Any]) -> bool:
 
 
 def _compressed(t: TensorInfo, config: Mapping[str, Any]) -> _Layout:
-    """Bits and groups of packed weights; only the config knows them, and only where all groups of layers agree."""
+    """Bits and group size of packed weights, known only where all config groups agree."""
     groups = config.get("config_groups")
     weights = [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
     settings = {
@@ -129,7 +129,7 @@ def _compressed(t: TensorInfo, config: Mapping[str, Any]) -> _Layout:
 def _packed_words(
     t: TensorInfo, zeros: TensorInfo | None, scales: TensorInfo | None, config: Mapping[str, Any]
 ) -> _Layout | None:
-    """GPTQ packs rows of qweight, AWQ its columns; shapes tell both bits and groups where the config does not."""
+    """GPTQ packs rows of qweight, AWQ columns. Shapes imply bits and group size where the config lacks them."""
     bits, group = _natural(config.get("bits")), _natural(config.get("group_size"))
     if scales is None or len(t.shape) != 2 or len(scales.shape) != 2:
         return None
@@ -151,7 +151,7 @@ def _natural(value: Any) -> int | None:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """quantization_config of config.json, or quantize_config.json; empty where neither is there."""
+    """quantization_config of config.json, or quantize_config.json; empty without either."""
     for name, key in (("config.json", "quantization_config"), ("quantize_config.json", "")):
         found = read_config(folder, name)
         if not found:
@@ -165,7 +165,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _lowbit(path: Path, size: int, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> Inspection:
-    """A tensor that lowbit saved: its description is in the header."""
+    """A tensor saved by lowbit, which the header describes."""
     fields = read_description(metadata, str(path))
     shape, group = fields.get("shape"), _natural(fields.get("block_size"))
     try:
