@@ -267,7 +267,7 @@ def test_gguf(run, tmp_path):
     assert [(t.name, t.dtype, t.shape, t.nbytes) for t in seen.tensors] == [
         ("w", "Q4_0", (3, 64), 108), ("norm", "F32", (8,), 32),
     ]  # fmt: skip
-    assert found_in(path) == {"GGUF Q4_0": ("4.5 bits a weight, blocks of 32", 1, 4, 32)}
+    assert found_in(path) == {"GGUF Q4_0": ("4.5 bits per weight, blocks of 32", 1, 4, 32)}
     assert seen.facts == {"architecture": "llama"}
     assert run(path).exit_code == 0
 
@@ -534,7 +534,7 @@ def test_a_bad_config(run, tmp_path, config):
 
 def test_bad_questions(run, three, tmp_path):
     assert_refused(run(three, "--sort", "colour"), "size, name, dtype")
-    assert_refused(run(three, "--filter", "/(/"), "no regular expression")
+    assert_refused(run(three, "--filter", "/(/"), "not a regular expression")
     assert_refused(run(tmp_path / "missing.onnx"), "no such file")
     (tmp_path / "empty").mkdir()
     assert_refused(run(tmp_path / "empty"), "no .safetensors file")

@@ -113,7 +113,7 @@ def _(f: Path) -> list[str]:
     return [saved(f, model)]
 
 
-@bad("a node that reads nothing's result", "nothing makes")
+@bad("a node that reads nothing's result", "no node produces")
 def _(f: Path) -> list[str]:
     model = mlp(f)
     model.graph.node[0].input[0] = "ghost"
@@ -134,7 +134,7 @@ def _(f: Path) -> list[str]:
     return [saved(f, model)]
 
 
-@bad("an output nobody makes", "nothing makes")
+@bad("an output nobody makes", "no node produces")
 def _(f: Path) -> list[str]:
     model = mlp(f)
     model.graph.output[0].name = "ghost"
@@ -260,7 +260,7 @@ for label, options, message in (
     ("a metric of a module that is not there", ["--metric", "no_such_module:f"], "cannot be imported"),
     ("a metric that the module has not", ["--metric", "json:nothing"], "has no function"),
     ("a resumed ONNX model", ["--resume"], "resume"),
-    ("a broken skip pattern", ["--skip", "/(/"], "no regular expression"),
+    ("a broken skip pattern", ["--skip", "/(/"], "not a regular expression"),
 ):
 
     @bad(label, message)

@@ -48,7 +48,7 @@ def test_the_headline_says_size_speed_metric_and_coverage():
     page = html(report)
     for words in ("minilm-l6.onnx", "dynamic-int8", f"{report.ratio:.2f}×", "2.05–2.28×", "81.95", "of 40"):
         assert words in page
-    assert "1 weight was asked for and not treated" in page
+    assert "1 weight was requested but not quantized" in page
     assert "float is faster at this shape" in page
 
 
@@ -166,7 +166,7 @@ def test_numbers_that_are_none_sort_last(opened):
     page.locator("#layers th button", has_text="SQNR dB").click()
     assert names(page) == ["w4", "w5", "w0", "w2", "w1", "w3"]
     cells = page.locator("#layers tr.row td:nth-child(8)").all_inner_texts()
-    assert cells == ["−∞", "1.0", "3.0", "no loss", "not a number", ""]
+    assert cells == ["−∞", "1.0", "3.0", "no error", "not a number", ""]
 
 
 def test_filters_narrow_the_table(opened):
@@ -200,7 +200,7 @@ def test_a_row_shows_its_histogram_and_hides_it(opened):
     button.press("Enter")
     assert page.locator("#layers tr.detail").count() == 0
     page.locator("#layers tr.row").last.locator("button").click()
-    assert "No histogram" in page.locator("#layers tr.detail").inner_text()
+    assert "There is no histogram" in page.locator("#layers tr.detail").inner_text()
 
 
 def test_the_share_outside_is_counted_from_the_bins(opened):
@@ -208,7 +208,7 @@ def test_the_share_outside_is_counted_from_the_bins(opened):
     total = type(h)("w", (0.0, 1.0, 2.0, 3.0, 4.0), (10, 40, 40, 10), (0.5, 3.0))
     rows = [WeightRow("w", "Conv", (8, 8), "float32", "int8", sqnr_db=9.0)]
     page = opened(plausible().but(rows=rows, histograms=(total,)))
-    assert "about 15 % of the numbers" in page.locator("#gallery").inner_text()
+    assert "about 15 % of the values" in page.locator("#gallery").inner_text()
 
 
 @pytest.mark.parametrize("clip", [(-4.43, 4.43), (-0.2, 0.3), (-0.636, 9.0), None])
@@ -249,9 +249,9 @@ def test_the_error_chart_draws_errors_on_its_axis(opened):
     assert heights[0] == pytest.approx(by_text["10 %"])
     assert heights[1] == pytest.approx(by_text["1 %"])
     assert by_text["0.1 %"] == 0
-    assert heights[3] < 1  # no loss
+    assert heights[3] < 1  # no error
     assert heights[0] > heights[4] > heights[1] > heights[2] > heights[3]
-    assert page.locator("#section-error").inner_text().count("Taller is worse") == 1
+    assert page.locator("#section-error").inner_text().count("Lower is better") == 1
     worst = page.locator(".worst li").first.inner_text()
     assert "10 % (20.0 dB)" in worst
 

@@ -53,7 +53,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Latency:
-    """Medians and interquartile intervals of interleaved runs of both models in one runtime."""
+    """Medians of interleaved runs of both models in one runtime, with their 95 % confidence intervals."""
 
     runtime: str
     shape: str

@@ -1,4 +1,4 @@
-"""A model's report as one HTML page that needs nothing else: no network, no other files, no packages."""
+"""A model's report as one self-contained HTML page: no network, no other files, no packages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The pictures of a report as inline SVG: where the bytes are, error by layer, times.
+"""The charts of a report as inline SVG: size, error by layer, latency.
 
-Marks are stretched to the page's width (preserveAspectRatio="none"), labels are HTML beside them: so both are right on
-a phone and on a wide screen, and need no script.
+Marks are stretched to the width of the page (preserveAspectRatio="none") and labels are HTML beside them, so that both
+fit phones and wide screens without a script.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from lowbit.models.report import Latency, ModelReport, WeightRow
 from lowbit.report.wording import decimal, escaped, size
 
-# Kinds get the classes k0, k1, ... by how many bytes they hold; style.css has colours that colour-blind readers tell
-# apart for seven of them. All later kinds share the last.
+# Kinds get the classes k0, k1, ... in order of falling bytes; style.css has seven colours that colour-blind readers can
+# tell apart. Further kinds share the last.
 _COLOURS = 7
-_MAX_BARS = 240  # more are not told apart on a screen
+_MAX_BARS = 240  # more cannot be told apart on a screen
 _LARGEST = 10
-_HIGHEST = 160  # decibels; more than float32 itself has, whatever a row claims
-_FEWEST_SLOTS = 16  # so that the bars of a small network are not walls
+_HIGHEST = 160  # decibels; more than float32 has
+_FEWEST_SLOTS = 16  # limits the width of bars of small networks
 
 
 def colours_of(rows: Iterable[WeightRow]) -> dict[str, int]:
-    """The colour of each kind; those with most bytes come first.
+    """The colour of each kind, in order of falling bytes.
 
     >>> colours_of([WeightRow("a", "Conv", (1,), "float32", bytes_before=1),
     ...             WeightRow("b", "Gemm", (9,), "float32", bytes_before=9)])
@@ -36,7 +36,7 @@ def colours_of(rows: Iterable[WeightRow]) -> dict[str, int]:
 
 
 def size_chart(report: ModelReport, colours: Mapping[str, int]) -> str:
-    """The file before and after, each a bar of its kinds, to one scale."""
+    """The size of the file before and after, one bar of kinds each, to the same scale."""
     whole = max(report.bytes_before, report.bytes_after, sum(r.bytes_before for r in report.rows), 1)
     bars = []
     totals: dict[str, tuple[int, int]] = {}
@@ -76,7 +76,7 @@ def size_chart(report: ModelReport, colours: Mapping[str, int]) -> str:
 
 
 def largest_layers(rows: Sequence[WeightRow], colours: Mapping[str, int]) -> str:
-    """The largest weights, before as a pale bar and after as a full one."""
+    """The largest weights: before as a pale bar, after as a full one."""
     largest = sorted(rows, key=lambda r: -r.bytes_before)[:_LARGEST]
     whole = max((max(r.bytes_before, r.bytes_after) for r in largest), default=0)
     if whole == 0:
@@ -98,11 +98,11 @@ def largest_layers(rows: Sequence[WeightRow], colours: Mapping[str, int]) -> str
 
 
 def error_chart(rows: Sequence[WeightRow], colours: Mapping[str, int]) -> str:
-    """The relative error of each treated weight on a logarithmic scale, in the model's order; of very many, the largest
-    of each few neighbours."""
+    """The relative error of each quantized weight on a logarithmic scale, in the order of the model; of very many, the
+    largest of neighbouring ones."""
     known = [(i, r, r.sqnr_db) for i, r in enumerate(rows) if r.treated and r.sqnr_db is not None]
     if not known:
-        return '<p class="none">No weight has an error to show.</p>'
+        return '<p class="none">No weight was quantized with a measured error.</p>'
     low, high = _decades([s for _, _, s in known])
     few = math.ceil(len(known) / _MAX_BARS)
     groups = [known[at : at + few] for at in range(0, len(known), few)]
@@ -127,10 +127,10 @@ def error_chart(rows: Sequence[WeightRow], colours: Mapping[str, int]) -> str:
     shown = Counter(r.kind for _, r, _ in known)
     entries = [(f"k{colours[kind]}", kind, f"{n}") for kind, n in shown.most_common()]
     if any(s == math.inf for _, _, s in known):
-        entries.append(("exact rest", "no loss at all", ""))
+        entries.append(("exact rest", "no error", ""))
     if any(math.isnan(s) for _, _, s in known):
         entries.append(("nan", "not a number", ""))
-    label = f"Relative error of {len(known)} weights in percent, in the order of the model; taller is worse"
+    label = f"Relative error of {len(known)} weights in percent, in the order of the model; lower is better"
     return (
         f'<div class="plot" id="errors"><div class="ticks" aria-hidden="true">{ticks}</div>'
         f"{_svg(marks, max(len(groups), _FEWEST_SLOTS), 100, label)}</div>{_legend(entries[: _COLOURS + 2])}"
@@ -140,19 +140,19 @@ def error_chart(rows: Sequence[WeightRow], colours: Mapping[str, int]) -> str:
 
 
 def _exponent(sqnr: float) -> float:
-    """log10 of the relative error, the root mean square of the noise over that of the signal."""
+    """log10 of the relative error, the RMS of the noise over that of the signal."""
     return -min(max(sqnr, -_HIGHEST), _HIGHEST) / 20
 
 
 def _decades(values: Sequence[float]) -> tuple[int, int]:
-    """The powers of ten between which the errors lie."""
+    """The exponents of the powers of ten between which the errors lie."""
     exponents = [_exponent(s) for s in values if math.isfinite(s)] or [-2.0]
     low, high = math.floor(min(exponents)), math.ceil(max(exponents))
     return low, max(high, low + 1)
 
 
 def latency_chart(runs: Sequence[Latency]) -> str:
-    """Medians as bars from zero and the interval that holds half of the runs as a line, all to one scale."""
+    """Medians as bars and their 95 % confidence intervals as lines, to the same scale."""
     whole = max(
         (
             t
@@ -176,7 +176,7 @@ def latency_chart(runs: Sequence[Latency]) -> str:
                 )
             spread = ""
             if math.isfinite(low) and math.isfinite(high):
-                spread = f", half of the runs in {decimal(low, 3)} to {decimal(high, 3)} ms"
+                spread = f", 95 % confidence interval {decimal(low, 3)} to {decimal(high, 3)} ms"
                 if whole > 0:
                     a, b = 1000 * low / whole, 1000 * high / whole
                     marks.append(f'<path class="interval" d="M{a:.2f} 6H{b:.2f}M{a:.2f} 3V9M{b:.2f} 3V9"/>')
@@ -205,19 +205,19 @@ def _worst(known: Sequence[tuple[int, WeightRow, float]]) -> str:
 
 
 def _badness(sqnr: float) -> float:
-    return -math.inf if math.isnan(sqnr) else sqnr  # a NaN is the worst
+    return -math.inf if math.isnan(sqnr) else sqnr  # NaN is the worst
 
 
 def _error(sqnr: float) -> str:
-    """The relative error, and the SQNR that says the same."""
+    """The relative error, and the SQNR."""
     if math.isnan(sqnr) or sqnr == math.inf:
-        return "not a number" if math.isnan(sqnr) else "no loss"
+        return "not a number" if math.isnan(sqnr) else "no error"
     db = decimal(sqnr) if abs(sqnr) > _HIGHEST else f"{sqnr:.1f}".replace("-", "−")
     return f"{_percent(10 ** _exponent(sqnr))} ({db} dB)"
 
 
 def _percent(share: float) -> str:
-    """To two figures.
+    """A share in percent, with two significant digits.
 
     >>> _percent(1.0), _percent(0.00891), _percent(1e-8), _percent(10.0)
     ('100 %', '0.89 %', '1e-06 %', '1,000 %')

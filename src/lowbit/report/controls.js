@@ -1,4 +1,4 @@
-// Dark and light, the JSON, and the ways from the pictures to the table.
+// Theme, JSON export, and links from charts to the table.
 const root = document.documentElement;
 const isDark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
 function nameTheme() {
@@ -22,7 +22,7 @@ $("copy").addEventListener("click", async () => {
   try {
     await navigator.clipboard.writeText(json());
   } catch {
-    // Pages opened from a file may not have the clipboard; selecting and copying still works there.
+    // Pages opened from a file may lack the clipboard API; selecting and copying still works.
     const area = element("textarea", { "aria-hidden": "true" });
     area.value = json();
     document.body.append(area);

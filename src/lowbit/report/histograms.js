@@ -1,4 +1,4 @@
-// Histograms with the marks where numbers are clipped; a single path each, on a logarithmic scale.
+// Histograms with clipping marks; one path each, with counts on a logarithmic scale.
 function drawing(tag, attributes, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -9,7 +9,7 @@ function drawing(tag, attributes, ...children) {
 const MARGIN = 6; // of 1000
 const figure3 = (value) => String(+value.toPrecision(3)).replace("-", "−");
 
-// The share of the numbers outside the clip, a bin that the clip cuts counted in parts.
+// The share of values outside the clipping range; a bin that it cuts counts in part.
 function shareOutside(edges, counts, [low, high]) {
   let outside = 0, all = 0;
   counts.forEach((count, i) => {
@@ -51,7 +51,7 @@ function histogramFigure(h) {
       drawing("line", { class: "clip", x1: high, x2: high, y1: 0, y2: 100 }));
     const share = 100 * shareOutside(edges, counts, clip);
     said = `Clipped to ${figure3(clip[0])} … ${figure3(clip[1])}; ` +
-      (share === 0 ? "nothing lies outside." : `about ${figure3(share)} % of the numbers lie outside.`);
+      (share === 0 ? "no value is clipped." : `about ${figure3(share)} % of the values are clipped.`);
   }
   made.append(svg, element("div", { class: "axis" }, element("span", {}, figure3(left)),
     element("span", {}, figure3(right))), element("p", {}, said));
@@ -59,12 +59,12 @@ function histogramFigure(h) {
 }
 
 if ($("gallery")) {
-  // The worst first: by the SQNR of the weight of that name.
+  // In order of rising SQNR of the weight of that name.
   const error = new Map(data.rows.map((r) => [r.name, r.sqnr_db === null ? Infinity : r.sqnr_db === "nan" ? -Infinity : number(r.sqnr_db)]));
   const rank = (h) => (error.has(h.name) ? error.get(h.name) : Infinity);
   const order = [...data.histograms].sort((a, b) => (rank(a) < rank(b) ? -1 : rank(a) > rank(b) ? 1 : 0));
   const choice = $("histogram"), few = order.slice(0, 6);
-  choice.append(element("option", { value: "" }, order.length > few.length ? `the ${few.length} with most error` : "all"));
+  choice.append(element("option", { value: "" }, order.length > few.length ? `the ${few.length} with the largest error` : "all"));
   order.forEach((h, i) => choice.append(element("option", { value: i }, `${h.name} (${h.kind})`)));
   const show = () => $("gallery").replaceChildren(...(choice.value === "" ? few : [order[choice.value]]).map(histogramFigure));
   choice.addEventListener("input", show);

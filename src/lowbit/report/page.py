@@ -1,7 +1,7 @@
-"""The page: a headline, pictures, the table of layers, what was measured, and the same as JSON inside it.
+"""The HTML page of a report: headline, charts, table of layers, measurements, and the report as JSON.
 
-Every name may come from an untrusted file. Text goes through `escaped`, the script sets text and never HTML, and a
-content security policy allows no script but the page's own and no request at all.
+Names may come from untrusted files. Text goes through `escaped`, the script sets text and never HTML, and a content
+security policy allows only the page's own script and no requests.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from lowbit.report.charts import colours_of, error_chart, largest_layers, latenc
 from lowbit.report.wording import decimal, escaped, size, times
 from lowbit.runtime.files.atomic import written_whole
 
-_MAX_NAMED = 8  # of what was asked for and not done, in the warning; the table has all
+_MAX_NAMED = 8  # of the weights that were not quantized; the table has all
 
 
 def write_html(report: ModelReport, path: str | os.PathLike[str]) -> None:
-    """Write the page, whole or not at all."""
+    """Write the page atomically."""
     page = html(report)
     with written_whole(path) as file:
         file.write(page)
 
 
 def html(report: ModelReport) -> str:
-    """The report as one page that works offline, on phones, in the dark, on paper and by keyboard.
+    """The report as one page that works offline, on phones, in dark mode, in print and by keyboard.
 
     >>> page = html(ModelReport("a.onnx", "b.onnx", "onnx", {"name": "W8A8"}, [], 1000, 250))
     >>> page.startswith("<!doctype html>"), "4.00×" in page
@@ -42,7 +42,7 @@ def html(report: ModelReport) -> str:
     script = f'"use strict";\n{script}'
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     colours = colours_of(report.rows)
-    # Nothing in JSON needs a bare "<", so the block cannot be ended by a name; ASCII keeps lone surrogates whole.
+    # JSON never needs a bare "<", so that no name can end the block; ASCII preserves lone surrogates.
     data = json.dumps(report.to_dict(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     body = "".join(
         (
@@ -97,7 +97,7 @@ def _headline(report: ModelReport) -> str:
 
 
 def _tiles(report: ModelReport) -> Iterator[tuple[str, str, str, str]]:
-    """(label, figure, more, mood) of the headline; what was not measured says so."""
+    """(label, figure, detail, mood) of each tile of the headline."""
     arrow = f"{size(report.bytes_before)} → {size(report.bytes_after)}"
     ratio = times(report.ratio) if report.bytes_before else "–"
     yield "Size reduction", ratio, arrow, "" if report.ratio >= 1 else "bad"
@@ -124,11 +124,11 @@ def _tiles(report: ModelReport) -> Iterator[tuple[str, str, str, str]]:
     else:
         yield "Accuracy", "–", "not measured: no data", "absent"
     treated, skipped = len(report.treated), len(report.skipped)
-    more = f"{skipped} asked for and not treated" if skipped else "all that was asked for"
+    more = f"{skipped} requested but not quantized" if skipped else "all that the recipe requests"
     if not treated and not skipped:
-        more = "nothing was asked for"
+        more = "the recipe requests none"
     figure = f"{treated:,} <small>of {len(report.rows):,}</small>"
-    yield "Weights treated", figure, more, "warn" if skipped else ""
+    yield "Weights quantized", figure, more, "warn" if skipped else ""
 
 
 def _warning(report: ModelReport) -> str:
@@ -144,7 +144,7 @@ def _warning(report: ModelReport) -> str:
     more = f'<p><button type="button" class="link" id="skipped">and {others:,} more</button></p>' if others > 0 else ""
     noun = "weight was" if len(skipped) == 1 else "weights were"
     return (
-        f'<aside class="warning" role="note"><h2>{len(skipped):,} {noun} asked for and not treated</h2>'
+        f'<aside class="warning" role="note"><h2>{len(skipped):,} {noun} requested but not quantized</h2>'
         f"<ul>{items}</ul>{more}</aside>"
     )
 
@@ -155,8 +155,8 @@ def _size(report: ModelReport, colours: Mapping[str, int]) -> str:
 
 def _errors(report: ModelReport, colours: Mapping[str, int]) -> str:
     about = (
-        '<p class="about">Relative error of each treated weight: the root mean square of what rounding changed, in '
-        "percent of the weight's own, on a logarithmic scale. Taller is worse. Choose a bar to see its layer.</p>"
+        '<p class="about">Relative error of each quantized weight: the RMS of the quantization error in percent of the '
+        "RMS of the weight, on a logarithmic scale. Lower is better. Select a bar to see its layer.</p>"
     )
     chart = error_chart(report.rows, colours)
     return _section("Error by layer", about + chart if "<svg" in chart else chart, "error")
@@ -164,15 +164,15 @@ def _errors(report: ModelReport, colours: Mapping[str, int]) -> str:
 
 def _layers(report: ModelReport) -> str:
     if not report.rows:
-        return _section("Layers", '<p class="none">The model has no weights that could be treated.</p>', "layers")
+        return _section("Layers", '<p class="none">The model has no weights that could be quantized.</p>', "layers")
     kinds = "".join(f"<option>{escaped(kind)}</option>" for kind in sorted({r.kind for r in report.rows}))
     return _section(
         "Layers",
         '<div class="filters"><label>Filter <input id="filter" type="search" placeholder="name, dtype, reason …" '
         'autocomplete="off" spellcheck="false"></label>'
         f'<label>Kind <select id="kind"><option value="">all</option>{kinds}</select></label>'
-        '<label>State <select id="state"><option value="">all</option><option value="treated">treated</option>'
-        '<option value="skipped">asked for, not treated</option><option value="left">left as it was</option></select>'
+        '<label>State <select id="state"><option value="">all</option><option value="treated">quantized</option>'
+        '<option value="skipped">requested, not quantized</option><option value="left">left float</option></select>'
         '</label><output id="shown" aria-live="polite"></output></div>'
         '<div class="scroll" tabindex="0" role="region" aria-label="Layers"><table id="layers"><thead></thead>'
         "<tbody></tbody></table></div>"
@@ -186,8 +186,8 @@ def _histograms(report: ModelReport) -> str:
     if not report.histograms:
         return ""
     about = (
-        '<p class="about">How the numbers are spread, on a logarithmic scale. Lines mark where they are clipped; what '
-        "lies in the shaded part is moved to the line.</p>"
+        '<p class="about">Distribution of values, with counts on a logarithmic scale. Lines mark the clipping range; '
+        "values in the shaded part are clipped to it.</p>"
     )
     choice = '<label>Show <select id="histogram"></select></label>'
     return _section("Histograms", f'{about}<div class="filters">{choice}</div><div id="gallery"></div>', "spread")
@@ -214,10 +214,10 @@ def _measured(report: ModelReport) -> str:
         heads = ("output", "SQNR dB", "cosine", "largest error", "samples")
         parts.append("<h3>Outputs against float</h3>" + _table(heads, outputs))
     if report.latency:
-        about = '<p class="about">Bars are medians of interleaved runs; lines hold half of the runs.</p>'
-        parts.append(f"<h3>Time</h3>{about}{latency_chart(report.latency)}")
+        about = "Bars are medians of interleaved runs; lines are 95 % confidence intervals of the median."
+        parts.append(f'<h3>Latency</h3><p class="about">{about}</p>{latency_chart(report.latency)}')
     if not parts:
-        parts.append('<p class="none">Nothing was run: without data, neither accuracy nor time is known.</p>')
+        parts.append('<p class="none">The models were not run: accuracy and latency need data (--data).</p>')
     return _section("Measured", "".join(parts), "measured")
 
 
@@ -231,7 +231,7 @@ def _provenance(report: ModelReport) -> str:
     recipe = escaped(json.dumps(report.to_dict()["recipe"], indent=2, ensure_ascii=False))
     facts = [("source", report.source), ("target", report.target)]
     if report.seconds:
-        facts.append(("took", f"{report.seconds:.1f} s"))
+        facts.append(("duration", f"{report.seconds:.1f} s"))
     if report.lowbit_version:
         facts.append(("lowbit", report.lowbit_version))
     facts += _flat(report.machine)
@@ -259,7 +259,7 @@ def _section(title: str, inner: str, name: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A small table; the cells are HTML already."""
+    """A small table of cells that are HTML already."""
     top = "".join(f'<th scope="col">{h}</th>' for h in heads)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table class="plain"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,4 +1,4 @@
-// The table of layers: sorted, filtered, drawn a few hundred rows at a time. Text is only ever set as text.
+// The table of layers: sorting, filtering, and drawing in chunks. Text is set as text, never as HTML.
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const collator = new Intl.Collator(undefined, { numeric: true, sensitivity: "base" });
@@ -20,7 +20,7 @@ function size(count) {
   return `${count.toFixed(Math.abs(count) < 9.995 ? 2 : Math.abs(count) < 99.95 ? 1 : 0)} ${units[unit]}`;
 }
 
-// JSON has no infinities: the report writes them as texts.
+// JSON has no infinities: the report writes them as strings.
 function number(value) {
   if (value === "inf") return Infinity;
   if (value === "-inf") return -Infinity;
@@ -32,18 +32,18 @@ const stateOf = (row) => (row.how ? "treated" : row.asked ? "skipped" : "left");
 function sqnr(value) {
   if (value === null) return "";
   if (value === "nan") return "not a number";
-  return value === "inf" ? "no loss" : value === "-inf" ? "−∞" : value.toFixed(1).replace("-", "−");
+  return value === "inf" ? "no error" : value === "-inf" ? "−∞" : value.toFixed(1).replace("-", "−");
 }
 
 const shape = (row) => (row.shape.length ? row.shape.join(" × ") : "scalar");
 
-// heading, what the cell says, what it is sorted by, whether it is a number
+// label, cell text, sort key, and whether it is a number
 const columns = [
   { label: "Name", text: (r) => r.name, key: (r) => r.name },
   { label: "Kind", text: (r) => r.kind, key: (r) => r.kind },
   { label: "Shape", text: shape, key: (r) => r.shape.reduce((a, b) => a * b, 1), number: true },
-  { label: "Was", text: (r) => r.dtype, key: (r) => r.dtype },
-  { label: "How, or why not", wide: true, text: (r) => r.how || r.why_not || "left as it was", key: (r) => r.how || `\uffff${r.why_not}` },
+  { label: "Dtype", text: (r) => r.dtype, key: (r) => r.dtype },
+  { label: "How, or why not", wide: true, text: (r) => r.how || r.why_not || "left float", key: (r) => r.how || `\uffff${r.why_not}` },
   { label: "Before", text: (r) => size(r.bytes_before), key: (r) => r.bytes_before, number: true },
   { label: "After", text: (r) => size(r.bytes_after), key: (r) => r.bytes_after, number: true },
   { label: "SQNR dB", text: (r) => sqnr(r.sqnr_db), key: (r) => number(r.sqnr_db), number: true },
@@ -65,7 +65,7 @@ function compare(a, b) {
   const key = columns[sorted.column].key;
   const x = key(a.row), y = key(b.row);
   if (typeof x === "string") {
-    if (!x !== !y) return x ? -1 : 1; // empty cells last, whichever way
+    if (!x !== !y) return x ? -1 : 1; // empty cells last in both directions
     return (sorted.down ? -1 : 1) * collator.compare(x, y) || a.index - b.index;
   }
   if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y) || a.index - b.index;
@@ -112,7 +112,7 @@ function redraw() {
 }
 
 function sortBy(i) {
-  // Numbers are asked for to find the largest, but the SQNR to find the worst.
+  // Numbers sort descending first, the SQNR ascending: its worst come first.
   const first = columns[i].number && columns[i].label !== "SQNR dB";
   if (sorted.column !== i) sorted = { column: i, down: first };
   else if (sorted.down === first) sorted = { column: i, down: !first };
@@ -130,7 +130,7 @@ function toggleDetail(line) {
     const name = data.rows[line.dataset.index].name;
     const found = data.histograms.filter((h) => h.name === name);
     const inner = found.length ? element("div", { class: "figures-of" }, ...found.map(histogramFigure))
-      : element("span", { class: "hint" }, "No histogram was kept for this weight.");
+      : element("span", { class: "hint" }, "There is no histogram of this weight.");
     line.after(element("tr", { class: "detail" }, element("td", { colspan: columns.length }, inner)));
   }
   line.classList.toggle("open", !open);
@@ -159,7 +159,7 @@ if (body) {
   $("layers").tHead.append(head);
   body.addEventListener("click", (event) => {
     const line = event.target.closest("tr.row");
-    // Text that is being selected is not a click.
+    // Selecting text is not a click.
     if (line && !String(getSelection())) toggleDetail(line);
   });
   for (const id of ["filter", "kind", "state"]) $(id).addEventListener("input", redraw);

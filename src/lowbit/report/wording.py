@@ -1,4 +1,4 @@
-"""Numbers and names as a reader sees them, safe inside HTML."""
+"""Numbers and names as text, safe inside HTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
 def escaped(text: Any) -> str:
-    """The text for HTML, in elements and in quoted attributes; what UTF-8 cannot hold becomes a question mark.
+    """The text escaped for HTML elements and quoted attributes; what UTF-8 cannot encode becomes a question mark.
 
     >>> escaped('</script><img src=x onerror="alert(1)">')
     '&lt;/script&gt;&lt;img src=x onerror=&quot;alert(1)&quot;&gt;'
@@ -19,7 +19,7 @@ def escaped(text: Any) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes with a unit, three figures.
+    """Bytes with a unit and three significant digits.
 
     >>> size(90_871_234), size(999), size(1), size(999_960)
     ('90.9 MB', '999 bytes', '1 byte', '1.00 MB')
@@ -33,7 +33,7 @@ def size(count: float) -> str:
 
 
 def decimal(value: float | None, digits: int = 4) -> str:
-    """A number with so many figures; – for none.
+    """A number with this many significant digits; – for None.
 
     >>> decimal(0.99912345), decimal(None), decimal(float("inf")), decimal(-3.5e-9)
     ('0.9991', '–', '∞', '−3.5e-09')
@@ -46,7 +46,7 @@ def decimal(value: float | None, digits: int = 4) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio.
+    """A ratio with the sign ×.
 
     >>> times(3.914), times(12.34)
     ('3.91×', '12.3×')

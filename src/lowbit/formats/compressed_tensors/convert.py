@@ -29,20 +29,8 @@ from lowbit.runtime.files.atomic import refuse_unwritable, written_whole
 Progress = Callable[[int, int, str], None]  # (bytes of the source done, total, current tensor)
 
 # Files with weights, which are not copied: they would be stale beside the new ones.
-_WEIGHTS = (
-    ".safetensors",
-    ".index.json",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".h5",
-    ".msgpack",
-    ".gguf",
-    ".onnx",
-    ".ot",
-    ".npz",
-)
+_SHARDS = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt")
+_WEIGHTS = (*_SHARDS, ".h5", ".msgpack", ".gguf", ".onnx", ".ot", ".npz")
 _MAX_COPIED = 1 << 28
 _FORMAT = "compressed-tensors"
 
@@ -95,18 +83,11 @@ def quantize_checkpoint(
             if not assembly.complete:
                 _write(opened, plan, config, rest, assembly, progress)
         losses = {name: db for shard in assembly.finished.values() for name, db in shard.sqnr_db.items()}
-        return ModelReport(
-            source=os.fspath(source),
-            target=str(target),
-            format=_FORMAT,
-            recipe=made.to_dict(),
-            rows=[_with_loss(row, losses) for row in plan.rows],
-            bytes_before=opened.nbytes,
-            bytes_after=sum(shard.nbytes for shard in assembly.finished.values()),
-            notes=_notes(plan, config, assembly),
-            seconds=time.perf_counter() - start,
-            lowbit_version=__version__,
-        )
+        rows = [_with_loss(row, losses) for row in plan.rows]
+        after = sum(shard.nbytes for shard in assembly.finished.values())
+        report = ModelReport(os.fspath(source), str(target), _FORMAT, made.to_dict(), rows, opened.nbytes, after)
+        spent = time.perf_counter() - start
+        return report.but(notes=_notes(plan, config, assembly), seconds=spent, lowbit_version=__version__)
 
 
 def open_checkpoint(source: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint | PickledCheckpoint:

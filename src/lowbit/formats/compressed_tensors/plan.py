@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,31 +107,13 @@ def _decided(info: TensorInfo, config: Mapping[str, Any], recipe: Recipe) -> tup
         asked = True
         scheme = Scheme(rule.weights, rule.activations)
         why = _impossible(info, kind, config) or scheme.refused(info.shape)
-    row = WeightRow(
-        info.name,
-        kind,
-        info.shape,
-        info.dtype,
-        why_not=why,
-        asked=asked,
-        bytes_before=info.nbytes,
-        bytes_after=info.nbytes,
-    )
+    size = info.nbytes
+    row = WeightRow(info.name, kind, info.shape, info.dtype, "", why, asked, bytes_before=size, bytes_after=size)
     if why or scheme is None:
         return copied, row
     item = Item(info, tuple(scheme.stored(module, info.shape, info.dtype)), scheme)
-    done = WeightRow(
-        info.name,
-        kind,
-        info.shape,
-        info.dtype,
-        how=str(scheme.weights),
-        bytes_before=info.nbytes,
-        bytes_after=item.nbytes,
-        activations=str(scheme.activations or ""),
-        note=scheme.format,
-    )
-    return item, done
+    row = replace(row, how=str(scheme.weights), activations=str(scheme.activations or ""), note=scheme.format)
+    return item, replace(row, asked=True, bytes_after=item.nbytes)
 
 
 def _kind(info: TensorInfo, module: str, config: Mapping[str, Any]) -> tuple[str, str]:

@@ -98,24 +98,10 @@ class Scheme:
     def config(self, targets: list[str]) -> dict[str, Any]:
         """The entry of config_groups for these targets."""
         w, a = self.weights, self.activations
-        weights = {
-            "num_bits": self.bits,
-            "type": "int",
-            "symmetric": w.scheme == "symmetric",
-            "strategy": w.granularity,
-            "group_size": w.group_size,
-            "dynamic": False,
-        }
         inputs = None
         if a is not None:
-            inputs = {
-                "num_bits": 8,
-                "type": "int",
-                "symmetric": a.scheme == "symmetric",
-                "strategy": a.granularity,
-                "group_size": None,
-                "dynamic": True,
-            }
+            inputs = _entry(8, a.scheme, a.granularity, dynamic=True)
+        weights = _entry(self.bits, w.scheme, w.granularity, w.group_size)
         return {
             "targets": targets,
             "weights": weights,
@@ -149,6 +135,13 @@ class Scheme:
         if self.format == PACK and zero.ndim == 2:
             return np.ascontiguousarray(_words(np.ascontiguousarray(zero.T), self.bits).T)
         return (zero.astype(np.int16) - (1 << (self.bits - 1))).astype(np.int8)
+
+
+def _entry(
+    bits: int, scheme: str, strategy: str, group_size: int | None = None, dynamic: bool = False
+) -> dict[str, Any]:
+    made = {"num_bits": bits, "type": "int", "symmetric": scheme == "symmetric", "strategy": strategy}
+    return made | {"group_size": group_size, "dynamic": dynamic}
 
 
 def packed_rows(q: QuantizedTensor) -> npt.NDArray[np.int32]:

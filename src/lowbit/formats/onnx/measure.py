@@ -85,17 +85,8 @@ def compare_speed(
         calls = {name: (lambda s=s: s.run(None, dict(feed))) for name, s in pair.items()}
         timed = measure_calls(calls, seconds=seconds)
         a, b = timed["float"], timed["quantized"]
-        found.append(
-            Latency(
-                RUNTIME,
-                shape,
-                count,
-                a.median * 1e3,
-                b.median * 1e3,
-                (a.low * 1e3, a.high * 1e3),
-                (b.low * 1e3, b.high * 1e3),
-            )
-        )
+        times = a.median * 1e3, b.median * 1e3, (a.low * 1e3, a.high * 1e3), (b.low * 1e3, b.high * 1e3)
+        found.append(Latency(RUNTIME, shape, count, *times))
     return found
 
 

@@ -15,16 +15,8 @@ from lowbit.numerics.errors import InvalidProblem
 
 def left_row(use: WeightUse, asked: bool, size: int, why: str = "") -> WeightRow:
     """The row of a weight that is not quantized."""
-    return WeightRow(
-        use.name,
-        use.op,
-        use.shape,
-        use.dtype,
-        why_not=why or use.why_not,
-        asked=asked,
-        bytes_before=size,
-        bytes_after=size,
-    )
+    why = why or use.why_not
+    return WeightRow(use.name, use.op, use.shape, use.dtype, "", why, asked, bytes_before=size, bytes_after=size)
 
 
 def one_row(same: Sequence[WeightRow], stored: int) -> WeightRow:

@@ -138,18 +138,9 @@ def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> 
     stored = q.nbytes
     if bias is not None:
         stored += _bias(graph, use, bias, q, float(x.scale))
-    row = WeightRow(
-        use.name,
-        use.op,
-        tuple(weight.shape),
-        str(weight.dtype),
-        str(rule.weights),
-        bytes_before=weight.nbytes,
-        bytes_after=stored,
-        sqnr_db=q.error(weight).sqnr_db,
-        activations=str(rule.activations),
-        note=left,
-    )
+    row = WeightRow(use.name, use.op, tuple(weight.shape), str(weight.dtype), str(rule.weights), note=left)
+    row = replace(row, bytes_before=weight.nbytes, bytes_after=stored, sqnr_db=q.error(weight).sqnr_db)
+    row = replace(row, activations=str(rule.activations))
     return row, spread(use.name, weight, q.params)
 
 

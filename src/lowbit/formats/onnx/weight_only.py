@@ -113,20 +113,9 @@ def _matmul_nbits(graph: Graph, use: WeightUse, w: StoredWeight, level: int) -> 
     node, out = use.node, use.node.output[0]
     bias = node.input[2] if use.op == "Gemm" and len(node.input) > 2 else ""
     product = graph.fresh(f"{out}_product") if bias else out
-    new = [
-        helper.make_node(
-            "MatMulNBits",
-            inputs,
-            [product],
-            name=graph.fresh(f"{node.name or out}_nbits"),
-            domain=MICROSOFT,
-            K=k,
-            N=n,
-            bits=w.bits,
-            block_size=size,
-            accuracy_level=level,
-        )
-    ]
+    options: dict[str, Any] = {"K": k, "N": n, "bits": w.bits, "block_size": size, "accuracy_level": level}
+    name = graph.fresh(f"{node.name or out}_nbits")
+    new = [helper.make_node("MatMulNBits", inputs, [product], name=name, domain=MICROSOFT, **options)]
     if bias:
         new.append(helper.make_node("Add", [product, bias], [out], name=graph.fresh(f"{node.name or out}_bias")))
     graph.insert_before(node, new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,20 +116,9 @@ def quantized_uses(graph: Graph) -> list[WeightUse]:
         reader = node
         if node.op_type == "DequantizeLinear":
             reader = next((n for n, _ in graph.consumers(node.output[0])), node)
-        found.append(
-            WeightUse(
-                node.input[at],
-                reader,
-                at,
-                "other",
-                reader.op_type,
-                0,
-                tuple(stored.dims),
-                TensorProto.DataType.Name(stored.data_type).lower(),
-                why_not=f"came quantized ({node.op_type})",
-                in_body=graph.in_body(node),
-            )
-        )
+        shape, dtype = tuple(stored.dims), TensorProto.DataType.Name(stored.data_type).lower()
+        use = WeightUse(node.input[at], reader, at, "other", reader.op_type, 0, shape, dtype)
+        found.append(replace(use, why_not=f"came quantized ({node.op_type})", in_body=graph.in_body(node)))
     return found
 
 
@@ -153,19 +142,9 @@ def _use(graph: Graph, node: NodeProto, index: int, tensor: str) -> WeightUse | 
         element = attribute(step, "to", element) if step.op_type == "Cast" else element
     if not why_not:
         why_not = _obstacle(graph, node, name, element)
-    return WeightUse(
-        name,
-        node,
-        index,
-        kind,
-        node.op_type,
-        axis,
-        shape,
-        FLOATS.get(element, "not float"),
-        steps,
-        why_not,
-        graph.in_body(node),
-    )
+    dtype = FLOATS.get(element, "not float")
+    use = WeightUse(name, node, index, kind, node.op_type, axis, shape, dtype, steps, why_not)
+    return replace(use, in_body=graph.in_body(node))
 
 
 def _obstacle(graph: Graph, node: NodeProto, name: str, element: int) -> str:
