@@ -61,7 +61,7 @@ def test_a_slower_model_is_not_called_faster():
 def test_without_measurements_it_says_so():
     page = html(plausible().but(latency=(), accuracy=(), metrics=(), histograms=()))
     assert page.count("not measured") == 2
-    assert "Nothing was run" in page
+    assert "The models were not run" in page
     assert 'id="gallery"' not in page
 
 
