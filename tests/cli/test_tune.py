@@ -24,7 +24,7 @@ def run(monkeypatch, tmp_path):
 
 
 def test_tune_shows_settings_and_a_verdict(run):
-    result = run("tune", "--matmul", "8x64x64", "--seconds", "0.3")
+    result = run("tune", "--matmul", "8x64x64", "--seconds", "2")
     assert result.exit_code == 0, result.output
     for word in ("matmul 8x64x64", "float32", "int8 symmetric", "SQNR dB", "normal numbers"):
         assert word in result.stdout
