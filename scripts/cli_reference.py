@@ -22,12 +22,12 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def default_of(parameter: Any) -> str:
-    """The default, if it says something; types are left out, as versions of typer differ in them."""
-    value = parameter.default
+def meaning_of(parameter: Any) -> str:
+    """The help, and the default if it says something. Types are left out, as versions of typer differ in them."""
+    text, value = cell(getattr(parameter, "help", "") or ""), parameter.default
     if isinstance(value, bool) or value in (None, "", [], ()) or not parameter.show_default:
-        return ""
-    return f"`{', '.join(map(str, value)) if isinstance(value, list | tuple) else value}`"
+        return text
+    return f"{text} Default: `{', '.join(map(str, value)) if isinstance(value, list | tuple) else value}`."
 
 
 def sections(group: Any) -> Iterator[str]:
@@ -39,10 +39,10 @@ def sections(group: Any) -> Iterator[str]:
         options = [p for p in command.params if p.param_type_name == "option" and not getattr(p, "hidden", False)]
         usage = " ".join(f"{p.name.upper()}{' ...' if p.nargs == -1 else ''}" for p in arguments)
         yield f"```sh\nlowbit {name} {'[OPTIONS] ' if options else ''}{usage}".rstrip() + "\n```\n"
-        rows = [(f"`{p.name.upper()}`", default_of(p), cell(getattr(p, "help", "") or "")) for p in arguments]
-        rows += [(", ".join(f"`{o}`" for o in p.opts), default_of(p), cell(p.help or "")) for p in options]
+        rows = [(f"`{p.name.upper()}`", meaning_of(p)) for p in arguments]
+        rows += [(", ".join(f"`{o}`" for o in p.opts), meaning_of(p)) for p in options]
         if rows:
-            yield "| | default | meaning |\n|---|---|---|\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+            yield "| | meaning |\n|---|---|\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
         if example := (getattr(command, "epilog", None) or "").removeprefix("Example: ").strip():
             yield f"```sh\n{' '.join(example.split())}\n```\n"
 
