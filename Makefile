@@ -103,6 +103,7 @@ stubs: $(VENV)/.built
 # The site, in build/site. Warnings are errors.
 docs: $(VENV)/.check
 	$(BIN)/python scripts/cli_reference.py
+	$(BIN)/python scripts/kernel_table.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 # BENCH="--quick --only quantize,gemm" passes options on.
