@@ -77,8 +77,8 @@ test-python: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not deep" $(addprefix --ignore=,$(MODEL_TESTS) tests/gpu)
 
 # GPU kernels without a GPU, a process each: Triton's interpreter, compiled ahead of time, executed PTX.
-GPU_INTERPRETED := $(addprefix tests/gpu/test_,elementwise.py reductions.py gemm.py int4_and_conv.py doors.py)
-GPU_COMPILED    := tests/gpu/test_ahead.py tests/gpu/test_torch_doors.py
+GPU_INTERPRETED := $(addprefix tests/gpu/test_,elementwise.py reductions.py gemm.py int4_and_conv.py interfaces.py)
+GPU_COMPILED    := tests/gpu/test_ahead.py tests/gpu/test_torch_interfaces.py
 test-gpu: $(VENV)/.test
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not deep" $(GPU_INTERPRETED)
 	$(BIN)/python -m pytest -m "not deep" $(GPU_COMPILED)

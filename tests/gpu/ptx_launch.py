@@ -69,8 +69,15 @@ def compile_launch(
     key = (kernel, target, str(specialization), str(sorted(settings.__dict__.items(), key=str)), str(constants))
     if key not in _COMPILED:
         _COMPILED[key] = _compile(kernel, backend, gpu, settings, signature, constants, attributes)
-    left = [value for name, value in bound.items() if signature[name] != "constexpr"]
+    left = [value for name, given in bound.items() for value in _elements(given, signature[name])]
     return _COMPILED[key], left
+
+
+def _elements(value: Any, kind: Any) -> list[Any]:
+    """What a kernel is passed for an argument: nothing for a constant, the elements of a tuple, or the value."""
+    if isinstance(kind, tuple):
+        return [e for part, k in zip(value, kind, strict=True) for e in _elements(part, k)]
+    return [] if kind == "constexpr" else [value]
 
 
 def _compile(

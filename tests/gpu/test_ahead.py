@@ -71,7 +71,7 @@ def expected_product(case: Case, target: str) -> str | None:
     if is_matrix_product(case):
         if target in AMD:
             return rf"{amd_matrix}_i32_\w*i\w*8"
-        if case.constexprs["BLOCK_M"] >= 64 and target in ("sm_90", "sm_100"):
+        if case.constexprs["TILE"].rows >= 64 and target in ("sm_90", "sm_100"):
             return r"wgmma\.mma_async\S*\.s32\.s8\.s8" if target == "sm_90" else r"tcgen05\.mma\S*kind::i8"
         return r"mma\.sync\S*m16n8k32\S*\.satfinite\.s32\.s8\.s8\.s32"
     if kernel.endswith("dp4a"):
@@ -82,7 +82,7 @@ def expected_product(case: Case, target: str) -> str | None:
             return rf"{amd_matrix}_f32_\w*{x}\w*" if x != "f32" or target != "gfx1100" else FUSED[1]
         if target == "sm_75" or x == "f32":  # no Tensor Cores: Triton's on Turing, and those of f32 round to tf32
             return FUSED[0]
-        if case.constexprs["BLOCK_M"] >= 64 and target in ("sm_90", "sm_100"):
+        if case.constexprs["TILE"].rows >= 64 and target in ("sm_90", "sm_100"):
             return rf"wgmma\.mma_async\S*\.{x}\.{x}" if target == "sm_90" else r"tcgen05\.mma\S*kind::f16"
         return rf"mma\.sync\S*m16n8k16\S*f32\.{x}\.{x}\.f32"
     return None
@@ -107,7 +107,9 @@ def test_emitted_text(pair: Pair, compiled: dict[Pair, Future[Texts]]) -> None:
     # Contraction: no product of floats is added without being rounded, but where there is no matrix unit for floats.
     # AMD turns an f32 to an i64 by its floor and a fused step: only rne(bias / (sa * sb)) does that.
     if product not in FUSED:
-        steps = target in AMD and case.constexprs.get("BIAS") == "steps"
+        steps = (
+            target in AMD and "RULES" in case.constexprs and getattr(case.constexprs["RULES"], "BIAS", "") == "steps"
+        )
         conversions = len(re.findall(r"\bv_floor_f32", texts["amdgcn"])) if steps else 0
         assert emitted.fused(texts) == conversions
 

@@ -32,7 +32,7 @@ def gpu_check(
     interpreter: Annotated[bool, typer.Option("--interpreter", hidden=True)] = False,
 ) -> None:
     """Compare the GPU kernels (experimental) with the NumPy reference on a GPU, measure them, and write a report."""
-    from lowbit.runtime.devices import find_device, why_not
+    from lowbit.runtime.devices import EXPERIMENTAL, find_device, why_not
 
     if interpreter:
         os.environ |= {"LOWBIT_GPU_INTERPRETER": "1"}
@@ -56,6 +56,7 @@ def gpu_check(
         compared = sum(r.compared for r in results)
         right = len(results) - len(wrong)
         shown.print(f"{right} of {len(results)} comparisons right, {compared:,} results.")
+        shown.print(f"{EXPERIMENTAL}. Please report the results of this command.", style="dim")
         if place.backend != "interpreter":
             for s in measured:
                 shown.print(_line(s))

@@ -19,8 +19,6 @@ from typing import Any
 
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 
-__all__ = ["AMD", "NVIDIA", "TARGETS", "Case", "backend_of", "compile_case"]
-
 NVIDIA = ("sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 AMD = ("gfx90a", "gfx942", "gfx1100")
 TARGETS = (*NVIDIA, *AMD)
@@ -33,7 +31,7 @@ _TEXTS = ("ttir", "ttgir", "llir", "ptx", "amdgcn")
 class Case:
     """A kernel with all that a launch would tell the compiler.
 
-    signature: a type for each argument that is no constant ("*i8", "*fp32", "i32", ...), constants left out.
+    signature: a type for each argument that is no constant ("*i8", "*fp32", "i32", ...), or a NamedTuple of types.
     divisible: arguments that are multiples of 16, as Triton finds out by itself at a launch: pointers, mostly.
     not_on: targets it is not for, each with its reason.
     A constant named BACKEND is set to the target's backend, "cuda" or "hip", whatever the case says.
@@ -41,7 +39,7 @@ class Case:
 
     name: str
     kernel: Any
-    signature: Mapping[str, str]
+    signature: Mapping[str, Any]
     constexprs: Mapping[str, Any]
     divisible: tuple[str, ...] = ()
     num_warps: int = 4
@@ -84,7 +82,7 @@ def compile_case(case: Case, target: str) -> dict[str, str]:
     if "BACKEND" in constants:
         constants["BACKEND"] = backend
     names = case.kernel.arg_names
-    unknown = [n for n in (*case.signature, *constants, *case.divisible) if n not in names]
+    unknown = [n for n in (*case.signature, *constants, *case.divisible) if n.partition(".")[0] not in names]
     missing = [n for n in names if n not in case.signature and n not in constants]
     if unknown or missing:
         raise InvalidProblem(f"{case.name}: unknown arguments {unknown}, missing arguments {missing}")
@@ -92,7 +90,7 @@ def compile_case(case: Case, target: str) -> dict[str, str]:
         fn=case.kernel,
         signature={n: "constexpr" if n in constants else case.signature[n] for n in names},
         constexprs=constants,
-        attrs={(names.index(n),): [["tt.divisibility", 16]] for n in case.divisible},
+        attrs={_path(case, n): [["tt.divisibility", 16]] for n in case.divisible},
     )
     gpu = GPUTarget("hip", target, _WAVE[target]) if backend == "hip" else GPUTarget("cuda", int(target[3:]), 32)
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages, "enable_fp_fusion": False}
@@ -104,6 +102,13 @@ def compile_case(case: Case, target: str) -> dict[str, str]:
     if backend == "hip" and _NVIDIA_ASSEMBLY.search(texts["llir"]):
         raise InvalidProblem(f"{case.name}: NVIDIA assembly in code for {target}")
     return texts
+
+
+def _path(case: Case, name: str) -> tuple[int, ...]:
+    """Of an argument, "x", or of a field of a tuple, "scales.sa"."""
+    argument, _, member = name.partition(".")
+    index = case.kernel.arg_names.index(argument)
+    return (index, case.signature[argument]._fields.index(member)) if member else (index,)
 
 
 @contextmanager

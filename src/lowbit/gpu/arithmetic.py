@@ -9,11 +9,6 @@ from __future__ import annotations
 
 from lowbit.gpu.language import jit, tl
 
-__all__ = [
-    "ROUND_F32", "ROUND_F64", "affine_from_range", "divide", "join_nibbles", "low_and_high", "masked", "nan_of",
-    "round_to_even", "split_nibbles", "steps_clamped", "steps_seen", "widen",
-]  # fmt: skip
-
 # Adding 1.5 * 2^23 leaves no bits for a fraction, and the adder rounds half to even. Good for |y| < 2^22.
 ROUND_F32 = tl.constexpr(12582912.0)
 ROUND_F64 = tl.constexpr(6755399441055744.0)

@@ -1,7 +1,7 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 """int8 products four at a time, with no matrix unit:
 
-    y[m, n] = finish(sum over k of (a[m, k] - za[m]) * (b[n, k] - zb[n]))
+    y[m, n] = epilogue(sum over k of (a[m, k] - za[m]) * (b[n, k] - zb[n]))
 
 DP4A adds the four products of the bytes of two words to a third:
 
@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from lowbit.gpu.gemm import finish_tile, tile_of
 from lowbit.gpu.language import jit, tl
-
-__all__ = ["dp4a", "int8_gemm_dp4a", "int8_gemv_dp4a", "words"]
 
 
 @jit
@@ -56,14 +54,11 @@ def words(codes, row, row_bytes, word, K, UNSIGNED: tl.constexpr, WHOLE: tl.cons
 
 
 @jit
-def int8_gemv_dp4a(
-    a, b, out, sa, za, sb, zb, column_sums, bias, M, N, K, a_row, b_row, out_row, sy, zy, lo, hi, floor, ceiling,
-    SA_STEP: tl.constexpr, ZA_STEP: tl.constexpr, SB_STEP: tl.constexpr, ZB_STEP: tl.constexpr,
-    A_UNSIGNED: tl.constexpr, B_UNSIGNED: tl.constexpr, HAS_ZA: tl.constexpr, HAS_ZB: tl.constexpr,
-    WIDE: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr, BACKEND: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_WORDS: tl.constexpr,
-):  # fmt: skip
-    """A row of a, program 1's, times BLOCK_N rows of b; the words of a block of k side by side, added up at the end."""
+def int8_gemv_dp4a(a, b, out, scales, shape, epilogue, RULES: tl.constexpr, WHOLE: tl.constexpr, BACKEND: tl.constexpr):
+    """A row of a, program 1's, times 16 rows of b; the words of a k-block are side by side and added up at the end."""
+    BLOCK_N: tl.constexpr = 16
+    BLOCK_WORDS: tl.constexpr = 64
+    N, K = shape.N, shape.K
     row = tl.program_id(1)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     lanes = tl.arange(0, BLOCK_WORDS)[None, :]
@@ -71,42 +66,40 @@ def int8_gemv_dp4a(
     partial = tl.zeros((BLOCK_N, BLOCK_WORDS), tl.int32)
     of_row = tl.zeros((1, BLOCK_WORDS), tl.int32)
     for first in range(0, tl.cdiv(K, 4), BLOCK_WORDS):
-        a_words = words(a, row.to(tl.int64), a_row, first + lanes, K, A_UNSIGNED, WHOLE)
-        b_words = words(b, b_rows, b_row, first + lanes, K, B_UNSIGNED, WHOLE)
+        a_words = words(a, row.to(tl.int64), shape.a_row, first + lanes, K, RULES.A_UNSIGNED, WHOLE)
+        b_words = words(b, b_rows, shape.b_row, first + lanes, K, RULES.B_UNSIGNED, WHOLE)
         partial = dp4a(b_words, a_words, partial, BACKEND)
-        if HAS_ZB:
+        if RULES.HAS_ZB:
             of_row = dp4a(a_words, tl.full((1, BLOCK_WORDS), 0x01010101, tl.int32), of_row, BACKEND)
-    finish_tile(
-        tl.sum(partial, axis=1)[None, :], tl.sum(of_row, axis=1), row + tl.arange(0, 1), columns, out, sa, za, sb, zb,
-        column_sums, bias, M, N, K, out_row, sy, zy, lo, hi, floor, ceiling, SA_STEP, ZA_STEP, SB_STEP, ZB_STEP,
-        A_UNSIGNED, B_UNSIGNED, HAS_ZA, HAS_ZB, WIDE, OUT, BIAS,
-    )  # fmt: skip
+    dot, row_sum, rows = tl.sum(partial, axis=1)[None, :], tl.sum(of_row, axis=1), row + tl.arange(0, 1)
+    finish_tile(dot, row_sum, rows, columns, 0, out, shape.out_row, scales, shape.M, N, K, epilogue, RULES)
 
 
 @jit
 def int8_gemm_dp4a(
-    a, b, out, sa, za, sb, zb, column_sums, bias, M, N, K, a_row, b_row, out_row, sy, zy, lo, hi, floor, ceiling,
-    SA_STEP: tl.constexpr, ZA_STEP: tl.constexpr, SB_STEP: tl.constexpr, ZB_STEP: tl.constexpr,
-    A_UNSIGNED: tl.constexpr, B_UNSIGNED: tl.constexpr, HAS_ZA: tl.constexpr, HAS_ZB: tl.constexpr,
-    WIDE: tl.constexpr, OUT: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr, BACKEND: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr,
-):  # fmt: skip
-    """A tile of BLOCK_M by BLOCK_N, a word of k at a time: an outer product of BLOCK_M and BLOCK_N words."""
-    tile_m, tile_n = tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    a,
+    b,
+    out,
+    scales,
+    shape,
+    epilogue,
+    RULES: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BACKEND: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """A tile, a word of k at a time: an outer product of words of a's rows and of b's."""
+    M, N, K = shape.M, shape.N, shape.K
+    rows, columns = tile_of(tl.program_id(0), M, N, TILE)
     a_rows = (rows % M).to(tl.int64)[:, None]
     b_rows = (columns % N).to(tl.int64)[None, :]
-    dot = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
-    row_sum = tl.zeros((BLOCK_M, 1), tl.int32)
+    dot = tl.zeros((TILE.rows, TILE.columns), tl.int32)
+    row_sum = tl.zeros((TILE.rows, 1), tl.int32)
     for index in range(0, tl.cdiv(K, 4)):
         word = tl.zeros((1, 1), tl.int32) + index
-        a_words = words(a, a_rows, a_row, word, K, A_UNSIGNED, WHOLE)
-        dot = dp4a(a_words, words(b, b_rows, b_row, word, K, B_UNSIGNED, WHOLE), dot, BACKEND)
-        if HAS_ZB:
-            row_sum = dp4a(a_words, tl.full((BLOCK_M, 1), 0x01010101, tl.int32), row_sum, BACKEND)
-    finish_tile(
-        dot, tl.sum(row_sum, axis=1), rows, columns, out, sa, za, sb, zb, column_sums, bias, M, N, K, out_row, sy, zy,
-        lo, hi, floor, ceiling, SA_STEP, ZA_STEP, SB_STEP, ZB_STEP, A_UNSIGNED, B_UNSIGNED, HAS_ZA, HAS_ZB, WIDE, OUT,
-        BIAS,
-    )  # fmt: skip
+        a_words = words(a, a_rows, shape.a_row, word, K, RULES.A_UNSIGNED, WHOLE)
+        dot = dp4a(a_words, words(b, b_rows, shape.b_row, word, K, RULES.B_UNSIGNED, WHOLE), dot, BACKEND)
+        if RULES.HAS_ZB:
+            row_sum = dp4a(a_words, tl.full((TILE.rows, 1), 0x01010101, tl.int32), row_sum, BACKEND)
+    row_sums = tl.sum(row_sum, axis=1)
+    finish_tile(dot, row_sums, rows, columns, 0, out, shape.out_row, scales, M, N, K, epilogue, RULES)

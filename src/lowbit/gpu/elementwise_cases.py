@@ -6,131 +6,145 @@ from typing import Any
 
 from lowbit.gpu import elementwise, learned, reductions
 from lowbit.gpu.ahead import Case
-from lowbit.gpu.grids import BAND, COLUMNS, FLAT, GROUP_ROWS, GROUPS, RANGE_PIECE, ROWS, TENSOR
-
-__all__ = ["CASES"]
+from lowbit.gpu.arguments import CodeRange, CodeRules, ColumnBlock, FoldBlock, RunBlock, Spread, SpreadRules, SumBlock
+from lowbit.gpu.grids import COLUMNS, FLAT, GROUP_ROWS, GROUPS, ROWS, TENSOR, Parts
 
 _KINDS = {
-    TENSOR: "tensor", ROWS: "channel", COLUMNS: "last_channel", FLAT: "group", GROUPS: "ragged_group",
+    TENSOR: "tensor",
+    ROWS: "channel",
+    COLUMNS: "last_channel",
+    FLAT: "group",
+    GROUPS: "ragged_group",
     GROUP_ROWS: "group_of_rows",
-}  # fmt: skip
+}
 _FLOATS = {"f32": "fp32", "f64": "fp64", "f16": "fp16", "bf16": "bf16"}
 _CODES = {"s8": "i8", "u8": "u8", "s4": "u8", "u4": "u8"}
 _ITEM = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 _THREADS, _WARPS = 256, 8
+_PARTS: Any = Parts("u1", *["i32"] * 8)  # type: ignore[arg-type]
+_RANGE = {"codes": CodeRange("i32", "i32", "i32")}
+_EVEN = ("n", "stored", "columns", "axis", "runs", "bytes_of_group", "length", "group", "longest", "scales")
 
 
 def _wide(element: str) -> str:
     return "fp64" if element == "f64" else "fp32"
 
 
-def _case(name: str, kernel: Any, pointers: dict[str, str | None], integers: str, warps: int = _WARPS, /,
-          uneven: bool = False, index: str = "i32", **constants: Any) -> Case:  # fmt: skip
-    """pointers: what each points to, None where there is none. uneven: sizes are no multiples of 16."""
-    signature = {k: f"*{v}" for k, v in pointers.items() if v is not None}
-    absent = {k: None for k, v in pointers.items() if v is None}
-    sizes = integers.split()
-    bounds = ("qmin", "qmax", "divisor", "groups", "pieces", "bands", "outer")
-    signature |= {k: "i32" if k in bounds else index for k in sizes}
-    even = [] if uneven else [k for k in sizes if k not in bounds]
-    return Case(name, kernel, signature, {**absent, **constants}, (*signature.keys() & pointers.keys(), *even), warps)
+def _case(
+    name: str,
+    kernel: Any,
+    pointers: str,
+    sizes: dict[str, Any],
+    constants: dict[str, Any],
+    warps: int = _WARPS,
+    uneven: bool = False,
+) -> Case:
+    """pointers: "x fp32, zero -": what each points to, "-" where there is none. uneven: no size is a multiple of 16."""
+    types = dict(pair.split() for pair in pointers.split(", "))
+    held = {name: f"*{kind}" for name, kind in types.items() if kind != "-"}
+    fields = [f"{n}.{f}" for n, kind in sizes.items() if isinstance(kind, tuple) for f in kind._fields]  # type: ignore[attr-defined]
+    even = [] if uneven else [f for f in (*sizes, *fields) if f.rpartition(".")[2] in _EVEN]
+    absent = {name: None for name, kind in types.items() if kind == "-"}
+    return Case(name, kernel, held | sizes, absent | constants, (*held, *even), warps)
 
 
-def _flat(op: str, element: str, code: str | None, kind: int, *, zero: bool = True, long: bool = True,
-          group: int = 1, wide_index: bool = False, uneven: bool = False) -> Case:  # fmt: skip
+def _flat(
+    op: str,
+    element: str,
+    code: str | None,
+    kind: int,
+    *,
+    zero: bool = True,
+    long: bool = True,
+    group: int = 1,
+    wide_index: bool = False,
+    uneven: bool = False,
+) -> Case:
     """A case of elementwise.py."""
-    block = 16 // _ITEM[element] * _THREADS
-    f, scale, q = _FLOATS[element], _wide(element), _CODES.get(code or "")
-    packed = code in ("s4", "u4")
-    z = "i32" if zero else None
-    pointers: dict[str, dict[str, str | None]] = {
-        "quantize": {"x": f, "scale": scale, "zero": z, "out": q},
-        "dequantize": {"codes": q, "scale": scale, "zero": z, "out": f},
-        "fake_quantize": {"x": f, "scale": scale, "zero": z, "out": f},
-        "fake_quantize_backward": {"dy": f, "x": f, "scale": scale, "zero": z, "out": f},
-        "quantize_backward": {"dy": f, "x": f, "scale": scale, "zero": z, "out": f},
-        "dequantize_backward": {"dy": f, "scale": scale, "out": f},
-    }
-    integers = "n stored columns axis groups" if op in ("quantize", "dequantize") else "n columns axis groups"
-    integers += "" if op.startswith("dequantize") else " qmin qmax"
-    more: dict[str, Any] = {"PACKED": packed} if op in ("quantize", "dequantize") else {}
-    more |= {"SIGNED": code == "s4" or code == "s8"} if op == "dequantize" else {}
+    f, q, z = _FLOATS[element], _CODES.get(code or ""), "i32" if zero else "-"
+    affine, index = f"scale {_wide(element)}, zero {z}", "i64" if wide_index else "i32"
+    pointers = {
+        "quantize": f"x {f}, {affine}, out {q}",
+        "dequantize": f"codes {q}, {affine}, out {f}",
+        "fake_quantize": f"x {f}, {affine}, out {f}",
+        "dequantize_backward": f"dy {f}, scale {_wide(element)}, out {f}",
+    }.get(op, f"dy {f}, x {f}, {affine}, out {f}")
+    rules = SpreadRules(kind, group, long, wide_index, 16 // _ITEM[element] * _THREADS)
+    sizes: dict[str, Any] = {"at": Spread(index, index, index, "i32")}
+    constants: dict[str, Any] = {"RULES": rules}
+    if op in ("quantize", "dequantize"):
+        sizes |= {"stored": index}
+        constants |= {"PACKED": code in ("s4", "u4")}
+    if op == "dequantize":
+        constants |= {"SIGNED": code in ("s4", "s8")}
+    if not op.startswith("dequantize"):
+        sizes |= {"qmin": "i32", "qmax": "i32"}
     pair = {"quantize": f"{element}_{code}", "dequantize": f"{code}_{element}"}.get(op, element)
     marks = ("" if zero or op == "dequantize_backward" else "_no_zero") + ("" if long else "_short_rows")
     marks += ("_wide_index" if wide_index else "") + ("_uneven" if uneven else "")
-    return _case(
-        f"{op}_{pair}_per_{_KINDS[kind]}{marks}", getattr(elementwise, op), pointers[op], integers,
-        uneven=uneven, index="i64" if wide_index else "i32", KIND=kind, GROUP=group, LONG=long, INDEX64=wide_index,
-        BLOCK=block, **more,
-    )  # fmt: skip
+    name = f"{op}_{pair}_per_{_KINDS[kind]}{marks}"
+    return _case(name, getattr(elementwise, op), pointers, sizes, constants, uneven=uneven)
 
 
 def _add(element: str, a: str, b: str, code: str, zero: bool) -> Case:
-    wide, z = _wide(element), "i32" if zero else None
-    pointers = {
-        "a": _CODES[a], "a_scale": wide, "a_zero": z, "b": _CODES[b], "b_scale": wide, "b_zero": z,
-        "out": _CODES[code], "out_scale": wide, "out_zero": z,
-    }  # fmt: skip
+    operands = (("a", a), ("b", b), ("out", code))
+    z = "i32" if zero else "-"
+    pointers = ", ".join(f"{n} {_CODES[c]}, {n}_scale {_wide(element)}, {n}_zero {z}" for n, c in operands)
     name = f"add_{a}_{b}_{code}" + ("" if zero else "_no_zero")
-    return _case(name, elementwise.add, pointers, "n qmin qmax", INDEX64=False, BLOCK=4 * _THREADS)
+    sizes = dict.fromkeys(("n", "qmin", "qmax"), "i32")
+    return _case(name, elementwise.add, pointers, sizes, {"INDEX64": False, "BLOCK": 4 * _THREADS})
 
 
 def _learned(by: str, element: str) -> Case:
-    f, scale = _FLOATS[element], _wide(element)
-    pointers: dict[str, str | None] = {
-        "dy": f, "x": f, "scale": scale, "zero": "i32", "dx": f, "ds": "fp64", "dz": "fp64"
-    }  # fmt: skip
+    f = _FLOATS[element]
+    pointers = f"dy {f}, x {f}, scale {_wide(element)}, zero i32, dx {f}, ds fp64, dz fp64"
+    sizes = {"parts": _PARTS, "qmin": "i32", "qmax": "i32"}
     if by == "runs":
-        integers = "runs length group groups pieces scales longest qmin qmax"
-        return _case(f"learned_of_runs_{element}", learned.learned_of_runs, pointers, integers, 4,
-                     INDEX64=False, RUNS=16, UNROLL=8)  # fmt: skip
-    integers = "rows group groups bands columns tallest qmin qmax"
-    return _case(f"learned_of_columns_{element}", learned.learned_of_columns, pointers, integers, 4,
-                 INDEX64=False, BLOCK=128, UNROLL=8)  # fmt: skip
+        sizes |= {"runs": "i32"}
+    block = SumBlock(False, 16 if by == "runs" else 128, 8)
+    kernel = learned.learned_of_runs if by == "runs" else learned.learned_of_columns
+    return _case(f"learned_of_{by}_{element}", kernel, pointers, sizes, {"BLOCK": block}, 4)
 
 
 def _range(by: str, element: str, width: int = 0, absolute: bool = False) -> Case:
     wide, tile = _wide(element), 16 // _ITEM[element] * _THREADS
-    pointers: dict[str, str | None] = {"x": _FLOATS[element], "lo": wide, "hi": wide, "nans": "i32"}
+    pointers = f"x {_FLOATS[element]}, lo {wide}, hi {wide}, nans i32"
     name = f"range_of_{by}_{element}" + (f"_of_{width}" if width else "") + ("_absolute" if absolute else "")
     if by == "runs":
-        return _case(name, reductions.range_of_runs, pointers, "runs length group groups pieces longest",
-                     ABSOLUTE=absolute, INDEX64=False, UNIFORM=width < 256, PIECE=RANGE_PIECE, RUNS=tile // width,
-                     WIDTH=width)  # fmt: skip
-    return _case(name, reductions.range_of_columns, pointers, "rows group groups bands columns tallest",
-                 ABSOLUTE=absolute, INDEX64=False, BAND=BAND, HEIGHT=tile // 256, BLOCK=256)  # fmt: skip
+        block = {"ABSOLUTE": absolute, "BLOCK": RunBlock(False, width < 256, tile // width, width)}
+        return _case(name, reductions.range_of_runs, pointers, {"runs": "i32", "parts": _PARTS}, block)
+    block = {"ABSOLUTE": absolute, "BLOCK": ColumnBlock(False, tile // 256, 256)}
+    return _case(name, reductions.range_of_columns, pointers, {"parts": _PARTS}, block)
 
 
 def _fold(name: str, element: str, symmetric: bool | None = None) -> Case:
-    wide = _wide(element)
-    shared: dict[str, Any] = {"INDEX64": False, "SCALES": 16, "WIDTH": 64}
-    pointers: dict[str, str | None] = {"lo": wide, "hi": wide, "nans": "i32"}
-    integers = "scales outer pieces columns"
+    wide, block = _wide(element), {"BLOCK": FoldBlock(False, 16, 64)}
+    pointers = f"lo {wide}, hi {wide}, nans i32"
     if symmetric is None:
-        pointers |= {"out_lo": wide, "out_hi": wide, "out_nans": "i64"}
-        return _case(f"{name}_{element}", reductions.whole_range, pointers, integers, **shared)
-    pointers |= {"out_scale": wide, "out_zero": None if symmetric else "i32"}
-    mode = "symmetric" if symmetric else "asymmetric"
-    return _case(f"{name}_{mode}_{element}", reductions.parameters_from_ranges, pointers,
-                 f"{integers} qmin qmax divisor", SYMMETRIC=symmetric, **shared)  # fmt: skip
+        pointers += f", out_lo {wide}, out_hi {wide}, out_nans i64"
+        return _case(f"{name}_{element}", reductions.whole_range, pointers, {"parts": _PARTS}, block)
+    pointers += f", out_scale {wide}, out_zero {'-' if symmetric else 'i32'}"
+    full = f"{name}_{'symmetric' if symmetric else 'asymmetric'}_{element}"
+    constants = {"SYMMETRIC": symmetric, **block}
+    return _case(full, reductions.parameters_from_ranges, pointers, {"parts": _PARTS, **_RANGE}, constants)
 
 
 def _fused(element: str, code: str, width: int, symmetric: bool, ragged: bool = False) -> Case:
-    tile = 16 // _ITEM[element] * _THREADS
-    wide, mode = _wide(element), "symmetric" if symmetric else "asymmetric"
-    pointers = {"x": _FLOATS[element], "out": _CODES[code], "out_scale": wide, "out_zero": None if symmetric else "i32"}
+    tile, zero = 16 // _ITEM[element] * _THREADS, "-" if symmetric else "i32"
+    pointers = f"x {_FLOATS[element]}, out {_CODES[code]}, out_scale {_wide(element)}, out_zero {zero}"
+    mode = "symmetric" if symmetric else "asymmetric"
     name = f"quantize_runs_{mode}_{element}_{code}_of_{width}" + ("_ragged" if ragged else "")
-    return _case(name, reductions.quantize_runs, pointers,
-                 "runs length group bytes_of_group groups qmin qmax divisor", SYMMETRIC=symmetric, INDEX64=False,
-                 PACKED=code in ("s4", "u4"), UNIFORM=not ragged, RUNS=max(1, tile // width), WIDTH=width)  # fmt: skip
+    sizes = {"runs": "i32", "bytes_of_group": "i32", "parts": _PARTS, **_RANGE}
+    rules = CodeRules(symmetric, code in ("s4", "u4"))
+    block = RunBlock(False, not ragged, max(1, tile // width), width)
+    return _case(name, reductions.quantize_runs, pointers, sizes, {"RULES": rules, "BLOCK": block})
 
 
 def _added(element: str, pieces: int) -> Case:
-    wide = _wide(element)
-    pointers: dict[str, str | None] = {"parts_s": "fp64", "parts_z": "fp64", "ds": wide, "dz": wide}
-    return _case(f"add_in_order_{element}_by_{'pieces' if pieces > 1 else 'rows'}", learned.add_in_order, pointers,
-                 "scales outer pieces columns", 4, INDEX64=False, BLOCK=128, ROWS_UNROLL=16 // pieces,
-                 PIECES_UNROLL=pieces)  # fmt: skip
+    pointers = f"parts_s fp64, parts_z fp64, ds {_wide(element)}, dz {_wide(element)}"
+    name = f"add_in_order_{element}_by_{'pieces' if pieces > 1 else 'rows'}"
+    block = SumBlock(False, 128, 16 // pieces, pieces)
+    return _case(name, learned.add_in_order, pointers, {"parts": _PARTS}, {"BLOCK": block}, 4)
 
 
 CASES: list[Case] = [

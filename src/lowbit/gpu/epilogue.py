@@ -1,8 +1,8 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-"""What becomes of sums of products of codes: the contract's formulas on a tile [rows, columns].
+"""The epilogue of sums of products of codes: the contract's formulas on a tile [rows, columns].
 
-Codes are multiplied as signed bytes: one that is unsigned is first taken xor 0x80, which is 128 less, and so is its
-zero point. With a, b, za and zb meant so,
+Codes are multiplied as signed bytes: an unsigned code is first taken xor 0x80, which is 128 less, and its zero point
+loses 128 too. With a, b, za and zb meant so,
 
     sum over k of (a - za) * (b - zb) = sum a * b - za * sum b - zb * (sum a - K * za)
 
@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from lowbit.gpu.language import jit, tl
 
-__all__ = ["centred", "corrected", "finished", "rounded"]
-
 
 @jit
 def centred(codes, UNSIGNED: tl.constexpr):
@@ -28,15 +26,15 @@ def centred(codes, UNSIGNED: tl.constexpr):
 
 
 @jit
-def corrected(dot, row_sum, column_sum, za, zb, K, HAS_ZA: tl.constexpr, HAS_ZB: tl.constexpr, WIDE: tl.constexpr):
+def corrected(dot, row_sum, column_sum, za, zb, K, RULES: tl.constexpr):
     """dot - za * column_sum - zb * (row_sum - K * za), for za, row_sum [rows, 1] and zb, column_sum [1, columns]."""
-    if WIDE:
+    if RULES.WIDE:
         dot = dot.to(tl.int64)
         za = za.to(tl.int64)
         zb = zb.to(tl.int64)
-    if HAS_ZA:
+    if RULES.HAS_ZA:
         dot -= za * column_sum
-    if HAS_ZB:
+    if RULES.HAS_ZB:
         dot -= zb * (row_sum - K * za)
     return dot
 
@@ -51,8 +49,8 @@ def rounded(x):
 
 
 @jit
-def finished(sums, sa, sb, bias, sy, zy, lo, hi, floor, ceiling, OUT: tl.constexpr, BIAS: tl.constexpr):
-    """The tile as it is stored, in i32, i64 or f32; the store narrows it.
+def finished(sums, sa, sb, bias, epilogue, RULES: tl.constexpr):
+    """The tile of results in i32, i64 or f32; the store narrows it.
 
     OUT "sums":   sums
     OUT "floats": y = clamp(f32(sums) * (sa * sb) + bias, floor, ceiling); NaN stays NaN
@@ -61,25 +59,25 @@ def finished(sums, sa, sb, bias, sy, zy, lo, hi, floor, ceiling, OUT: tl.constex
     BIAS "integers" is added to the sums, "floats" to float results; "steps" are floats that become steps of the sums,
     rne(bias / (sa * sb)), where codes are asked for. sa: [rows, 1]; sb, bias: [1, columns].
     """
-    if OUT == "sums":
+    if RULES.OUT == "sums":
         return sums
     else:
         by = sa * sb
-        if BIAS == "integers":
+        if RULES.BIAS == "integers":
             sums = sums.to(tl.int64) + bias
-        elif BIAS == "steps":
+        elif RULES.BIAS == "steps":
             # Beyond 2^62 a code is saturated either way.
             steps = tl.minimum(tl.maximum(rounded(tl.div_rn(bias, by)), -4.6e18), 4.6e18)
             sums = sums.to(tl.int64) + steps.to(tl.int64)
         y = sums.to(tl.float32)
-        if OUT == "codes":
-            y = y * tl.div_rn(by, sy)
-            y = tl.minimum(tl.maximum(y, 1.0 * (lo - zy)), 1.0 * (hi - zy))
+        if RULES.OUT == "codes":
+            y = y * tl.div_rn(by, epilogue.sy)
+            y = tl.minimum(tl.maximum(y, 1.0 * (epilogue.lo - epilogue.zy)), 1.0 * (epilogue.hi - epilogue.zy))
             # Small by now: 1.5 * 2^23 is enough, and keeps the sign.
-            return ((y + 12582912.0) - 12582912.0).to(tl.int32) + zy
+            return ((y + 12582912.0) - 12582912.0).to(tl.int32) + epilogue.zy
         else:
             y = y * by
-            if BIAS == "floats":
+            if RULES.BIAS == "floats":
                 y = y + bias
-            y = tl.where(y < floor, floor, y)
-            return tl.where(y > ceiling, ceiling, y)
+            y = tl.where(y < epilogue.floor, epilogue.floor, y)
+            return tl.where(y > epilogue.ceiling, epilogue.ceiling, y)

@@ -6,10 +6,6 @@ from typing import NamedTuple
 
 from lowbit.numerics.granularity import Granularity
 
-__all__ = [
-    "BAND", "PIECE", "RANGE_PIECE", "Parts", "Places", "indices_are_wide", "parts_of", "places_of", "power_of_two",
-]  # fmt: skip
-
 TENSOR, ROWS, COLUMNS, FLAT, GROUPS, GROUP_ROWS = range(6)  # as in places.py
 PIECE, BAND = 4096, 64  # of learned sums: the contract's order, as in learned.py
 RANGE_PIECE = 16384  # of ranges: any will do

@@ -14,8 +14,6 @@ from concurrent.futures import ProcessPoolExecutor
 from lowbit.gpu import elementwise_cases, gemm_cases
 from lowbit.gpu.ahead import TARGETS, Case, compile_case
 
-__all__ = ["all_cases", "cell", "emitted", "fused", "instructions", "opcodes", "pairs", "parsed", "rows", "table"]
-
 HEADER = """\
 # Kernels and the instructions they become
 

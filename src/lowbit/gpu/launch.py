@@ -14,17 +14,13 @@ from typing import Any
 
 import torch
 from lowbit.gpu import elementwise
+from lowbit.gpu.arguments import Spread, SpreadRules
 from lowbit.gpu.grids import Places, indices_are_wide, places_of
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.granularity import Granularity
 from lowbit.runtime.torch_types import STORED
 from torch import Tensor
-
-__all__ = [
-    "THREADS", "add", "dequantize", "dequantize_backward", "empty_codes", "fake_quantize",
-    "fake_quantize_backward", "launch", "quantize", "quantize_backward", "warps",
-]  # fmt: skip
 
 THREADS = 256  # of a program, each with 16 bytes of floats
 _SHORTEST_LONG_ROW = 256
@@ -41,7 +37,7 @@ def warps(threads: int, like: Tensor) -> int:
     return max(1, min(threads, 1024) // size)
 
 
-def launch(kernel: Any, programs: int, like: Tensor, num_warps: int, *args: Any, **constants: Any) -> None:
+def launch(kernel: Any, programs: int, like: Tensor, num_warps: int, *args: Any) -> None:
     """Runs a kernel's programs on the GPU of `like`. Contraction is off: it would change codes at ties."""
     if programs == 0:
         return
@@ -50,22 +46,28 @@ def launch(kernel: Any, programs: int, like: Tensor, num_warps: int, *args: Any,
     options = {"num_warps": num_warps, "enable_fp_fusion": False}
     if like.is_cuda:
         with torch.cuda.device(like.device):
-            kernel[(programs,)](*args, **constants, **options)
+            kernel[(programs,)](*args, **options)
     elif not hasattr(kernel, "cache_key"):  # an interpreted function
-        kernel[(programs,)](*args, **constants, **options)
+        kernel[(programs,)](*args, **options)
     else:
         raise Unsupported(f"x: on {like.device}; expected a GPU's memory")
 
 
 def quantize(
-    x: Tensor, scale: Tensor, zero: Tensor | None, qmin: int, qmax: int, g: Granularity, dtype: QuantizedDType,
-    *, out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    qmin: int,
+    qmax: int,
+    g: Granularity,
+    dtype: QuantizedDType,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """Codes of x as the dtype stores them: q = int(clamp(rne(x / s), qmin - z, qmax - z)) + z."""
     out = empty_codes(tuple(x.shape), dtype, x) if out is None else out
     _same_device(x, scale, zero, out)
-    _run(elementwise.quantize, x, scale, g, (x, scale, zero, out), (qmin, qmax), stored=out.numel(),
-         PACKED=dtype.is_sub_byte)  # fmt: skip
+    _run(elementwise.quantize, x, scale, g, (x, scale, zero, out), out.numel(), qmin, qmax, dtype.is_sub_byte)
     return out
 
 
@@ -74,8 +76,8 @@ def dequantize(
 ) -> Tensor:
     """y = float(q - z) * s of stored codes, into `out`, which says the shape and the type."""
     _same_device(codes, scale, zero, out)
-    _run(elementwise.dequantize, out, scale, g, (codes, scale, zero, out), (), stored=codes.numel(),
-         PACKED=dtype.is_sub_byte, SIGNED=dtype.is_signed)  # fmt: skip
+    stored = (codes.numel(), dtype.is_sub_byte, dtype.is_signed)
+    _run(elementwise.dequantize, out, scale, g, (codes, scale, zero, out), *stored)
     return out
 
 
@@ -85,29 +87,43 @@ def fake_quantize(
     """dequantize(quantize(x)), except that NaN stays NaN. out may be x."""
     out = torch.empty_like(x) if out is None else out
     _same_device(x, scale, zero, out)
-    _run(elementwise.fake_quantize, x, scale, g, (x, scale, zero, out), (qmin, qmax))
+    _run(elementwise.fake_quantize, x, scale, g, (x, scale, zero, out), qmin, qmax)
     return out
 
 
 def fake_quantize_backward(
-    dy: Tensor, x: Tensor, scale: Tensor, zero: Tensor | None, qmin: int, qmax: int, g: Granularity,
-    *, out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    qmin: int,
+    qmax: int,
+    g: Granularity,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """dx = m ? dy : 0, m = qmin <= rne(x / s) + z <= qmax. out may be dy or x."""
     out = torch.empty_like(dy) if out is None else out
     _same_device(x, dy, scale, zero, out)
-    _run(elementwise.fake_quantize_backward, x, scale, g, (dy, x, scale, zero, out), (qmin, qmax))
+    _run(elementwise.fake_quantize_backward, x, scale, g, (dy, x, scale, zero, out), qmin, qmax)
     return out
 
 
 def quantize_backward(
-    dy: Tensor, x: Tensor, scale: Tensor, zero: Tensor | None, qmin: int, qmax: int, g: Granularity,
-    *, out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    qmin: int,
+    qmax: int,
+    g: Granularity,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
     """dx = m ? dy / s : 0, m = qmin <= rne(x / s) + z <= qmax. out may be dy or x."""
     out = torch.empty_like(dy) if out is None else out
     _same_device(x, dy, scale, zero, out)
-    _run(elementwise.quantize_backward, x, scale, g, (dy, x, scale, zero, out), (qmin, qmax))
+    _run(elementwise.quantize_backward, x, scale, g, (dy, x, scale, zero, out), qmin, qmax)
     return out
 
 
@@ -115,22 +131,30 @@ def dequantize_backward(dy: Tensor, scale: Tensor, g: Granularity, *, out: Tenso
     """dq = dy * s. out may be dy."""
     out = torch.empty_like(dy) if out is None else out
     _same_device(dy, scale, out)
-    _run(elementwise.dequantize_backward, dy, scale, g, (dy, scale, out), ())
+    _run(elementwise.dequantize_backward, dy, scale, g, (dy, scale, out))
     return out
 
 
 def add(
-    a: Tensor, a_scale: Tensor, a_zero: Tensor | None, b: Tensor, b_scale: Tensor, b_zero: Tensor | None,
-    qmin: int, qmax: int, *, out: Tensor, scale: Tensor, zero: Tensor | None,
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    a_scale: Tensor,
+    a_zero: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_zero: Tensor | None,
+    qmin: int,
+    qmax: int,
+    *,
+    out: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+) -> Tensor:
     """q = quantize((qa - za) * sa + (qb - zb) * sb) of codes that are not packed, one scale for each of the three, all
     scales of one type. out may be a or b."""
     _same_device(a, a_scale, a_zero, b, b_scale, b_zero, out, scale, zero)
     n, block = a.numel(), 4 * THREADS
-    launch(
-        elementwise.add, -(-n // block), a, warps(THREADS, a), a, a_scale, a_zero, b, b_scale, b_zero, out, scale,
-        zero, n, qmin, qmax, INDEX64=indices_are_wide(n), BLOCK=block,
-    )  # fmt: skip
+    tensors = (a, a_scale, a_zero, b, b_scale, b_zero, out, scale, zero)
+    launch(elementwise.add, -(-n // block), a, warps(THREADS, a), *tensors, n, qmin, qmax, indices_are_wide(n), block)
     return out
 
 
@@ -148,19 +172,15 @@ def _same_device(x: Tensor, *others: Tensor | None) -> None:
 
 
 def _run(
-    kernel: Any, numbers: Tensor, scale: Tensor, g: Granularity, tensors: tuple[Tensor | None, ...],
-    codes: tuple[int, ...], *, stored: int | None = None, **constants: Any,
-) -> None:  # fmt: skip
+    kernel: Any, numbers: Tensor, scale: Tensor, g: Granularity, tensors: tuple[Tensor | None, ...], *rest: Any
+) -> None:
     """One program for each BLOCK elements of `numbers`."""
     n, places = numbers.numel(), places_of(g, scale.numel())
     block = _block(numbers, places)
-    sizes = (n,) if stored is None else (n, stored)
-    launch(
-        kernel, -(-n // block), numbers, warps(block * numbers.element_size() // 16, numbers),
-        *tensors, *sizes, places.columns, places.axis, places.groups, *codes,
-        KIND=places.kind, GROUP=places.group, LONG=places.columns >= block, INDEX64=indices_are_wide(n), BLOCK=block,
-        **constants,
-    )  # fmt: skip
+    at = Spread(n, places.columns, places.axis, places.groups)
+    rules = SpreadRules(places.kind, places.group, places.columns >= block, indices_are_wide(n), block)
+    threads = warps(block * numbers.element_size() // 16, numbers)
+    launch(kernel, -(-n // block), numbers, threads, *tensors, at, *rest, rules)
 
 
 def _block(numbers: Tensor, places: Places) -> int:

@@ -9,15 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lowbit.gpu.arguments import ConvShape, Rules
 from lowbit.gpu.conv import int8_conv2d, int8_conv2d_depthwise, int8_conv2d_dp4a
-from lowbit.gpu.launch_gemm import Finish, Weight, gpu_of, greatest, on_device, vector
-from lowbit.gpu.tiles import Gpu, int8_tile
+from lowbit.gpu.launch_gemm import Finish, Weight, gpu_of, on_device, vector
+from lowbit.gpu.tiles import DEPTHWISE, DP4A, Gpu, int8_tile
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 
-__all__ = ["conv2d", "conv_weight"]
-
-_GROUP = 8  # tiles of rows that share filters in cache
-_FLAT = 32  # channels of a group: below, blocks of k run across taps
+_FLAT = 32  # channels of a group: below, k-blocks run across taps
 
 
 def conv_weight(codes: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None = None) -> Weight:
@@ -78,46 +76,33 @@ def conv2d(
         image, weight = _whole_words(image, weight, x_zero, groups)
         c, per_group = image.shape[3], weight.codes.shape[3]
     has_zero = x_zero != 0 or x.dtype == torch.uint8
-    arguments = weight.arguments()
-    depth = kh * kw * per_group
-    product = greatest(image, has_zero) * greatest(weight.codes, arguments["HAS_ZB"])
-    arguments |= finish.arguments(out_channels, depth, product)
-    arguments |= {
-        "x": image, "w": arguments.pop("b"), "out": out, "sa": vector("x_scale", x_scale, torch.float32, 1),
-        "za": torch.full((1,), x_zero, dtype=torch.int32, device=x.device), "M": rows, "N": columns, "H": h, "W": w,
-        "C": c, "OH": oh, "OW": ow, "KW": kw, "taps": kh * kw, "per_group": per_group, "stride_h": stride[0],
-        "stride_w": stride[1], "top": top, "left": left, "dilation_h": dilation[0], "dilation_w": dilation[1],
-        "A_UNSIGNED": x.dtype == torch.uint8, "HAS_ZA": has_zero, "enable_fp_fusion": False,
-    }  # fmt: skip
-    if arguments["bias"] is None:
-        arguments["bias"] = weight.scale
+    scale = vector("x_scale", x_scale, torch.float32, 1)
+    zero = torch.full((1,), x_zero, dtype=torch.int32, device=x.device)
+    scales, epilogue, rules = weight.arguments(image, scale, zero, has_zero, finish, kh * kw * per_group)
+    sizes = (rows, columns, h, w, c, oh, ow, kw, kh * kw, per_group)
+    shape = ConvShape(*sizes, *stride, top, left, *dilation)
     if out.numel():
         with on_device(x):
-            _launch(path, arguments, groups, gpu)
+            _launch(path, (image, weight.codes, out, scales), shape, epilogue, rules, groups, gpu)
     return out.permute(0, 3, 1, 2) if layout == "NCHW" else out
 
 
-def _launch(path: str, arguments: dict[str, Any], groups: int, gpu: Gpu) -> None:
-    rows, columns, per_group = (arguments[name] for name in ("M", "N", "per_group"))
+def _launch(
+    path: str, tensors: tuple[Any, ...], g: ConvShape, epilogue: Any, rules: Rules, groups: int, gpu: Gpu
+) -> None:
     if path == "matrix":
-        tile = int8_tile(rows, columns, per_group if per_group >= _FLAT else per_group * arguments["taps"], gpu)
-        int8_conv2d[(-(-rows // tile.rows) * -(-columns // tile.columns), groups)](
-            **arguments, FLAT=per_group < _FLAT, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile.depth,
-            GROUP_M=_GROUP, num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+        flat = g.per_group < _FLAT
+        tile = int8_tile(g.M, g.N, g.per_group * g.taps if flat else g.per_group, gpu)
+        int8_conv2d[(tile.tiles(g.M, g.N), groups)](*tensors, g, epilogue, rules, flat, tile, **tile.options)
     elif path == "dp4a":
-        int8_conv2d_dp4a[(-(-rows // 64) * -(-columns // 64), groups)](
-            **arguments, BACKEND=gpu.backend, BLOCK_M=64, BLOCK_N=64, GROUP_M=_GROUP, num_warps=4
-        )
+        grid = (DP4A.tiles(g.M, g.N), groups)
+        int8_conv2d_dp4a[grid](*tensors, g, epilogue, rules, gpu.backend, DP4A, **DP4A.options)
     elif path == "depthwise":
-        if per_group != 1 or arguments["WIDE"]:
-            raise Unsupported(f"path: depthwise of {per_group} channels a group, {arguments['taps']} taps")
-        unused = ("column_sums", "per_group", "A_UNSIGNED", "B_UNSIGNED", "WIDE")
-        given = {name: value for name, value in arguments.items() if name not in unused}
-        given |= {"N": columns * groups, "multiplier": columns}
-        int8_conv2d_depthwise[(-(-rows // 32), -(-columns * groups // 64))](
-            **given, BLOCK_M=32, BLOCK_N=64, num_warps=4
-        )
+        if g.per_group != 1 or rules.WIDE:
+            raise Unsupported(f"path: depthwise of {g.per_group} channels a group, {g.taps} taps")
+        whole, tile = g._replace(N=g.N * groups), DEPTHWISE
+        grid = (-(-g.M // tile.rows), -(-whole.N // tile.columns))
+        int8_conv2d_depthwise[grid](*tensors, whole, epilogue, g.N, rules, tile, **tile.options)
     else:
         raise InvalidProblem(f"path: {path!r}; expected 'matrix', 'dp4a' or 'depthwise'")
 

@@ -15,23 +15,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lowbit.gpu.arguments import Epilogue, GemmShape, Int4Rules, Int4Shape, Rules, Scales
 from lowbit.gpu.dp4a import int8_gemm_dp4a, int8_gemv_dp4a
 from lowbit.gpu.gemm import int8_gemm
-from lowbit.gpu.tiles import Gpu, int4_tile, int8_tile
+from lowbit.gpu.tiles import DP4A, DP4A_SMALL, Gpu, int4_tile, int8_tile
 from lowbit.gpu.weight_only import int4_gemm
 from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
-
-__all__ = ["MAX_DEPTH", "Finish", "Int4Weight", "Weight", "gemm", "gpu_of", "linear_int4"]
 
 MAX_DEPTH = 131071  # 128 * 128 * k < 2^31
 _BYTES = (torch.int8, torch.uint8)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_GROUP = 8  # tiles of rows that share columns in cache
 
 
 @dataclass(frozen=True)
 class Finish:
-    """What becomes of exact sums.
+    """The epilogue of exact sums.
 
     int32, int64: the sums. Floats: clamp(f32(sum) * (sa * sb) + bias, floor, ceiling). int8, uint8: codes,
     clamp(rne(f32(sum) * ((sa * sb) / scale)) + zero_point, lo, hi). bias [n]: int32 belongs to the sums; floats are
@@ -57,8 +55,9 @@ class Finish:
             return "codes"
         raise UnsupportedDType(f"out: {self.dtype}; expected int32, int64, float32, float16, bfloat16, int8 or uint8")
 
-    def arguments(self, n: int, depth: int, product: int) -> dict[str, Any]:
-        """The kernels' arguments, for n columns; product: the greatest |(a - za) * (b - zb)|."""
+    def arguments(self, n: int, depth: int, product: int, no_bias: torch.Tensor) -> tuple[Epilogue, bool, str]:
+        """The kernels' arguments for n columns, whether sums are 64 bits wide, and the kind of bias. product: the
+        greatest |(a - za) * (b - zb)|; no_bias: what stands for a pointer where there is no bias."""
         kind, bias = self.kind, self.bias
         if depth > MAX_DEPTH:
             raise Unsupported(f"k: {depth}; expected at most {MAX_DEPTH}, so that no int32 sum saturates")
@@ -82,10 +81,8 @@ class Finish:
             integers = bias.dtype == torch.int32
             bias_kind = "integers" if integers else "steps" if kind == "codes" else "floats"
             bias = bias.contiguous() if integers else bias.float().contiguous()
-        return {
-            "bias": bias, "sy": self.scale, "zy": self.zero_point, "lo": lo, "hi": hi, "floor": self.floor,
-            "ceiling": self.ceiling, "WIDE": wide, "OUT": kind, "BIAS": bias_kind,
-        }  # fmt: skip
+        pointer = no_bias if bias is None else bias
+        return Epilogue(pointer, self.scale, self.zero_point, lo, hi, self.floor, self.ceiling), wide, bias_kind
 
 
 @dataclass(frozen=True)
@@ -107,19 +104,20 @@ class Weight:
         if zero_point is None and codes.dtype == torch.uint8:
             zero_point = torch.zeros(1, dtype=torch.int32, device=codes.device)
         sums = rows.sum(1, dtype=torch.int64) - (128 * rows.shape[1] if codes.dtype == torch.uint8 else 0)
-        return cls(
-            codes, vector("weight: scale", scale, torch.float32, n),
-            None if zero_point is None else vector("weight: zero_point", zero_point, torch.int32, n),
-            sums.to(torch.int32),
-        )  # fmt: skip
+        zero = None if zero_point is None else vector("weight: zero_point", zero_point, torch.int32, n)
+        return cls(codes, vector("weight: scale", scale, torch.float32, n), zero, sums.to(torch.int32))
 
-    def arguments(self) -> dict[str, Any]:
-        zero = self.zero_point
-        return {
-            "b": self.codes, "sb": self.scale, "zb": self.sums if zero is None else zero, "column_sums": self.sums,
-            "SB_STEP": step(self.scale), "ZB_STEP": 0 if zero is None else step(zero),
-            "B_UNSIGNED": self.codes.dtype == torch.uint8, "HAS_ZB": zero is not None,
-        }  # fmt: skip
+    def arguments(
+        self, codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, has_zero: bool, finish: Finish, depth: int
+    ) -> tuple[Scales, Epilogue, Rules]:
+        """The kernels' arguments for a product of `depth` with codes under these scales and zero points."""
+        zb = self.zero_point
+        product = _greatest(codes, has_zero) * _greatest(self.codes, zb is not None)
+        epilogue, wide, bias_kind = finish.arguments(self.codes.shape[0], depth, product, self.scale)
+        steps = (step(scale), step(zero), step(self.scale), 0 if zb is None else step(zb))
+        unsigned = (codes.dtype == torch.uint8, self.codes.dtype == torch.uint8)
+        rules = Rules(*steps, *unsigned, has_zero, zb is not None, wide, finish.kind, bias_kind)
+        return Scales(scale, zero, self.scale, self.sums if zb is None else zb, self.sums), epilogue, rules
 
 
 def vector(name: str, values: torch.Tensor, dtype: torch.dtype, count: int) -> torch.Tensor:
@@ -148,7 +146,7 @@ def on_device(x: torch.Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
 
 
-def greatest(codes: torch.Tensor, has_zero: bool) -> int:
+def _greatest(codes: torch.Tensor, has_zero: bool) -> int:
     """The greatest |code - zero point|."""
     return 255 if has_zero or codes.dtype == torch.uint8 else 128
 
@@ -181,36 +179,20 @@ def gemm(
     has_za = a_zero is not None or a.dtype == torch.uint8
     zero = torch.zeros(1, dtype=torch.int32, device=a.device) if a_zero is None else a_zero
     scale, zero = vector("a_scale", a_scale, torch.float32, m), vector("a_zero", zero, torch.int32, m)
-    arguments = weight.arguments()
-    product = greatest(a, has_za) * greatest(weight.codes, arguments["HAS_ZB"])
-    arguments |= finish.arguments(n, k, product)
-    if arguments["bias"] is None:
-        arguments["bias"] = weight.scale
-    arguments |= {
-        "a": a, "out": out, "sa": scale, "za": zero, "M": m, "N": n, "K": k, "a_row": a.stride(0), "b_row": k,
-        "out_row": n, "SA_STEP": step(scale), "ZA_STEP": step(zero), "A_UNSIGNED": a.dtype == torch.uint8,
-        "HAS_ZA": has_za, "enable_fp_fusion": False,
-    }  # fmt: skip
+    scales, epilogue, rules = weight.arguments(a, scale, zero, has_za, finish, k)
     if not m or not n:
         return out
+    given = (a, weight.codes, out, scales, GemmShape(m, n, k, a.stride(0), k, n), epilogue, rules)
     whole = k % 4 == 0 and a.stride(0) % 4 == 0 and a.data_ptr() % 4 == 0 and weight.codes.data_ptr() % 4 == 0
     with on_device(a):
         if path == "gemv":
-            block = 16
-            int8_gemv_dp4a[(-(-n // block), m)](
-                **arguments, WHOLE=whole, BACKEND=gpu.backend, BLOCK_N=block, BLOCK_WORDS=64, num_warps=4
-            )
+            int8_gemv_dp4a[(-(-n // 16), m)](*given, whole, gpu.backend, num_warps=4, enable_fp_fusion=False)
         elif path == "dp4a":
-            rows = 16 if m <= 16 else 64
-            int8_gemm_dp4a[(-(-m // rows) * -(-n // 64),)](
-                **arguments, WHOLE=whole, BACKEND=gpu.backend, BLOCK_M=rows, BLOCK_N=64, GROUP_M=_GROUP, num_warps=4
-            )
+            tile = DP4A_SMALL if m <= 16 else DP4A
+            int8_gemm_dp4a[(tile.tiles(m, n),)](*given, whole, gpu.backend, tile, **tile.options)
         elif path == "matrix":
             tile = int8_tile(m, n, k, gpu)
-            int8_gemm[(-(-m // tile.rows) * -(-n // tile.columns),)](
-                **arguments, EVEN_K=k % tile.depth == 0, BLOCK_M=tile.rows, BLOCK_N=tile.columns, BLOCK_K=tile.depth,
-                GROUP_M=_GROUP, num_warps=tile.warps, num_stages=tile.stages,
-            )  # fmt: skip
+            int8_gemm[(tile.tiles(m, n),)](*given, k % tile.depth == 0, tile, **tile.options)
         else:
             raise InvalidProblem(f"path: {path!r}; expected 'matrix', 'dp4a' or 'gemv'")
     return out
@@ -271,13 +253,12 @@ def linear_int4(
     group = min(weight.group, weight.k) if weight.k else 1
     tile = int4_tile(m, n, group, gpu_of(x) if gpu is None else gpu)
     codes = weight.codes.contiguous()
+    shape = Int4Shape(m, n, weight.k, group, x.stride(0), codes.stride(0), n, scale.shape[1])
+    even = group % tile.depth == 0 and weight.k % group == 0
+    rules = Int4Rules(weight.signed, zero is not None, bias is not None, even)
+    pointers = (codes if zero is None else zero, scale if bias is None else bias.float().contiguous())
     with on_device(x):
-        int4_gemm[(-(-m // tile.rows) * -(-n // tile.columns),)](
-            x=x, q=codes, out=out, s=scale, z=codes if zero is None else zero,
-            bias=scale if bias is None else bias.float().contiguous(), M=m, N=n, K=weight.k, group=group,
-            x_row=x.stride(0), q_row=codes.stride(0), out_row=n, s_row=scale.shape[1], floor=floor, ceiling=ceiling,
-            SIGNED=weight.signed, HAS_Z=zero is not None, HAS_BIAS=bias is not None,
-            EVEN_K=group % tile.depth == 0 and weight.k % group == 0, BLOCK_M=tile.rows, BLOCK_N=tile.columns,
-            BLOCK_K=tile.depth, GROUP_M=_GROUP, num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False,
-        )  # fmt: skip
+        int4_gemm[(tile.tiles(m, n),)](
+            x, codes, out, scale, *pointers, shape, floor, ceiling, rules, tile, **tile.options
+        )
     return out

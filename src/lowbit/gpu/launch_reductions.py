@@ -11,18 +11,14 @@ from typing import Any
 import torch
 from lowbit.gpu import launch as plain
 from lowbit.gpu import learned, reductions
-from lowbit.gpu.grids import BAND, PIECE, RANGE_PIECE, Parts, indices_are_wide, parts_of, power_of_two
+from lowbit.gpu.arguments import CodeRange, CodeRules, ColumnBlock, FoldBlock, RunBlock, SumBlock
+from lowbit.gpu.grids import PIECE, RANGE_PIECE, Parts, indices_are_wide, parts_of, power_of_two
 from lowbit.gpu.launch import empty_codes, launch, warps
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.granularity import Granularity
 from lowbit.runtime.torch_types import compute_dtype
 from torch import Tensor
-
-__all__ = [
-    "absmax", "dynamic_workspace", "fake_quantize_learned_backward", "learned_workspace", "quantize_dynamic",
-    "range_workspace", "value_range",
-]  # fmt: skip
 
 _LONGEST_FUSED = 8192  # elements of a run that a program can hold
 
@@ -47,12 +43,16 @@ def value_range(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(least, greatest, number of NaN) by scale, NaN left out, -0 as +0; NaN where there is nothing else."""
     wide = compute_dtype(x.dtype)
-    lo, hi, nans = out if out is not None else (
-        *(torch.empty(g.scale_shape, dtype=wide, device=x.device) for _ in range(2)),
-        torch.empty(g.scale_shape, dtype=torch.int64, device=x.device),
-    )  # fmt: skip
+    lo, hi, nans = (
+        out
+        if out is not None
+        else (
+            *(torch.empty(g.scale_shape, dtype=wide, device=x.device) for _ in range(2)),
+            torch.empty(g.scale_shape, dtype=torch.int64, device=x.device),
+        )
+    )
     parts, found = _partial_ranges(x, g, False, workspace)
-    _fold(reductions.whole_range, x, parts, (*found, lo, hi, nans), ())
+    _fold(reductions.whole_range, x, parts, (*found, lo, hi, nans))
     return lo, hi, nans
 
 
@@ -63,15 +63,22 @@ def absmax(
     most = torch.empty(g.scale_shape, dtype=compute_dtype(x.dtype), device=x.device) if out is None else out
     least, nans = torch.empty_like(most), torch.empty(g.scale_shape, dtype=torch.int64, device=x.device)
     parts, found = _partial_ranges(x, g, True, workspace)
-    _fold(reductions.whole_range, x, parts, (*found, least, most, nans), ())
+    _fold(reductions.whole_range, x, parts, (*found, least, most, nans))
     return most, nans
 
 
 def quantize_dynamic(
-    x: Tensor, g: Granularity, qmin: int, qmax: int, dtype: QuantizedDType, *, symmetric: bool,
-    full_range: bool = False, out: tuple[Tensor, Tensor, Tensor | None] | None = None,
+    x: Tensor,
+    g: Granularity,
+    qmin: int,
+    qmax: int,
+    dtype: QuantizedDType,
+    *,
+    symmetric: bool,
+    full_range: bool = False,
+    out: tuple[Tensor, Tensor, Tensor | None] | None = None,
     workspace: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """(codes, scales, zero points) from the data's own range. Symmetric: no zero points unless `out` has room.
 
     A scale is NaN where its data has NaN or ±Inf, or a range that no scale can cover: codes are then undefined, and
@@ -88,20 +95,28 @@ def quantize_dynamic(
     if zero is None and not (symmetric and qmin <= 0 <= qmax):
         raise InvalidProblem("zero_point: None; expected room for them, since they are not all 0")
     divisor = max(1, (-qmin if full_range and qmin < 0 else qmax) if symmetric else qmax - qmin)
-    numbers = (qmin, qmax, divisor)
+    numbers = CodeRange(qmin, qmax, divisor)
     if _is_fused(g, dtype):
-        _quantize_runs(x, codes, scale, zero, parts_of(g, _LONGEST_FUSED), numbers, symmetric, dtype.is_sub_byte)
+        _quantize_runs(x, out, parts_of(g, _LONGEST_FUSED), numbers, CodeRules(symmetric, dtype.is_sub_byte))
         return out
     parts, found = _partial_ranges(x, g, False, workspace)
-    _fold(reductions.parameters_from_ranges, x, parts, (*found, scale, zero), numbers, SYMMETRIC=symmetric)
+    _fold(reductions.parameters_from_ranges, x, parts, (*found, scale, zero), numbers, symmetric)
     plain.quantize(x, scale, zero, qmin, qmax, g, dtype, out=codes)
     return out
 
 
 def fake_quantize_learned_backward(
-    dy: Tensor, x: Tensor, scale: Tensor, zero: Tensor | None, qmin: int, qmax: int, g: Granularity,
-    *, out: tuple[Tensor, Tensor, Tensor] | None = None, workspace: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    qmin: int,
+    qmax: int,
+    g: Granularity,
+    *,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
+    workspace: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """(dx, ds, dz) of fake_quantize with a learned scale and zero point; the same bits as on the CPU. There is a scale
     for each of the granularity. dx may be dy."""
     dx, ds, dz = out if out is not None else (torch.empty_like(dy), *(torch.empty_like(scale) for _ in range(2)))
@@ -115,24 +130,20 @@ def fake_quantize_learned_backward(
         sums = room[: parts.total], room[parts.total : 2 * parts.total]
     tensors = (dy, x, scale, zero, dx, *sums)
     wide = indices_are_wide(x.numel())
-    sizes: tuple[int, ...]
     unroll = power_of_two(-(-parts.longest // (1 if parts.by_columns else 8)), 8)
     if parts.by_columns:
-        block = power_of_two(parts.columns, plain.THREADS // 2)
-        sizes = (parts.length, parts.group, parts.groups, parts.pieces, parts.columns, parts.longest)
-        launch(learned.learned_of_columns, _column_programs(parts, block), x, warps(block, x),
-               *tensors, *sizes, qmin, qmax, INDEX64=wide, BLOCK=block, UNROLL=unroll)  # fmt: skip
+        block = SumBlock(wide, power_of_two(parts.columns, plain.THREADS // 2), unroll)
+        programs = _column_programs(parts, block.SIZE)
+        launch(learned.learned_of_columns, programs, x, warps(block.SIZE, x), *tensors, parts, qmin, qmax, block)
     else:
-        runs = plain.THREADS // 16
-        sizes = (parts.total, parts.length, parts.group, parts.groups, parts.pieces, parts.scales, parts.longest)
-        launch(learned.learned_of_runs, -(-parts.total // runs), x, warps(8 * runs, x),
-               *tensors, *sizes, qmin, qmax, INDEX64=wide, RUNS=runs, UNROLL=unroll)  # fmt: skip
+        block = SumBlock(wide, plain.THREADS // 16, unroll)
+        programs, threads = -(-parts.total // block.SIZE), warps(8 * block.SIZE, x)
+        launch(learned.learned_of_runs, programs, x, threads, *tensors, parts.total, parts, qmin, qmax, block)
     if not parts.is_final:
-        # A chain of additions is as long as it is: what can be had is many loads at a time.
-        block = power_of_two(parts.scales, plain.THREADS // 2)
-        launch(learned.add_in_order, -(-parts.scales // block), x, warps(block, x),
-               *sums, ds, dz, parts.scales, parts.outer, parts.pieces, parts.columns, INDEX64=wide, BLOCK=block,
-               ROWS_UNROLL=16 if parts.pieces == 1 else 1, PIECES_UNROLL=1 if parts.pieces == 1 else 16)  # fmt: skip
+        # A chain of additions cannot be shortened, but many loads can be in flight at a time.
+        size = power_of_two(parts.scales, plain.THREADS // 2)
+        block = SumBlock(wide, size, *((16, 1) if parts.pieces == 1 else (1, 16)))
+        launch(learned.add_in_order, -(-parts.scales // size), x, warps(size, x), *sums, ds, dz, parts, block)
     return dx, ds, dz
 
 
@@ -161,32 +172,32 @@ def _partial_ranges(
     wide = compute_dtype(x.dtype)
     room, end = _workspace(workspace, range_workspace(g, x.dtype), x), parts.total * wide.itemsize
     lo, hi, nans = room[:end].view(wide), room[end : 2 * end].view(wide), room[2 * end :].view(torch.int32)
-    options: dict[str, Any] = {"ABSOLUTE": absolute, "INDEX64": indices_are_wide(x.numel())}
+    wide_index, given = indices_are_wide(x.numel()), (x, lo, hi, nans)
     if parts.by_columns:
-        block = power_of_two(parts.columns, plain.THREADS)
-        height = power_of_two(parts.longest, _tile(x) // block)
-        sizes = (parts.length, parts.group, parts.groups, parts.pieces, parts.columns, parts.longest)
-        launch(reductions.range_of_columns, _column_programs(parts, block), x,
-               warps(height * block * x.element_size() // 16, x), x, lo, hi, nans, *sizes, BAND=BAND, HEIGHT=height,
-               BLOCK=block, **options)  # fmt: skip
+        columns = power_of_two(parts.columns, plain.THREADS)
+        height = power_of_two(parts.longest, _tile(x) // columns)
+        threads, block = _warps_of(height * columns, x), ColumnBlock(wide_index, height, columns)
+        launch(
+            reductions.range_of_columns, _column_programs(parts, columns), x, threads, *given, parts, absolute, block
+        )
     else:
         width = power_of_two(parts.longest, _tile(x))
         runs = power_of_two(parts.total, _tile(x) // width)
-        sizes = (parts.total, parts.length, parts.group, parts.groups, parts.pieces, parts.longest)
-        launch(reductions.range_of_runs, -(-parts.total // runs), x, warps(runs * width * x.element_size() // 16, x),
-               x, lo, hi, nans, *sizes, UNIFORM=parts.is_uniform, PIECE=RANGE_PIECE, RUNS=runs, WIDTH=width,
-               **options)  # fmt: skip
+        rest = (parts.total, parts, absolute, RunBlock(wide_index, parts.is_uniform, runs, width))
+        launch(reductions.range_of_runs, -(-parts.total // runs), x, _warps_of(runs * width, x), *given, *rest)
     return parts, (lo, hi, nans)
 
 
-def _fold(
-    kernel: Any, x: Tensor, parts: Parts, tensors: tuple[Tensor | None, ...], numbers: tuple[int, ...], **more: Any
-) -> None:
+def _warps_of(elements: int, x: Tensor) -> int:
+    """Warps of a program that has this many elements, 16 bytes a thread."""
+    return warps(elements * x.element_size() // 16, x)
+
+
+def _fold(kernel: Any, x: Tensor, parts: Parts, tensors: tuple[Tensor | None, ...], *rest: Any) -> None:
     width = power_of_two(parts.outer * parts.pieces, 1024)
     scales = power_of_two(parts.scales, 1024 // width)
-    sizes = (parts.scales, parts.outer, parts.pieces, parts.columns)
-    launch(kernel, -(-parts.scales // scales), x, warps(width * scales // 4, x), *tensors, *sizes, *numbers,
-           INDEX64=indices_are_wide(x.numel()), SCALES=scales, WIDTH=width, **more)  # fmt: skip
+    block = FoldBlock(indices_are_wide(x.numel()), scales, width)
+    launch(kernel, -(-parts.scales // scales), x, warps(width * scales // 4, x), *tensors, parts, *rest, block)
 
 
 def _is_fused(g: Granularity, codes: QuantizedDType) -> bool:
@@ -200,12 +211,10 @@ def _is_fused(g: Granularity, codes: QuantizedDType) -> bool:
 
 
 def _quantize_runs(
-    x: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None, parts: Parts, numbers: tuple[int, int, int],
-    symmetric: bool, packed: bool,
-) -> None:  # fmt: skip
+    x: Tensor, out: tuple[Tensor, Tensor, Tensor | None], parts: Parts, codes: CodeRange, rules: CodeRules
+) -> None:
     width = power_of_two(max(2, parts.longest))
     runs = power_of_two(parts.total, max(1, _tile(x) // width))
-    launch(reductions.quantize_runs, -(-parts.total // runs), x, warps(runs * width * x.element_size() // 16, x),
-           x, codes, scale, zero, parts.total, parts.length, parts.group, -(-parts.group // 2), parts.groups, *numbers,
-           SYMMETRIC=symmetric, INDEX64=indices_are_wide(x.numel()), PACKED=packed,
-           UNIFORM=parts.is_uniform, RUNS=runs, WIDTH=width)  # fmt: skip
+    block = RunBlock(indices_are_wide(x.numel()), parts.is_uniform, runs, width)
+    rest = (parts.total, -(-parts.group // 2), parts, codes, rules, block)
+    launch(reductions.quantize_runs, -(-parts.total // runs), x, _warps_of(runs * width, x), x, *out, *rest)

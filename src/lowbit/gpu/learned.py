@@ -18,9 +18,7 @@ from lowbit.gpu.language import jit, tl
 from lowbit.gpu.places import program_index
 from lowbit.gpu.reductions import band_bounds, partial_index, run_bounds
 
-__all__ = ["BAND", "LANES", "PIECE", "add_in_order", "learned_of_columns", "learned_of_runs"]
-
-PIECE, LANES, BAND = tl.constexpr(4096), tl.constexpr(8), tl.constexpr(64)
+PIECE, LANES = tl.constexpr(4096), tl.constexpr(8)
 
 
 @jit
@@ -62,48 +60,40 @@ def _bounds_of_codes(scale, zero, which, here, qmin, qmax):
 
 
 @jit
-def learned_of_runs(
-    dy, x, scale, zero, dx, ds, dz, runs, length, group, groups, pieces, scales, longest, qmin, qmax,
-    INDEX64: tl.constexpr, RUNS: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
-    """dx, and the sums of each piece of a run. longest: of the pieces. A program has RUNS pieces, a thread a lane."""
-    run = program_index(INDEX64) * RUNS + tl.arange(0, RUNS)
-    owner, begin, end = run_bounds(run, runs, length, group, groups, pieces, PIECE)
-    s, low, high = _bounds_of_codes(scale, zero, owner % scales, run < runs, qmin, qmax)
+def learned_of_runs(dy, x, scale, zero, dx, ds, dz, runs, parts, qmin, qmax, BLOCK: tl.constexpr):
+    """dx, and the sums of each piece of a run. A program has SIZE pieces, a thread a lane."""
+    run = program_index(BLOCK.INDEX64) * BLOCK.SIZE + tl.arange(0, BLOCK.SIZE)
+    owner, begin, end = run_bounds(run, runs, parts, PIECE)
+    s, low, high = _bounds_of_codes(scale, zero, owner % parts.scales, run < runs, qmin, qmax)
     s, low, high = s[:, None], low[:, None], high[:, None]
     place = begin[:, None] + tl.arange(0, LANES)[None, :]
-    by_scale = tl.zeros((RUNS, LANES), tl.float64)
-    by_zero = tl.zeros((RUNS, LANES), tl.float64)
-    for start in range(0, longest, LANES * UNROLL):
-        for i in tl.static_range(UNROLL):
+    by_scale = tl.zeros((BLOCK.SIZE, LANES), tl.float64)
+    by_zero = tl.zeros((BLOCK.SIZE, LANES), tl.float64)
+    for start in range(0, parts.longest, LANES * BLOCK.UNROLL):
+        for i in tl.static_range(BLOCK.UNROLL):
             at = place + (start + i * LANES)
             more_scale, more_zero = _learned(x, dy, dx, at, at < end[:, None], s, low, high)
             by_scale += more_scale
             by_zero += more_zero
-    tl.store(ds + run, _fold_lanes(by_scale, RUNS).to(ds.dtype.element_ty), mask=run < runs)
-    tl.store(dz + run, _fold_lanes(by_zero, RUNS).to(dz.dtype.element_ty), mask=run < runs)
+    tl.store(ds + run, _fold_lanes(by_scale, BLOCK.SIZE).to(ds.dtype.element_ty), mask=run < runs)
+    tl.store(dz + run, _fold_lanes(by_zero, BLOCK.SIZE).to(dz.dtype.element_ty), mask=run < runs)
 
 
 @jit
-def learned_of_columns(
-    dy, x, scale, zero, dx, ds, dz, rows, group, groups, bands, columns, tallest, qmin, qmax,
-    INDEX64: tl.constexpr, BLOCK: tl.constexpr, UNROLL: tl.constexpr,
-):  # fmt: skip
-    """dx, and the sums of each column of a band. tallest: of the bands."""
-    band, owner, first, last, column = band_bounds(
-        program_index(INDEX64), rows, group, groups, bands, columns, BAND, BLOCK
-    )  # fmt: skip
+def learned_of_columns(dy, x, scale, zero, dx, ds, dz, parts, qmin, qmax, BLOCK: tl.constexpr):
+    """dx, and the sums of each column of a band. A program has SIZE columns."""
+    band, owner, first, last, column = band_bounds(program_index(BLOCK.INDEX64), parts, BLOCK.SIZE)
+    columns = parts.columns
     real = column < columns
     s, low, high = _bounds_of_codes(scale, zero, owner * columns + column, real, qmin, qmax)
-    by_scale = tl.zeros((BLOCK,), tl.float64)
-    by_zero = tl.zeros((BLOCK,), tl.float64)
-    for start in range(0, tallest, UNROLL):
-        for i in tl.static_range(UNROLL):
-            # A vector, though all the same: the interpreter cannot spread a scalar comparison over a mask.
+    by_scale = tl.zeros((BLOCK.SIZE,), tl.float64)
+    by_zero = tl.zeros((BLOCK.SIZE,), tl.float64)
+    for start in range(0, parts.longest, BLOCK.UNROLL):
+        for i in tl.static_range(BLOCK.UNROLL):
+            # A vector of equal numbers: the interpreter cannot broadcast a scalar comparison over a mask.
             row = first + (start + i) + tl.zeros_like(column)
-            more_scale, more_zero = _learned(
-                x, dy, dx, row * columns + column, real & (row < last), s, low, high
-            )  # fmt: skip
+            here = real & (row < last)
+            more_scale, more_zero = _learned(x, dy, dx, row * columns + column, here, s, low, high)
             by_scale += more_scale
             by_zero += more_zero
     place = band * columns + column
@@ -112,27 +102,25 @@ def learned_of_columns(
 
 
 @jit
-def add_in_order(
-    parts_s, parts_z, ds, dz, scales, outer, pieces, columns,
-    INDEX64: tl.constexpr, BLOCK: tl.constexpr, ROWS_UNROLL: tl.constexpr, PIECES_UNROLL: tl.constexpr,
-):  # fmt: skip
-    """ds and dz from the sums of parts: pieces in order, then rows in order; a thread a scale."""
-    scale = program_index(INDEX64) * BLOCK + tl.arange(0, BLOCK)
+def add_in_order(parts_s, parts_z, ds, dz, parts, BLOCK: tl.constexpr):
+    """ds and dz from the sums of parts: pieces in order, then rows in order; a thread per scale."""
+    scale = program_index(BLOCK.INDEX64) * BLOCK.SIZE + tl.arange(0, BLOCK.SIZE)
+    pieces, inside = parts.pieces, scale < parts.scales
     nowhere = tl.zeros_like(scale)
-    total_s = tl.zeros((BLOCK,), tl.float64)
-    total_z = tl.zeros((BLOCK,), tl.float64)
-    for first_row in range(0, outer, ROWS_UNROLL):
-        for i in tl.static_range(ROWS_UNROLL):
-            row_s = tl.zeros((BLOCK,), tl.float64)
-            row_z = tl.zeros((BLOCK,), tl.float64)
-            for first in range(0, pieces, PIECES_UNROLL):
-                for k in tl.static_range(PIECES_UNROLL):
+    total_s = tl.zeros((BLOCK.SIZE,), tl.float64)
+    total_z = tl.zeros((BLOCK.SIZE,), tl.float64)
+    for first_row in range(0, parts.outer, BLOCK.UNROLL):
+        for i in tl.static_range(BLOCK.UNROLL):
+            row_s = tl.zeros((BLOCK.SIZE,), tl.float64)
+            row_z = tl.zeros((BLOCK.SIZE,), tl.float64)
+            for first in range(0, pieces, BLOCK.UNROLL_PIECES):
+                for k in tl.static_range(BLOCK.UNROLL_PIECES):
                     row, piece = nowhere + (first_row + i), nowhere + (first + k)
-                    here = (scale < scales) & (row < outer) & (piece < pieces)
-                    place = partial_index(scale, row * pieces + piece, scales, pieces, columns)
+                    here = inside & (row < parts.outer) & (piece < pieces)
+                    place = partial_index(scale, row * pieces + piece, parts)
                     row_s += tl.load(parts_s + place, mask=here, other=0.0)
                     row_z += tl.load(parts_z + place, mask=here, other=0.0)
             total_s += row_s
             total_z += row_z
-    tl.store(ds + scale, total_s.to(ds.dtype.element_ty), mask=scale < scales)
-    tl.store(dz + scale, total_z.to(dz.dtype.element_ty), mask=scale < scales)
+    tl.store(ds + scale, total_s.to(ds.dtype.element_ty), mask=inside)
+    tl.store(dz + scale, total_z.to(dz.dtype.element_ty), mask=inside)

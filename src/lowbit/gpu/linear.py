@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from lowbit.gpu.launch_gemm import Int4Weight
     from torch import Tensor
 
-__all__ = ["GpuLinear", "gpu_linear_path"]
-
 
 def gpu_linear_path(p: QuantizationParams, activation_dtype: str, given: QuantizationParams | None = None) -> str:
     """The path a layer takes on a GPU; Unsupported where no kernel has it.
@@ -100,9 +98,13 @@ class GpuLinear:
         )
         there = self.device.memory
         return Int4Weight(
-            torch.from_numpy(np.array(packed)).to(there), torch.from_numpy(np.array(scale, np.float32)).to(there),
-            torch.from_numpy(np.array(zero, np.int8)).to(there) if zero.any() else None, k, group, p.dtype.is_signed,
-        )  # fmt: skip
+            torch.from_numpy(np.array(packed)).to(there),
+            torch.from_numpy(np.array(scale, np.float32)).to(there),
+            torch.from_numpy(np.array(zero, np.int8)).to(there) if zero.any() else None,
+            k,
+            group,
+            p.dtype.is_signed,
+        )
 
     def __call__(self, x: Tensor) -> Any:
         """x [..., in] on the device to [..., out] of x's type, or a GpuQuantizedTensor of out_params."""

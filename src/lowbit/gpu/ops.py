@@ -25,11 +25,12 @@ from lowbit.runtime.devices import GpuDevice, find_device
 from lowbit.runtime.hardware import HardwareFeatures, hardware
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from lowbit.gpu.launch_gemm import Finish, Weight
     from lowbit.gpu.tensors import GpuQuantizedTensor
+    from lowbit.ops.options import EpilogueOptions
     from torch import Tensor
-
-__all__ = ["GpuPacked", "GpuQuantizationOps", "convolve", "finish_of", "multiply", "pack", "pack_conv"]
 
 
 class GpuPacked(NamedTuple):
@@ -57,7 +58,7 @@ def pack_conv(w: GpuQuantizedTensor) -> GpuPacked:
 
 
 def finish_of(epilogue: Epilogue, bias: Any, device: GpuDevice) -> Finish:
-    """What becomes of sums, as GPU kernels take it. bias: numbers of the host, which are copied, or a tensor there."""
+    """The epilogue as GPU kernels take it. bias: numbers of the host, which are copied, or a tensor on the device."""
     import torch
     from lowbit.gpu.launch_gemm import Finish
 
@@ -68,9 +69,13 @@ def finish_of(epilogue: Epilogue, bias: Any, device: GpuDevice) -> Finish:
     if epilogue.dtype.name not in ("int8", "uint8") or p.dtype.is_packed or p.is_logarithmic or p.axis is not None:
         raise Unsupported(f"out_params: {p!r}; GPU kernels have linear int8 or uint8 with one scale")
     return Finish(
-        getattr(torch, epilogue.dtype.name), given, scale=float(p.scale), zero_point=int(p.zero_point), lo=epilogue.lo,
+        getattr(torch, epilogue.dtype.name),
+        given,
+        scale=float(p.scale),
+        zero_point=int(p.zero_point),
+        lo=epilogue.lo,
         hi=epilogue.hi,
-    )  # fmt: skip
+    )
 
 
 def multiply(a: GpuQuantizedTensor, b: GpuPacked, finish: Finish, path: str | None = None) -> Tensor:
@@ -101,9 +106,18 @@ def convolve(x: GpuQuantizedTensor, w: GpuPacked, g: ConvGeometry, finish: Finis
     check_image(x.shape, x.params, w.shape, g)
     check_kernel(w.shape, w.params, g.groups)
     return conv2d(
-        _bytes("x", x), w.weight, x.scale, int(x.params.zero_point), finish, stride=g.stride, padding=g.padding,
-        dilation=g.dilation, groups=g.groups, layout=g.layout, path=path,
-    )  # fmt: skip
+        _bytes("x", x),
+        w.weight,
+        x.scale,
+        int(x.params.zero_point),
+        finish,
+        stride=g.stride,
+        padding=g.padding,
+        dilation=g.dilation,
+        groups=g.groups,
+        layout=g.layout,
+        path=path,
+    )
 
 
 class GpuQuantizationOps:
@@ -162,27 +176,32 @@ class GpuQuantizationOps:
     def dequantize(self, q: Any) -> Tensor:
         return self._there("q", q).dequantize()
 
-    def qmatmul(
-        self, a: Any, b: Any, *, bias: Any = None, out_params: QuantizationParams | None = None,
-        out_dtype: Any = "float32", activation: str | None = None, clamp: tuple[float, float] | None = None,
-    ) -> Any:  # fmt: skip
-        """a @ b. b may be a GpuPacked of `pack`, which spares a copy a call."""
+    def qmatmul(self, a: Any, b: Any, *, bias: Any = None, **options: Unpack[EpilogueOptions]) -> Any:
+        """a @ b. b may be a GpuPacked of `pack`, which saves a copy per call."""
         left, right = self._there("a", a), b if isinstance(b, GpuPacked) else self._there("b", b)
         _require_integer_path(left, right)
         packed = right if isinstance(right, GpuPacked) else pack(right)
-        epilogue = Epilogue.of(packed.shape[-1], None, out_params, out_dtype, activation, clamp)
+        epilogue = Epilogue.of(packed.shape[-1], None, **options)
         y = multiply(left, packed, finish_of(epilogue, bias, self.device), self.path)
         return self._result(y, epilogue)
 
     def qconv2d(
-        self, x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-        groups: int = 1, layout: str = "NCHW", out_params: QuantizationParams | None = None,
-        out_dtype: Any = "float32", activation: str | None = None, clamp: tuple[float, float] | None = None,
-    ) -> Any:  # fmt: skip
+        self,
+        x: Any,
+        w: Any,
+        bias: Any = None,
+        *,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        layout: str = "NCHW",
+        **options: Unpack[EpilogueOptions],
+    ) -> Any:
         """A convolution. w may be a GpuPacked of `pack_conv`."""
         g = ConvGeometry.of(stride, padding, dilation, groups, layout)
         packed = w if isinstance(w, GpuPacked) else pack_conv(self._there("w", w))
-        epilogue = Epilogue.of(packed.shape[0], None, out_params, out_dtype, activation, clamp)
+        epilogue = Epilogue.of(packed.shape[0], None, **options)
         y = convolve(self._there("x", x), packed, g, finish_of(epilogue, bias, self.device), self.path)
         return self._result(y, epilogue)
 
@@ -205,9 +224,18 @@ class GpuQuantizationOps:
         plain = all(not t.dtype.is_packed and t.params.axis is None for t in (left, right, q))
         if plain and left.shape == right.shape:
             launch.add(
-                left.data, left.scale.to(compute), left.zero_point, right.data, right.scale.to(compute),
-                right.zero_point, p.qmin, p.qmax, out=q.data, scale=q.scale, zero=q.zero_point,
-            )  # fmt: skip
+                left.data,
+                left.scale.to(compute),
+                left.zero_point,
+                right.data,
+                right.scale.to(compute),
+                right.zero_point,
+                p.qmin,
+                p.qmax,
+                out=q.data,
+                scale=q.scale,
+                zero=q.zero_point,
+            )
             return q
         y = (left.dequantize(compute) + right.dequantize(compute)).contiguous()
         launch.quantize(y, q.scale, q.zero_point, p.qmin, p.qmax, p.granularity(shape), p.dtype, out=q.data)

@@ -1,5 +1,5 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-"""Which scale an element has, from its place in memory: one rule for tensor, channel, token and group.
+"""Which scale an element has, from its position in memory: one rule for tensor, channel, token and group.
 
 Arrays are taken flat, so that loads and stores are whole vectors whatever the shape; a program has BLOCK elements that
 lie side by side. For the scales the array is seen as rows of `columns` elements:
@@ -18,11 +18,6 @@ from __future__ import annotations
 
 from lowbit.gpu.language import jit, tl
 
-__all__ = [
-    "COLUMNS", "FLAT", "GROUPS", "GROUP_ROWS", "ROWS", "TENSOR", "load_affine", "load_parameter", "program_index",
-    "scale_index",
-]  # fmt: skip
-
 TENSOR, ROWS, COLUMNS, FLAT, GROUPS, GROUP_ROWS = (tl.constexpr(i) for i in range(6))
 
 
@@ -36,47 +31,42 @@ def program_index(INDEX64: tl.constexpr):
 
 
 @jit
-def _row_start(row, columns, axis, groups, KIND: tl.constexpr, GROUP: tl.constexpr):
+def _row_start(row, at, RULES: tl.constexpr):
     """What a row adds to the index of a scale."""
-    if KIND == ROWS:
-        return row % axis
-    elif KIND == GROUPS:
-        return row * groups
+    if RULES.KIND == ROWS:
+        return row % at.axis
+    elif RULES.KIND == GROUPS:
+        return row * at.groups
     else:
-        return ((row // axis) * groups + (row % axis) // GROUP) * columns
+        return ((row // at.axis) * at.groups + (row % at.axis) // RULES.GROUP) * at.columns
 
 
 @jit
-def scale_index(
-    first, columns, axis, groups, KIND: tl.constexpr, GROUP: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The indices of the scales of BLOCK elements from `first` on. LONG: a row is not shorter than BLOCK, so that a
-    program sees two rows at most and nothing is divided element by element."""
-    inside = tl.arange(0, BLOCK)
-    if KIND == FLAT:
-        return (first + inside) // GROUP
+def scale_index(first, at, RULES: tl.constexpr):
+    """The indices of the scales of BLOCK elements from `first` on. Where rows are LONG, a program sees two at most and
+    nothing is divided element by element."""
+    columns = at.columns
+    inside = tl.arange(0, RULES.BLOCK)
+    if RULES.KIND == FLAT:
+        return (first + inside) // RULES.GROUP
     row = first // columns
     column = first - row * columns + inside
-    if LONG:
+    if RULES.LONG:
         over = column >= columns
         column = tl.where(over, column - columns, column)
-        if KIND == COLUMNS:
+        if RULES.KIND == COLUMNS:
             return column
-        start = tl.where(
-            over,
-            _row_start(row + 1, columns, axis, groups, KIND, GROUP),
-            _row_start(row, columns, axis, groups, KIND, GROUP),
-        )
+        start = tl.where(over, _row_start(row + 1, at, RULES), _row_start(row, at, RULES))
     else:
         over = column // columns
         column -= over * columns
-        if KIND == COLUMNS:
+        if RULES.KIND == COLUMNS:
             return column
-        start = _row_start(row + over, columns, axis, groups, KIND, GROUP)
-    if KIND == ROWS:
+        start = _row_start(row + over, at, RULES)
+    if RULES.KIND == ROWS:
         return start
-    elif KIND == GROUPS:
-        return start + column // GROUP
+    elif RULES.KIND == GROUPS:
+        return start + column // RULES.GROUP
     else:
         return start + column
 
@@ -91,17 +81,23 @@ def load_parameter(values, index, mask, other, KIND: tl.constexpr):
 
 
 @jit
-def load_affine(
-    scale, zero, first, n, columns, axis, groups,
-    KIND: tl.constexpr, GROUP: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def load_affine(scale, zero, first, at, RULES: tl.constexpr):
     """(s, z) of BLOCK elements from `first` on. zero may be None: all are 0."""
-    mask = first + tl.arange(0, BLOCK) < n
+    mask = first + tl.arange(0, RULES.BLOCK) < at.n
     index = 0
-    if KIND != TENSOR:
-        index = scale_index(first, columns, axis, groups, KIND, GROUP, LONG, BLOCK)
-    s = load_parameter(scale, index, mask, 1.0, KIND)
+    if RULES.KIND != TENSOR:
+        index = scale_index(first, at, RULES)
+    s = load_parameter(scale, index, mask, 1.0, RULES.KIND)
     z = tl.zeros((1,), tl.int32)
     if zero is not None:
-        z = load_parameter(zero, index, mask, 0, KIND)
+        z = load_parameter(zero, index, mask, 0, RULES.KIND)
     return s, z
+
+
+@jit
+def load_one(scale, zero):
+    """(s, z) of a tensor. zero may be None: 0."""
+    z = tl.zeros((1,), tl.int32)
+    if zero is not None:
+        z = tl.load(zero)
+    return tl.load(scale), z

@@ -18,14 +18,18 @@ from lowbit.plans.kinds import CODES, ElementKind
 from lowbit.runtime.devices import GpuDevice
 from torch import Tensor
 
-__all__ = ["TORCH", "output_tensor", "parameter_tensor", "tensor", "workspace_tensor"]
-
 TORCH = {
-    ElementKind.F32: torch.float32, ElementKind.F64: torch.float64, ElementKind.F16: torch.float16,
-    ElementKind.BF16: torch.bfloat16, ElementKind.S8: torch.int8, ElementKind.U8: torch.uint8,
-    ElementKind.S16: torch.int16, ElementKind.U16: torch.uint16, ElementKind.S4: torch.uint8,
+    ElementKind.F32: torch.float32,
+    ElementKind.F64: torch.float64,
+    ElementKind.F16: torch.float16,
+    ElementKind.BF16: torch.bfloat16,
+    ElementKind.S8: torch.int8,
+    ElementKind.U8: torch.uint8,
+    ElementKind.S16: torch.int16,
+    ElementKind.U16: torch.uint16,
+    ElementKind.S4: torch.uint8,
     ElementKind.U4: torch.uint8,
-}  # fmt: skip
+}
 
 
 def tensor(name: str, value: Any, kind: ElementKind, shape: tuple[int, ...], place: GpuDevice) -> Tensor:

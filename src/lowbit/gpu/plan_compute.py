@@ -34,12 +34,13 @@ from lowbit.plans.problems import (
 )
 from torch import Tensor
 
-__all__ = ["COMPUTE_ON_GPU"]
-
 _KINDS = {
-    "float32": ElementKind.F32, "float16": ElementKind.F16, "bfloat16": ElementKind.BF16, "int8": ElementKind.S8,
+    "float32": ElementKind.F32,
+    "float16": ElementKind.F16,
+    "bfloat16": ElementKind.BF16,
+    "int8": ElementKind.S8,
     "uint8": ElementKind.U8,
-}  # fmt: skip
+}
 _BIAS = 16  # bytes a number of the host takes on its way to int32 or float32 on the device
 _UNPACKING = 6  # bytes a 4-bit code takes on its way to a byte of its own
 

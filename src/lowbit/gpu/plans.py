@@ -28,8 +28,6 @@ from lowbit.plans.quantization import AffinePlan, LearnedPlan
 from lowbit.runtime.devices import GpuDevice, find_device
 from torch import Tensor
 
-__all__ = ["OnGpu", "gpu_plan"]
-
 
 class OnGpu:
     """What makes a plan class one for GPUs, put before it in the order of bases."""

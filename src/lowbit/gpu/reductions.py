@@ -10,41 +10,30 @@ depend on the order, so results are the same bits on every run and every device.
 
 from __future__ import annotations
 
-from lowbit.gpu.arithmetic import (
-    affine_from_range,
-    divide,
-    join_nibbles,
-    low_and_high,
-    nan_of,
-    steps_clamped,
-    widen,
-)
+from lowbit.gpu.arithmetic import affine_from_range, divide, join_nibbles, low_and_high, nan_of, steps_clamped, widen
 from lowbit.gpu.language import jit, tl
 from lowbit.gpu.places import program_index
 
-__all__ = [
-    "band_bounds", "in_run", "parameters_from_ranges", "partial_index", "quantize_runs", "range_of_columns",
-    "range_of_runs", "run_bounds", "whole_range",
-]  # fmt: skip
-
 INFINITY = tl.constexpr(float("inf"))
+RANGE_PIECE, BAND = tl.constexpr(16384), tl.constexpr(64)  # as in grids.py
 
 
 @jit
-def run_bounds(run, runs, length, group, groups, pieces, PIECE: tl.constexpr):
+def run_bounds(run, runs, parts, PIECE: tl.constexpr):
     """(group it is of, first element, one past the last) of pieces of runs; empty past the last run."""
+    length, group = parts.length, parts.group
     known = tl.minimum(run, runs - 1)
-    owner = known // pieces
-    row = owner // groups
-    in_row = (owner % groups) * group
-    begin = row * length + in_row + (known % pieces) * PIECE
+    owner = known // parts.pieces
+    row = owner // parts.groups
+    in_row = (owner % parts.groups) * group
+    begin = row * length + in_row + (known % parts.pieces) * PIECE
     end = tl.minimum(begin + PIECE, row * length + tl.minimum(in_row + group, length))
     return owner, begin, tl.where(run < runs, end, begin)
 
 
 @jit
 def in_run(column, begin, end, group, UNIFORM: tl.constexpr):
-    """Which columns of a run there are. UNIFORM: every run is `group` long and in one piece, which the compiler can
+    """Which columns of a run exist. UNIFORM: every run is `group` long and in one piece, which the compiler can
     see through to whole vectors."""
     if UNIFORM:
         return (column < group)[None, :] & (begin < end)[:, None]
@@ -53,16 +42,17 @@ def in_run(column, begin, end, group, UNIFORM: tl.constexpr):
 
 
 @jit
-def band_bounds(program, rows, group, groups, bands, columns, BAND: tl.constexpr, BLOCK: tl.constexpr):
+def band_bounds(program, parts, COLUMNS: tl.constexpr):
     """(band, group it is of, first row, one past the last, columns) of a program."""
-    blocks = (columns + BLOCK - 1) // BLOCK
+    rows, group = parts.length, parts.group
+    blocks = (parts.columns + COLUMNS - 1) // COLUMNS
     band = program // blocks
-    owner = band // bands
-    start = (owner // groups) * rows
-    in_rows = (owner % groups) * group
-    first = start + in_rows + (band % bands) * BAND
+    owner = band // parts.pieces
+    start = (owner // parts.groups) * rows
+    in_rows = (owner % parts.groups) * group
+    first = start + in_rows + (band % parts.pieces) * BAND
     last = tl.minimum(first + BAND, start + tl.minimum(in_rows + group, rows))
-    column = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
+    column = (program % blocks) * COLUMNS + tl.arange(0, COLUMNS)
     return band, owner, first, last, column
 
 
@@ -78,21 +68,17 @@ def _wider(least, most, nans, v, here, ABSOLUTE: tl.constexpr):
 
 
 @jit
-def range_of_runs(
-    x, lo, hi, nans, runs, length, group, groups, pieces, longest,
-    ABSOLUTE: tl.constexpr, INDEX64: tl.constexpr, UNIFORM: tl.constexpr, PIECE: tl.constexpr, RUNS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Least, greatest and number of NaN of each piece. longest: of the pieces. A program has RUNS of them."""
-    run = program_index(INDEX64) * RUNS + tl.arange(0, RUNS)
-    _, begin, end = run_bounds(run, runs, length, group, groups, pieces, PIECE)
-    least = tl.full((RUNS, WIDTH), INFINITY, lo.dtype.element_ty)
-    most = tl.full((RUNS, WIDTH), -INFINITY, lo.dtype.element_ty)
-    count = tl.zeros((RUNS, WIDTH), tl.int32)
-    for start in range(0, longest, WIDTH):
-        column = start + tl.arange(0, WIDTH)
+def range_of_runs(x, lo, hi, nans, runs, parts, ABSOLUTE: tl.constexpr, BLOCK: tl.constexpr):
+    """Least, greatest and number of NaN of each piece. BLOCK: a RunBlock."""
+    run = program_index(BLOCK.INDEX64) * BLOCK.RUNS + tl.arange(0, BLOCK.RUNS)
+    _, begin, end = run_bounds(run, runs, parts, RANGE_PIECE)
+    least = tl.full((BLOCK.RUNS, BLOCK.WIDTH), INFINITY, lo.dtype.element_ty)
+    most = tl.full((BLOCK.RUNS, BLOCK.WIDTH), -INFINITY, lo.dtype.element_ty)
+    count = tl.zeros((BLOCK.RUNS, BLOCK.WIDTH), tl.int32)
+    for start in range(0, parts.longest, BLOCK.WIDTH):
+        column = start + tl.arange(0, BLOCK.WIDTH)
         place = begin[:, None] + column[None, :]
-        here = in_run(column, begin, end, group, UNIFORM)
+        here = in_run(column, begin, end, parts.group, BLOCK.UNIFORM)
         v = widen(tl.load(x + place, mask=here, other=0.0))
         least, most, count = _wider(least, most, count, v, here, ABSOLUTE)
     tl.store(lo + run, tl.min(least, 1), mask=run < runs)
@@ -101,19 +87,15 @@ def range_of_runs(
 
 
 @jit
-def range_of_columns(
-    x, lo, hi, nans, rows, group, groups, bands, columns, tallest,
-    ABSOLUTE: tl.constexpr, INDEX64: tl.constexpr, BAND: tl.constexpr, HEIGHT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Least, greatest and number of NaN of each column of a band, HEIGHT rows at a time. tallest: of the bands."""
-    band, _, first, last, column = band_bounds(
-        program_index(INDEX64), rows, group, groups, bands, columns, BAND, BLOCK
-    )  # fmt: skip
-    least = tl.full((HEIGHT, BLOCK), INFINITY, lo.dtype.element_ty)
-    most = tl.full((HEIGHT, BLOCK), -INFINITY, lo.dtype.element_ty)
-    count = tl.zeros((HEIGHT, BLOCK), tl.int32)
-    for start in range(0, tallest, HEIGHT):
-        row = first + start + tl.arange(0, HEIGHT)
+def range_of_columns(x, lo, hi, nans, parts, ABSOLUTE: tl.constexpr, BLOCK: tl.constexpr):
+    """Least, greatest and number of NaN of each column of a band. BLOCK: a ColumnBlock."""
+    band, _, first, last, column = band_bounds(program_index(BLOCK.INDEX64), parts, BLOCK.COLUMNS)
+    columns = parts.columns
+    least = tl.full((BLOCK.HEIGHT, BLOCK.COLUMNS), INFINITY, lo.dtype.element_ty)
+    most = tl.full((BLOCK.HEIGHT, BLOCK.COLUMNS), -INFINITY, lo.dtype.element_ty)
+    count = tl.zeros((BLOCK.HEIGHT, BLOCK.COLUMNS), tl.int32)
+    for start in range(0, parts.longest, BLOCK.HEIGHT):
+        row = first + start + tl.arange(0, BLOCK.HEIGHT)
         here = (row < last)[:, None] & (column < columns)[None, :]
         v = widen(tl.load(x + row[:, None] * columns + column[None, :], mask=here, other=0.0))
         least, most, count = _wider(least, most, count, v, here, ABSOLUTE)
@@ -124,21 +106,23 @@ def range_of_columns(
 
 
 @jit
-def partial_index(scale, j, scales, pieces, columns):
-    """Where the j-th part of a scale is: parts are [outer, scales / columns, pieces, columns], j counts outer and
+def partial_index(scale, j, parts):
+    """The index of the j-th part of a scale: parts are [outer, scales / columns, pieces, columns], j counts outer and
     pieces."""
-    return (((j // pieces) * (scales // columns) + scale // columns) * pieces + j % pieces) * columns + scale % columns
+    pieces, columns = parts.pieces, parts.columns
+    row = (j // pieces) * (parts.scales // columns) + scale // columns
+    return (row * pieces + j % pieces) * columns + scale % columns
 
 
 @jit
-def _folded(lo, hi, nans, scale, scales, outer, pieces, columns, SCALES: tl.constexpr, WIDTH: tl.constexpr):
-    least = tl.full((SCALES, WIDTH), INFINITY, lo.dtype.element_ty)
-    most = tl.full((SCALES, WIDTH), -INFINITY, lo.dtype.element_ty)
-    count = tl.zeros((SCALES, WIDTH), tl.int64)
-    for start in range(0, outer * pieces, WIDTH):
-        j = start + tl.arange(0, WIDTH)[None, :]
-        here = (scale < scales)[:, None] & (j < outer * pieces)
-        place = partial_index(scale[:, None], j, scales, pieces, columns)
+def _folded(lo, hi, nans, scale, parts, BLOCK: tl.constexpr):
+    least = tl.full((BLOCK.SCALES, BLOCK.WIDTH), INFINITY, lo.dtype.element_ty)
+    most = tl.full((BLOCK.SCALES, BLOCK.WIDTH), -INFINITY, lo.dtype.element_ty)
+    count = tl.zeros((BLOCK.SCALES, BLOCK.WIDTH), tl.int64)
+    for start in range(0, parts.outer * parts.pieces, BLOCK.WIDTH):
+        j = start + tl.arange(0, BLOCK.WIDTH)[None, :]
+        here = (scale < parts.scales)[:, None] & (j < parts.outer * parts.pieces)
+        place = partial_index(scale[:, None], j, parts)
         least = tl.minimum(least, tl.load(lo + place, mask=here, other=INFINITY))
         most = tl.maximum(most, tl.load(hi + place, mask=here, other=-INFINITY))
         count += tl.load(nans + place, mask=here, other=0)
@@ -146,67 +130,60 @@ def _folded(lo, hi, nans, scale, scales, outer, pieces, columns, SCALES: tl.cons
 
 
 @jit
-def whole_range(
-    lo, hi, nans, out_lo, out_hi, out_nans, scales, outer, pieces, columns,
-    INDEX64: tl.constexpr, SCALES: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """(least, greatest, number of NaN) by scale, from those of the parts. NaN where there is nothing but NaN."""
-    scale = program_index(INDEX64) * SCALES + tl.arange(0, SCALES)
-    least, most, count = _folded(lo, hi, nans, scale, scales, outer, pieces, columns, SCALES, WIDTH)
+def whole_range(lo, hi, nans, out_lo, out_hi, out_nans, parts, BLOCK: tl.constexpr):
+    """(least, greatest, number of NaN) by scale, from those of the parts; NaN where all is NaN. BLOCK: a FoldBlock."""
+    scale = program_index(BLOCK.INDEX64) * BLOCK.SCALES + tl.arange(0, BLOCK.SCALES)
+    least, most, count = _folded(lo, hi, nans, scale, parts, BLOCK)
     some = least <= most
-    tl.store(out_lo + scale, tl.where(some, least, nan_of(least)), mask=scale < scales)
-    tl.store(out_hi + scale, tl.where(some, most, nan_of(most)), mask=scale < scales)
-    tl.store(out_nans + scale, count, mask=scale < scales)
+    tl.store(out_lo + scale, tl.where(some, least, nan_of(least)), mask=scale < parts.scales)
+    tl.store(out_hi + scale, tl.where(some, most, nan_of(most)), mask=scale < parts.scales)
+    tl.store(out_nans + scale, count, mask=scale < parts.scales)
 
 
 @jit
 def parameters_from_ranges(
-    lo, hi, nans, out_scale, out_zero, scales, outer, pieces, columns, qmin, qmax, divisor,
-    SYMMETRIC: tl.constexpr, INDEX64: tl.constexpr, SCALES: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+    lo, hi, nans, out_scale, out_zero, parts, codes, SYMMETRIC: tl.constexpr, BLOCK: tl.constexpr
+):
     """(s, z) by scale, from the ranges of the parts. s = NaN where the data has NaN, or a range no scale can cover.
-    out_zero may be None."""
-    scale = program_index(INDEX64) * SCALES + tl.arange(0, SCALES)
-    least, most, count = _folded(lo, hi, nans, scale, scales, outer, pieces, columns, SCALES, WIDTH)
-    s, z = affine_from_range(least, most, qmin, qmax, divisor, SYMMETRIC)
-    tl.store(out_scale + scale, tl.where(count == 0, s, nan_of(s)), mask=scale < scales)
+    out_zero may be None. codes: a CodeRange."""
+    scale = program_index(BLOCK.INDEX64) * BLOCK.SCALES + tl.arange(0, BLOCK.SCALES)
+    least, most, count = _folded(lo, hi, nans, scale, parts, BLOCK)
+    s, z = affine_from_range(least, most, codes.qmin, codes.qmax, codes.divisor, SYMMETRIC)
+    tl.store(out_scale + scale, tl.where(count == 0, s, nan_of(s)), mask=scale < parts.scales)
     if out_zero is not None:
-        tl.store(out_zero + scale, z, mask=scale < scales)
+        tl.store(out_zero + scale, z, mask=scale < parts.scales)
 
 
 @jit
 def quantize_runs(
-    x, out, out_scale, out_zero, runs, length, group, bytes_of_group, groups, qmin, qmax, divisor,
-    SYMMETRIC: tl.constexpr, INDEX64: tl.constexpr, PACKED: tl.constexpr, UNIFORM: tl.constexpr, RUNS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):  # fmt: skip
+    x, out, out_scale, out_zero, runs, bytes_of_group, parts, codes, RULES: tl.constexpr, BLOCK: tl.constexpr
+):
     """(s, z) of whole runs of at most WIDTH elements, and their codes: the data is read once.
 
-    s = NaN where the data has NaN, or a range no scale can cover. PACKED: two codes a byte; runs start on a
-    byte.
+    s = NaN where the data has NaN, or a range no scale can cover. PACKED: two codes per byte; runs start on a byte.
     """
-    run = program_index(INDEX64) * RUNS + tl.arange(0, RUNS)
-    _, begin, end = run_bounds(run, runs, length, group, groups, 1, WIDTH)
-    column = tl.arange(0, WIDTH)
+    run = program_index(BLOCK.INDEX64) * BLOCK.RUNS + tl.arange(0, BLOCK.RUNS)
+    _, begin, end = run_bounds(run, runs, parts, BLOCK.WIDTH)
+    column = tl.arange(0, BLOCK.WIDTH)
     place = begin[:, None] + column[None, :]
-    here = in_run(column, begin, end, group, UNIFORM)
+    here = in_run(column, begin, end, parts.group, BLOCK.UNIFORM)
     v = widen(tl.load(x + place, mask=here, other=0.0))
-    least, most, nans = _wider(
-        tl.full((RUNS, WIDTH), INFINITY, v.dtype), tl.full((RUNS, WIDTH), -INFINITY, v.dtype),
-        tl.zeros((RUNS, WIDTH), tl.int32), v, here, False,
-    )  # fmt: skip
-    s, z = affine_from_range(tl.min(least, 1) + 0.0, tl.max(most, 1) + 0.0, qmin, qmax, divisor, SYMMETRIC)
+    least = tl.full((BLOCK.RUNS, BLOCK.WIDTH), INFINITY, v.dtype)
+    nans = tl.zeros((BLOCK.RUNS, BLOCK.WIDTH), tl.int32)
+    least, most, nans = _wider(least, -least, nans, v, here, False)
+    lo, hi = tl.min(least, 1) + 0.0, tl.max(most, 1) + 0.0
+    s, z = affine_from_range(lo, hi, codes.qmin, codes.qmax, codes.divisor, RULES.SYMMETRIC)
     s = tl.where(tl.sum(nans, 1) == 0, s, nan_of(s))
     tl.store(out_scale + run, s, mask=run < runs)
     if out_zero is not None:
         tl.store(out_zero + run, z, mask=run < runs)
     z = z[:, None]
-    low, high = low_and_high(z, qmin, qmax, v)
-    codes = steps_clamped(divide(v, s[:, None]), low, high).to(tl.int32) + z
-    if PACKED:
-        packed = join_nibbles(tl.reshape(tl.where(here, codes, 0), (RUNS, WIDTH // 2, 2)))
-        column = tl.arange(0, WIDTH // 2)
+    low, high = low_and_high(z, codes.qmin, codes.qmax, v)
+    q = steps_clamped(divide(v, s[:, None]), low, high).to(tl.int32) + z
+    if RULES.PACKED:
+        packed = join_nibbles(tl.reshape(tl.where(here, q, 0), (BLOCK.RUNS, BLOCK.WIDTH // 2, 2)))
+        column = tl.arange(0, BLOCK.WIDTH // 2)
         byte = (begin // 2)[:, None] + column[None, :]
-        tl.store(out + byte, packed, mask=in_run(column, begin // 2, (end + 1) // 2, bytes_of_group, UNIFORM))
+        tl.store(out + byte, packed, mask=in_run(column, begin // 2, (end + 1) // 2, bytes_of_group, BLOCK.UNIFORM))
     else:
-        tl.store(out + place, codes.to(out.dtype.element_ty), mask=here)
+        tl.store(out + place, q.to(out.dtype.element_ty), mask=here)

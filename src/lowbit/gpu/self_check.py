@@ -1,7 +1,7 @@
 """Comparisons of GPU kernels with the NumPy reference: one list, run by `lowbit gpu-check` on a device and by tests in
 Triton's interpreter.
 
-Every check makes numbers that hurt (ties, ends of the range, NaN, Inf, odd sizes), runs a kernel on the device and
+Every check makes difficult numbers (ties, ends of the range, NaN, Inf, odd sizes), runs a kernel on the device and
 counts results that are not the reference's to the bit; int4 weights on floats are held to the contract's bound instead.
 """
 
@@ -25,8 +25,6 @@ from lowbit.numerics.packing import pack
 from lowbit.numerics.ranges import affine_from_range
 from lowbit.runtime.devices import GpuDevice
 from torch import Tensor
-
-__all__ = ["FLOATS", "Check", "Result", "elementwise_checks", "reduction_checks", "result_of", "there", "wrong_bits"]
 
 Array = npt.NDArray[Any]
 FLOATS = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -213,7 +211,7 @@ def _dynamic(
     """Ranges, scales and zero points from data, and its codes."""
     p = _Problem(name, kind, shape, g, (-128, 127))
     x = there(p.finite, device, p.dtype)
-    lo, hi = _ranges(p.finite, g)
+    lo, hi = reference.range_by_scale(p.finite, g)
     found_lo, found_hi, nans = launch_reductions.value_range(x, g)
     yield wrong_bits(found_lo, lo)
     yield wrong_bits(found_hi, hi)
@@ -229,19 +227,6 @@ def _dynamic(
         yield wrong_bits(scale, s)
         if zero is not None:
             yield wrong_bits(zero, z)
-
-
-def _ranges(x: Array, g: Granularity) -> tuple[Array, Array]:
-    table = x.reshape(g.outer, g.axis, g.inner)
-    if g.kind == 0:
-        found = [np.asarray(f(x)) for f in (np.min, np.max)]
-    elif g.kind == 1:
-        found = [f(table, axis=(0, 2)) for f in (np.min, np.max)]
-    else:
-        parts = [table[:, first : first + g.block] for first in range(0, g.axis, g.block)]
-        found = [np.stack([f(part, axis=1) for part in parts], axis=1) for f in (np.min, np.max)]
-    lo, hi = (np.asarray(v.reshape(g.scale_shape) + 0) for v in found)
-    return lo, hi
 
 
 def _checks(large: bool, families: dict[str, Any]) -> list[Check]:

@@ -16,8 +16,6 @@ from lowbit.numerics.packing import pack_bits
 from lowbit.reference import compute as reference
 from lowbit.runtime.devices import GpuDevice
 
-__all__ = ["all_checks"]
-
 F32 = np.float32
 _BYTES = {"s8": np.int8, "u8": np.uint8}
 _SHAPES = {

@@ -21,8 +21,6 @@ from lowbit.numerics.granularity import granularity_of
 from lowbit.runtime.devices import GpuDevice
 from torch import Tensor
 
-__all__ = ["Speed", "measure"]
-
 _INT8 = QuantizedDType.of("int8")
 _SHORTEST, _MOST_RUNS = 0.2, 200  # seconds of runs that a median is taken of, and how many at most
 
@@ -63,29 +61,47 @@ def _elementwise(device: GpuDevice, n: int) -> list[Speed]:
     found = [
         _speed(device, "copy f32 (what memory gives)", 8 * n, lambda: y.copy_(x)),
         _speed(
-            device, "quantize f32 to int8", 5 * n, lambda: launch.quantize(x, *affine, _INT8, out=codes),
-            "div, round, clamp, to", lambda: (x / 0.02).round_().clamp_(-128, 127).to(torch.int8),
+            device,
+            "quantize f32 to int8",
+            5 * n,
+            lambda: launch.quantize(x, *affine, _INT8, out=codes),
+            "div, round, clamp, to",
+            lambda: (x / 0.02).round_().clamp_(-128, 127).to(torch.int8),
         ),
         _speed(
-            device, "dequantize int8 to f32", 5 * n, lambda: launch.dequantize(codes, scale, zero, whole, _INT8, out=y),
-            "to, mul", lambda: codes.to(torch.float32).mul_(0.02),
+            device,
+            "dequantize int8 to f32",
+            5 * n,
+            lambda: launch.dequantize(codes, scale, zero, whole, _INT8, out=y),
+            "to, mul",
+            lambda: codes.to(torch.float32).mul_(0.02),
         ),
         _speed(
-            device, "fake_quantize f32", 8 * n, lambda: launch.fake_quantize(x, *affine, out=y),
-            "fake_quantize_per_tensor_affine", lambda: torch.fake_quantize_per_tensor_affine(x, 0.02, 0, -128, 127),
+            device,
+            "fake_quantize f32",
+            8 * n,
+            lambda: launch.fake_quantize(x, *affine, out=y),
+            "fake_quantize_per_tensor_affine",
+            lambda: torch.fake_quantize_per_tensor_affine(x, 0.02, 0, -128, 127),
         ),
         _speed(device, "fake_quantize backward", 12 * n, lambda: launch.fake_quantize_backward(y, x, *affine, out=y)),
         _speed(
-            device, "quantize rows of 1024 by their own range", 5 * n,
+            device,
+            "quantize rows of 1024 by their own range",
+            5 * n,
             lambda: launch_reductions.quantize_dynamic(rows, token, -127, 127, _INT8, symmetric=True),
             "amax, div, round, to",
             lambda: (rows / (rows.abs().amax(1, True) / 127)).round_().to(torch.int8),
         ),
         _speed(
-            device, "range of a tensor", 4 * n, lambda: launch_reductions.value_range(x, whole), "aminmax",
+            device,
+            "range of a tensor",
+            4 * n,
+            lambda: launch_reductions.value_range(x, whole),
+            "aminmax",
             lambda: torch.aminmax(x),
         ),
-    ]  # fmt: skip
+    ]
     return found
 
 
@@ -121,17 +137,27 @@ def _products(device: GpuDevice, size: int, small: bool) -> list[Speed]:
         found.append(_speed(device, f"int4 weights on f16 {name}", ops, int4_ours, "f16 matmul", half_other, "GOPS"))
     n, channels, side = (1, 4, 4) if small else (32, 64, 56)
     image, filters = codes(n, side, side, channels), conv_weight(codes(channels, channels, 3, 3), one)
-    found.append(_speed(
-        device, f"int8 convolution 3 x 3, {n} x {channels} x {side} x {side}", 18 * n * side * side * channels**2,
-        lambda: conv2d(image, filters, one, 0, Finish(torch.float16), padding=(1, 1, 1, 1), layout="NHWC"), unit="GOPS",
-    ))  # fmt: skip
+    found.append(
+        _speed(
+            device,
+            f"int8 convolution 3 x 3, {n} x {channels} x {side} x {side}",
+            18 * n * side * side * channels**2,
+            lambda: conv2d(image, filters, one, 0, Finish(torch.float16), padding=(1, 1, 1, 1), layout="NHWC"),
+            unit="GOPS",
+        )
+    )
     return found
 
 
 def _speed(
-    device: GpuDevice, name: str, amount: int, run: Callable[[], Any], torch_name: str = "",
-    torch_run: Callable[[], Any] | None = None, unit: str = "GB/s",
-) -> Speed:  # fmt: skip
+    device: GpuDevice,
+    name: str,
+    amount: int,
+    run: Callable[[], Any],
+    torch_name: str = "",
+    torch_run: Callable[[], Any] | None = None,
+    unit: str = "GB/s",
+) -> Speed:
     seconds, theirs, error = _seconds(device, run), None, ""
     if torch_run is not None:
         try:

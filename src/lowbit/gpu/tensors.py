@@ -18,8 +18,6 @@ from lowbit.runtime.devices import GpuDevice, find_device
 from lowbit.runtime.torch_types import STORED, compute_dtype
 from torch import Tensor
 
-__all__ = ["GpuQuantizedTensor", "supported"]
-
 
 def supported(name: str, p: QuantizationParams) -> QuantizationParams:
     """The params, with an error for those that no kernel on GPUs has."""
@@ -42,9 +40,14 @@ class GpuQuantizedTensor:
     device: GpuDevice
 
     def __init__(
-        self, data: Tensor, params: QuantizationParams, shape: tuple[int, ...], device: GpuDevice,
-        scale: Tensor | None = None, zero_point: Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        data: Tensor,
+        params: QuantizationParams,
+        shape: tuple[int, ...],
+        device: GpuDevice,
+        scale: Tensor | None = None,
+        zero_point: Tensor | None = None,
+    ) -> None:
         """scale, zero_point: the params' own, where they are on the device already."""
         p = supported("params", params)
         p.validate(shape)

@@ -5,9 +5,7 @@ No row has been timed: there was no GPU. They follow from what the compiler emit
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-__all__ = ["Gpu", "Tile", "int4_tile", "int8_tile"]
+from typing import Any, NamedTuple
 
 
 class Gpu(NamedTuple):
@@ -29,6 +27,17 @@ class Tile(NamedTuple):
     warps: int
     stages: int
 
+    def tiles(self, m: int, n: int) -> int:
+        """How many cover m rows and n columns."""
+        return -(-m // self.rows) * -(-n // self.columns)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of a launch. Contraction is off: it would change codes at ties."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": False}
+
+
+DP4A, DP4A_SMALL, DEPTHWISE = Tile(64, 64, 0, 4, 2), Tile(16, 64, 0, 4, 2), Tile(32, 64, 0, 4, 2)
 
 _SMALL = Tile(16, 64, 128, 4, 3)  # few rows: the least a matrix unit takes; deep, since b is read once
 _MIDDLE = Tile(64, 64, 128, 4, 3)  # the least of wgmma and tcgen05

@@ -19,12 +19,6 @@ from lowbit.runtime.arrays import HIGHEST_CODE, LOWEST_CODE
 from lowbit.runtime.torch_types import CODES, WIDEST, codes_dtype, compute_dtype, granularity, require_bits
 from torch import Tensor
 
-__all__ = [
-    "affine_params", "dequantize", "dequantize_ste", "dequantize_ste_backward", "fake_quantize",
-    "fake_quantize_backward", "fake_quantize_learned", "fake_quantize_learned_backward", "keep_where", "observe_",
-    "quantize", "quantize_ste", "quantize_ste_backward", "range_params",
-]  # fmt: skip
-
 _granularity = functools.lru_cache(4096)(granularity)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -104,9 +98,16 @@ def fake_quantize_learned(
 
 
 def fake_quantize_learned_backward(
-    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None,
+    dy: Tensor,
+    x: Tensor,
+    s: Tensor,
+    z: Tensor,
+    qmin: int,
+    qmax: int,
+    axis: int | None,
+    block: int | None,
     gradient_scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     scale, zero, qmin, qmax, g = _affine(x, *_learned(s, z, qmin, qmax), qmin, qmax, axis, block)
     scale, zero = _one_each(scale, g), _one_each(zero, g)
     dx, ds, dz = launch_reductions.fake_quantize_learned_backward(
@@ -169,9 +170,16 @@ def range_params(
 
 
 def observe_(
-    x: Tensor, lo: Tensor, hi: Tensor, left_out: Tensor, momentum: float | None, axis: int | None, block: int | None,
-    name: str, ignore: bool,
-) -> None:  # fmt: skip
+    x: Tensor,
+    lo: Tensor,
+    hi: Tensor,
+    left_out: Tensor,
+    momentum: float | None,
+    axis: int | None,
+    block: int | None,
+    name: str,
+    ignore: bool,
+) -> None:
     new_lo, new_hi = _value_range(x, axis, block, name, ignore)
     usable = ((new_lo <= new_hi) & (new_lo >= -WIDEST) & (new_hi <= WIDEST)).all()
     left_out += (~usable).to(left_out.dtype)

@@ -18,8 +18,6 @@ from __future__ import annotations
 from lowbit.gpu.gemm import tile_of
 from lowbit.gpu.language import jit, tl
 
-__all__ = ["int4_gemm", "nibbles"]
-
 
 @jit
 def nibbles(packed, SIGNED: tl.constexpr, ROWS: tl.constexpr, CODES: tl.constexpr):
@@ -35,37 +33,32 @@ def nibbles(packed, SIGNED: tl.constexpr, ROWS: tl.constexpr, CODES: tl.constexp
 
 
 @jit
-def int4_gemm(
-    x, q, out, s, z, bias, M, N, K, group, x_row, q_row, out_row, s_row, floor, ceiling,
-    SIGNED: tl.constexpr, HAS_Z: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-):  # fmt: skip
-    """EVEN_K: BLOCK_K divides `group` and `group` divides K. Otherwise `group` is even, or there is one group."""
-    tile_m, tile_n = tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
-    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    depth = tl.arange(0, BLOCK_K)
-    halves = tl.arange(0, BLOCK_K // 2)
-    x_tile = x + (rows % M).to(tl.int64)[:, None] * x_row + depth[None, :]
-    q_tile = q + (columns % N).to(tl.int64)[:, None] * q_row + halves[None, :]
-    s_tile = s + (columns % N).to(tl.int64) * s_row
-    z_tile = z + (columns % N).to(tl.int64) * s_row
+def int4_gemm(x, q, out, s, z, bias, shape, floor, ceiling, RULES: tl.constexpr, TILE: tl.constexpr):
+    """shape: an Int4Shape; RULES: Int4Rules."""
+    M, N, K, group = shape.M, shape.N, shape.K, shape.group
+    rows, columns = tile_of(tl.program_id(0), M, N, TILE)
+    depth = tl.arange(0, TILE.depth)
+    halves = tl.arange(0, TILE.depth // 2)
+    x_tile = x + (rows % M).to(tl.int64)[:, None] * shape.x_row + depth[None, :]
+    q_tile = q + (columns % N).to(tl.int64)[:, None] * shape.q_row + halves[None, :]
+    s_tile = s + (columns % N).to(tl.int64) * shape.s_row
+    z_tile = z + (columns % N).to(tl.int64) * shape.s_row
 
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    total = tl.zeros((TILE.rows, TILE.columns), tl.float32)
     for g in range(0, tl.cdiv(K, group)):
-        sum_of_group = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        sum_of_group = tl.zeros((TILE.rows, TILE.columns), tl.float32)
         first = g * group
         length = tl.minimum(group, K - first)
-        for k in range(0, length, BLOCK_K):
-            if EVEN_K:
+        for k in range(0, length, TILE.depth):
+            if RULES.EVEN_K:
                 values = tl.load(x_tile + first + k)
                 packed = tl.load(q_tile + (first + k) // 2)
             else:
                 # 0 past the end of the group: whatever the codes are there, they do not count.
                 values = tl.load(x_tile + first + k, mask=depth[None, :] < length - k, other=0.0)
                 packed = tl.load(q_tile + (first + k) // 2, mask=2 * halves[None, :] < length - k, other=0)
-            codes = nibbles(packed, SIGNED, BLOCK_N, BLOCK_K)
-            if HAS_Z:
+            codes = nibbles(packed, RULES.SIGNED, TILE.columns, TILE.depth)
+            if RULES.HAS_Z:
                 codes = codes - tl.load(z_tile + g)[:, None].to(tl.int8)
             steps = codes.to(tl.float32) if values.dtype == tl.bfloat16 else codes  # exact either way
             steps = tl.trans(steps.to(values.dtype))
@@ -74,9 +67,9 @@ def int4_gemm(
 
     row_in = rows < M
     column_in = columns < N
-    if HAS_BIAS:
+    if RULES.HAS_BIAS:
         total += tl.load(bias + columns, mask=column_in, other=0.0)[None, :]
     total = tl.where(total < floor, floor, total)
     total = tl.where(total > ceiling, ceiling, total)
-    place = out + rows.to(tl.int64)[:, None] * out_row + columns[None, :]
+    place = out + rows.to(tl.int64)[:, None] * shape.out_row + columns[None, :]
     tl.store(place, total.to(out.dtype.element_ty), mask=row_in[:, None] & column_in[None, :])

@@ -17,9 +17,10 @@ from typing import Any, Literal
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.runtime.gpu_features import GpuFeatures, architecture_of, gpu_features
 
-__all__ = ["OLDEST", "GpuDevice", "device_module", "find_device", "is_interpreted", "why_not"]
+__all__ = ["EXPERIMENTAL", "OLDEST", "GpuDevice", "device_module", "find_device", "is_interpreted", "why_not"]
 
 OLDEST = (7, 5)  # what the kernels have been compiled for
+EXPERIMENTAL = "GPU kernels are experimental: no GPU has run them yet"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class GpuDevice:
 
 
 def is_interpreted() -> bool:
-    """Whether the door for tests is open."""
+    """Whether Triton's interpreter stands in for a GPU, for tests."""
     return os.environ.get("LOWBIT_GPU_INTERPRETER") == "1" and os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -64,7 +65,7 @@ def find_device(device: str = "cuda") -> GpuDevice:
     if found is None:
         raise Unsupported(f"device: {device!r}; expected 'cpu', 'cuda' or 'cuda:1' and so on")
     if missing := _missing():
-        raise Unsupported(f"device: {device!r}: {missing}")
+        raise Unsupported(f"device: {device!r}: {missing} ({EXPERIMENTAL})")
     if is_interpreted():
         return GpuDevice("cuda:0", "interpreter", "interpreter")
     import torch
@@ -78,7 +79,7 @@ def find_device(device: str = "cuda") -> GpuDevice:
     capability = torch.cuda.get_device_capability(index)
     if capability < OLDEST:
         raise Unsupported(
-            f"device: {device!r}: {architecture_of(capability)}; the kernels begin with {architecture_of(OLDEST)}"
+            f"device: {device!r}: {architecture_of(capability)}; expected {architecture_of(OLDEST)} or later"
         )
     return GpuDevice(f"cuda:{index}", "cuda", architecture_of(capability))
 

@@ -18,11 +18,6 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.quantize import _DEFAULT_BLOCK, quantize
 from lowbit.runtime import arrays as cpu
 
-__all__ = [
-    "AccuracyImpact", "auto_quantize_tensor", "create_optimal_params", "estimate_accuracy_impact",
-    "estimate_memory_savings", "measure_accuracy_impact",
-]  # fmt: skip
-
 _DISTRIBUTIONS = ("normal", "uniform", "laplace", "relu")
 _CHANNELS, _LENGTH = 64, 1024
 _CLIPS = np.linspace(1.0, 0.3, 29)  # shares of the range tried by auto_quantize_tensor
@@ -85,12 +80,7 @@ def create_optimal_params(dtype: DTypeLike = "int8", accuracy_priority: bool = T
 
 
 def auto_quantize_tensor(
-    x: Any,
-    dtype: DTypeLike = "int8",
-    *,
-    axis: int | None = None,
-    group_size: int | None = None,
-    name: str = "x",
+    x: Any, dtype: DTypeLike = "int8", *, axis: int | None = None, group_size: int | None = None, name: str = "x"
 ) -> QuantizedTensor:
     """x quantized with the mapping and clipping that lose the least, found by trying them on the data.
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from lowbit.ops.options import ConvOptions, MatMulOptions
 
-__all__ = ["CpuQuantizationOps", "QuantizationOps", "ReferenceQuantizationOps"]
-
 Array = npt.NDArray[Any]
 F32 = np.float32
 

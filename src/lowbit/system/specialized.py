@@ -14,10 +14,6 @@ from lowbit.runtime.gpu_features import GpuFeatures
 from lowbit.runtime.hardware import HardwareFeatures, hardware
 from lowbit.runtime.native import core
 
-__all__ = [
-    "Dp4aQuantizationOps", "SpecializedQuantizationOps", "TensorCoreQuantizationOps", "VnniQuantizationOps",
-]  # fmt: skip
-
 
 class SpecializedQuantizationOps:
     """Products and convolutions by one kind of instruction."""

@@ -1,4 +1,4 @@
-"""The front desk: one object over hardware, calibration, tuning, benchmarks and operations. It has no arithmetic."""
+"""`QuantizationSystem`: hardware, calibration, tuning, benchmarks and operations of one device in one object."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from lowbit.tuning import (
     auto_tune,
 )
 from lowbit.tuning.recommend import QuantizationRecommendations, recommend
-
-__all__ = ["AdvancedQuantizationAccelerator", "QuantizationSystem", "create_quantization_system"]
 
 
 class AdvancedQuantizationAccelerator:

@@ -176,22 +176,22 @@ def test_plans_say_what_is_missing(op: str) -> None:
 
 
 @WITHOUT_GPU
-def test_doors_say_what_is_missing() -> None:
+def test_interfaces_say_what_is_missing() -> None:
     q = lb.quantize([[1.0, 2.0]])
-    for door in (
+    for call in (
         lambda: q.to("cuda"),
         lambda: GpuQuantizationOps(),
         lambda: lb.create_quantization_system("cuda"),
     ):
         with pytest.raises(Unsupported, match=f"device: 'cuda': {REASON}"):
-            door()
+            call()
     with pytest.raises(Unsupported, match="device: 'mps'; expected 'cpu', 'cuda'"):
         q.to("mps")
     assert q.to("cpu") is q
 
 
 @WITHOUT_GPU
-def test_the_door_for_tests_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_for_tests_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOWBIT_GPU_INTERPRETER", "1")
     with pytest.raises(Unsupported, match=REASON):
         presence.find_device("cuda")
@@ -240,7 +240,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_devices_are_torchs(two_gpus: pytest.MonkeyPatch) -> None:
     assert presence.find_device("cuda") == presence.GpuDevice("cuda:1", "cuda", "sm_120")
-    with pytest.raises(Unsupported, match="device: 'cuda:0': sm_70; the kernels begin with sm_75"):
+    with pytest.raises(Unsupported, match="device: 'cuda:0': sm_70; expected sm_75 or later"):
         presence.find_device("cuda:0")
     with pytest.raises(InvalidProblem, match="device: 'cuda:2'; torch finds 2"):
         presence.find_device("cuda:2")

@@ -1,4 +1,4 @@
-"""The doors to the GPU kernels, in the interpreter: plans, tensors, operations, layers, torch operators, gpu-check.
+"""What calls the GPU kernels, in the interpreter: plans, tensors, operations, layers, torch operators, gpu-check.
 
 LOWBIT_GPU_INTERPRETER=1 makes a device "cuda" of the interpreter. Everything is compared with the same call on the CPU.
 """
@@ -48,7 +48,7 @@ FLOATS = {"f32": F32, "f64": np.float64, "f16": np.float16}
 
 
 @pytest.fixture(autouse=True)
-def open_door(monkeypatch: pytest.MonkeyPatch) -> None:
+def interpreter_as_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOWBIT_GPU_INTERPRETER", "1")
 
 
@@ -621,6 +621,7 @@ def test_gpu_check_writes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     done = CliRunner().invoke(_app(), arguments)
     assert done.exit_code == 0, done.output
     assert "4 of 4 comparisons right" in done.output
+    assert "GPU kernels are experimental" in done.output
     report = json.loads(path.read_text())
     assert report["backend"] == "interpreter"
     assert "no speed means anything" in report["device"]
@@ -637,9 +638,9 @@ def test_gpu_check_writes_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "WRONG codes and back, f32, tensor" in done.output.replace("\n", " ")
 
 
-# The list needs the door open before any test has run.
-with pytest.MonkeyPatch.context() as door:
-    door.setenv("LOWBIT_GPU_INTERPRETER", "1")
+# The list needs the interpreter as a device before any test has run.
+with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("LOWBIT_GPU_INTERPRETER", "1")
     CHECKS = quick_checks()
 
 
