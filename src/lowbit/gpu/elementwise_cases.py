@@ -21,7 +21,7 @@ _FLOATS = {"f32": "fp32", "f64": "fp64", "f16": "fp16", "bf16": "bf16"}
 _CODES = {"s8": "i8", "u8": "u8", "s4": "u8", "u4": "u8"}
 _ITEM = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 _THREADS, _WARPS = 256, 8
-_PARTS: Any = Parts("u1", *["i32"] * 8)  # type: ignore[arg-type]
+_PARTS: Any = Parts(*["i32"] * 9)  # type: ignore[arg-type]
 _RANGE = {"codes": CodeRange("i32", "i32", "i32")}
 _EVEN = ("n", "stored", "columns", "axis", "runs", "bytes_of_group", "length", "group", "longest", "scales")
 

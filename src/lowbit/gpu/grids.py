@@ -41,7 +41,7 @@ def places_of(g: Granularity, scales: int) -> Places:
 class Parts(NamedTuple):
     """How a reduction by scale is cut up: see reductions.py. `length` is of a row, or for columns how many rows."""
 
-    by_columns: bool
+    by_columns: int  # 1 or 0: Triton passes bools as bytes
     length: int
     group: int
     groups: int
@@ -78,14 +78,14 @@ def parts_of(g: Granularity, piece: int) -> Parts:
         group = max(1, min(g.block, rows)) if g.kind == 2 else rows
         groups = -(-rows // group)
         owners = groups * (1 if g.kind == 1 else g.outer)
-        return Parts(True, rows, group, groups, -(-group // BAND), min(group, BAND), columns, owners * columns, 1)
+        return Parts(1, rows, group, groups, -(-group // BAND), min(group, BAND), columns, owners * columns, 1)
     if g.kind == 2:
         group = max(1, min(g.block, g.axis))
         length, groups, scales, outer = g.axis, -(-g.axis // group), g.outer * -(-g.axis // group), 1
     else:
         length = g.outer * g.axis * g.inner if g.kind == 0 else g.inner
         group, groups, (scales, outer) = length, 1, ((1, 1) if g.kind == 0 else (g.axis, g.outer))
-    return Parts(False, length, group, groups, -(-group // piece), min(group, piece), 1, scales, outer)
+    return Parts(0, length, group, groups, -(-group // piece), min(group, piece), 1, scales, outer)
 
 
 def power_of_two(least: int, most: int = 1 << 30) -> int:
