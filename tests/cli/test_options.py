@@ -380,8 +380,8 @@ def test_ctrl_c_says_that_the_model_is_written(run: Any, here: Path, monkeypatch
 
 
 def test_ctrl_c_says_how_to_go_on_with_a_checkpoint(run: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowbit.formats.assembly import Assembly
     from lowbit.formats.compressed_tensors import convert
+    from lowbit.formats.work_folder import Assembly
 
     with monkeypatch.context() as patched:
         patched.setattr(convert, "stream_shard", interrupt)

@@ -1,16 +1,22 @@
-"""The working folder of a run, beside its target: locked, marked with a manifest, and never a link."""
+"""Working folders: locked, marked with a manifest, never a link, and renamed to the target at the end.
+
+`WorkFolder` is the locked folder; `Assembly` is a folder of shards in one, which an interrupted run can resume.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple
 
-from lowbit.numerics.errors import InvalidProblem
-from lowbit.runtime.files.atomic import written_whole
+from lowbit.formats.safetensors.writer import checksum
+from lowbit.numerics.errors import FormatError, InvalidProblem, add_note
+from lowbit.runtime.files.atomic import sync_directory, written_whole
 
 MANIFEST = ".lowbit-manifest.json"
 _MAX_MANIFEST = 1 << 28
@@ -128,3 +134,161 @@ def _delete(name: str, folder: int) -> None:
     finally:
         os.close(inner)
     os.rmdir(name, dir_fd=folder)
+
+
+class Finished(NamedTuple):
+    """A shard that is written and synced."""
+
+    nbytes: int
+    checksum: int
+    sqnr_db: Mapping[str, float]
+
+
+def real_target(target: str | os.PathLike[str]) -> Path:
+    """The folder to write to, links resolved, so that all renames stay on one disk."""
+    real = Path(os.path.realpath(target))
+    if real.exists() and not real.is_dir():
+        raise InvalidProblem(f"{os.fspath(target)}: a file; expected a folder to write to")
+    return real
+
+
+class Assembly:
+    """The folder `.<name>.partial` beside the target, until `commit` renames it.
+
+    Finished shards are recorded in a manifest. A later run with the same fingerprint and `resume` checks and keeps
+    them. Bad input removes the folder, and so does an end before the first shard; any other end leaves it.
+    """
+
+    def __init__(self, target: Path, fingerprint: str, *, resume: bool, overwrite: bool) -> None:
+        self.target, self.fingerprint = real_target(target), fingerprint
+        self.folder = self.target.with_name(f".{self.target.name}.partial")
+        self.finished: dict[str, Finished] = {}
+        self.complete = False  # the target is there already, by the same recipe from the same source
+        self._resume, self._overwrite = resume, overwrite
+        self._old = self.target.with_name(f".{self.target.name}.old")
+
+    def __enter__(self) -> Assembly:
+        self._work = WorkFolder(self.folder, self.target)
+        try:
+            self._recover()
+            self._begin()
+        except BaseException:
+            self._work.close()
+            raise
+        return self
+
+    def _recover(self) -> None:
+        """Undo a commit that was killed between its renames, or finish one that was killed after them."""
+        if not os.path.lexists(self._old):
+            return
+        old = WorkFolder(self._old, self.target)
+        try:
+            if self.target.exists():
+                old.clear()
+            else:
+                os.rename(self._old, self.target)
+                sync_directory(self.target.parent)
+        finally:
+            old.close()
+
+    def _begin(self) -> None:
+        if self._is_full():
+            fingerprint, finished = _finished(self.target)
+            if self._resume and fingerprint == self.fingerprint:
+                self.complete, self.finished = True, finished
+                self._work.close()
+                return
+            if not self._overwrite:
+                raise InvalidProblem(
+                    f"{self.target}: not empty, and not made by this recipe from this source"
+                    if self._resume
+                    else f"{self.target}: not empty; choose another folder, or overwrite"
+                )
+            refuse_foreign(self.target)
+        fingerprint, finished = _finished(self.folder)
+        if fingerprint and not self._overwrite:
+            if not self._resume:
+                raise InvalidProblem(
+                    f"{self.target}: an unfinished run is in {self.folder.name}; resume it, or overwrite"
+                )
+            if fingerprint != self.fingerprint:
+                raise InvalidProblem(
+                    f"{self.target}: {self.folder.name} is of another source, recipe or version; overwrite it"
+                )
+        if self._resume and fingerprint == self.fingerprint:
+            self.finished = {name: shard for name, shard in finished.items() if self._is_sound(name, shard)}
+        self._work.clear(keep={MANIFEST, *self.finished})
+        self._write_manifest()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is None:
+            self._work.close()
+        elif not self.folder.exists():  # put in its place already
+            add_note(error, f"{self.target} is written and kept")
+            self._work.close()
+        elif isinstance(error, (InvalidProblem, FormatError, NotImplementedError)) or not self.finished:
+            self._work.remove()
+        else:
+            shards = "1 finished shard is" if len(self.finished) == 1 else f"{len(self.finished)} finished shards are"
+            add_note(error, f"{shards} kept in {self.folder}; resume goes on from there")
+            self._work.close()
+
+    def finish(self, name: str, shard: Finished) -> None:
+        """Record a shard as finished: a resumed run does not write it again."""
+        self.finished[name] = shard
+        self._write_manifest()
+
+    def commit(self) -> None:
+        """Rename the folder to the target, and then remove what was there before."""
+        sync_directory(self.folder)
+        replaced = self._is_full()
+        if replaced:
+            if not self._overwrite or read_manifest(self.target) is None:
+                raise FileExistsError(errno.EEXIST, "files were put into the target meanwhile", str(self.target))
+            os.rename(self.target, self._old)
+        try:
+            os.rename(self.folder, self.target)
+        except OSError:
+            if replaced:
+                os.rename(self._old, self.target)
+            raise
+        sync_directory(self.target.parent)
+        if replaced:
+            self._recover()
+
+    def _is_full(self) -> bool:
+        return self.target.is_dir() and any(self.target.iterdir())
+
+    def _is_sound(self, name: str, shard: Finished) -> bool:
+        file = self.folder / name
+        try:
+            return not file.is_symlink() and file.stat().st_size == shard.nbytes and checksum(file) == shard.checksum
+        except (OSError, FormatError):
+            return False
+
+    def _write_manifest(self) -> None:
+        shards = {
+            name: {"bytes": f.nbytes, "checksum": f.checksum, "sqnr_db": {k: _text(v) for k, v in f.sqnr_db.items()}}
+            for name, f in sorted(self.finished.items())
+        }
+        self._work.mark({"fingerprint": self.fingerprint, "shards": shards})
+
+
+def _text(value: float) -> float | str:
+    return round(value, 6) if abs(value) < 1e9 else str(value)  # JSON has no infinity
+
+
+def _finished(folder: Path) -> tuple[str, dict[str, Finished]]:
+    """(fingerprint, finished shards) of a folder; empty without a manifest of lowbit."""
+    found: Any = read_manifest(folder)
+    if found is None:
+        return "", {}
+    try:
+        shards = {
+            name: Finished(int(s["bytes"]), int(s["checksum"]), {str(k): float(v) for k, v in s["sqnr_db"].items()})
+            for name, s in found["shards"].items()
+            if Path(name).name == name
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        shards = {}
+    return found["fingerprint"], shards

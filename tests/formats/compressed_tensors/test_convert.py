@@ -18,13 +18,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from lowbit.formats.assembly import Assembly
 from lowbit.formats.comparison import compare_files
 from lowbit.formats.compressed_tensors import stream
 from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed
 from lowbit.formats.safetensors.checkpoint import INDEX, Checkpoint
-from lowbit.formats.work_folder import MANIFEST
+from lowbit.formats.work_folder import MANIFEST, Assembly
 from lowbit.models import Override, Recipe, WeightRecipe
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 

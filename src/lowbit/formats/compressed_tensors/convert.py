@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from lowbit._version import __version__
-from lowbit.formats.assembly import Assembly, Finished, real_target
 from lowbit.formats.compressed_tensors.plan import Item, Plan, existing_quantization, plan_checkpoint, read_config
 from lowbit.formats.compressed_tensors.stream import stream_shard
 from lowbit.formats.pickled import PickledCheckpoint, is_pickled
 from lowbit.formats.safetensors.checkpoint import INDEX, Checkpoint, inside
 from lowbit.formats.safetensors.writer import ShardWriter
-from lowbit.formats.work_folder import MANIFEST
+from lowbit.formats.work_folder import MANIFEST, Assembly, Finished, real_target
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import ModelReport, WeightRow
 from lowbit.numerics.errors import InvalidProblem
