@@ -23,6 +23,25 @@
 
 namespace lowbit {
 
+// An argument that a plan takes only if it is just as described: see Buffer::exactly. Others are no error.
+struct Candidate {
+  PyObject* object = nullptr;
+};
+struct ScaleCandidate : Candidate {};      // or a number
+struct ZeroPointCandidate : Candidate {};  // or an integer
+
+// The address of contiguous memory whose size and type the caller vouches for. Viewing a torch tensor as an array takes
+// longer than a small call.
+struct Address {
+  uintptr_t value;
+  template <class T = void>
+  T* as() const {
+    return reinterpret_cast<T*>(value);
+  }
+};
+
+struct Real {};  // as an element type: float32 or float64
+
 class Buffer {
  public:
   Buffer() = default;
@@ -51,14 +70,14 @@ class Buffer {
     return held_ = true;
   }
 
-  // The array's memory if it is just what is asked for, else nothing and no error: NumPy's own array type (a masked
+  // The candidate's memory if it is just what is asked for, else nothing and no error: NumPy's own array type (a masked
   // array lends its memory too, and would lose its mask), C-contiguous, aligned, of this struct-module format and
-  // shape. Format 0 is not asked for: some types of 16 bits have none.
-  static Buffer exactly(nanobind::handle object, char format, const std::vector<int64_t>& shape, bool writable) {
+  // shape. Format 0 is not compared: some types of 16 bits have none.
+  static Buffer exactly(Candidate array, char format, const std::vector<int64_t>& shape, bool writable) {
     Buffer b;
-    if (std::strcmp(Py_TYPE(object.ptr())->tp_name, "numpy.ndarray") != 0) return b;
+    if (std::strcmp(Py_TYPE(array.object)->tp_name, "numpy.ndarray") != 0) return b;
     const int flags = (format == 0 ? 0 : PyBUF_FORMAT) | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
-    if (!b.borrow(object, flags)) return b;
+    if (!b.borrow(array.object, flags)) return b;
     bool same = (format == 0 ? b.view_.itemsize == 2
                              : b.view_.format != nullptr && b.view_.format[0] == format && b.view_.format[1] == '\0') &&
                 b.view_.ndim == static_cast<int>(shape.size()) &&
@@ -149,6 +168,10 @@ struct ElementType<uint64_t> {
   static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[numpy.uint64]");
 };
 template <>
+struct ElementType<Real> {
+  static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[numpy.floating[typing.Any]]");
+};
+template <>
 struct ElementType<void> {
   static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[typing.Any]");
 };
@@ -157,9 +180,15 @@ template <class T>
 class Array : public Buffer {
  public:
   using Element = std::remove_const_t<T>;
-  T* data() const { return as<T>(); }
+  auto data() const {
+    if constexpr (std::is_same_v<Element, Real>) {
+      return as<std::conditional_t<std::is_const_v<T>, const void, void>>();
+    } else {
+      return as<T>();
+    }
+  }
   int64_t size() const
-    requires(!std::is_void_v<T>)
+    requires(!std::is_void_v<T> && !std::is_same_v<Element, Real>)
   {
     return bytes() / static_cast<int64_t>(sizeof(T));
   }
@@ -172,14 +201,18 @@ class Array : public Buffer {
       if (!borrow(object, access | PyBUF_ND | PyBUF_FORMAT)) return false;
       const char* format = view().format;
       return format != nullptr && is_format(format[0]) && format[1] == '\0' &&
-             reinterpret_cast<uintptr_t>(view().buf) % sizeof(T) == 0;
+             reinterpret_cast<uintptr_t>(view().buf) % static_cast<uintptr_t>(view().itemsize) == 0;
     }
   }
 
  private:
   static bool is_format(char found) {  // "l" and "q" may be the same type
-    constexpr char wanted = ElementType<Element>::format;
-    return found == wanted || (wanted == 'l' && found == 'q') || (wanted == 'L' && found == 'Q');
+    if constexpr (std::is_same_v<Element, Real>) {
+      return found == 'f' || found == 'd';
+    } else {
+      constexpr char wanted = ElementType<Element>::format;
+      return found == wanted || (wanted == 'l' && found == 'q') || (wanted == 'L' && found == 'Q');
+    }
   }
 };
 
@@ -220,6 +253,41 @@ template <class T>
 struct type_caster<lowbit::Array<T>> {
   NB_TYPE_CASTER(lowbit::Array<T>, lowbit::ElementType<std::remove_const_t<T>>::name)
   bool from_python(handle object, uint8_t, cleanup_list*) noexcept { return value.borrow_typed(object); }
+};
+
+template <>
+struct type_caster<lowbit::Candidate> {
+  NB_TYPE_CASTER(lowbit::Candidate, const_name("numpy.typing.NDArray[typing.Any]"))
+  bool from_python(handle object, uint8_t, cleanup_list*) noexcept {
+    value.object = object.ptr();
+    return true;
+  }
+};
+template <>
+struct type_caster<lowbit::ScaleCandidate> {
+  NB_TYPE_CASTER(lowbit::ScaleCandidate, const_name("numpy.typing.ArrayLike"))
+  bool from_python(handle object, uint8_t, cleanup_list*) noexcept {
+    value.object = object.ptr();
+    return true;
+  }
+};
+template <>
+struct type_caster<lowbit::ZeroPointCandidate> {
+  NB_TYPE_CASTER(lowbit::ZeroPointCandidate, const_name("numpy.typing.ArrayLike"))
+  bool from_python(handle object, uint8_t, cleanup_list*) noexcept {
+    value.object = object.ptr();
+    return true;
+  }
+};
+template <>
+struct type_caster<lowbit::Address> {
+  NB_TYPE_CASTER(lowbit::Address, const_name("int"))
+  bool from_python(handle object, uint8_t flags, cleanup_list* cleanup) noexcept {
+    make_caster<uintptr_t> address;
+    if (!address.from_python(object, flags, cleanup)) return false;
+    value.value = address.value;
+    return true;
+  }
 };
 
 }  // namespace nanobind::detail

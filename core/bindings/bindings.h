@@ -14,6 +14,7 @@ void bind_errors(nanobind::module_& m);
 void bind_enums(nanobind::module_& m);
 void bind_granularity(nanobind::module_& m);
 void bind_quantize(nanobind::module_& m);
+void bind_dynamic(nanobind::module_& m);
 void bind_fake_quantize(nanobind::module_& m);
 void bind_range(nanobind::module_& m);
 void bind_pack(nanobind::module_& m);

@@ -144,8 +144,7 @@ void bind_elementwise(nb::module_& m) {
       .value("add", AddMulOp::add)
       .value("mul", AddMulOp::mul);
   nb::class_<CombinePlan>(m, "CombinePlan", "Codes of the sum or product of two arrays of codes.")
-      .def(nb::init<AddMulOp, const CodeParams&, const CodeParams&, const CodeParams&>(), "op"_a, "a"_a, "b"_a,
-           "out"_a)
+      .def(nb::init<AddMulOp, const CodeParams&, const CodeParams&, const CodeParams&>(), "op"_a, "a"_a, "b"_a, "out"_a)
       .def("run", &CombinePlan::run, "a"_a, "b"_a, "out"_a, "a and b are broadcast to the shape of out.");
   m.def("clamp_codes", &clamp_of, "code"_a, "x"_a, "lo"_a, "hi"_a, "out"_a);
   m.def("lookup_codes", &lookup_of, "table"_a.none(), "x"_a, "length"_a, "out"_a, "offset"_a, "stride"_a,

@@ -1,15 +1,16 @@
-// Fake quantization and its gradients.
+// Fake quantization and its straight-through gradients.
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <limits>
+#include <string>
 #include <utility>
-#include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
-#include "bindings/parameters.h"
-#include "bindings/sizes.h"
+#include "bindings/shapes.h"
+#include "drivers/elementwise/checks.h"
 #include "drivers/elementwise/gradients.h"
 
 namespace nb = nanobind;
@@ -18,175 +19,169 @@ using namespace nb::literals;
 namespace lowbit {
 namespace {
 
-FakeOp fake_op_of(int id) {
-  if (id < 0 || id >= kFakeOps) throw nb::value_error("op: unknown id");
-  return static_cast<FakeOp>(id);
-}
+// What `run` and its like return besides what invalid_parameter does: an argument is not just as described, and
+// nothing was done.
+constexpr int64_t kNotAsDescribed = std::numeric_limits<int64_t>::min();
 
-int64_t fake_quant_of(int op_id, nb::handle x_array, nb::handle dy_array, nb::handle out_array, Element element,
-                      nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax,
-                      const Granularity& layout) {
-  const FakeOp op = fake_op_of(op_id);
-  const Element e = element;
-  const int64_t n = layout.elements(), bytes = n * element_bytes(e), scales = layout.scales();
-  Buffer x, dy;
-  if (op != FakeOp::scaled) x = Buffer(x_array, "x"), x.require(bytes, "x");
-  if (op != FakeOp::fake) dy = Buffer(dy_array, "dy"), dy.require(bytes, "dy");
-  const Buffer out(out_array, "out", true), scale(scale_array, "scale"), zero(zero_array, "zero_point");
-  out.require(bytes, "out");
-  scale.require(scales * compute_bytes(e), "scale");
-  zero.require(scales * 4, "zero_point");
-  require_all_apart({{out, op == FakeOp::fake ? "output" : "d_input"}}, {{scale, "scale"}, {zero, "zero_point"}});
-  const Affine f{Code::s16, scale.as(), zero.as<int32_t>(), qmin, qmax};
-  const int64_t bad = bad_parameter(f, e, scales);
-  if (bad == -1 && n > 0) without_gil(n, [&] { fake_quant(op, layout, f, x.as(), dy.as(), out.as(), e); });
-  return bad;
-}
-
-// Memory of torch tensors comes by its address: a view of it as an array takes longer to make than a small call. The
-// caller has seen to it that there is as much as the layout says.
-template <class T = void>
-T* memory_at(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
-
-int64_t fake_quant_masked_at(uintptr_t x, uintptr_t out, uintptr_t bits, Element element, uintptr_t scale,
-                             uintptr_t zero, int32_t qmin, int32_t qmax, const Granularity& layout) {
-  const Element e = element;
-  const int64_t n = layout.elements();
-  if (!mask_fits(layout)) throw nb::value_error("layout: scales change within a byte of the mask");
-  const Affine f{Code::s16, memory_at(scale), memory_at<int32_t>(zero), qmin, qmax};
-  const int64_t bad = bad_parameter(f, e, layout.scales());
-  if (bad == -1 && n > 0)
-    without_gil(n, [&] { fake_quant_masked(layout, f, memory_at(x), memory_at(out), memory_at<uint8_t>(bits), e); });
-  return bad;
-}
-
-void keep_where_at(uintptr_t dy, uintptr_t bits, uintptr_t out, int64_t n, Element element) {
-  const Element e = element;
-  if (n > 0) without_gil(n, [&] { keep_where(memory_at(dy), memory_at<uint8_t>(bits), memory_at(out), n, e); });
-}
-
-// What a plan knows before it is run, so that a run with plain arrays is one call.
-struct Problem {
-  Granularity layout;
-  Element element;
-  std::vector<int64_t> shape, scale_shape;
-  int32_t qmin, qmax;
-
-  static constexpr int64_t kLookAgain = std::numeric_limits<int64_t>::min();
-
-  Problem(const Granularity& of, Element element_id, std::vector<int64_t> dims, std::vector<int64_t> scale_dims,
-          int32_t lo, int32_t hi)
-      : layout(of),
-        element(element_id),
-        shape(std::move(dims)),
-        scale_shape(std::move(scale_dims)),
-        qmin(lo),
-        qmax(hi) {
-    if (product_of(shape, "shape") != layout.elements() || product_of(scale_shape, "scale_shape") != layout.scales())
-      throw nb::value_error("shape: not the layout's number of elements or scales");
-  }
-
-  // As the function fake_quant; kLookAgain: an argument needs a closer look, and nothing was done. bfloat16 comes as
-  // its bits, or as arrays of a type without a format, which the caller has looked at (`of_known_type`).
-  int64_t fake_quant_now(int op_id, nb::handle x_array, nb::handle dy_array, nb::handle out_array,
-                         nb::handle scale_value, nb::handle zero_value, bool of_known_type) const {
-    const FakeOp op = fake_op_of(op_id);
-    const char format = of_known_type ? '\0' : "fdeH"[static_cast<int>(element)];
-    const Buffer out = Buffer::exactly(out_array, format, shape, true);
-    if (!out) return kLookAgain;
-    Buffer x, dy, scale, zero;
-    if (op != FakeOp::scaled && !(x = Buffer::exactly(x_array, format, shape, false))) return kLookAgain;
-    if (op != FakeOp::fake && !(dy = Buffer::exactly(dy_array, format, shape, false))) return kLookAgain;
-    if (out.overlaps(x) || out.overlaps(dy)) return kLookAgain;
-    // Numbers will do where there is one for all.
-    float scale_f32 = 0;
-    double scale_f64 = 0;
-    int32_t zero_i32 = 0;
-    Affine f{Code::s16, nullptr, nullptr, qmin, qmax};
-    if (scale_shape.empty() && PyFloat_CheckExact(scale_value.ptr())) {
-      scale_f64 = PyFloat_AS_DOUBLE(scale_value.ptr());
-      scale_f32 = static_cast<float>(scale_f64);
-      f.scale = element == Element::f64 ? static_cast<const void*>(&scale_f64) : &scale_f32;
+// Scales and zero points of one call: arrays of the compute type and of int32, or numbers where there is one for all.
+class CallParameters {
+ public:
+  CallParameters(ScaleCandidate scale, ZeroPointCandidate zero, Element element, const std::vector<int64_t>& shape) {
+    if (shape.empty() && PyFloat_CheckExact(scale.object)) {
+      f64_ = PyFloat_AS_DOUBLE(scale.object), f32_ = static_cast<float>(f64_);
+      scale_ = element == Element::f64 ? static_cast<const void*>(&f64_) : &f32_;
     } else {
-      scale = Buffer::exactly(scale_value, element == Element::f64 ? 'd' : 'f', scale_shape, false);
-      if (!scale) return kLookAgain;
-      f.scale = scale.as();
+      scales_ = Buffer::exactly({scale.object}, compute_format(element), shape, false);
+      scale_ = scales_.as();
     }
-    if (scale_shape.empty() && PyLong_CheckExact(zero_value.ptr())) {
+    if (shape.empty() && PyLong_CheckExact(zero.object)) {
       int overflow = 0;
-      const long value = PyLong_AsLongAndOverflow(zero_value.ptr(), &overflow);
-      if (overflow != 0 || value < INT32_MIN || value > INT32_MAX) return kLookAgain;
-      zero_i32 = static_cast<int32_t>(value);
-      f.zero = &zero_i32;
+      const long value = PyLong_AsLongAndOverflow(zero.object, &overflow);
+      if (overflow != 0 || value < INT32_MIN || value > INT32_MAX) return;
+      i32_ = static_cast<int32_t>(value), zero_ = &i32_;
     } else {
-      zero = Buffer::exactly(zero_value, 'i', scale_shape, false);
-      if (!zero) return kLookAgain;
-      f.zero = zero.as<int32_t>();
+      zeros_ = Buffer::exactly({zero.object}, 'i', shape, false);
+      zero_ = zeros_.as<const int32_t>();
     }
-    if (out.shares(scale) || out.shares(zero)) return kLookAgain;
-    const int64_t bad = bad_parameter(f, element, layout.scales()), n = layout.elements();
-    if (bad == -1 && n > 0) without_gil(n, [&] { fake_quant(op, layout, f, x.as(), dy.as(), out.as(), element); });
-    return bad;
   }
+  CallParameters(const CallParameters&) = delete;
+
+  explicit operator bool() const { return scale_ != nullptr && zero_ != nullptr; }
+  Affine affine(int32_t qmin, int32_t qmax) const { return {Code::s16, scale_, zero_, qmin, qmax}; }
+  const Buffer& scales() const { return scales_; }
+  const Buffer& zeros() const { return zeros_; }
+  bool shares(const Buffer& out) const { return out.shares(scales_) || out.shares(zeros_); }
+
+ private:
+  Buffer scales_, zeros_;
+  const void* scale_ = nullptr;
+  const int32_t* zero_ = nullptr;
+  float f32_ = 0;
+  double f64_ = 0;
+  int32_t i32_ = 0;
 };
 
-int64_t fake_quant_learned_of(nb::handle x_array, nb::handle dy_array, nb::handle out_array, Element element,
-                              nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax,
-                              const Granularity& layout, nb::handle workspace_array, nb::handle ds_array,
-                              nb::handle dz_array) {
-  const Element e = element;
-  const int64_t n = layout.elements(), bytes = n * element_bytes(e), scales = layout.scales();
-  const Buffer x(x_array, "x"), dy(dy_array, "dy"), out(out_array, "out", true), scale(scale_array, "scale"),
-      zero(zero_array, "zero_point"), workspace(workspace_array, "workspace", true), ds(ds_array, "d_scale", true),
-      dz(dz_array, "d_zero_point", true);
-  x.require(bytes, "x"), dy.require(bytes, "dy"), out.require(bytes, "out");
-  scale.require(scales * compute_bytes(e), "scale"), zero.require(scales * 4, "zero_point");
-  ds.require(scales * compute_bytes(e), "d_scale"), dz.require(scales * compute_bytes(e), "d_zero_point");
-  if (workspace.bytes() < learned_workspace(layout) * 8) throw nb::value_error("workspace: too small");
-  require_all_apart({{out, "d_input"}}, {{scale, "scale"}, {zero, "zero_point"}});
-  require_all_apart({{ds, "d_scale"}, {dz, "d_zero_point"}, {workspace, "workspace"}},
-                    {{x, "input"}, {dy, "d_output"}, {out, "d_input"}, {scale, "scale"}, {zero, "zero_point"}});
-  const Affine f{Code::s16, scale.as(), zero.as<int32_t>(), qmin, qmax};
-  const int64_t bad = bad_parameter(f, e, scales);
-  if (bad == -1)
-    without_gil(n, [&] {
-      fake_quant_learned(layout, f, x.as(), dy.as(), out.as(), e, workspace.as<double>(), ds.as(), dz.as());
+// Where the gradients of scales and zero points go.
+struct LearnedGradients {
+  Array<Real> scale, zero;
+  Array<void> workspace;
+
+  LearnedGradients(Array<Real> d_scale, Array<Real> d_zero_point, Array<void> room)
+      : scale(std::move(d_scale)), zero(std::move(d_zero_point)), workspace(std::move(room)) {}
+};
+
+struct FakeQuantizePlan {
+  Element element;
+  ScaledShape shape;
+  int32_t qmin, qmax;
+
+  FakeQuantizePlan(Element of, ScaledShape s, int32_t lo, int32_t hi)
+      : element(of), shape(std::move(s)), qmin(lo), qmax(hi) {}
+
+  std::string kernel() const { return kernel_name("fake_quant", name_of(element), ""); }
+  int64_t workspace_bytes() const { return learned_workspace(shape.granularity) * 8; }
+  bool has_mask() const { return mask_fits(shape.granularity); }
+  int64_t mask_bytes() const { return (shape.elements() + 7) / 8; }
+
+  Buffer lent(Candidate array, bool writable = false) const {
+    return Buffer::exactly(array, format_of(element), shape.shape, writable);
+  }
+
+  // work(affine), unless a scale or zero point is out of bounds.
+  template <class Work>
+  int64_t checked(const Affine& affine, Work&& work) const {
+    const int64_t invalid = invalid_parameter(affine, element == Element::f64, shape.scales());
+    if (invalid == -1) without_gil(shape.elements(), [&] { work(affine); });
+    return invalid;
+  }
+
+  int64_t apply(FakeOp op, const Candidate* from, const Candidate* gradient, Candidate to, ScaleCandidate scale,
+                ZeroPointCandidate zero) const {
+    const Buffer out = lent(to, true);
+    if (!out) return kNotAsDescribed;
+    Buffer x, dy;
+    if (from != nullptr && !(x = lent(*from))) return kNotAsDescribed;
+    if (gradient != nullptr && !(dy = lent(*gradient))) return kNotAsDescribed;
+    const CallParameters given(scale, zero, element, shape.scale_shape);
+    if (!given || out.overlaps(x) || out.overlaps(dy) || given.shares(out)) return kNotAsDescribed;
+    return checked(given.affine(qmin, qmax), [&](const Affine& f) {
+      if (shape.elements() > 0) fake_quant(op, shape.granularity, f, x.as(), dy.as(), out.as(), element);
     });
-  return bad;
-}
+  }
+  int64_t run(Candidate x, Candidate out, ScaleCandidate scale, ZeroPointCandidate zero) const {
+    return apply(FakeOp::fake, &x, nullptr, out, scale, zero);
+  }
+  int64_t backward(Candidate dy, Candidate x, Candidate out, ScaleCandidate scale, ZeroPointCandidate zero) const {
+    return apply(FakeOp::fake_backward, &x, &dy, out, scale, zero);
+  }
+  int64_t quantize_backward(Candidate dy, Candidate x, Candidate out, ScaleCandidate scale,
+                            ZeroPointCandidate zero) const {
+    return apply(FakeOp::quantize_backward, &x, &dy, out, scale, zero);
+  }
+  int64_t dequantize_backward(Candidate dy, Candidate out, ScaleCandidate scale, ZeroPointCandidate zero) const {
+    return apply(FakeOp::scaled, nullptr, &dy, out, scale, zero);
+  }
+
+  int64_t learned_backward(Candidate gradient, Candidate from, Candidate to, ScaleCandidate scale,
+                           ZeroPointCandidate zero_point, const LearnedGradients& made) const {
+    const Buffer dy = lent(gradient), x = lent(from), out = lent(to, true);
+    const CallParameters given(scale, zero_point, element, shape.scale_shape);
+    if (!dy || !x || !out || !given || out.overlaps(x) || out.overlaps(dy)) return kNotAsDescribed;
+    const int64_t bytes = shape.scales() * compute_bytes(element);
+    made.scale.require(bytes, "d_scale"), made.zero.require(bytes, "d_zero_point");
+    if (made.workspace.bytes() < workspace_bytes()) throw nb::value_error("workspace: too small");
+    require_all_apart({{out, "d_input"}}, {{given.scales(), "scale"}, {given.zeros(), "zero_point"}});
+    require_all_apart(
+        {{made.scale, "d_scale"}, {made.zero, "d_zero_point"}, {made.workspace, "workspace"}},
+        {{x, "input"}, {dy, "d_output"}, {out, "d_input"}, {given.scales(), "scale"}, {given.zeros(), "zero_point"}});
+    return checked(given.affine(qmin, qmax), [&](const Affine& f) {
+      fake_quant_learned(shape.granularity, f, x.as(), dy.as(), out.as(), element, made.workspace.as<double>(),
+                         made.scale.as(), made.zero.as());
+    });
+  }
+
+  int64_t run_masked(Address x, Address out, Address bits, Address scale, Address zero) const {
+    if (!has_mask()) throw nb::value_error("granularity: scales change within a byte of the mask");
+    return checked({Code::s16, scale.as(), zero.as<int32_t>(), qmin, qmax}, [&](const Affine& f) {
+      if (shape.elements() > 0) fake_quant_masked(shape.granularity, f, x.as(), out.as(), bits.as<uint8_t>(), element);
+    });
+  }
+  void masked_backward(Address dy, Address bits, Address out) const {
+    if (const int64_t n = shape.elements())
+      without_gil(n, [&] { keep_where(dy.as(), bits.as<uint8_t>(), out.as(), n, element); });
+  }
+};
 
 }  // namespace
 
 void bind_fake_quantize(nb::module_& m) {
-  nb::class_<Problem>(m, "Problem", "A plan's facts: runs with plain arrays in one call.")
-      .def(nb::init<const Granularity&, Element, std::vector<int64_t>, std::vector<int64_t>, int32_t, int32_t>(),
-           "layout"_a, "element"_a, "shape"_a, "scale_shape"_a, "qmin"_a, "qmax"_a)
-      .def_prop_ro("element", [](const Problem& p) { return p.element; })
-      .def("fake_quant", &Problem::fake_quant_now, "op"_a, "x"_a.none(), "dy"_a.none(), "out"_a, "scale"_a,
-           "zero_point"_a.none(), "of_known_type"_a = false,
-           "As the function fake_quant, with arrays of just the right kind; any other result than -1 means that "
-           "nothing was done.");
-  m.def(
-      "fake_quant", &fake_quant_of, "op"_a, "x"_a.none(), "dy"_a.none(), "out"_a, "element"_a, "scale"_a,
-      "zero_point"_a, "qmin"_a, "qmax"_a, "layout"_a,
-      "op 0 fake_quantize, 1 its gradient, 2 quantize's, 3 dequantize's. Returns -1, or which scale (i) or zero point "
-      "(-2 - i) is out of bounds; then nothing was done.");
-  m.def(
-      "mask_fits", [](const Granularity& layout) { return mask_fits(layout); }, "layout"_a,
-      "Whether fake_quant_masked serves this layout.");
-  m.def("fake_quant_masked_at", &fake_quant_masked_at, "x"_a, "out"_a, "bits"_a, "element"_a, "scale"_a, "zero_point"_a,
-        "qmin"_a, "qmax"_a, "layout"_a,
-        "fake_quantize, and a bit for each element that was not clipped, by addresses. Returns as fake_quant.");
-  m.def("keep_where_at", &keep_where_at, "dy"_a, "bits"_a, "out"_a, "n"_a, "element"_a,
-        "dy where a bit is set, else 0, by addresses.");
-  m.def("fake_quant_learned", &fake_quant_learned_of, "x"_a, "dy"_a, "out"_a, "element"_a, "scale"_a, "zero_point"_a,
-        "qmin"_a, "qmax"_a, "layout"_a, "workspace"_a, "d_scale"_a, "d_zero_point"_a,
-        "Gradients by x, scale and zero point. Returns as fake_quant.");
-  m.def(
-      "learned_workspace", [](const Granularity& layout) { return learned_workspace(layout) * 8; }, "layout"_a,
-      "Bytes fake_quant_learned works in.");
+  nb::class_<LearnedGradients>(m, "LearnedGradients", "Where the gradients of scales and zero points go.")
+      .def(nb::init<Array<Real>, Array<Real>, Array<void>>(), "scale"_a, "zero_point"_a, "workspace"_a);
+  nb::class_<FakeQuantizePlan>(m, "FakeQuantizePlan",
+                               "dequantize(quantize(x)) and its gradients. Methods return -1; or the first parameter "
+                               "that is out of bounds, scale i as i, zero point i as -2 - i; or NOT_AS_DESCRIBED where "
+                               "an array is not C-contiguous, aligned, of the plan's type and shape. Unless they "
+                               "return -1, nothing was done.")
+      .def(nb::init<Element, ScaledShape, int32_t, int32_t>(), "element"_a, "shape"_a, "qmin"_a, "qmax"_a)
+      .def_ro("element", &FakeQuantizePlan::element)
+      .def_prop_ro("kernel", &FakeQuantizePlan::kernel, "The kernel that runs: family/ISA/types.")
+      .def_prop_ro("workspace_bytes", &FakeQuantizePlan::workspace_bytes, "Bytes learned_backward works in.")
+      .def_prop_ro("has_mask", &FakeQuantizePlan::has_mask, "Whether scales hold for whole bytes of a mask.")
+      .def_prop_ro("mask_bytes", &FakeQuantizePlan::mask_bytes)
+      .def("run", &FakeQuantizePlan::run, "x"_a.none(), "out"_a.none(), "scale"_a.none(), "zero_point"_a.none())
+      .def("backward", &FakeQuantizePlan::backward, "dy"_a.none(), "x"_a.none(), "out"_a.none(), "scale"_a.none(),
+           "zero_point"_a.none(), "dy where the code was not clipped, else 0.")
+      .def("quantize_backward", &FakeQuantizePlan::quantize_backward, "dy"_a.none(), "x"_a.none(), "out"_a.none(),
+           "scale"_a.none(), "zero_point"_a.none(), "dy / scale where the code was not clipped, else 0.")
+      .def("dequantize_backward", &FakeQuantizePlan::dequantize_backward, "dy"_a.none(), "out"_a.none(),
+           "scale"_a.none(), "zero_point"_a.none(), "dy * scale.")
+      .def("learned_backward", &FakeQuantizePlan::learned_backward, "dy"_a.none(), "x"_a.none(), "out"_a.none(),
+           "scale"_a.none(), "zero_point"_a.none(), "gradients"_a, "The gradients by x, scale and zero point.")
+      .def("run_masked", &FakeQuantizePlan::run_masked, "x"_a, "out"_a, "bits"_a, "scale"_a, "zero_point"_a,
+           "As run, and a bit per element that was not clipped, by addresses of contiguous memory.")
+      .def("masked_backward", &FakeQuantizePlan::masked_backward, "dy"_a, "bits"_a, "out"_a,
+           "dy where run_masked set a bit, else 0, by addresses.");
+  m.attr("NOT_AS_DESCRIBED") = kNotAsDescribed;
 }
 
 }  // namespace lowbit

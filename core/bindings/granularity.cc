@@ -1,6 +1,11 @@
 #include "base/granularity.h"
 
+#include <nanobind/stl/vector.h>
+
+#include <vector>
+
 #include "bindings/bindings.h"
+#include "bindings/shapes.h"
 #include "bindings/sizes.h"
 
 namespace nb = nanobind;
@@ -19,6 +24,9 @@ void bind_granularity(nb::module_& m) {
           "kind"_a, "outer"_a, "axis"_a, "inner"_a, "block"_a)
       .def_prop_ro("elements", &Granularity::elements)
       .def_prop_ro("scales", &Granularity::scales);
+  nb::class_<ScaledShape>(m, "ScaledShape", "The shapes of an array and of its scales, and which elements share one.")
+      .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, const Granularity&>(), "shape"_a, "scale_shape"_a,
+           "granularity"_a);
 }
 
 }  // namespace lowbit

@@ -9,6 +9,7 @@ NB_MODULE(_core, m) {
   bind_enums(m);
   bind_granularity(m);
   bind_quantize(m);
+  bind_dynamic(m);
   bind_fake_quantize(m);
   bind_range(m);
   bind_pack(m);

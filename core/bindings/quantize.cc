@@ -1,10 +1,8 @@
-// Floats to codes and back.
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/tuple.h>
+// Quantize and dequantize with given parameters.
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <tuple>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -12,8 +10,8 @@
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
-#include "bindings/parameters.h"
-#include "bindings/sizes.h"
+#include "bindings/shapes.h"
+#include "drivers/elementwise/checks.h"
 #include "drivers/elementwise/elementwise.h"
 
 namespace nb = nanobind;
@@ -22,280 +20,207 @@ using namespace nb::literals;
 namespace lowbit {
 namespace {
 
-Code require_logarithmic(Code code) {
-  if (code != Code::s8 && code != Code::s16 && code != Code::s4 && code != Code::s2)
-    throw nb::value_error("code: logarithmic codes are signed");
-  return code;
-}
+using Scales = Array<const Real>;
+using ZeroPoints = std::optional<Array<const int32_t>>;
 
-// Without a layout: one scale for as many elements as there are.
-Granularity layout_or_flat(const Granularity* layout, int64_t elements) {
-  if (layout != nullptr) return *layout;
-  return Granularity{GranularityKind::tensor, 1, 1, elements, 1};
-}
-
-struct AffineSpec {
+// How numbers become codes: the parameters of one array, whose memory stays lent.
+struct Mapping {
   Code code;
-  int64_t scale_bytes;  // of one scale: 4 or 8
-  Buffer scale, zero;
-  int32_t qmin, qmax;
+  bool is_f64;
+  int64_t scales;
 
-  AffineSpec(Code code_id, nb::handle scale_array, bool is_f64, nb::handle zero_array, int32_t lo, int32_t hi)
-      : code(code_id), scale_bytes(is_f64 ? 8 : 4), scale(scale_array, "scale"), qmin(lo), qmax(hi) {
-    if (!zero_array.is_none()) {
-      zero = Buffer(zero_array, "zero_point");
-      zero.require(scale.bytes() / scale_bytes * 4, "zero_point");
-    }
-  }
-  Affine affine() const { return {code, scale.as(), zero.as<int32_t>(), qmin, qmax}; }
+  virtual ~Mapping() = default;
+  virtual void quantize(const Granularity& g, const void* x, Element in, void* q) const = 0;
+  virtual void dequantize(const Granularity& g, const void* q, void* y, Element out) const = 0;
 
-  void check(const Granularity& layout, Element e) const {
-    if (compute_bytes(e) != scale_bytes) throw nb::value_error("scale: its type is not the element's compute type");
-    scale.require(layout.scales() * scale_bytes, "scale");
+  void require_fit(Code of, Element element, const ScaledShape& shape) const {
+    if (code != of) throw nb::value_error("parameters: their codes are not the plan's");
+    if (is_f64 != (element == Element::f64)) throw nb::value_error("scale: its type is not the element's compute type");
+    if (scales != shape.scales()) throw nb::value_error("scale: not the plan's number of scales");
   }
-  void quantize(nb::handle x_array, Element element, nb::handle out_array, const Granularity* given) const {
-    const Element in = element;
-    const Buffer x(x_array, "x"), out(out_array, "out", true);
-    const Granularity layout = layout_or_flat(given, x.bytes() / element_bytes(in));
-    check(layout, in);
-    const int64_t n = layout.elements();
-    x.require(n * element_bytes(in), "x");
-    out.require(packed_bytes(code, n), "out").require_apart("out", x, "x");
-    without_gil(n, [&] { lowbit::quantize(layout, affine(), x.as(), in, out.as()); });
+
+ protected:
+  Mapping(Code of, const Scales& scale)
+      : code(of), is_f64(scale.view().format[0] == 'd'), scales(scale.bytes() / (is_f64 ? 8 : 4)) {}
+};
+
+struct AffineMapping : Mapping {
+  Scales scale;
+  ZeroPoints zero;
+  Affine affine;
+  int64_t first_invalid;  // see invalid_parameter
+
+  AffineMapping(Code of, Scales s, ZeroPoints z, int32_t qmin, int32_t qmax)
+      : Mapping(of, s), scale(std::move(s)), zero(std::move(z)), affine{of, scale.data(), data_of(zero), qmin, qmax} {
+    require(zero, scales * 4, "zero_point");
+    first_invalid = invalid_parameter(affine, is_f64, scales);
   }
-  void dequantize(nb::handle q_array, nb::handle out_array, Element element, const Granularity* given) const {
-    const Element e = element;
-    const Buffer q(q_array, "q"), out(out_array, "out", true);
-    const Granularity layout = layout_or_flat(given, out.bytes() / element_bytes(e));
-    check(layout, e);
-    const int64_t n = layout.elements();
-    q.require(packed_bytes(code, n), "q");
-    out.require(n * element_bytes(e), "out").require_apart("out", q, "q");
-    without_gil(n, [&] { lowbit::dequantize(layout, affine(), q.as(), out.as(), e); });
+  void quantize(const Granularity& g, const void* x, Element in, void* q) const override {
+    lowbit::quantize(g, affine, x, in, q);
+  }
+  void dequantize(const Granularity& g, const void* q, void* y, Element out) const override {
+    lowbit::dequantize(g, affine, q, y, out);
   }
 };
 
-struct LogarithmicSpec {
-  Code code;
-  Buffer scale;
+struct LogarithmicMapping : Mapping {
+  Scales scale;
   std::variant<LogTable<float>, LogTable<double>> table;
 
-  template <class T>
-  static LogTable<T> make(nb::handle thresholds, nb::handle magnitudes) {
-    const Buffer t(thresholds, "thresholds"), m(magnitudes, "magnitudes");
-    m.require(t.bytes(), "magnitudes");
-    const int64_t n = t.bytes() / static_cast<int64_t>(sizeof(T));
-    if (n < 1) throw nb::value_error("thresholds: empty");
-    return LogTable<T>(std::vector<T>(t.as<T>(), t.as<T>() + n), std::vector<T>(m.as<T>(), m.as<T>() + n));
+  LogarithmicMapping(Code of, Scales s, const Scales& thresholds, const Scales& magnitudes)
+      : Mapping(of, s),
+        scale(std::move(s)),
+        table(is_f64 ? made<double>(thresholds, magnitudes) : made<float>(thresholds, magnitudes)) {
+    if (of != Code::s8 && of != Code::s16 && of != Code::s4 && of != Code::s2)
+      throw nb::value_error("code: logarithmic codes are signed");
   }
-  LogarithmicSpec(Code code_id, nb::handle scale_array, bool is_f64, nb::handle thresholds, nb::handle magnitudes)
-      : code(require_logarithmic(code_id)),
-        scale(scale_array, "scale"),
-        table(is_f64 ? decltype(table)(make<double>(thresholds, magnitudes))
-                     : decltype(table)(make<float>(thresholds, magnitudes))) {}
+  void quantize(const Granularity& g, const void* x, Element in, void* q) const override {
+    std::visit([&]<class T>(const LogTable<T>& t) { log_quantize(g, t, code, scale.as<const T>(), x, in, q); }, table);
+  }
+  void dequantize(const Granularity& g, const void* q, void* y, Element out) const override {
+    std::visit([&]<class T>(const LogTable<T>& t) { log_dequantize(g, t, code, scale.as<const T>(), q, y, out); },
+               table);
+  }
 
+ private:
   template <class T>
-  static void check(const Granularity& layout, Element e, const Buffer& scale) {
-    if (compute_bytes(e) != sizeof(T)) throw nb::value_error("scale: its type is not the element's compute type");
-    scale.require(layout.scales() * static_cast<int64_t>(sizeof(T)), "scale");
-  }
-  void quantize(nb::handle x_array, Element element, nb::handle out_array, const Granularity& layout) const {
-    const Element in = element;
-    const Buffer x(x_array, "x"), out(out_array, "out", true);
-    const int64_t n = layout.elements();
-    x.require(n * element_bytes(in), "x");
-    out.require(packed_bytes(code, n), "out").require_apart("out", x, "x");
-    std::visit(
-        [&]<class T>(const LogTable<T>& t) {
-          check<T>(layout, in, scale);
-          without_gil(n, [&] { log_quantize(layout, t, code, scale.as<const T>(), x.as(), in, out.as()); });
-        },
-        table);
-  }
-  void dequantize(nb::handle q_array, nb::handle out_array, Element element, const Granularity& layout) const {
-    const Element e = element;
-    const Buffer q(q_array, "q"), out(out_array, "out", true);
-    const int64_t n = layout.elements();
-    q.require(packed_bytes(code, n), "q");
-    out.require(n * element_bytes(e), "out").require_apart("out", q, "q");
-    std::visit(
-        [&]<class T>(const LogTable<T>& t) {
-          check<T>(layout, e, scale);
-          without_gil(n, [&] { log_dequantize(layout, t, code, scale.as<const T>(), q.as(), out.as(), e); });
-        },
-        table);
+  decltype(table) made(const Scales& thresholds, const Scales& magnitudes) {
+    const int64_t n = thresholds.bytes() / static_cast<int64_t>(sizeof(T));
+    if (n < 1) throw nb::value_error("thresholds: empty");
+    thresholds.require(n * static_cast<int64_t>(sizeof(T)), "thresholds"),
+        magnitudes.require(thresholds.bytes(), "magnitudes");
+    const T *t = thresholds.as<const T>(), *m = magnitudes.as<const T>();
+    return LogTable<T>(std::vector<T>(t, t + n), std::vector<T>(m, m + n));
   }
 };
 
-struct MixedSpec {
+// What QuantizePlan and DequantizePlan have in common.
+struct CodesPlan {
+  Element element;
+  Code code;
+  ScaledShape shape;
+  std::vector<int64_t> stored;
+
+  CodesPlan(Element of, Code to, ScaledShape s)
+      : element(of), code(to), shape(std::move(s)), stored(shape.stored(to)) {}
+
+  Buffer numbers(Candidate array, bool writable) const {
+    return Buffer::exactly(array, format_of(element), shape.shape, writable);
+  }
+  Buffer codes(Candidate array, bool writable) const {
+    return Buffer::exactly(array, format_of(code), stored, writable);
+  }
+};
+
+struct QuantizePlan : CodesPlan {
+  using CodesPlan::CodesPlan;
+  std::string kernel() const { return kernel_name("quantize", name_of(element), name_of(code)); }
+
+  bool run(Candidate from, Candidate to, const Mapping& mapping) const {
+    mapping.require_fit(code, element, shape);
+    const Buffer x = numbers(from, false), q = codes(to, true);
+    if (!x || !q) return false;
+    q.require_apart("out", x, "x");
+    if (const int64_t n = shape.elements())
+      without_gil(n, [&] { mapping.quantize(shape.granularity, x.as(), element, q.as()); });
+    return true;
+  }
+};
+
+struct DequantizePlan : CodesPlan {
+  using CodesPlan::CodesPlan;
+  std::string kernel() const { return kernel_name("dequantize", name_of(code), name_of(element)); }
+
+  bool run(Candidate from, Candidate to, const Mapping& mapping) const {
+    mapping.require_fit(code, element, shape);
+    const Buffer q = codes(from, false), y = numbers(to, true);
+    if (!q || !y) return false;
+    y.require_apart("out", q, "q");
+    if (const int64_t n = shape.elements())
+      without_gil(n, [&] { mapping.dequantize(shape.granularity, q.as(), y.as(), element); });
+    return true;
+  }
+};
+
+// A code width per channel; channels are the rows of a contiguous array.
+struct MixedMapping {
   std::vector<Code> code;
   std::vector<int64_t> offset;
-  int64_t length, bytes = 0, scale_bytes;
-  Buffer scale, zero, qmin, qmax;
+  int64_t length, bytes = 0;
+  Scales scale;
+  Array<const int32_t> qmin, qmax;
+  bool is_f64;
 
-  MixedSpec(const std::vector<Code>& codes, int64_t length_in, nb::handle scale_array, bool is_f64,
-            nb::handle zero_array, nb::handle qmin_array, nb::handle qmax_array)
-      : length(length_in),
-        scale_bytes(is_f64 ? 8 : 4),
-        scale(scale_array, "scale"),
-        zero(zero_array, "zero_point"),
-        qmin(qmin_array, "qmin"),
-        qmax(qmax_array, "qmax") {
-    product_of({static_cast<int64_t>(codes.size()), length}, "length");
-    for (const Code id : codes) {
-      code.push_back(id);
+  MixedMapping(std::vector<Code> codes, int64_t each, Scales s, Array<const int32_t> lo, Array<const int32_t> hi)
+      : code(std::move(codes)), length(each), scale(std::move(s)), qmin(std::move(lo)), qmax(std::move(hi)) {
+    const int64_t n = static_cast<int64_t>(code.size());
+    product_of({n, length}, "length");
+    for (const Code c : code) {
       offset.push_back(bytes);
-      bytes += packed_bytes(code.back(), length);
+      bytes += packed_bytes(c, length);
     }
-    const int64_t n = static_cast<int64_t>(codes.size());
-    scale.require(n * scale_bytes, "scale");
-    zero.require(n * 4, "zero_point");
-    qmin.require(n * 4, "qmin");
-    qmax.require(n * 4, "qmax");
+    is_f64 = scale.view().format[0] == 'd';
+    scale.require(n * (is_f64 ? 8 : 4), "scale");
+    qmin.require(n * 4, "qmin"), qmax.require(n * 4, "qmax");
   }
+  int64_t elements() const { return length * static_cast<int64_t>(code.size()); }
   MixedArgs args() const {
     return {static_cast<int64_t>(code.size()),
             length,
             code.data(),
             offset.data(),
-            scale.as(),
-            zero.as<int32_t>(),
-            qmin.as<int32_t>(),
-            qmax.as<int32_t>()};
+            scale.data(),
+            nullptr,
+            qmin.data(),
+            qmax.data()};
   }
-  int64_t elements() const { return length * static_cast<int64_t>(code.size()); }
-  void check(Element e) const {
-    if (compute_bytes(e) != scale_bytes) throw nb::value_error("scale: its type is not the element's compute type");
+  void require_fit(Element e, const Buffer& numbers, const Buffer& codes) const {
+    if (is_f64 != (e == Element::f64)) throw nb::value_error("scale: its type is not the element's compute type");
+    numbers.require(elements() * element_bytes(e), "x"), codes.require(bytes, "q");
   }
-  void quantize(nb::handle x_array, Element element, nb::handle out_array) const {
-    const Element in = element;
-    const Buffer x(x_array, "x"), out(out_array, "out", true);
-    check(in);
-    x.require(elements() * element_bytes(in), "x");
-    out.require(bytes, "out").require_apart("out", x, "x");
-    without_gil(elements(), [&] { quantize_mixed(args(), x.as(), in, out.as()); });
+  void quantize(const Array<const void>& x, Element in, const Array<void>& out) const {
+    require_fit(in, x, out);
+    out.require_apart("out", x, "x");
+    without_gil(elements(), [&] { quantize_mixed(args(), x.data(), in, out.data()); });
   }
-  void dequantize(nb::handle q_array, nb::handle out_array, Element element) const {
-    const Element e = element;
-    const Buffer q(q_array, "q"), out(out_array, "out", true);
-    check(e);
-    q.require(bytes, "q");
-    out.require(elements() * element_bytes(e), "out").require_apart("out", q, "q");
-    without_gil(elements(), [&] { dequantize_mixed(args(), q.as(), out.as(), e); });
+  void dequantize(const Array<const void>& q, const Array<void>& out, Element e) const {
+    require_fit(e, out, q);
+    out.require_apart("out", q, "q");
+    without_gil(elements(), [&] { dequantize_mixed(args(), q.data(), out.data(), e); });
   }
 };
 
-std::tuple<int64_t, int64_t> quantize_dynamic_of(nb::handle x_array, Element element, nb::handle out_array,
-                                                 Code code_id, const Granularity& layout, int32_t qmin, int32_t qmax,
-                                                 int32_t divisor, nb::handle scale_array, nb::handle zero_array) {
-  const Element in = element;
-  const Code code = code_id;
-  if (!fused_groups_fit(layout, code)) throw nb::value_error("layout: no fused kernel for it");
-  const Buffer x(x_array, "x"), out(out_array, "out", true), scale(scale_array, "scale", true);
-  Buffer zero;
-  if (!zero_array.is_none()) {
-    zero = Buffer(zero_array, "zero_point", true);
-    zero.require(layout.scales() * 4, "zero_point");
-  }
-  x.require(layout.elements() * element_bytes(in), "x");
-  out.require(packed_bytes(code, layout.elements()), "out").require_apart("out", x, "x");
-  scale.require(layout.scales() * compute_bytes(in), "scale");
-  const DynamicArgs args{code, qmin, qmax, divisor, scale.as(), zero.as<int32_t>()};
-  DynamicResult result;
-  without_gil(layout.elements(), [&] { result = quantize_dynamic(layout, args, x.as(), in, out.as()); });
-  return {result.nan, result.bad_scale};
-}
-
-// Codes of x, or numbers of codes, under parameters given for this one call. As for fake_quant: -1, or which is bad.
-int64_t convert_of(bool to_codes, Code code_id, nb::handle from_array, nb::handle to_array, Element element,
-                   nb::handle scale_array, nb::handle zero_array, int32_t qmin, int32_t qmax,
-                   const Granularity& layout) {
-  const Code code = code_id;
-  const Element e = element;
-  const int64_t n = layout.elements(), scales = layout.scales();
-  const int64_t floats = n * element_bytes(e), codes = packed_bytes(code, n);
-  const Buffer from(from_array, "input"), to(to_array, "output", true), scale(scale_array, "scale"),
-      zero(zero_array, "zero_point");
-  from.require(to_codes ? floats : codes, "input"), to.require(to_codes ? codes : floats, "output");
-  scale.require(scales * compute_bytes(e), "scale"), zero.require(scales * 4, "zero_point");
-  require_all_apart({{to, "output"}}, {{from, "input"}, {scale, "scale"}, {zero, "zero_point"}});
-  const Affine f{code, scale.as(), zero.as<int32_t>(), qmin, qmax};
-  const int64_t bad = bad_parameter(f, e, scales);
-  if (bad == -1 && n > 0)
-    without_gil(n, [&] {
-      to_codes ? quantize(layout, f, from.as(), e, to.as()) : dequantize(layout, f, from.as(), to.as(), e);
-    });
-  return bad;
-}
-
-std::pair<int64_t, int64_t> quantize_from_data_of(nb::handle x_array, Element element, nb::handle out_array,
-                                                  Code code_id, const Granularity& layout, int32_t qmin, int32_t qmax,
-                                                  int32_t divisor, nb::handle scale_array, nb::handle zero_array,
-                                                  nb::handle workspace_array) {
-  const Element e = element;
-  const Code code = code_id;
-  const int64_t n = layout.elements(), scales = layout.scales();
-  const Buffer x(x_array, "input"), out(out_array, "output", true), scale(scale_array, "scale", true),
-      workspace(workspace_array, "workspace", true);
-  Buffer zero;
-  if (!zero_array.is_none()) zero = Buffer(zero_array, "zero_point", true), zero.require(scales * 4, "zero_point");
-  if (divisor == 0 && !zero) throw nb::value_error("zero_point: none, and the codes are not symmetric");
-  x.require(n * element_bytes(e), "input"), out.require(packed_bytes(code, n), "output");
-  scale.require(scales * compute_bytes(e), "scale");
-  if (workspace.bytes() < dynamic_workspace(layout, e)) throw nb::value_error("workspace: too small");
-  require_all_apart({{out, "output"}, {scale, "scale"}, {zero, "zero_point"}, {workspace, "workspace"}},
-                    {{x, "input"}});
-  DynamicResult found;
-  // A symmetric fused kernel writes no zero points.
-  const bool symmetric = divisor > 0;
-  without_gil(n, [&] {
-    const DynamicArgs d{code, qmin, qmax, divisor, scale.as(), symmetric ? nullptr : zero.as<int32_t>()};
-    found = quantize_from_data(layout, d, x.as(), e, out.as(), workspace.as());
-    if (symmetric && zero)
-      for (int64_t i = 0; i < scales; ++i) zero.as<int32_t>()[i] = std::min(std::max(0, qmin), qmax);
-  });
-  return {found.nan, found.bad_scale};
+template <class Plan>
+void bind_plan(nb::module_& m, const char* name, const char* doc, const char* run_doc, const char* from) {
+  nb::class_<Plan>(m, name, doc)
+      .def(nb::init<Element, Code, ScaledShape>(), "element"_a, "code"_a, "shape"_a)
+      .def_prop_ro("kernel", &Plan::kernel, "The kernel that runs: family/ISA/types.")
+      .def("run", &Plan::run, nb::arg(from), "out"_a, "parameters"_a, run_doc);
 }
 
 }  // namespace
 
 void bind_quantize(nb::module_& m) {
-  nb::class_<AffineSpec>(m, "Affine", "Linear codes: scales and zero points, lent by their arrays.")
-      .def(nb::init<Code, nb::handle, bool, nb::handle, int32_t, int32_t>(), "code"_a, "scale"_a, "is_f64"_a,
-           "zero_point"_a.none(), "qmin"_a, "qmax"_a)
-      .def("quantize", &AffineSpec::quantize, "x"_a, "element"_a, "out"_a, "layout"_a.none() = nb::none())
-      .def("dequantize", &AffineSpec::dequantize, "q"_a, "out"_a, "element"_a, "layout"_a.none() = nb::none());
-
-  nb::class_<LogarithmicSpec>(m, "Logarithmic", "Logarithmic codes: scales, thresholds and magnitudes.")
-      .def(nb::init<Code, nb::handle, bool, nb::handle, nb::handle>(), "code"_a, "scale"_a, "is_f64"_a, "thresholds"_a,
-           "magnitudes"_a)
-      .def("quantize", &LogarithmicSpec::quantize, "x"_a, "element"_a, "out"_a, "layout"_a)
-      .def("dequantize", &LogarithmicSpec::dequantize, "q"_a, "out"_a, "element"_a, "layout"_a);
-
-  nb::class_<MixedSpec>(m, "Mixed", "A code width a channel; channels are the rows of a contiguous array.")
-      .def(nb::init<const std::vector<Code>&, int64_t, nb::handle, bool, nb::handle, nb::handle, nb::handle>(),
-           "codes"_a, "length"_a, "scale"_a, "is_f64"_a, "zero_point"_a, "qmin"_a, "qmax"_a)
-      .def_prop_ro("nbytes", [](const MixedSpec& s) { return s.bytes; })
-      .def_prop_ro("offsets", [](const MixedSpec& s) { return s.offset; })
-      .def("quantize", &MixedSpec::quantize, "x"_a, "element"_a, "out"_a)
-      .def("dequantize", &MixedSpec::dequantize, "q"_a, "out"_a, "element"_a);
-
-  m.def("quantize_dynamic", &quantize_dynamic_of, "x"_a, "element"_a, "out"_a, "code"_a, "layout"_a, "qmin"_a, "qmax"_a,
-        "divisor"_a, "scale"_a, "zero_point"_a.none(),
-        "Range, parameters, codes and packing in one read; returns (NaN seen, scales out of bounds).");
-  m.def(
-      "fused_groups_fit", [](const Granularity& layout, Code code) { return fused_groups_fit(layout, code); },
-      "layout"_a, "code"_a, "Whether quantize_dynamic serves this layout.");
-  m.def("convert", &convert_of, "to_codes"_a, "code"_a, "input"_a, "output"_a, "element"_a, "scale"_a, "zero_point"_a,
-        "qmin"_a, "qmax"_a, "layout"_a,
-        "quantize or dequantize under parameters of this one call. Returns as fake_quant.");
-  m.def("quantize_from_data", &quantize_from_data_of, "input"_a, "element"_a, "output"_a, "code"_a, "layout"_a,
-        "qmin"_a, "qmax"_a, "divisor"_a, "scale"_a, "zero_point"_a.none(), "workspace"_a,
-        "Parameters from the data, and its codes; returns (NaN seen, scales out of bounds).");
-  m.def(
-      "dynamic_workspace",
-      [](const Granularity& layout, Element element) { return dynamic_workspace(layout, element); }, "layout"_a,
-      "element"_a, "Bytes quantize_from_data works in.");
+  nb::class_<Mapping>(m, "Mapping", "How numbers become codes.");
+  nb::class_<AffineMapping, Mapping>(m, "Affine", "Codes round(x / scale) + zero_point, clamped to [qmin, qmax].")
+      .def(nb::init<Code, Scales, ZeroPoints, int32_t, int32_t>(), "code"_a, "scale"_a, "zero_point"_a.none(), "qmin"_a,
+           "qmax"_a)
+      .def_ro("first_invalid", &AffineMapping::first_invalid,
+              "-1, or the first that is out of bounds: scale i as i, zero point i as -2 - i.");
+  nb::class_<LogarithmicMapping, Mapping>(m, "Logarithmic", "Codes of magnitudes, found by their thresholds.")
+      .def(nb::init<Code, Scales, const Scales&, const Scales&>(), "code"_a, "scale"_a, "thresholds"_a, "magnitudes"_a);
+  constexpr const char* kRun =
+      "False: an array is not just as described (C-contiguous, aligned, of the plan's type and shape); nothing was "
+      "done.";
+  bind_plan<QuantizePlan>(m, "QuantizePlan", "Numbers to codes.", kRun, "x");
+  bind_plan<DequantizePlan>(m, "DequantizePlan", "Codes to numbers.", kRun, "q");
+  nb::class_<MixedMapping>(m, "Mixed", "A code width per channel; channels are the rows of a contiguous array.")
+      .def(nb::init<std::vector<Code>, int64_t, Scales, Array<const int32_t>, Array<const int32_t>>(), "codes"_a,
+           "length"_a, "scale"_a, "qmin"_a, "qmax"_a)
+      .def_ro("nbytes", &MixedMapping::bytes)
+      .def_ro("offsets", &MixedMapping::offset)
+      .def("quantize", &MixedMapping::quantize, "x"_a, "element"_a, "out"_a)
+      .def("dequantize", &MixedMapping::dequantize, "q"_a, "out"_a, "element"_a);
 }
 
 }  // namespace lowbit

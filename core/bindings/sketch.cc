@@ -5,6 +5,8 @@
 #include <nanobind/stl/tuple.h>
 
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
@@ -37,21 +39,31 @@ void merge(Sketches& self, const Sketches& other) {
   self.add(other);
 }
 
-struct State {
-  Buffer counters, extremes, limbs, counts, priorities, values, tails;
-  State(const Sketches& s, nb::handle a, nb::handle b, nb::handle c, nb::handle d, nb::handle e, nb::handle f,
-        nb::handle g, bool write)
-      : counters(a, "counters", write),
-        extremes(b, "extremes", write),
-        limbs(c, "limbs", write),
-        counts(d, "counts", write),
-        priorities(e, "priorities", write),
-        values(f, "values", write),
-        tails(g, "tails", write) {
+// The arrays that a state is written to and read from: per scale, its totals and its samples.
+struct StateTotals {
+  Array<uint64_t> counters;
+  Array<double> extremes;
+  Array<int64_t> limbs;
+
+  StateTotals(Array<uint64_t> a, Array<double> b, Array<int64_t> c)
+      : counters(std::move(a)), extremes(std::move(b)), limbs(std::move(c)) {}
+  void require_sizes_of(const Sketches& s) const {
     const int64_t n = s.scales();
     counters.require(n * kCounters * 8, "counters");
     extremes.require(n * 16, "extremes");
     limbs.require(n * Sketches::kMoments * kLimbs * 8, "limbs");
+  }
+};
+
+struct StateSamples {
+  Array<uint64_t> counts;
+  Array<uint32_t> priorities;
+  Array<float> values, tails;
+
+  StateSamples(Array<uint64_t> a, Array<uint32_t> b, Array<float> c, Array<float> d)
+      : counts(std::move(a)), priorities(std::move(b)), values(std::move(c)), tails(std::move(d)) {}
+  void require_sizes_of(const Sketches& s) const {
+    const int64_t n = s.scales();
     counts.require(n * s.bins() * 8, "counts");
     priorities.require(n * s.reservoir() * 4, "priorities");
     values.require(n * s.reservoir() * 4, "values");
@@ -59,75 +71,77 @@ struct State {
   }
 };
 
-void state(Sketches& self, nb::handle a, nb::handle b, nb::handle c, nb::handle d, nb::handle e, nb::handle f,
-           nb::handle g) {
-  const State to(self, a, b, c, d, e, f, g, true);
+// Where each counter stands in a row of `counters`.
+enum Counter {
+  kN,
+  kZeros,
+  kSamples,
+  kNan,
+  kAbove,
+  kBelow,
+  kHash,
+  kTop = 8,
+  kLeast,
+  kPositive,
+  kNegative,
+  kFinite,
+  kHeld
+};
+
+void state(Sketches& self, const StateTotals& to, const StateSamples& samples) {
+  to.require_sizes_of(self), samples.require_sizes_of(self);
   self.settle();
+  const int64_t kept = self.reservoir();
   for (int64_t s = 0; s < self.scales(); ++s) {
     const SketchTotals& t = self.totals[s];
     const ExactSum* m = &self.moments[s * Sketches::kMoments];
     uint64_t finite = 0;
     for (int k = 0; k < Sketches::kMoments; ++k) {
       finite |= static_cast<uint64_t>(m[k].finite) << k;
-      std::memcpy(to.limbs.as<int64_t>() + (s * Sketches::kMoments + k) * kLimbs, m[k].limb, sizeof m[k].limb);
+      std::memcpy(to.limbs.data() + (s * Sketches::kMoments + k) * kLimbs, m[k].limb, sizeof m[k].limb);
     }
-    const uint64_t counters[kCounters] = {static_cast<uint64_t>(t.n),
-                                          static_cast<uint64_t>(t.zeros),
-                                          static_cast<uint64_t>(t.samples),
-                                          static_cast<uint64_t>(t.nan),
-                                          static_cast<uint64_t>(t.above),
-                                          static_cast<uint64_t>(t.below),
-                                          t.hash[0],
-                                          t.hash[1],
-                                          t.top,
-                                          t.least,
-                                          t.positive,
-                                          t.negative,
-                                          finite,
-                                          static_cast<uint64_t>(self.held[s]),
-                                          0};
-    std::memcpy(to.counters.as<uint64_t>() + s * kCounters, counters, sizeof counters);
-    const double extremes[2] = {t.lo, t.hi};
-    std::memcpy(to.extremes.as<double>() + 2 * s, extremes, sizeof extremes);
-    for (int64_t i = 0; i < self.reservoir(); ++i) {
-      const bool there = i < self.held[s];
-      const Kept k = there ? self.kept[s * self.reservoir() + i] : Kept{0u, 0.0f};
-      to.priorities.as<uint32_t>()[s * self.reservoir() + i] = k.priority;
-      to.values.as<float>()[s * self.reservoir() + i] = k.value;
+    uint64_t* c = to.counters.data() + s * kCounters;
+    const int64_t counts[] = {t.n, t.zeros, t.samples, t.nan, t.above, t.below};
+    for (int i = kN; i <= kBelow; ++i) c[i] = static_cast<uint64_t>(counts[i]);
+    c[kHash] = t.hash[0], c[kHash + 1] = t.hash[1], c[kTop] = t.top, c[kLeast] = t.least;
+    c[kPositive] = t.positive, c[kNegative] = t.negative, c[kFinite] = finite;
+    c[kHeld] = static_cast<uint64_t>(self.held[s]), c[kHeld + 1] = 0;
+    to.extremes.data()[2 * s] = t.lo, to.extremes.data()[2 * s + 1] = t.hi;
+    for (int64_t i = 0; i < kept; ++i) {
+      const Kept k = i < self.held[s] ? self.kept[s * kept + i] : Kept{0u, 0.0f};
+      samples.priorities.data()[s * kept + i] = k.priority, samples.values.data()[s * kept + i] = k.value;
     }
   }
-  if (!self.counts.empty()) std::memcpy(to.counts.as(), self.counts.data(), self.counts.size() * 8);
-  if (!self.tails.empty()) std::memcpy(to.tails.as(), self.tails.data(), self.tails.size() * 4);
+  if (!self.counts.empty()) std::memcpy(samples.counts.data(), self.counts.data(), self.counts.size() * 8);
+  if (!self.tails.empty()) std::memcpy(samples.tails.data(), self.tails.data(), self.tails.size() * 4);
 }
 
-void restore(Sketches& self, nb::handle a, nb::handle b, nb::handle c, nb::handle d, nb::handle e, nb::handle f,
-             nb::handle g) {
-  const State from(self, a, b, c, d, e, f, g, false);
+void restore(Sketches& self, const StateTotals& from, const StateSamples& samples) {
+  from.require_sizes_of(self), samples.require_sizes_of(self);
+  const int64_t kept = self.reservoir();
   for (int64_t s = 0; s < self.scales(); ++s) {
-    uint64_t v[kCounters];
-    std::memcpy(v, from.counters.as<uint64_t>() + s * kCounters, sizeof v);
-    if (v[13] > static_cast<uint64_t>(self.reservoir()) || v[8] > 0x7f7fffff || v[9] > v[8] || v[10] > 1 || v[11] > 1)
+    const uint64_t* c = from.counters.data() + s * kCounters;
+    if (c[kHeld] > static_cast<uint64_t>(kept) || c[kTop] > 0x7f7fffff || c[kLeast] > c[kTop] || c[kPositive] > 1 ||
+        c[kNegative] > 1)
       throw nb::value_error("counters: not those of a sketch");
     SketchTotals& t = self.totals[s];
-    t.n = static_cast<int64_t>(v[0]), t.zeros = static_cast<int64_t>(v[1]), t.samples = static_cast<int64_t>(v[2]);
-    t.nan = static_cast<int64_t>(v[3]), t.above = static_cast<int64_t>(v[4]), t.below = static_cast<int64_t>(v[5]);
-    t.hash[0] = v[6], t.hash[1] = v[7], t.top = static_cast<uint32_t>(v[8]), t.least = static_cast<uint32_t>(v[9]);
-    t.positive = v[10] != 0, t.negative = v[11] != 0;
-    self.held[s] = static_cast<int32_t>(v[13]);
-    double extremes[2];
-    std::memcpy(extremes, from.extremes.as<double>() + 2 * s, sizeof extremes);
-    t.lo = extremes[0], t.hi = extremes[1];
+    int64_t* const counts[] = {&t.n, &t.zeros, &t.samples, &t.nan, &t.above, &t.below};
+    for (int i = kN; i <= kBelow; ++i) *counts[i] = static_cast<int64_t>(c[i]);
+    t.hash[0] = c[kHash], t.hash[1] = c[kHash + 1];
+    t.top = static_cast<uint32_t>(c[kTop]), t.least = static_cast<uint32_t>(c[kLeast]);
+    t.positive = c[kPositive] != 0, t.negative = c[kNegative] != 0;
+    t.lo = from.extremes.data()[2 * s], t.hi = from.extremes.data()[2 * s + 1];
+    self.held[s] = static_cast<int32_t>(c[kHeld]);
     for (int k = 0; k < Sketches::kMoments; ++k) {
       ExactSum& m = self.moments[s * Sketches::kMoments + k];
-      std::memcpy(m.limb, from.limbs.as<int64_t>() + (s * Sketches::kMoments + k) * kLimbs, sizeof m.limb);
-      m.finite = (v[12] >> k & 1) != 0;
+      std::memcpy(m.limb, from.limbs.data() + (s * Sketches::kMoments + k) * kLimbs, sizeof m.limb);
+      m.finite = (c[kFinite] >> k & 1) != 0;
     }
     for (int64_t i = 0; i < self.held[s]; ++i)
-      self.kept[s * self.reservoir() + i] = {from.priorities.as<uint32_t>()[s * self.reservoir() + i],
-                                             from.values.as<float>()[s * self.reservoir() + i]};
+      self.kept[s * kept + i] = {samples.priorities.data()[s * kept + i], samples.values.data()[s * kept + i]};
   }
-  if (!self.counts.empty()) std::memcpy(self.counts.data(), from.counts.as(), self.counts.size() * 8);
-  if (!self.tails.empty()) std::memcpy(self.tails.data(), from.tails.as(), self.tails.size() * 4);
+  if (!self.counts.empty()) std::memcpy(self.counts.data(), samples.counts.data(), self.counts.size() * 8);
+  if (!self.tails.empty()) std::memcpy(self.tails.data(), samples.tails.data(), self.tails.size() * 4);
   self.restored();
 }
 
@@ -137,37 +151,53 @@ std::tuple<int, int32_t, int32_t> layout_of(const Sketches& self, int64_t scale)
   return {l.shift, l.first, l.negative};
 }
 
-struct Scored {
-  Buffer lower, upper, count, scale, least, most, out;
-  Histogram histogram;
-  std::vector<Mapping> mappings;
-  Scored(nb::handle a, nb::handle b, nb::handle c, nb::handle s, nb::handle l, nb::handle m, nb::handle o)
-      : lower(a, "lower"),
-        upper(b, "upper"),
-        count(c, "count"),
-        scale(s, "scale"),
-        least(l, "least"),
-        most(m, "most"),
-        out(o, "out", true) {
-    const int64_t n = scale.bytes() / 8;
-    upper.require(lower.bytes(), "upper");
-    count.require(lower.bytes(), "count");
-    least.require(n * 8, "least");
-    most.require(n * 8, "most");
-    out.require(n * 8, "out");
-    histogram = {lower.as<double>(), upper.as<double>(), count.as<double>(), lower.bytes() / 8};
-    for (int64_t i = 0; i < n; ++i) {
-      mappings.push_back({scale.as<double>()[i], least.as<int64_t>()[i], most.as<int64_t>()[i]});
-      if (!(mappings[i].scale > 0) || mappings[i].most < mappings[i].least ||
-          static_cast<uint64_t>(mappings[i].most) - static_cast<uint64_t>(mappings[i].least) > 65535)
-        throw nb::value_error("scale, least, most: not those of a mapping");
-    }
+struct HistogramArrays {
+  Array<const double> lower, upper, count;
+
+  HistogramArrays(Array<const double> a, Array<const double> b, Array<const double> c)
+      : lower(std::move(a)), upper(std::move(b)), count(std::move(c)) {
+    upper.require(lower.bytes(), "upper"), count.require(lower.bytes(), "count");
   }
+  Histogram histogram() const { return {lower.data(), upper.data(), count.data(), lower.size()}; }
 };
+
+std::vector<Mapping> mappings_of(const Array<const double>& scale, const Array<const int64_t>& least,
+                                 const Array<const int64_t>& most) {
+  least.require(scale.bytes(), "least"), most.require(scale.bytes(), "most");
+  std::vector<Mapping> made;
+  for (int64_t i = 0; i < scale.size(); ++i) {
+    const Mapping m{scale.data()[i], least.data()[i], most.data()[i]};
+    if (!(m.scale > 0) || m.most < m.least || static_cast<uint64_t>(m.most) - static_cast<uint64_t>(m.least) > 65535)
+      throw nb::value_error("scale, least, most: not those of a mapping");
+    made.push_back(m);
+  }
+  return made;
+}
+
+void squared_error_of(const HistogramArrays& h, const Array<const double>& scale, const Array<const int64_t>& least,
+                      const Array<const int64_t>& most, const Array<double>& out) {
+  const std::vector<Mapping> mappings = mappings_of(scale, least, most);
+  out.require(scale.bytes(), "out");
+  const GilReleased released;
+  squared_error(h.histogram(), mappings.data(), static_cast<int64_t>(mappings.size()), out.data());
+}
+
+void divergence_of(const HistogramArrays& h, const Array<const double>& scale, const Array<const int64_t>& least,
+                   const Array<const int64_t>& most, double floor, const Array<double>& out) {
+  const std::vector<Mapping> mappings = mappings_of(scale, least, most);
+  out.require(scale.bytes(), "out");
+  const GilReleased released;
+  divergence(h.histogram(), mappings.data(), static_cast<int64_t>(mappings.size()), floor, out.data());
+}
 
 }  // namespace
 
 void bind_sketch(nb::module_& m) {
+  nb::class_<StateTotals>(m, "SketchTotals", "The sums and counts of a state.")
+      .def(nb::init<Array<uint64_t>, Array<double>, Array<int64_t>>(), "counters"_a, "extremes"_a, "limbs"_a);
+  nb::class_<StateSamples>(m, "SketchSamples", "The histogram, the reservoir and the tails of a state.")
+      .def(nb::init<Array<uint64_t>, Array<uint32_t>, Array<float>, Array<float>>(), "counts"_a, "priorities"_a,
+           "values"_a, "tails"_a);
   nb::class_<Sketches>(m, "Sketches", "What streams of numbers look like, in fixed memory; one for each scale.")
       .def(
           "__init__",
@@ -185,10 +215,8 @@ void bind_sketch(nb::module_& m) {
       .def("add", &add, "x"_a, "element"_a, "layout"_a, "skip"_a,
            "Returns how many NaN and Inf there are; unless they are to be skipped, then nothing was added.")
       .def("merge", &merge, "other"_a)
-      .def("state", &state, "counters"_a, "extremes"_a, "limbs"_a, "counts"_a, "priorities"_a, "values"_a, "tails"_a,
-           "Writes all there is.")
-      .def("restore", &restore, "counters"_a, "extremes"_a, "limbs"_a, "counts"_a, "priorities"_a, "values"_a,
-           "tails"_a, "Takes over what `state` wrote.")
+      .def("state", &state, "totals"_a, "samples"_a, "Writes the whole state.")
+      .def("restore", &restore, "totals"_a, "samples"_a, "Takes over what `state` wrote.")
       .def(
           "bin_layout", &layout_of, "scale"_a,
           "(shift, first, negative): |x| is counted in bin (bits of |x| >> shift) - first, bin 0 and below being tiny; "
@@ -197,27 +225,12 @@ void bind_sketch(nb::module_& m) {
   m.attr("sketch_limbs") = kLimbs;
   m.attr("sketch_tail") = kTail;
   m.attr("sketch_moments") = static_cast<int>(Sketches::kMoments);
-  m.def(
-      "squared_error",
-      [](nb::handle a, nb::handle b, nb::handle c, nb::handle s, nb::handle l, nb::handle h, nb::handle o) {
-        const Scored args(a, b, c, s, l, h, o);
-        const GilReleased released;
-        squared_error(args.histogram, args.mappings.data(), static_cast<int64_t>(args.mappings.size()),
-                      args.out.as<double>());
-      },
-      "lower"_a, "upper"_a, "count"_a, "scale"_a, "least"_a, "most"_a, "out"_a,
-      "Of each mapping: the sum of squared errors of numbers spread evenly over bins [lower, upper).");
-  m.def(
-      "divergence",
-      [](nb::handle a, nb::handle b, nb::handle c, nb::handle s, nb::handle l, nb::handle h, double floor,
-         nb::handle o) {
-        const Scored args(a, b, c, s, l, h, o);
-        const GilReleased released;
-        divergence(args.histogram, args.mappings.data(), static_cast<int64_t>(args.mappings.size()), floor,
-                   args.out.as<double>());
-      },
-      "lower"_a, "upper"_a, "count"_a, "scale"_a, "least"_a, "most"_a, "floor"_a, "out"_a,
-      "Of each mapping: the Kullback-Leibler divergence from the clipped numbers to what codes tell of them.");
+  nb::class_<HistogramArrays>(m, "Histogram", "Counts of numbers spread evenly over bins [lower, upper).")
+      .def(nb::init<Array<const double>, Array<const double>, Array<const double>>(), "lower"_a, "upper"_a, "count"_a);
+  m.def("squared_error", &squared_error_of, "histogram"_a, "scale"_a, "least"_a, "most"_a, "out"_a,
+        "Per mapping: the sum of squared errors.");
+  m.def("divergence", &divergence_of, "histogram"_a, "scale"_a, "least"_a, "most"_a, "floor"_a, "out"_a,
+        "Per mapping: the Kullback-Leibler divergence from the clipped numbers to what their codes tell.");
 }
 
 }  // namespace lowbit

@@ -2,7 +2,7 @@
 Native kernels of lowbit. Use the functions of the lowbit package instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import enum
 from typing import Any
 
@@ -66,28 +66,64 @@ class Granularity:
     @property
     def scales(self) -> int: ...
 
-class Affine:
-    """Linear codes: scales and zero points, lent by their arrays."""
+class ScaledShape:
+    """
+    The shapes of an array and of its scales, and which elements share one.
+    """
 
-    def __init__(self, code: Code, scale: object, is_f64: bool, zero_point: object | None, qmin: int, qmax: int) -> None: ...
+    def __init__(self, shape: Sequence[int], scale_shape: Sequence[int], granularity: Granularity) -> None: ...
 
-    def quantize(self, x: object, element: Element, out: object, layout: Granularity | None = None) -> None: ...
+class Mapping:
+    """How numbers become codes."""
 
-    def dequantize(self, q: object, out: object, element: Element, layout: Granularity | None = None) -> None: ...
+class Affine(Mapping):
+    """Codes round(x / scale) + zero_point, clamped to [qmin, qmax]."""
 
-class Logarithmic:
-    """Logarithmic codes: scales, thresholds and magnitudes."""
+    def __init__(self, code: Code, scale: numpy.typing.NDArray[numpy.floating[Any]], zero_point: numpy.typing.NDArray[numpy.int32] | None, qmin: int, qmax: int) -> None: ...
 
-    def __init__(self, code: Code, scale: object, is_f64: bool, thresholds: object, magnitudes: object) -> None: ...
+    @property
+    def first_invalid(self) -> int:
+        """
+        -1, or the first that is out of bounds: scale i as i, zero point i as -2 - i.
+        """
 
-    def quantize(self, x: object, element: Element, out: object, layout: Granularity) -> None: ...
+class Logarithmic(Mapping):
+    """Codes of magnitudes, found by their thresholds."""
 
-    def dequantize(self, q: object, out: object, element: Element, layout: Granularity) -> None: ...
+    def __init__(self, code: Code, scale: numpy.typing.NDArray[numpy.floating[Any]], thresholds: numpy.typing.NDArray[numpy.floating[Any]], magnitudes: numpy.typing.NDArray[numpy.floating[Any]]) -> None: ...
+
+class QuantizePlan:
+    """Numbers to codes."""
+
+    def __init__(self, element: Element, code: Code, shape: ScaledShape) -> None: ...
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that runs: family/ISA/types."""
+
+    def run(self, x: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any], parameters: Mapping) -> bool:
+        """
+        False: an array is not just as described (C-contiguous, aligned, of the plan's type and shape); nothing was done.
+        """
+
+class DequantizePlan:
+    """Codes to numbers."""
+
+    def __init__(self, element: Element, code: Code, shape: ScaledShape) -> None: ...
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that runs: family/ISA/types."""
+
+    def run(self, q: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any], parameters: Mapping) -> bool:
+        """
+        False: an array is not just as described (C-contiguous, aligned, of the plan's type and shape); nothing was done.
+        """
 
 class Mixed:
-    """A code width a channel; channels are the rows of a contiguous array."""
+    """A code width per channel; channels are the rows of a contiguous array."""
 
-    def __init__(self, codes: Sequence[Code], length: int, scale: object, is_f64: bool, zero_point: object, qmin: object, qmax: object) -> None: ...
+    def __init__(self, codes: Sequence[Code], length: int, scale: numpy.typing.NDArray[numpy.floating[Any]], qmin: numpy.typing.NDArray[numpy.int32], qmax: numpy.typing.NDArray[numpy.int32]) -> None: ...
 
     @property
     def nbytes(self) -> int: ...
@@ -95,71 +131,108 @@ class Mixed:
     @property
     def offsets(self) -> list[int]: ...
 
-    def quantize(self, x: object, element: Element, out: object) -> None: ...
+    def quantize(self, x: numpy.typing.NDArray[Any], element: Element, out: numpy.typing.NDArray[Any]) -> None: ...
 
-    def dequantize(self, q: object, out: object, element: Element) -> None: ...
+    def dequantize(self, q: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any], element: Element) -> None: ...
 
-def quantize_dynamic(x: object, element: Element, out: object, code: Code, layout: Granularity, qmin: int, qmax: int, divisor: int, scale: object, zero_point: object | None) -> tuple[int, int]:
+class DynamicQuantizePlan:
+    """Range, parameters and codes of an array in one call."""
+
+    def __init__(self, element: Element, code: Code, shape: ScaledShape, qmin: int, qmax: int, divisor: int) -> None:
+        """divisor > 0: symmetric, scale = max|x| / divisor; 0: asymmetric."""
+
+    @property
+    def code(self) -> Code: ...
+
+    @property
+    def fused(self) -> bool:
+        """Whether the data is read once, and no workspace needed."""
+
+    @property
+    def workspace_bytes(self) -> int: ...
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that runs: family/ISA/types."""
+
+    def run(self, x: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any], scale: numpy.typing.NDArray[numpy.floating[Any]], zero_point: numpy.typing.NDArray[numpy.int32] | None, workspace: numpy.typing.NDArray[Any] | None) -> tuple[int, int] | None:
+        """
+        (NaN seen, scales out of bounds); None where x or out is not just as described, or arrays share memory, and nothing was done.
+        """
+
+class LearnedGradients:
+    """Where the gradients of scales and zero points go."""
+
+    def __init__(self, scale: numpy.typing.NDArray[numpy.floating[Any]], zero_point: numpy.typing.NDArray[numpy.floating[Any]], workspace: numpy.typing.NDArray[Any]) -> None: ...
+
+class FakeQuantizePlan:
     """
-    Range, parameters, codes and packing in one read; returns (NaN seen, scales out of bounds).
+    dequantize(quantize(x)) and its gradients. Methods return -1; or the first parameter that is out of bounds, scale i as i, zero point i as -2 - i; or NOT_AS_DESCRIBED where an array is not C-contiguous, aligned, of the plan's type and shape. Unless they return -1, nothing was done.
     """
 
-def fused_groups_fit(layout: Granularity, code: Code) -> bool:
-    """Whether quantize_dynamic serves this layout."""
-
-def convert(to_codes: bool, code: Code, input: object, output: object, element: Element, scale: object, zero_point: object, qmin: int, qmax: int, layout: Granularity) -> int:
-    """
-    quantize or dequantize under parameters of this one call. Returns as fake_quant.
-    """
-
-def quantize_from_data(input: object, element: Element, output: object, code: Code, layout: Granularity, qmin: int, qmax: int, divisor: int, scale: object, zero_point: object | None, workspace: object) -> tuple[int, int]:
-    """
-    Parameters from the data, and its codes; returns (NaN seen, scales out of bounds).
-    """
-
-def dynamic_workspace(layout: Granularity, element: Element) -> int:
-    """Bytes quantize_from_data works in."""
-
-class Problem:
-    """A plan's facts: runs with plain arrays in one call."""
-
-    def __init__(self, layout: Granularity, element: Element, shape: Sequence[int], scale_shape: Sequence[int], qmin: int, qmax: int) -> None: ...
+    def __init__(self, element: Element, shape: ScaledShape, qmin: int, qmax: int) -> None: ...
 
     @property
     def element(self) -> Element: ...
 
-    def fake_quant(self, op: int, x: object | None, dy: object | None, out: object, scale: object, zero_point: object | None, of_known_type: bool = False) -> int:
+    @property
+    def kernel(self) -> str:
+        """The kernel that runs: family/ISA/types."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes learned_backward works in."""
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether scales hold for whole bytes of a mask."""
+
+    @property
+    def mask_bytes(self) -> int: ...
+
+    def run(self, x: numpy.typing.NDArray[Any] | None, out: numpy.typing.NDArray[Any] | None, scale: numpy.typing.ArrayLike | None, zero_point: numpy.typing.ArrayLike | None) -> int: ...
+
+    def backward(self, dy: numpy.typing.NDArray[Any] | None, x: numpy.typing.NDArray[Any] | None, out: numpy.typing.NDArray[Any] | None, scale: numpy.typing.ArrayLike | None, zero_point: numpy.typing.ArrayLike | None) -> int:
+        """dy where the code was not clipped, else 0."""
+
+    def quantize_backward(self, dy: numpy.typing.NDArray[Any] | None, x: numpy.typing.NDArray[Any] | None, out: numpy.typing.NDArray[Any] | None, scale: numpy.typing.ArrayLike | None, zero_point: numpy.typing.ArrayLike | None) -> int:
+        """dy / scale where the code was not clipped, else 0."""
+
+    def dequantize_backward(self, dy: numpy.typing.NDArray[Any] | None, out: numpy.typing.NDArray[Any] | None, scale: numpy.typing.ArrayLike | None, zero_point: numpy.typing.ArrayLike | None) -> int:
+        """dy * scale."""
+
+    def learned_backward(self, dy: numpy.typing.NDArray[Any] | None, x: numpy.typing.NDArray[Any] | None, out: numpy.typing.NDArray[Any] | None, scale: numpy.typing.ArrayLike | None, zero_point: numpy.typing.ArrayLike | None, gradients: LearnedGradients) -> int:
+        """The gradients by x, scale and zero point."""
+
+    def run_masked(self, x: int, out: int, bits: int, scale: int, zero_point: int) -> int:
         """
-        As the function fake_quant, with arrays of just the right kind; any other result than -1 means that nothing was done.
+        As run, and a bit per element that was not clipped, by addresses of contiguous memory.
         """
 
-def fake_quant(op: int, x: object | None, dy: object | None, out: object, element: Element, scale: object, zero_point: object, qmin: int, qmax: int, layout: Granularity) -> int:
-    """
-    op 0 fake_quantize, 1 its gradient, 2 quantize's, 3 dequantize's. Returns -1, or which scale (i) or zero point (-2 - i) is out of bounds; then nothing was done.
-    """
+    def masked_backward(self, dy: int, bits: int, out: int) -> None:
+        """dy where run_masked set a bit, else 0, by addresses."""
 
-def mask_fits(layout: Granularity) -> bool:
-    """Whether fake_quant_masked serves this layout."""
+NOT_AS_DESCRIBED: int = -9223372036854775808
 
-def fake_quant_masked_at(x: int, out: int, bits: int, element: Element, scale: int, zero_point: int, qmin: int, qmax: int, layout: Granularity) -> int:
-    """
-    fake_quantize, and a bit for each element that was not clipped, by addresses. Returns as fake_quant.
-    """
+class RangePlan:
+    """The least and the greatest number per scale."""
 
-def keep_where_at(dy: int, bits: int, out: int, n: int, element: Element) -> None:
-    """dy where a bit is set, else 0, by addresses."""
+    def __init__(self, element: Element, granularity: Granularity) -> None: ...
 
-def fake_quant_learned(x: object, dy: object, out: object, element: Element, scale: object, zero_point: object, qmin: int, qmax: int, layout: Granularity, workspace: object, d_scale: object, d_zero_point: object) -> int:
-    """Gradients by x, scale and zero point. Returns as fake_quant."""
+    @property
+    def kernel(self) -> str:
+        """The kernel that runs: family/ISA/types."""
 
-def learned_workspace(layout: Granularity) -> int:
-    """Bytes fake_quant_learned works in."""
-
-def range(x: numpy.typing.NDArray[Any], element: Element, layout: Granularity, lo: numpy.typing.NDArray[Any], hi: numpy.typing.NDArray[Any]) -> int:
-    """Writes min and max per scale; returns the number of NaN."""
+    def run(self, x: numpy.typing.NDArray[Any], lo: numpy.typing.NDArray[numpy.floating[Any]], hi: numpy.typing.NDArray[numpy.floating[Any]]) -> int:
+        """
+        Writes them in the compute type, +Inf and -Inf where there is none; returns the number of NaN.
+        """
 
 def mean_abs(x: numpy.typing.NDArray[Any], element: Element, length: int, out: numpy.typing.NDArray[numpy.float64]) -> None:
     """Writes the mean of |x| of each run of `length` elements."""
+
+def first_nonfinite(x: numpy.typing.NDArray[Any], element: Element) -> int:
+    """The index of the first NaN or Inf, or -1."""
 
 def pack(bits: int, codes: numpy.typing.NDArray[numpy.uint8], out: numpy.typing.NDArray[numpy.uint8]) -> None:
     """Packs codes, one a byte, the first in the low bits."""
@@ -486,7 +559,7 @@ class BinaryGemmPlan:
     @staticmethod
     def workspace_for(m: int, n: int, k: int) -> int:
         """
-        Bytes a product of this size works in at most, b's own as packed included.
+        The most bytes that a product of this size works in, packed weights included.
         """
 
 class BinaryConv:
@@ -672,6 +745,16 @@ def int8_schedule(m: int, n: int, k: int, threads: int) -> GemmSchedule:
     The schedule of a linear layer with int8 weights: s8 rows [m, k] by weights [n, k] to f32.
     """
 
+class SketchTotals:
+    """The sums and counts of a state."""
+
+    def __init__(self, counters: numpy.typing.NDArray[numpy.uint64], extremes: numpy.typing.NDArray[numpy.float64], limbs: numpy.typing.NDArray[numpy.int64]) -> None: ...
+
+class SketchSamples:
+    """The histogram, the reservoir and the tails of a state."""
+
+    def __init__(self, counts: numpy.typing.NDArray[numpy.uint64], priorities: numpy.typing.NDArray[numpy.uint32], values: numpy.typing.NDArray[numpy.float32], tails: numpy.typing.NDArray[numpy.float32]) -> None: ...
+
 class Sketches:
     """
     What streams of numbers look like, in fixed memory; one for each scale.
@@ -698,10 +781,10 @@ class Sketches:
 
     def merge(self, other: Sketches) -> None: ...
 
-    def state(self, counters: object, extremes: object, limbs: object, counts: object, priorities: object, values: object, tails: object) -> None:
-        """Writes all there is."""
+    def state(self, totals: SketchTotals, samples: SketchSamples) -> None:
+        """Writes the whole state."""
 
-    def restore(self, counters: object, extremes: object, limbs: object, counts: object, priorities: object, values: object, tails: object) -> None:
+    def restore(self, totals: SketchTotals, samples: SketchSamples) -> None:
         """Takes over what `state` wrote."""
 
     def bin_layout(self, scale: int) -> tuple[int, int, int]:
@@ -717,14 +800,17 @@ sketch_tail: int = 64
 
 sketch_moments: int = 5
 
-def squared_error(lower: object, upper: object, count: object, scale: object, least: object, most: object, out: object) -> None:
-    """
-    Of each mapping: the sum of squared errors of numbers spread evenly over bins [lower, upper).
-    """
+class Histogram:
+    """Counts of numbers spread evenly over bins [lower, upper)."""
 
-def divergence(lower: object, upper: object, count: object, scale: object, least: object, most: object, floor: float, out: object) -> None:
+    def __init__(self, lower: numpy.typing.NDArray[numpy.float64], upper: numpy.typing.NDArray[numpy.float64], count: numpy.typing.NDArray[numpy.float64]) -> None: ...
+
+def squared_error(histogram: Histogram, scale: numpy.typing.NDArray[numpy.float64], least: numpy.typing.NDArray[numpy.int64], most: numpy.typing.NDArray[numpy.int64], out: numpy.typing.NDArray[numpy.float64]) -> None:
+    """Per mapping: the sum of squared errors."""
+
+def divergence(histogram: Histogram, scale: numpy.typing.NDArray[numpy.float64], least: numpy.typing.NDArray[numpy.int64], most: numpy.typing.NDArray[numpy.int64], floor: float, out: numpy.typing.NDArray[numpy.float64]) -> None:
     """
-    Of each mapping: the Kullback-Leibler divergence from the clipped numbers to what codes tell of them.
+    Per mapping: the Kullback-Leibler divergence from the clipped numbers to what their codes tell.
     """
 
 def num_threads() -> int: ...
@@ -749,5 +835,8 @@ def max_isa() -> str: ...
 def set_max_isa(name: str) -> None:
     """Caps dispatch, as LOWBIT_MAX_ISA does; an empty name lifts the cap."""
 
+def on_settings_change(function: Callable[[], None]) -> None:
+    """Has it called whenever the ISA cap or the number of threads was set."""
+
 def kernel_rows() -> list[tuple[str, str, str, str]]:
-    """(family, isa, from, to) of every kernel this CPU can run."""
+    """(family, isa, key, method) of every row of kernels this CPU can run."""

@@ -23,7 +23,6 @@ import lowbit as lb
 from lowbit import QuantizationParams, QuantizedTensor
 from lowbit.calibration import MSE, CalibrationCache, Calibrator, Percentile
 from lowbit.numerics.logarithm import log_tables
-from lowbit.runtime import arrays as cpu
 from lowbit.tuning import AutoTuningConfig, PerformanceRequirements, QuantizationWorkload, tuner
 
 RNG = np.random.default_rng(0)
@@ -171,7 +170,7 @@ def test_templates_of_quantize_are_kept_by_value_and_type() -> None:
         calls += [lambda _, d=dtype, s=s: lb.quantize(x, d, scheme=s) for s in ("symmetric", "linear", "asymmetric")]
     calls += [lambda _, s=s: lb.quantize(x, scheme="logarithmic", steps_per_octave=s) for s in (1, 1.0, True, 8, 4.0)]
     # As an attribute of the package, `quantize` is the function.
-    assert_independent(calls, importlib.import_module("lowbit.ops.quantize")._template.cache_clear)
+    assert_independent(calls, importlib.import_module("lowbit.ops.quantize")._FROM_DATA.clear)
 
 
 def test_problems_of_fake_quantize_are_kept_by_value_and_type() -> None:
@@ -195,7 +194,7 @@ def test_problems_of_fake_quantize_are_kept_by_value_and_type() -> None:
     for bounds in ends:
         calls.append(lambda _, b=bounds: lb.fake_quantize(x, 0.1, qmin=b[0], qmax=b[1]))
         calls.append(lambda _, b=bounds: lb.quantize_backward(x, x, 0.1, qmin=b[0], qmax=b[1]))
-    assert_independent(calls, cpu.problem.cache_clear)
+    assert_independent(calls, importlib.import_module("lowbit.ops.fake_quantize")._SETTLED.clear)
 
 
 def test_integer_zero_points_are_kept_by_value_and_type() -> None:
@@ -484,21 +483,24 @@ def test_layouts_of_torch_are_kept_by_shape_axis_and_block() -> None:
 
     shapes = [torch.Size(s) for s in ((6, 8), (8, 6), (48,), (2, 3, 8))]
     asked = list(itertools.product(shapes, (None, 0, -1), (None, 1, 4)))
-    for cached, plain in (
-        (kernels.cached_granularity, kernels.granularity),
-        (kernels._masked, kernels._masked.__wrapped__),
-    ):
-        alone = [repr(plain(*a)) if cached is kernels.cached_granularity else _layout(plain(*a)) for a in asked]
-        assert len(set(alone)) > 3
-        for order in orders(len(asked), several=2):
-            cached.cache_clear()
-            for i in order:
-                found = cached(*asked[i])
-                assert (repr(found) if cached is kernels.cached_granularity else _layout(found)) == alone[i]
+    alone = [repr(kernels.granularity(*a)) for a in asked]
+    assert len(set(alone)) > 3
+    for order in orders(len(asked), several=2):
+        kernels.cached_granularity.cache_clear()
+        assert all(repr(kernels.cached_granularity(*asked[i])) == alone[i] for i in order)
 
+    def masked(shape: Any, axis: Any, block: Any) -> Any:
+        found = kernels._masked(torch.zeros(shape), False, -8, 7, axis, block)
+        return found and (found[0], found[2], found[1].workspace_bytes)
 
-def _layout(found: Any) -> str:
-    return repr(found and (found[0], found[2]))
+    alone = []
+    for a in asked:
+        kernels._MASKED.clear()
+        alone.append(repr(masked(*a)))
+    assert len(set(alone)) > 3
+    for order in orders(len(asked), several=2):
+        kernels._MASKED.clear()
+        assert all(repr(masked(*asked[i])) == alone[i] for i in order)
 
 
 @pytest.mark.parametrize(

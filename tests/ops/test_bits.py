@@ -249,7 +249,10 @@ def test_scales_out_of_bounds_are_found_wherever_they_are(dtype: Any, at: int) -
     def first_bad(value: Any) -> int:
         scale = np.ones(701, dtype)
         scale[at:] = value  # the first one counts
-        return _core.fake_quant(0, x, None, np.empty_like(x), element, scale, zero, -128, 127, layout)
+        affine = _core.Affine(_core.Code.s8, scale, zero, -128, 127)
+        plan = _core.FakeQuantizePlan(element, _core.ScaledShape([701], [701], layout), -128, 127)
+        assert plan.run(x, np.empty_like(x), scale, zero) == affine.first_invalid
+        return affine.first_invalid
 
     for good in (least, most, dtype(1)):
         assert first_bad(good) == -1

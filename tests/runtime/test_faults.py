@@ -532,7 +532,7 @@ def ranges():
     x = np.ones((4, 1 << 20), np.float32)
     layout = _core.Granularity(_core.GranularityKind.channel, 4, 1 << 20, 1, 1)
     lo, hi = np.zeros(1 << 20, np.float32), np.zeros(1 << 20, np.float32)
-    return lambda: _core.range(x, _core.Element.f32, layout, lo, hi) == 0 and lo.all() and hi.all()
+    return lambda: _core.RangePlan(_core.Element.f32, layout).run(x, lo, hi) == 0 and lo.all() and hi.all()
 
 def sketches():
     x = np.ones((1 << 16, 16), np.float32)

@@ -19,6 +19,7 @@ Array = np.ndarray[Any, Any]
 F32, I32 = np.float32, np.int32
 Code, Element, Kind = _core.Code, _core.Element, _core.GranularityKind
 KINDS = tuple(Kind)
+CODES = {Code.s8: np.int8, Code.s16: np.int16, Code.u16: np.uint16}  # others are stored as bytes
 ELEMENTS = {Element.f32: F32, Element.f64: np.float64, Element.f16: np.float16, Element.bf16: np.uint16}
 ZERO = sorted({s for n in (0, 1, 5, 64) for s in itertools.permutations((0, n, 13))} | {(0, 0, 7), (128, 13, 0)})
 BEYOND = [
@@ -68,70 +69,59 @@ def test_layouts_without_elements(
 def empty_layout(layout: Any, element: _core.Element) -> None:
     assert layout.elements == 0
     x, wide, n = np.zeros(0, ELEMENTS[element]), compute(element), layout.scales
-    scale, zero, codes = np.full(n, 0.1, wide), np.zeros(n, I32), np.zeros(0, np.int8)
+    scale, zero, shapes = np.full(n, 0.1, wide), np.zeros(n, I32), _core.ScaledShape([0], [n], layout)
     for code in Code:
-        affine = _core.Affine(code, scale, element is Element.f64, zero, -1, 1)
-        affine.quantize(x, element, codes, layout), affine.dequantize(codes, x, element, layout)
-        assert _core.convert(True, code, x, codes, element, scale, zero, -1, 1, layout) == -1
-        assert _core.convert(False, code, codes, x, element, scale, zero, -1, 1, layout) == -1
+        codes = np.zeros(0, CODES.get(code, np.uint8))
+        mappings = [_core.Affine(code, scale, zero, -1, 1), _core.Affine(code, scale, None, -1, 1)]
+        assert [m.first_invalid for m in mappings] == [-1, -1]
         if code in (Code.s8, Code.s16, Code.s4, Code.s2):
             levels = np.ones(3, wide)
-            log = _core.Logarithmic(code, scale, element is Element.f64, levels, levels)
-            log.quantize(x, element, codes, layout), log.dequantize(codes, x, element, layout)
-        if _core.fused_groups_fit(layout, code):
-            made = both(lambda make, code=code: dynamic(_core.quantize_dynamic, make, layout, code, element))
+            mappings.append(_core.Logarithmic(code, scale, levels, levels))
+        for mapping in mappings:
+            assert _core.QuantizePlan(element, code, shapes).run(x, codes, mapping)
+            assert _core.DequantizePlan(element, code, shapes).run(codes, x, mapping)
+        for divisor in (0, 1) if code is not Code.b1 else ():
+            plan = _core.DynamicQuantizePlan(element, code, shapes, -1, 1, divisor)
+            made = both(lambda make, plan=plan: dynamic(make, plan, layout, element))
             assert (made[0] == 1).all()
             assert (made[1] == 0).all()
-    for divisor in (0, 127):
-        made = both(lambda make, d=divisor: from_data(make, layout, element, d))
-        assert (made[0] == 1).all()
-        assert (made[1] == 0).all()
     lo, hi = both(lambda make: ranges(make, layout, element))
     assert (lo == np.inf).all()
     assert (hi == -np.inf).all()
-    for op in range(4):
-        assert _core.fake_quant(op, x, x, x, element, scale, zero, -1, 1, layout) == -1
-    ds, dz = both(lambda make: learned(make, layout, element, scale, zero))
+    fake = _core.FakeQuantizePlan(element, shapes, -1, 1)
+    assert fake.run(x, x, scale, zero) == fake.dequantize_backward(x, x, scale, zero) == -1
+    assert fake.backward(x, x, x, scale, zero) == fake.quantize_backward(x, x, x, scale, zero) == -1
+    ds, dz = both(lambda make: learned(make, fake, x, scale, zero))
     assert not ds.any()
     assert not dz.any()
-    if _core.mask_fits(layout):
-        at = scale.ctypes.data
-        assert _core.fake_quant_masked_at(at, at, at, element, at, zero.ctypes.data, -1, 1, layout) == -1
+    at = scale.ctypes.data
+    if fake.has_mask:
+        assert fake.mask_bytes == 0
+        assert fake.run_masked(at, at, at, at, zero.ctypes.data) == -1
+    fake.masked_backward(at, at, at)
     for bins in (0, 128):
         sketches = _core.Sketches(n, bins, 2)
         assert sketches.add(x, element, layout, False) == 0
         assert sketches.add(x, element, layout, True) == 0
 
 
-def dynamic(
-    function: Any, make: Any, layout: Any, code: _core.Code, element: _core.Element, *more: Any
-) -> tuple[Array, Array]:
+def dynamic(make: Any, plan: Any, layout: Any, element: _core.Element) -> tuple[Array, Array]:
     scale, zero = make(layout.scales, compute(element)), make(layout.scales, I32)
-    x = np.zeros(0, ELEMENTS[element])
-    assert function(x, element, np.zeros(0, np.int8), code, layout, -1, 1, 0, scale, zero, *more) == (0, 0)
-    return scale, zero
-
-
-def from_data(make: Any, layout: Any, element: _core.Element, divisor: int) -> tuple[Array, Array]:
-    scale, zero = make(layout.scales, compute(element)), make(layout.scales, I32)
-    x, workspace = np.zeros(0, ELEMENTS[element]), make(_core.dynamic_workspace(layout, element), np.uint8)
-    found = _core.quantize_from_data(
-        x, element, np.zeros(0, np.int8), Code.s8, layout, -127, 127, divisor, scale, zero, workspace
-    )
-    assert found == (0, 0)
+    x, codes = np.zeros(0, ELEMENTS[element]), np.zeros(0, CODES.get(plan.code, np.uint8))
+    assert plan.run(x, codes, scale, zero, make(plan.workspace_bytes, np.uint8)) == (0, 0)
     return scale, zero
 
 
 def ranges(make: Any, layout: Any, element: _core.Element) -> tuple[Array, Array]:
     lo, hi = make(layout.scales, compute(element)), make(layout.scales, compute(element))
-    assert _core.range(np.zeros(0, ELEMENTS[element]), element, layout, lo, hi) == 0
+    assert _core.RangePlan(element, layout).run(np.zeros(0, ELEMENTS[element]), lo, hi) == 0
     return lo, hi
 
 
-def learned(make: Any, layout: Any, element: _core.Element, scale: Array, zero: Array) -> tuple[Array, Array]:
-    x, ds, dz = np.zeros(0, ELEMENTS[element]), make(scale.shape, scale.dtype), make(scale.shape, scale.dtype)
-    workspace = make(_core.learned_workspace(layout) // 8, np.float64)
-    assert _core.fake_quant_learned(x, x, x, element, scale, zero, -1, 1, layout, workspace, ds, dz) == -1
+def learned(make: Any, plan: Any, x: Array, scale: Array, zero: Array) -> tuple[Array, Array]:
+    ds, dz = make(scale.shape, scale.dtype), make(scale.shape, scale.dtype)
+    made = _core.LearnedGradients(ds, dz, make(plan.workspace_bytes // 8, np.float64))
+    assert plan.learned_backward(x, x, x, scale, zero, made) == -1
     return ds, dz
 
 
@@ -157,7 +147,7 @@ def test_a_block_longer_than_any_axis_is_one_group() -> None:
     assert layout.elements == 16
     assert layout.scales == 2
     lo, hi = np.zeros(2, F32), np.zeros(2, F32)
-    assert _core.range(np.arange(16, dtype=F32), Element.f32, layout, lo, hi) == 0
+    assert _core.RangePlan(Element.f32, layout).run(np.arange(16, dtype=F32), lo, hi) == 0
     x = np.ones((2, 8), F32)
     assert (lb.fake_quantize(x, np.full((2, 1), 0.5, F32), axis=1, group_size=2**70) == x).all()
     assert lo.tolist() == [0, 8]
@@ -172,29 +162,54 @@ def test_runs_of_nothing() -> None:
         with pytest.raises(ValueError, match="length: "):
             _core.mean_abs(b"", Element.f32, length, np.zeros(8))
     _core.mean_abs(b"", Element.f32, 2**50, np.zeros(0))
-    for codes in ([], [0, 2, 8]):
+    for codes in ([], [Code.s8, Code.s16, Code.b1]):
         n = len(codes)
-        mixed = _core.Mixed(codes, 0, np.ones(n, F32), False, np.zeros(n, I32), np.zeros(n, I32), np.ones(n, I32))
+        mixed = _core.Mixed(codes, 0, np.ones(n, F32), np.zeros(n, I32), np.ones(n, I32))
         assert mixed.nbytes == 0
-        mixed.quantize(b"", 0, bytearray()), mixed.dequantize(b"", bytearray(), 0)
+        mixed.quantize(b"", Element.f32, bytearray()), mixed.dequantize(b"", bytearray(), Element.f32)
     for length in (-8, 2**60):
         with pytest.raises(ValueError, match="length: "):
-            _core.Mixed([Code.s8, Code.s16], length, np.ones(2, F32), False, *[np.zeros(2, I32)] * 3)
+            _core.Mixed([Code.s8, Code.s16], length, np.ones(2, F32), *[np.zeros(2, I32)] * 2)
     for bits in (1, 2, 4):
         _core.pack(bits, b"", bytearray()), _core.unpack(bits, True, b"", bytearray())
     _core.clamp_codes(Code.s8, b"", -1, 1, bytearray()), _core.lookup_codes(None, b"", 3, bytearray(), 0, 3)
-    _core.keep_where_at(0, 0, 0, 0, Element.f32), _core.keep_where_at(0, 0, 0, -1, Element.f32)
 
 
-def test_problems_whose_shapes_are_not_the_layouts_are_refused() -> None:
+def test_shapes_that_are_not_the_granularitys_are_refused() -> None:
     layout = _core.Granularity(Kind.channel, 2, 3, 4, 1)
-    _core.Problem(layout, Element.f32, [2, 3, 4], [3], -1, 1)
+    _core.ScaledShape([2, 3, 4], [3], layout)
     for shape, scales in (([2, 3], [3]), ([2, 3, 4], [2]), ([2**32, 2**32, 24], [3]), ([-2, -3, 4], [3])):
         with pytest.raises(ValueError, match="shape: "):
-            _core.Problem(layout, Element.f32, shape, scales, -1, 1)
-    for op in (-1, 4):
-        with pytest.raises(ValueError, match="op: "):
-            _core.Problem(layout, Element.f32, [2, 3, 4], [3], -1, 1).fake_quant(op, b"", b"", b"", b"", b"")
+            _core.ScaledShape(shape, scales, layout)
+
+
+def test_plans_take_only_what_they_describe() -> None:
+    shape = _core.ScaledShape([2, 3], [], _core.Granularity(Kind.tensor, 1, 1, 6, 1))
+    x, q, step = np.ones((2, 3), F32), np.zeros((2, 3), np.int8), np.ones((), F32)
+    affine = _core.Affine(Code.s8, step, None, -128, 127)
+    plan, fake = _core.QuantizePlan(Element.f32, Code.s8, shape), _core.FakeQuantizePlan(Element.f32, shape, -128, 127)
+    assert plan.run(x, q, affine)
+    assert (q == 1).all()
+    readonly = q.copy()
+    readonly.flags.writeable = False
+    for other in (x.astype(np.float64), x[:1], x.T.copy().T, x.ravel(), b"", np.ma.array(x), x.view(np.int32)):
+        assert not plan.run(other, q, affine)
+        assert fake.run(other, x, 1.0, 0) == fake.run(x, other, 1.0, 0) == _core.NOT_AS_DESCRIBED
+    assert fake.backward(None, x, x, 1.0, 0) == fake.run(x, None, 1.0, 0) == _core.NOT_AS_DESCRIBED
+    for other in (q.view(np.uint8), q[:1], q.T.copy().T, readonly, bytearray(6)):
+        assert not plan.run(x, other, affine)
+    with pytest.raises(ValueError, match="codes are not the plan's"):
+        plan.run(x, q, _core.Affine(Code.u8, step, None, 0, 255))
+    with pytest.raises(ValueError, match="compute type"):
+        plan.run(x, q, _core.Affine(Code.s8, np.ones(()), None, -128, 127))
+    with pytest.raises(ValueError, match="number of scales"):
+        plan.run(x, q, _core.Affine(Code.s8, np.ones(2, F32), None, -128, 127))
+    with pytest.raises(lb.InvalidProblem, match="shares memory"):
+        plan.run(x, x.view(np.int8).reshape(-1)[:6].reshape(2, 3), affine)
+    for scale, zero in ((None, 0), (1, 0), (np.ones((), np.float64), 0), (1.0, None), (1.0, 0.0), (1.0, 2**31)):
+        assert fake.run(x, x, scale, zero) == _core.NOT_AS_DESCRIBED
+    assert fake.run(x, x, 0.0, 0) == 0
+    assert fake.run(x, x, 1.0, 200) == -2
 
 
 Result = _core.Result
@@ -423,17 +438,17 @@ def test_sketches_of_sizes_that_cannot_be() -> None:
     least, most = np.array([-(2**63)]), np.array([2**63 - 1])
     none, one = np.zeros(0), np.ones(1)
     with pytest.raises(ValueError, match="mapping"):
-        _core.squared_error(none, none, none, one, least, most, one)
+        _core.squared_error(_core.Histogram(none, none, none), one, least, most, one)
     for lower in (none, np.zeros(1)):
         (out,) = both(lambda make, a=lower: [scored(_core.squared_error, make, a)])
         assert (out == 0).all() or lower.size
         both(lambda make, a=lower: [scored(_core.divergence, make, a, 1e-9)])
-    _core.squared_error(none, none, none, none, np.zeros(0, np.int64), np.zeros(0, np.int64), none)
+    _core.squared_error(_core.Histogram(none, none, none), none, np.zeros(0, np.int64), np.zeros(0, np.int64), none)
 
 
 def scored(function: Any, make: Any, lower: Array, *floor: float) -> Array:
     out = make(1, np.float64)
-    function(lower, lower + 1, lower, np.ones(1), np.array([-3]), np.array([3]), *floor, out)
+    function(_core.Histogram(lower, lower + 1, lower), np.ones(1), np.array([-3]), np.array([3]), *floor, out)
     return out
 
 
@@ -441,4 +456,4 @@ def test_logarithmic_codes_are_signed() -> None:
     levels = np.ones(3, F32)
     for code in (Code.u8, Code.u16, Code.u4, Code.u2, Code.b1):
         with pytest.raises(ValueError, match="logarithmic codes are signed"):
-            _core.Logarithmic(code, np.ones(1, F32), False, levels, levels)
+            _core.Logarithmic(code, np.ones(1, F32), levels, levels)

@@ -14,43 +14,6 @@ from lowbit import _core
 STUBS = Path(lowbit.__file__).with_name("_core.pyi").read_text()
 MOST_PARAMETERS = 6  # besides self
 
-# Functions that still take untyped arrays, or more parameters. Each that is rewritten leaves the list.
-UNTYPED = {
-    "Affine.__init__",
-    "Affine.dequantize",
-    "Affine.quantize",
-    "Logarithmic.__init__",
-    "Logarithmic.dequantize",
-    "Logarithmic.quantize",
-    "Mixed.__init__",
-    "Mixed.dequantize",
-    "Mixed.quantize",
-    "Problem.fake_quant",
-    "Sketches.restore",
-    "Sketches.state",
-    "convert",
-    "divergence",
-    "fake_quant",
-    "fake_quant_learned",
-    "quantize_dynamic",
-    "quantize_from_data",
-    "squared_error",
-}
-LONG = {
-    "Mixed.__init__",
-    "Problem.fake_quant",
-    "Sketches.restore",
-    "Sketches.state",
-    "convert",
-    "divergence",
-    "fake_quant",
-    "fake_quant_learned",
-    "fake_quant_masked_at",
-    "quantize_dynamic",
-    "quantize_from_data",
-    "squared_error",
-}
-
 
 def signatures() -> Iterator[tuple[str, ast.FunctionDef]]:
     for node in ast.parse(STUBS).body:
@@ -75,11 +38,11 @@ def test_every_native_name_is_in_the_stubs() -> None:
 
 def test_every_parameter_has_a_type() -> None:
     untyped = {name for name, f in signatures() if "object" in ast.unparse(f).split('"""')[0]}
-    assert untyped == UNTYPED
+    assert untyped == set()
 
 
 def test_no_function_has_more_than_six_parameters() -> None:
     def parameters(f: ast.FunctionDef) -> int:
         return sum(a.arg != "self" for a in (*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs))
 
-    assert {name for name, f in signatures() if parameters(f) > MOST_PARAMETERS} == LONG
+    assert {name for name, f in signatures() if parameters(f) > MOST_PARAMETERS} == set()

@@ -205,33 +205,4 @@ void fake_quant_learned(const Granularity& layout, const Affine& f, const void* 
   }
 }
 
-namespace {
-template <class T>
-int64_t first_bad(const T* scale, int64_t n) {
-  constexpr T least = static_cast<T>(0x1p-125), most = static_cast<T>(0x1.fffffep+127f / 65536.0f);
-  constexpr int64_t kBlock = 256;
-  for (int64_t b = 0; b < n; b += kBlock) {
-    const int64_t end = std::min(n, b + kBlock);
-    int32_t bad = 0;
-    for (int64_t i = b; i < end; ++i) bad |= !(scale[i] >= least && scale[i] <= most);
-    if (bad)
-      for (int64_t i = b; i < end; ++i)
-        if (!(scale[i] >= least && scale[i] <= most)) return i;
-  }
-  return -1;
-}
-}  // namespace
-
-int64_t first_bad_scale(const void* scale, bool is_f64, int64_t n) {
-  return is_f64 ? first_bad(static_cast<const double*>(scale), n) : first_bad(static_cast<const float*>(scale), n);
-}
-
-int64_t first_bad_zero(const int32_t* zero, int32_t qmin, int32_t qmax, int64_t n) {
-  int32_t bad = 0;
-  for (int64_t i = 0; i < n; ++i) bad |= (zero[i] < qmin) | (zero[i] > qmax);
-  for (int64_t i = 0; bad && i < n; ++i)
-    if (zero[i] < qmin || zero[i] > qmax) return i;
-  return -1;
-}
-
 }  // namespace lowbit

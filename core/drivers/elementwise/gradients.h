@@ -23,8 +23,4 @@ int64_t learned_workspace(const Granularity& layout);
 void fake_quant_learned(const Granularity& layout, const Affine& affine, const void* x, const void* dy, void* dx,
                         Element element, double* partial, void* ds, void* dz);
 
-// The first scale outside the contract's bounds, or -1; the first zero point outside [qmin, qmax], or -1.
-int64_t first_bad_scale(const void* scale, bool is_f64, int64_t n);
-int64_t first_bad_zero(const int32_t* zero, int32_t qmin, int32_t qmax, int64_t n);
-
 }  // namespace lowbit

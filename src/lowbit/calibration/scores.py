@@ -79,7 +79,7 @@ def mean_squared_error(d: Distribution, target: Target, lo: npt.ArrayLike, hi: n
     if target.template.is_logarithmic:
         return _at_points(d.histogram, target.candidates(d, low, high)) / max(1, d.count)
     out = np.empty(low.shape)
-    core.squared_error(*d.histogram, *target.mapping(low, high), out)
+    core.squared_error(core.Histogram(*d.histogram), *target.mapping(low, high), out)
     return out / max(1, d.count)
 
 
@@ -88,7 +88,7 @@ def divergence(d: Distribution, target: Target, lo: npt.ArrayLike, hi: npt.Array
     code of their own, are left out."""
     low, high = np.atleast_1d(np.asarray(lo, np.float64)), np.atleast_1d(np.asarray(hi, np.float64))
     out = np.empty(low.shape)
-    core.divergence(*d.smooth, *target.mapping(low, high), FLOOR, out)
+    core.divergence(core.Histogram(*d.smooth), *target.mapping(low, high), FLOOR, out)
     return out
 
 

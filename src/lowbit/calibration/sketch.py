@@ -18,8 +18,8 @@ import numpy.typing as npt
 from lowbit.calibration.distribution import Distribution, exact_sum
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.numerics.granularity import Granularity, granularity_of
-from lowbit.ops.quantize import refuse_nonfinite
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime import elementwise
 from lowbit.runtime.files.container import read_arrays, write_arrays
 from lowbit.runtime.native import core
 
@@ -95,9 +95,9 @@ class Sketch:
         floats = cpu.as_float_array(x, name or self.name)
         g = granularity_of(floats.shape, self.axis, self.group_size)
         native = self._native_for(g, floats.shape, name)
-        bad = native.add(floats.array, floats.element, cpu.layout_of(g), self.on_nonfinite == "ignore")
+        bad = native.add(floats.array, floats.element, elementwise.granularity(g), self.on_nonfinite == "ignore")
         if bad and self.on_nonfinite == "raise":
-            refuse_nonfinite(floats, name or self.name)
+            cpu.refuse_nonfinite(floats, name or self.name)
         self._wide = self._wide or floats.element is Element.f64
         self._grain = min(self._grain, _GRAINS[floats.element])
         self.__dict__.pop("_state", None)
@@ -226,7 +226,7 @@ class Sketch:
             "values": np.empty((n, kept), np.float32),
             "tails": np.zeros((n, 2, core.sketch_tail if bins else 0), np.float32),
         }  # fmt: skip
-        self._native.state(*arrays.values())
+        self._native.state(*_parts(arrays))
         return arrays
 
     @property
@@ -280,13 +280,15 @@ class Sketch:
             "priorities": ((scales, kept), "uint32"), "values": ((scales, kept), "float32"),
             "tails": ((scales, 2, core.sketch_tail if bins else 0), "float32"),
         }  # fmt: skip
-        given = []
+        given: dict[str, Array] = {}
         for field, (shape, dtype) in expected.items():
             a = arrays[prefix + field]
             if a.shape != shape or a.dtype.name != dtype:
                 raise FormatError(f"{field}: {a.dtype} of shape {a.shape}; expected {dtype} of shape {shape}")
-            given.append(np.ascontiguousarray(a))
-        counters, extremes, _, counts, _, values, tails = given
+            given[field] = np.array(a, order="C")  # of their own, and writable
+        counters, extremes, counts, values, tails = (
+            given[field] for field in ("counters", "extremes", "counts", "values", "tails")
+        )
         if bins and (counts.sum(1) != counters[:, 0]).any():
             raise FormatError("counts: they do not add up to the number of values")
         if (counters[:, 0] > 0).any() and not np.isfinite(extremes[counters[:, 0] > 0]).all():
@@ -294,7 +296,7 @@ class Sketch:
         if not (np.isfinite(values).all() and np.isfinite(tails).all()):
             raise FormatError("values, tails: not finite")
         native = core.Sketches(scales, bins, kept)
-        native.restore(*given)
+        native.restore(*_parts(given))
         self._native = native
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -331,3 +333,8 @@ class Sketch:
         scope = "" if self.axis is None else f", axis={self.axis}"
         scope += "" if self.group_size is None else f", group_size={self.group_size}"
         return f"Sketch({self.name!r}{scope}: {self.count} numbers in {self.num_samples} samples)"
+
+
+def _parts(arrays: dict[str, Array]) -> tuple[core.SketchTotals, core.SketchSamples]:
+    totals = core.SketchTotals(*(arrays[field] for field in ("counters", "extremes", "limbs")))
+    return totals, core.SketchSamples(*(arrays[field] for field in ("counts", "priorities", "values", "tails")))

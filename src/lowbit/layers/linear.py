@@ -24,7 +24,7 @@ from lowbit.ops.fitting import Products
 from lowbit.ops.gemm_paths import multiply_groups, multiply_into
 from lowbit.ops.operands import F32, PLAIN_FLOATS, Array, Frozen, multiplies_as_bytes
 from lowbit.ops.packed import PackedMatrix, pack_groups
-from lowbit.ops.quantize import quantize, refuse_nonfinite
+from lowbit.ops.quantize import quantize
 from lowbit.ops.workspace import codes_workspace, linear_workspace
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.native import core
@@ -159,7 +159,7 @@ class QuantizedLinear(Frozen):
         epilogue, plan = self._call_for(x)
         if plan is not None:
             if plan.run(x.array, epilogue.empty(y.shape, y)[1]) is False:
-                refuse_nonfinite(x, "x")
+                cpu.refuse_nonfinite(x, "x")
                 raise InvalidProblem(f"x: values too large: a scale would exceed {MAX_SCALE:.6g}")
         elif self.path == "float":
             self._float_by_parts(x, epilogue, y)
@@ -198,7 +198,7 @@ class QuantizedLinear(Frozen):
         """Quantize activations, then multiply, some rows at a time: for epilogues that no plan has."""
         n, k = self.out_features, self.in_features
         if self.path != "general" and self.input_params is None:
-            refuse_nonfinite(x, "x")
+            cpu.refuse_nonfinite(x, "x")
         multiply, rows, target = self._multiplier(epilogue), x.array.reshape(m, k), y.reshape(m, n)
         for part in row_parts((m, max(n, k))):
             multiply(cpu.FloatArray(rows[part], x.element).widened(), target[part])

@@ -21,6 +21,7 @@ class ParameterFields:
 
     __slots__ = (
         "_cache",
+        "_calls",
         "axis",
         "dtype",
         "group_size",
@@ -44,6 +45,7 @@ class ParameterFields:
     steps_per_octave: float | None
     weak: bool  # the scale came as Python numbers: it takes the type of the data
     _cache: dict[Any, Any]  # what kernels prepare from these params; never compared, never stored
+    _calls: Any  # settled calls: lowbit.runtime.cache
 
     def granularity(self, shape: tuple[int, ...]) -> Granularity:
         """Which elements of an array of this shape share a scale; InvalidProblem where the params do not fit it."""

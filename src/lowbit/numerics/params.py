@@ -85,11 +85,10 @@ class QuantizationParams(ParameterFields):
         lo, hi = default_codes(kind, mapping)
         least, most = code_bound("qmin", qmin, lo), code_bound("qmax", qmax, hi)
         nearest_zero = min(max(0, least), most)
-        self._set(
-            _cache={}, dtype=kind, scheme=mapping, axis=axis, group_size=group_size, scale=scales, weak=weak,
-            steps_per_octave=checked_steps(mapping, kind, steps_per_octave), qmin=least, qmax=most,
-            zero_point=as_zero_point(nearest_zero if zero_point is None else zero_point, scales.shape),
-        )  # fmt: skip
+        zero_points = as_zero_point(nearest_zero if zero_point is None else zero_point, scales.shape)
+        self._set(_cache={}, _calls=None, dtype=kind, scheme=mapping, axis=axis, group_size=group_size, scale=scales)
+        self._set(weak=weak, qmin=least, qmax=most, zero_point=zero_points)
+        self._set(steps_per_octave=checked_steps(mapping, kind, steps_per_octave))
         self.validate()
 
     @property
@@ -131,7 +130,7 @@ class QuantizationParams(ParameterFields):
         made.dtype, made.scheme, made.axis, made.group_size = self.dtype, self.scheme, self.axis, self.group_size
         made.qmin, made.qmax, made.steps_per_octave = qmin, self.qmax, self.steps_per_octave
         scale.flags.writeable = zero_point.flags.writeable = False
-        made.scale, made.zero_point, made.weak, made._cache = scale, zero_point, False, {}
+        made.scale, made.zero_point, made.weak, made._cache, made._calls = scale, zero_point, False, {}, None
         made.__class__ = QuantizationParams  # immutable from here; `_set` takes longer than a small `quantize`
         return made  # type: ignore[no-any-return]
 

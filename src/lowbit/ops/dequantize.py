@@ -13,12 +13,14 @@ from lowbit.numerics.fields import refuse_masked
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor, set_backend
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime import elementwise
+from lowbit.runtime.cache import cache_of
 from lowbit.runtime.devices import device_module
+from lowbit.runtime.native import core
 
 __all__ = ["dequantize", "dequantize_from_int8"]
 
 Array = npt.NDArray[Any]
-_FLOAT32 = np.dtype(np.float32)
 
 
 def dequantize(q: QuantizedTensor, out: Array | None = None, dtype: npt.DTypeLike | str | None = None) -> Array:
@@ -33,27 +35,29 @@ def dequantize(q: QuantizedTensor, out: Array | None = None, dtype: npt.DTypeLik
     """
     if not isinstance(q, QuantizedTensor):
         raise InvalidProblem(f"q: {type(q).__name__}; expected a QuantizedTensor")
-    ready = q.params._cache.get(_FLOAT32)
-    if ready is not None and ready[1] is q.params and dtype is None and (f := q.data.flags).c_contiguous and f.aligned:
-        # The call that repeats, as in quantize: one scale, float32, and float32 out.
-        spec = ready[0]
-        if out is None:
-            fresh = np.empty(q.shape, np.float32)
-            spec.dequantize(q.data, fresh, cpu.Element.f32)
-            return fresh
-        if type(out) is np.ndarray and out.dtype is _FLOAT32 and out.shape == q.shape and out.flags.carray:
-            spec.dequantize(q.data, out, cpu.Element.f32)
-            return out
+    params, shape = q.params, q.shape
+    key = (shape, None if out is None else getattr(out, "dtype", None))
+    settled = cache_of(params).get(key) if dtype is None else None
+    if settled is not None and (out is None or type(out) is np.ndarray):
+        plan, mapping, storage = settled
+        result = np.empty(shape, storage) if out is None else out
+        if plan.run(q.data, result, mapping):
+            return result
     if out is not None:
         target = cpu.writable_float(out)
-        if target.shape != q.shape:
-            raise InvalidProblem(f"out: shape {target.shape}; expected {q.shape}")
+        if target.shape != shape:
+            raise InvalidProblem(f"out: shape {target.shape}; expected {shape}")
         if dtype is not None and cpu.float_dtype(dtype) != cpu.float_dtype(getattr(out, "dtype", None)):
             raise InvalidProblem(f"dtype: {dtype} contradicts out, which has {getattr(out, 'dtype', None)}")
         result = out
     else:
-        result, target = cpu.empty_float(q.shape, q.params.scale.dtype if dtype is None else dtype)
-    cpu.dequantize(q.data, q.params.for_compute(target.compute), target)
+        result, target = cpu.empty_float(shape, params.scale.dtype if dtype is None else dtype)
+    resolved = params.for_compute(target.compute)
+    elementwise.dequantize(q.data, resolved, target)
+    if dtype is None and type(result) is np.ndarray and not resolved.dtype.is_mixed:
+        g = resolved.granularity(shape)
+        plan = elementwise.codes_plan(core.DequantizePlan, target.element, cpu.code_of(resolved), shape, g)
+        cache_of(params).put(key, (plan, elementwise.mapping_of(resolved, g), result.dtype))
     return result
 
 

@@ -23,6 +23,7 @@ from lowbit.ops import code_kernels as codes
 from lowbit.ops.operands import require_tensor
 from lowbit.ops.outputs import codes_for, finished, result_params
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime import elementwise as native_elementwise
 from lowbit.runtime.native import core
 
 Array = npt.NDArray[Any]
@@ -255,7 +256,7 @@ def _apart(data: Array, others: Sequence[Array], in_place: bool = False) -> Arra
 
 
 def _quantize_into(x: Array, params: QuantizationParams, data: Array) -> None:
-    cpu.quantize(cpu.as_float_array(x), params, data)
+    native_elementwise.quantize(cpu.as_float_array(x), params, data)
 
 
 def _store(unpacked: Array, params: QuantizationParams, data: Array) -> None:

@@ -11,6 +11,9 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.fields import as_scale, as_zero_point, whole
 from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime import elementwise
+from lowbit.runtime.cache import Cache
+from lowbit.runtime.native import ELEMENTS, core
 
 __all__ = [
     "dequantize_backward", "fake_quantize", "fake_quantize_backward", "fake_quantize_learned_backward",
@@ -39,11 +42,14 @@ def fake_quantize(
     >>> fake_quantize(np.float32([0.3, 1.0, 9.0]), 0.5, qmin=-2, qmax=2)
     array([0.5, 1. , 1. ], dtype=float32)
     """
-    if type(x) is np.ndarray and (done := _at_once(0, x, x, scale, zero_point, qmin, qmax, axis, group_size, out)):
-        return done[0]
+    plan = _settled(x, qmin, qmax, axis, group_size, out)
+    if plan is not None:
+        y = np.empty(x.shape, x.dtype) if out is None else out
+        if plan.run(x, y, scale, zero_point) == -1:
+            return y
     a = _Arguments(x, scale, zero_point, qmin, qmax, axis, group_size)
     result, target = a.output(out, x)
-    cpu.fake_quantize(a.x, a.affine, a.g, target)
+    elementwise.fake_quantize(a.x, a.affine, a.g, target)
     return result
 
 
@@ -66,11 +72,14 @@ def fake_quantize_backward(
     >>> fake_quantize_backward(np.float32([1.0, 2.0]), np.float32([0.9, 9.0]), 0.5, qmin=-2, qmax=2)
     array([1., 0.], dtype=float32)
     """
-    if type(x) is np.ndarray and (done := _at_once(1, x, dy, scale, zero_point, qmin, qmax, axis, group_size, out)):
-        return done[0]
+    plan = _settled(x, qmin, qmax, axis, group_size, dy, out)
+    if plan is not None:
+        dx = np.empty(x.shape, x.dtype) if out is None else out
+        if plan.backward(dy, x, dx, scale, zero_point) == -1:
+            return dx
     a = _Arguments(x, scale, zero_point, qmin, qmax, axis, group_size)
     result, target = a.output(out, x)
-    cpu.fake_quantize_backward(a.gradient(dy), a.x, a.affine, a.g, target)
+    elementwise.fake_quantize_backward(a.gradient(dy), a.x, a.affine, a.g, target)
     return result
 
 
@@ -91,11 +100,14 @@ def quantize_backward(
     >>> quantize_backward(np.float32([1.0, 2.0]), np.float32([0.9, 9.0]), 0.5, qmin=-2, qmax=2)
     array([2., 0.], dtype=float32)
     """
-    if type(x) is np.ndarray and (done := _at_once(2, x, dy, scale, zero_point, qmin, qmax, axis, group_size, out)):
-        return done[0]
+    plan = _settled(x, qmin, qmax, axis, group_size, dy, out)
+    if plan is not None:
+        dx = np.empty(x.shape, x.dtype) if out is None else out
+        if plan.quantize_backward(dy, x, dx, scale, zero_point) == -1:
+            return dx
     a = _Arguments(x, scale, zero_point, qmin, qmax, axis, group_size)
     result, target = a.output(out, x)
-    cpu.quantize_backward(a.gradient(dy), a.x, a.affine, a.g, target)
+    elementwise.quantize_backward(a.gradient(dy), a.x, a.affine, a.g, target)
     return result
 
 
@@ -114,7 +126,7 @@ def dequantize_backward(
     """
     a = _Arguments(dy, scale, 0, 0, 0, axis, group_size, name="dy")
     result, target = a.output(out, dy)
-    cpu.dequantize_backward(a.x, a.affine, a.g, target)
+    elementwise.dequantize_backward(a.x, a.affine, a.g, target)
     return result
 
 
@@ -142,28 +154,42 @@ def fake_quantize_learned_backward(
     """
     a = _Arguments(x, scale, zero_point, qmin, qmax, axis, group_size)
     result, target = a.output(out, x)
-    ds, dz = cpu.fake_quantize_learned_backward(a.gradient(dy), a.x, a.affine, a.g, target)
+    ds, dz = elementwise.fake_quantize_learned_backward(a.gradient(dy), a.x, a.affine, a.g, target)
     return result, ds, dz
 
 
-def _at_once(
-    op: int, x: Array, dy: Any, scale: Any, zero_point: Any, qmin: int, qmax: int, axis: int | None,
-    group_size: int | None, out: Any,
-) -> tuple[Array] | None:  # fmt: skip
-    """The call that repeats, with arrays of just the right kind: one native call. None: it needs a closer look."""
-    # Problems are kept by value, and 1.0 == 1 == True.
-    if type(qmin) is not int or type(qmax) is not int or (type(axis) is not int and axis is not None):
+_SETTLED: Cache[core.FakeQuantizePlan] = Cache()
+
+
+def _settled(
+    x: Any, qmin: int, qmax: int, axis: int | None, group_size: int | None, *others: Any
+) -> core.FakeQuantizePlan | None:
+    """The plan for arrays like x; None where x or an option needs a closer look. others: arrays of x's own type."""
+    # Keys compare by value, and 1.0 == 1 == True.
+    if type(x) is not np.ndarray or type(qmin) is not int or type(qmax) is not int:
         return None
-    if type(group_size) is not int and group_size is not None:
+    if (type(axis) is not int and axis is not None) or (type(group_size) is not int and group_size is not None):
         return None
-    problem = cpu.problem(x.shape, x.dtype, axis, group_size, qmin, qmax)
-    if problem is None:
+    key = (x.shape, x.dtype, axis, group_size, qmin, qmax)
+    plan = _SETTLED.get(key)
+    if plan is None:
+        plan = _planned(key)
+    # Plans cannot tell bfloat16 from other types of 16 bits.
+    if plan is None or (
+        plan.element is cpu.BFLOAT16 and not all(a is None or getattr(a, "dtype", None) is x.dtype for a in others)
+    ):
         return None
-    target = np.empty(x.shape, x.dtype) if out is None else out
-    is_bfloat = problem.element is cpu.BFLOAT16
-    if is_bfloat and not all(type(a) is np.ndarray and a.dtype is x.dtype for a in (dy, target)):
+    return plan
+
+
+def _planned(key: tuple[Any, ...]) -> core.FakeQuantizePlan | None:
+    shape, dtype, axis, group_size, qmin, qmax = key
+    element = cpu.BFLOAT16 if dtype.name == "bfloat16" else ELEMENTS.get(dtype)
+    plain = element is not None and cpu.LOWEST_CODE <= qmin <= qmax <= cpu.HIGHEST_CODE
+    if element is None or not plain or (group_size or 1) < 1:
         return None
-    return (target,) if problem.fake_quant(op, x, dy, target, scale, zero_point, is_bfloat) == -1 else None
+    g = granularity_of(shape, -1 if axis is None and group_size is not None else axis, group_size)
+    return _SETTLED.put(key, elementwise.fake_quantize_plan(element, shape, g, qmin, qmax))
 
 
 class _Arguments:
@@ -211,7 +237,7 @@ class _Arguments:
 
 def affine_of(
     compute: np.dtype[Any], scale: npt.ArrayLike, zero_point: npt.ArrayLike, qmin: int, qmax: int, g: Granularity
-) -> cpu.Affine:
+) -> elementwise.Affine:
     """Scales and zero points of the compute type, one each a parameter set; shapes checked, values not."""
     low, high = whole("qmin", qmin), whole("qmax", qmax)
     if low > high:
@@ -225,4 +251,4 @@ def affine_of(
         raise InvalidProblem(f"scale: shape {s.shape}; expected {g.scale_shape}")
     z = as_zero_point(zero_point, g.scale_shape)
     s = np.array(np.broadcast_to(s.astype(compute, copy=False), g.scale_shape), order="C")
-    return cpu.Affine(s, z, low, high)
+    return elementwise.Affine(s, z, low, high)

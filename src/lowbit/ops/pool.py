@@ -23,6 +23,7 @@ from lowbit.ops.code_kernels import Window
 from lowbit.ops.operands import require_tensor
 from lowbit.ops.outputs import codes_for, finished, result_params
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime import elementwise
 
 Array = npt.NDArray[Any]
 _LARGEST = 1 << 23  # places in a window whose codes a 32-bit sum holds
@@ -107,7 +108,7 @@ def qavg_pool2d(
         data[...] = pack(_integer_average(x, window, nhwc, count_include_pad, params, shape), params.dtype, params.axis)
     else:
         mean = _float_average(x, window, nhwc, count_include_pad)
-        cpu.quantize(cpu.as_float_array(np.ascontiguousarray(mean)), params, data)
+        elementwise.quantize(cpu.as_float_array(np.ascontiguousarray(mean)), params, data)
     return finished(data, params, shape, out)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +18,70 @@ from lowbit.numerics.schemes import group_size_of
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.outputs import codes_for, finished
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime import elementwise
+from lowbit.runtime.arrays import refuse_nonfinite
+from lowbit.runtime.cache import Cache, cache_of
+from lowbit.runtime.native import core
 
-__all__ = ["quantize", "quantize_to_int8", "refuse_nonfinite"]
+__all__ = ["quantize", "quantize_to_int8"]
 
 Array = npt.NDArray[Any]
 _DEFAULT_BLOCK = 32
+_NDARRAY = np.ndarray
+_FINITE = "a range needs finite numbers (on_nonfinite='ignore' leaves such values out of it)"
+
+
+class _WithParams(NamedTuple):
+    """A settled call: the plan for arrays of one type and shape, and the parameters it runs with."""
+
+    plan: core.QuantizePlan
+    mapping: core.Mapping
+    params: QuantizationParams
+    shape: tuple[int, ...]
+    stored: tuple[int, ...]
+    storage: np.dtype[Any]
+
+    def run(self, x: Array, out: QuantizedTensor | Array | None) -> QuantizedTensor | None:
+        """The codes of x; None where x or `out` needs a closer look, and nothing was done."""
+        if type(out) is QuantizedTensor:
+            fits = out.params is self.params and out.shape == self.shape
+            return out if fits and self.plan.run(x, out.data, self.mapping) else None
+        data: Any = np.empty(self.stored, self.storage) if out is None else out
+        if not self.plan.run(x, data, self.mapping):
+            return None
+        return QuantizedTensor._trusted(data, self.params, self.shape)
+
+
+class _FromData(NamedTuple):
+    """A settled call that finds its parameters in the data."""
+
+    plan: core.DynamicQuantizePlan
+    template: QuantizationParams  # without scales yet
+    qmin: int
+    divisor: int
+    shape: tuple[int, ...]
+    stored: tuple[int, ...]
+    scale_shape: tuple[int, ...]
+    compute: np.dtype[Any]
+    workspace: int
+
+    def run(self, x: Array, out: QuantizedTensor | Array | None) -> QuantizedTensor | None:
+        """As _WithParams.run; None too where the data has no good scale, and `out` is undefined."""
+        data: Any = out
+        if out is None:
+            data = np.empty(self.stored, self.template.dtype.storage_dtype)
+        elif type(out) is QuantizedTensor:
+            if out.dtype != self.template.dtype or out.shape != self.shape:
+                return None
+            data = out.data
+        scale, zero = np.empty(self.scale_shape, self.compute), np.zeros(self.scale_shape, np.int32)
+        room = np.empty(self.workspace, np.uint8) if self.workspace else None
+        if self.plan.run(x, data, scale, None if self.divisor else zero, room) != (0, 0):
+            return None
+        return finished(data, self.template._with_arrays(scale, zero, self.qmin), self.shape, out)
+
+
+_FROM_DATA: Cache[_FromData] = Cache()
 
 
 def quantize(
@@ -63,56 +121,37 @@ def quantize(
     """
     if block_size is not None:
         group_size = group_size_of(group_size, block_size)
+    key: Any = None
+    if type(x) is _NDARRAY:
+        key = (x.shape, x.dtype, dtype, scheme, full_range, on_nonfinite)
+        if not (axis is group_size is qmin is qmax is steps_per_octave is None):
+            options = (axis, group_size, qmin, qmax, steps_per_octave)
+            key += (options, *map(type, options))  # 1 == 1.0 == True
+        try:
+            calls = _FROM_DATA if params is None else params._calls
+            settled = None if calls is None else calls.get(key)
+        except TypeError:  # an option that has no hash
+            settled = key = None
+        if settled is not None:
+            done: QuantizedTensor | None = settled.run(x, out)
+            if done is not None:
+                return done
+    if on_nonfinite not in ("raise", "ignore"):
+        raise InvalidProblem(f"on_nonfinite: {on_nonfinite!r}; expected 'raise' or 'ignore'")
     if params is not None:
-        # The call that repeats: everything but the kernel was settled the first time.
-        plain = axis is None and group_size is None and qmin is None and qmax is None and not full_range
-        plain = plain and steps_per_octave is None and dtype == "int8" and scheme == "symmetric"
-        plain = plain and on_nonfinite == "raise"
-        ready = params._cache.get(x.dtype) if plain and type(x) is np.ndarray else None
-        if ready is not None and x.flags.c_contiguous and x.flags.aligned:
-            spec, resolved, storage, element = ready
-            shape = x.shape
-            source = x.view(np.uint16) if element is cpu.BFLOAT16 else x
-            if out is None:
-                data = np.empty(shape, storage)
-                spec.quantize(source, element, data)
-                return QuantizedTensor._trusted(data, resolved, shape)
-            if type(out) is QuantizedTensor and out.params is resolved and out.shape == shape:
-                if out.data.flags.carray:
-                    spec.quantize(source, element, out.data)
-                    return out
-            elif type(out) is np.ndarray and out.dtype is storage and out.shape == shape and out.flags.carray:
-                spec.quantize(source, element, out)
-                return QuantizedTensor._trusted(out, resolved, shape)
-        _only_params(dtype, scheme, axis, group_size, qmin, qmax, full_range, steps_per_octave, params)
-        _check_on_nonfinite(on_nonfinite)
-        return _with_params(cpu.as_float_array(x, name), params, out)
-    _check_on_nonfinite(on_nonfinite)
+        _only_params(dtype, scheme, (axis, group_size, qmin, qmax, steps_per_octave), full_range, params)
+        return _with_params(cpu.as_float_array(x, name), params, out, key)
     kind = QuantizationScheme.of(scheme)
     if kind is QuantizationScheme.BLOCK_WISE and group_size is None:
         group_size = _DEFAULT_BLOCK
-    try:
-        shape_of = _template(dtype, kind, axis, group_size, qmin, qmax, steps_per_octave)
-    except TypeError:  # something that cannot be a key, and so is none of them
-        shape_of = QuantizationParams(
-            dtype, kind, axis=axis, group_size=group_size, qmin=qmin, qmax=qmax, steps_per_octave=steps_per_octave
-        )
+    template = QuantizationParams(
+        dtype, kind, axis=axis, group_size=group_size, qmin=qmin, qmax=qmax, steps_per_octave=steps_per_octave
+    )
     array = cpu.as_float_array(x, name)
     if array.array.size == 0:
         raise InvalidProblem(f"{name}: empty (shape {array.shape}); there is nothing to find a range in")
-    g = shape_of.granularity(array.shape)
-    explicit = qmin is not None or qmax is not None
-    return _from_data(array, shape_of, g, explicit, full_range, on_nonfinite, name, out)
-
-
-@functools.lru_cache(maxsize=128, typed=True)
-def _template(
-    dtype: Any, scheme: Any, axis: Any, group_size: Any, qmin: Any, qmax: Any, steps_per_octave: Any
-) -> QuantizationParams:
-    """Params without scales yet. They are never changed, so that the same ones serve every call that asks for them."""
-    return QuantizationParams(
-        dtype, scheme, axis=axis, group_size=group_size, qmin=qmin, qmax=qmax, steps_per_octave=steps_per_octave
-    )
+    has_range = qmin is not None or qmax is not None
+    return _from_data(array, template, has_range, full_range, on_nonfinite, name, out, key)
 
 
 def quantize_to_int8(x: Any, scale: float, zero_point: int = 0) -> npt.NDArray[np.int8]:
@@ -124,72 +163,73 @@ def quantize_to_int8(x: Any, scale: float, zero_point: int = 0) -> npt.NDArray[n
     return quantize(x, params=QuantizationParams("int8", scale=scale, zero_point=zero_point)).data
 
 
-def _with_params(x: cpu.FloatArray, params: QuantizationParams, out: QuantizedTensor | Array | None) -> QuantizedTensor:
+def _with_params(
+    x: cpu.FloatArray, params: QuantizationParams, out: QuantizedTensor | Array | None, key: Any
+) -> QuantizedTensor:
+    """The codes under given parameters; the call is settled under `key`, if it has one."""
     resolved = params.for_compute(x.compute)
     data = codes_for(resolved, x.shape, out)
-    cpu.quantize(x, resolved, data)
-    # bfloat16 lent by torch comes as uint16, under which it must not be found again.
-    by_dtype = x.element is not cpu.BFLOAT16 or x.dtype.name == "bfloat16"
-    if by_dtype and resolved.axis is None and not resolved.dtype.is_packed and not resolved.is_logarithmic:
-        spec = cpu.native_spec(resolved, resolved.granularity(x.shape))
-        params._cache[x.dtype] = resolved._cache[x.dtype] = (spec, resolved, resolved.dtype.storage_dtype, x.element)
+    elementwise.quantize(x, resolved, data)
+    if key is not None and not resolved.dtype.is_mixed:
+        g = resolved.granularity(x.shape)
+        plan = elementwise.codes_plan(core.QuantizePlan, x.element, cpu.code_of(resolved), x.shape, g)
+        made = _WithParams(plan, elementwise.mapping_of(resolved, g), resolved, x.shape, data.shape, data.dtype)
+        cache_of(params).put(key, made)
     return finished(data, resolved, x.shape, out)
 
 
 def _from_data(
     x: cpu.FloatArray,
-    shape_of: QuantizationParams,
-    g: Granularity,
-    explicit: bool,
+    template: QuantizationParams,
+    has_range: bool,
     full_range: bool,
     on_nonfinite: str,
     name: str,
     out: QuantizedTensor | Array | None,
+    key: Any,
 ) -> QuantizedTensor:
-    dtype = shape_of.dtype
-    affine = not (dtype.is_mixed or dtype.is_binary or shape_of.is_logarithmic)
-    narrow = affine and shape_of.is_symmetric and dtype.is_signed and not explicit and not full_range
-    lo_code = -shape_of.qmax if narrow else shape_of.qmin
-    if affine and on_nonfinite == "raise" and lo_code <= 0 <= shape_of.qmax and lo_code < shape_of.qmax:
-        divisor = 0
-        if shape_of.is_symmetric:
-            divisor = max(1, -lo_code if full_range and lo_code < 0 else shape_of.qmax)
-        data = codes_for(shape_of, x.shape, out)
+    dtype, g = template.dtype, template.granularity(x.shape)
+    affine = not (dtype.is_mixed or dtype.is_binary or template.is_logarithmic)
+    narrow = affine and template.is_symmetric and dtype.is_signed and not has_range and not full_range
+    qmin, qmax = -template.qmax if narrow else template.qmin, template.qmax
+    if affine and on_nonfinite == "raise" and qmin <= 0 <= qmax and qmin < qmax:
+        divisor = max(1, -qmin if full_range and qmin < 0 else qmax) if template.is_symmetric else 0
+        data = codes_for(template, x.shape, out)
         if out is not None:
             cpu.require_apart("out", data, False, x=x.array)
-        fused = cpu.quantize_dynamic(x, shape_of, g, lo_code, shape_of.qmax, divisor, data)
-        if fused is not None:
-            scale, zero, nan, bad = fused
-            if nan or bad:
-                refuse_nonfinite(x, name)
-                raise InvalidProblem(f"{name}: values too large: a scale would exceed {MAX_SCALE:.6g}")
-            if divisor and not dtype.is_signed:
-                _warn_unsigned(x, name)
-            params = shape_of._with_arrays(scale, np.zeros(scale.shape, np.int32) if zero is None else zero, lo_code)
-            return finished(data, params, x.shape, out)
+        plan = elementwise.dynamic_plan(x.element, template, x.shape, g, qmin, divisor)
+        room = 0 if plan.fused else plan.workspace_bytes
+        call = _FromData(plan, template, qmin, divisor, x.shape, data.shape, g.scale_shape, x.compute, room)
+        done = call.run(x.array, data.view(np.ndarray))
+        if done is None:
+            refuse_nonfinite(x, name, _FINITE)
+            raise InvalidProblem(f"{name}: values too large: a scale would exceed {MAX_SCALE:.6g}")
+        if divisor and not dtype.is_signed:
+            _warn_unsigned(x, name)
+        elif key is not None:  # the warning looks at the data every time
+            _FROM_DATA.put(key, call)
+        return finished(data, done.params, x.shape, out)
     lo, hi = _finite_range(x, g, on_nonfinite, name)
-    mean = cpu.mean_abs(_finite_only(x, on_nonfinite), g) if dtype.is_binary or 1 in dtype.widths else None
+    mean = elementwise.mean_abs(_finite_only(x, on_nonfinite), g) if dtype.is_binary or 1 in dtype.widths else None
+    least, most = (template.qmin, template.qmax) if has_range else (None, None)
     try:
-        params = shape_of.from_statistics(
-            lo, hi, full_range=full_range, mean_abs=mean,
-            qmin=shape_of.qmin if explicit else None, qmax=shape_of.qmax if explicit else None,
-        )  # fmt: skip
+        params = template.from_statistics(lo, hi, full_range=full_range, mean_abs=mean, qmin=least, qmax=most)
     except InvalidProblem as error:
         raise InvalidProblem(f"{name}: {error}") from None
     if affine and params.is_symmetric and not dtype.is_signed and (lo < 0).any():
         _warn_unsigned(x, name)
     params = params.for_compute(x.compute)
     data = codes_for(params, x.shape, out)
-    cpu.quantize(x, params, data)
+    elementwise.quantize(x, params, data)
     return finished(data, params, x.shape, out)
 
 
 def _finite_range(x: cpu.FloatArray, g: Granularity, on_nonfinite: str, name: str) -> tuple[Array, Array]:
-    lo, hi, nan = cpu.value_range(x, g)
+    lo, hi, nan = elementwise.value_range(x, g)
     if nan or not (np.isfinite(lo).all() and np.isfinite(hi).all()):
         if on_nonfinite == "raise":
-            refuse_nonfinite(x, name)
-        lo, hi, left_out = cpu.value_range(_finite_only(x, on_nonfinite, as_nan=True), g)
+            refuse_nonfinite(x, name, _FINITE)
+        lo, hi, left_out = elementwise.value_range(_finite_only(x, on_nonfinite, as_nan=True), g)
         warnings.warn(f"{name}: {left_out} values that are NaN or Inf were left out of the range", stacklevel=4)
         none = ~np.isfinite(lo)  # a scope without one finite number counts as all zero
         lo, hi = np.where(none, x.compute.type(0), lo), np.where(none, x.compute.type(0), hi)
@@ -204,23 +244,8 @@ def _finite_only(x: cpu.FloatArray, on_nonfinite: str, as_nan: bool = False) -> 
     return cpu.as_float_array(clean)
 
 
-def refuse_nonfinite(x: cpu.FloatArray, name: str) -> None:
-    """Raises for the first NaN or Inf; looked for a piece at a time, as the data may be large."""
-    flat = cpu.FloatArray(x.array.reshape(-1), x.element)
-    for start in range(0, flat.array.size, 1 << 20):
-        piece = cpu.FloatArray(flat.array[start : start + (1 << 20)], x.element).widened()
-        bad = ~np.isfinite(piece)
-        if bad.any():
-            first = int(bad.argmax())
-            index = tuple(int(i) for i in np.unravel_index(start + first, x.shape)) if x.shape else ()
-            raise InvalidProblem(
-                f"{name}: {piece[first]} at index {index}; a range needs finite numbers "
-                "(on_nonfinite='ignore' leaves such values out of it)"
-            )
-
-
 def _warn_unsigned(x: cpu.FloatArray, name: str) -> None:
-    lo, _, _ = cpu.value_range(x, Granularity(0, 1, 1, math.prod(x.shape), 1, ()))
+    lo, _, _ = elementwise.value_range(x, Granularity(0, 1, 1, math.prod(x.shape), 1, ()))
     if lo < 0:
         warnings.warn(
             f"{name}: has negative values, which a symmetric unsigned dtype clips to 0; scheme='asymmetric' keeps them",
@@ -228,25 +253,15 @@ def _warn_unsigned(x: cpu.FloatArray, name: str) -> None:
         )
 
 
-def _check_on_nonfinite(value: str) -> None:
-    if value not in ("raise", "ignore"):
-        raise InvalidProblem(f"on_nonfinite: {value!r}; expected 'raise' or 'ignore'")
-
-
 def _only_params(
     dtype: DTypeLike,
     scheme: str | QuantizationScheme,
-    axis: int | None,
-    group_size: int | None,
-    qmin: int | None,
-    qmax: int | None,
+    options: tuple[Any, ...],
     full_range: bool,
-    steps_per_octave: float | None,
     params: QuantizationParams,
 ) -> None:
     """With params given, every other choice is theirs: saying it again is fine, contradicting it is not."""
-    said = {"axis": axis, "group_size": group_size, "qmin": qmin, "qmax": qmax, "steps_per_octave": steps_per_octave}
-    for key, value in said.items():
+    for key, value in zip(("axis", "group_size", "qmin", "qmax", "steps_per_octave"), options, strict=True):
         if value is not None and value != getattr(params, key):
             raise InvalidProblem(f"{key}: {value} contradicts params, which have {getattr(params, key)}")
     if full_range:

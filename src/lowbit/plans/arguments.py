@@ -81,7 +81,7 @@ def array(name: str, value: Any, kind: ElementKind, shape: tuple[int, ...], writ
     flags = found.flags
     if not flags.carray and (writable or not (flags.c_contiguous and flags.aligned)):
         raise InvalidProblem(f"{name}: expected a{' writable,' if writable else 'n'} aligned, C-contiguous array")
-    return found
+    return found if type(found) is np.ndarray else found.view(np.ndarray)
 
 
 def _lent(name: str, value: Any, kind: ElementKind) -> Array:
@@ -141,7 +141,7 @@ def parameters(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ..
         raise InvalidProblem(f"{name}: shape {value.shape}; expected {shape}")
     if not (value.flags.c_contiguous and value.flags.aligned):
         raise InvalidProblem(f"{name}: expected an aligned, C-contiguous array")
-    return value.reshape(shape)
+    return value.reshape(shape).view(np.ndarray)
 
 
 def output_parameters(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

@@ -24,7 +24,6 @@ from lowbit.ops.matmul import path_of
 from lowbit.ops.operands import multiplies_as_bytes
 from lowbit.ops.packed import PackedMatrix
 from lowbit.ops.packed_conv import PackedConv, check_kernel, prepack_conv2d
-from lowbit.ops.quantize import refuse_nonfinite
 from lowbit.ops.workspace import (
     conv_workspace,
     linear_workspace,
@@ -325,7 +324,7 @@ def _activation_params(x: cpu.FloatArray, layer: QuantizedLinear) -> Quantizatio
     """What rows of x are quantized by: the layer's own params, or their ranges, which must be finite."""
     if layer.input_params is not None:
         return layer.input_params
-    refuse_nonfinite(x, "x")
+    cpu.refuse_nonfinite(x, "x")
     rows = x.widened()
     scheme = "symmetric" if layer.activation_dtype == "int8" else "asymmetric"
     lo, hi = rows.min(1, initial=0), rows.max(1, initial=0)

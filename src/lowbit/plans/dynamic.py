@@ -15,6 +15,7 @@ from lowbit.plans.kinds import CODES, FLOATS, ElementKind
 from lowbit.plans.operations import quantize_formula
 from lowbit.plans.quantization import QuantizationPlan
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime import elementwise
 from lowbit.runtime.native import core
 
 __all__ = ["DynamicPlan"]
@@ -29,9 +30,16 @@ class DynamicPlan(QuantizationPlan[DynamicArgs]):
 
     __slots__ = ()
 
+    def _native_plan(self) -> core.DynamicQuantizePlan:
+        d = self.descriptor
+        shapes = core.ScaledShape(d.shape, self._g.scale_shape, elementwise.granularity(self._g))
+        divisor = max(1, d.qmax) if self.operation.is_symmetric else 0
+        element, code = FLOATS[d.input_element], CODES[self._code][0]
+        return core.DynamicQuantizePlan(element, code, shapes, d.qmin, d.qmax, divisor)
+
     @property
     def workspace_size(self) -> int:
-        return int(core.dynamic_workspace(self._layout, FLOATS[self.descriptor.input_element]))
+        return self._native.workspace_bytes  # type: ignore[no-any-return]
 
     def _buffers(self, args: DynamicArgs) -> tuple[Array, Array, Array, Array | None, Array]:
         d = self.descriptor
@@ -51,12 +59,8 @@ class DynamicPlan(QuantizationPlan[DynamicArgs]):
     def can_implement(self, args: DynamicArgs) -> None:
         """Raises if `run` would; it looks at the data."""
         x, out, scale, zero, room = self._buffers(args)
-        others: dict[str, Array | None] = {"input": x}
-        for name, result in (("output", out), ("scale", scale), ("zero_point", zero), ("workspace", room)):
-            if result is not None:
-                cpu.require_apart(name, result, False, **others)
-                others[name] = result
-        lo, hi, nans = cpu.value_range(cpu.FloatArray(x, FLOATS[self.descriptor.input_element]), self._g)
+        _require_all_apart(input=x, output=out, scale=scale, zero_point=zero, workspace=room)
+        lo, hi, nans = elementwise.value_range(cpu.FloatArray(x, FLOATS[self.descriptor.input_element]), self._g)
         if np.any(nans) or not (np.isfinite(lo).all() and np.isfinite(hi).all()):
             raise _not_finite(x, self.descriptor.input_element)
         self._affine(lo, hi)
@@ -74,11 +78,10 @@ class DynamicPlan(QuantizationPlan[DynamicArgs]):
         d = self.descriptor
         if self.preference == "reference":
             return self._run_reference(x, out, scale, zero)
-        divisor = max(1, d.qmax) if self.operation.is_symmetric else 0
-        kind, code = FLOATS[d.input_element], CODES[self._code][0]
-        given = (x, kind, out, code, self._layout, d.qmin, d.qmax, divisor)
-        nan, bad = core.quantize_from_data(*given, scale, zero, room)
-        if nan or bad:
+        found = self._native.run(x, out, scale, zero, room)
+        if found is None:
+            _require_all_apart(input=x, output=out, scale=scale, zero_point=zero, workspace=room)
+        if found != (0, 0):
             raise _not_finite(x, d.input_element)
 
     def _run_reference(self, x: Array, out: Array, scale: Array, zero: Array | None) -> None:
@@ -92,10 +95,17 @@ class DynamicPlan(QuantizationPlan[DynamicArgs]):
         store(quantize_formula(wide, scale, z, d.qmin, d.qmax, g), out, self._code)
 
 
+def _require_all_apart(**arrays: Array | None) -> None:
+    """Refuses arrays after the first that share memory with one before them."""
+    before: dict[str, Array | None] = {}
+    for name, a in arrays.items():
+        if a is not None:
+            cpu.require_apart(name, a, False, **before)
+        before[name] = a
+
+
 def _not_finite(x: Array, kind: ElementKind) -> InvalidProblem:
-    wide = cpu.FloatArray(x, FLOATS[kind]).widened()
-    bad = ~np.isfinite(wide)
-    if not bad.any():
+    found = cpu.first_nonfinite(cpu.FloatArray(x, FLOATS[kind]))
+    if found is None:
         return InvalidProblem(_TOO_LARGE)
-    index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), x.shape)) if x.shape else ()
-    return InvalidProblem(f"input: {wide[index]} at index {index}; a range needs finite numbers")
+    return InvalidProblem(f"input: {found[0]} at index {found[1]}; a range needs finite numbers")

@@ -43,7 +43,7 @@ class Operation:
     has_zero_point: bool = True
     learns: bool = False  # whether descriptors may be `learned`
     is_symmetric: bool | None = None  # of a dynamic range
-    native: int | None = None  # core.fake_quant's number for it
+    native: str | None = None  # the method of core.FakeQuantizePlan that runs it
     formula: Callable[..., Any] | None = None
 
     @property
@@ -92,20 +92,20 @@ OPERATIONS = (
     ),
     Operation(
         "Quantize", BackwardArgs, "dx = m ? dy / s : 0, m = qmin <= rne(x / s) + z <= qmax", True, False,
-        reads=("d_output", "input"), native=2, formula=reference.quantize_backward, **_GRADIENT,
+        reads=("d_output", "input"), native="quantize_backward", formula=reference.quantize_backward, **_GRADIENT,
     ),
     Operation("Dequantize", ForwardArgs, "y = float(q - z) * s", False, True, formula=_dequantize),
     Operation(
         "Dequantize", DequantizeBackwardArgs, "dq = dy * s", False, True, reads=("d_output",), has_zero_point=False,
-        native=3, formula=_dequantize_backward, **_GRADIENT,
+        native="dequantize_backward", formula=_dequantize_backward, **_GRADIENT,
     ),
     Operation(
-        "FakeQuantize", ForwardArgs, "y = dequantize(quantize(x)); NaN stays NaN", True, None, in_place=True, native=0,
+        "FakeQuantize", ForwardArgs, "y = dequantize(quantize(x)); NaN stays NaN", True, None, in_place=True, native="run",
         formula=reference.fake_quantize,
     ),
     Operation(
         "FakeQuantize", BackwardArgs, "dx = m ? dy : 0, and where `learned` the gradients of s and z", True, None,
-        reads=("d_output", "input"), learns=True, native=1, formula=reference.fake_quantize_backward, **_GRADIENT,
+        reads=("d_output", "input"), learns=True, native="backward", formula=reference.fake_quantize_backward, **_GRADIENT,
     ),
     Operation(
         "DynamicRangeQuantizeSymmetric", DynamicArgs, "s = max|x| / qmax, z = 0, then the codes", True, False,

@@ -27,6 +27,7 @@ from lowbit.plans.descriptors import PerTensorDescriptor
 from lowbit.plans.kinds import CODES, FLOATS, STORED, ElementKind, KernelSku, PrecisionGuarantee
 from lowbit.plans.operations import Operation
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime import elementwise
 from lowbit.runtime.native import core
 
 __all__ = ["AffinePlan", "LearnedPlan", "QuantizationPlan"]
@@ -40,16 +41,15 @@ class QuantizationPlan(Plan[A]):
 
     operation: ClassVar[Operation]
 
-    __slots__ = ("_compute", "_g", "_layout", "_no_zero", "_number", "_problem", "_scales")
+    __slots__ = ("_compute", "_g", "_native", "_no_zero", "_number", "_scales")
 
     descriptor: PerTensorDescriptor
     _g: Granularity
-    _layout: core.Granularity
     _compute: np.dtype[Any]
     _number: ElementKind  # of the floats
     _scales: tuple[int, ...]
     _no_zero: Array
-    _problem: core.Problem
+    _native: Any  # the native plan
 
     def __init__(self, descriptor: PerTensorDescriptor, device: str, preference: Preference) -> None:
         super().__init__(descriptor, device, preference)
@@ -59,14 +59,16 @@ class QuantizationPlan(Plan[A]):
         total = ElementKind.F64 if descriptor.learned else wide
         arch = "numpy" if preference == "reference" else core.active_isa()
         backend = "reference" if preference == "reference" else device
-        layout, no_zero = cpu.layout_of(g), np.zeros(g.scale_shape, np.int32)
+        no_zero = np.zeros(g.scale_shape, np.int32)
         no_zero.flags.writeable = False
-        bounds = (descriptor.qmin, descriptor.qmax) if self.operation.has_zero_point else (0, 0)
-        problem = core.Problem(layout, FLOATS[number], list(descriptor.shape), list(g.scale_shape), *bounds)
         guarantee = PrecisionGuarantee(wide, total)
         sku = KernelSku("quantization", self.op, element, aux, arch, backend, guarantee)
-        self._set(_g=g, _layout=layout, _compute=STORED[wide], _number=number, _scales=g.scale_shape)
-        self._set(_problem=problem, _no_zero=no_zero, sku=sku)
+        self._set(_g=g, _compute=STORED[wide], _number=number, _scales=g.scale_shape)
+        self._set(_no_zero=no_zero, sku=sku)
+        self._set(_native=self._native_plan())
+
+    def _native_plan(self) -> Any:
+        raise NotImplementedError
 
     @classmethod
     def _check(cls, descriptor: PerTensorDescriptor) -> None:
@@ -146,6 +148,14 @@ class AffinePlan(QuantizationPlan[A]):
 
     __slots__ = ()
 
+    def _native_plan(self) -> core.QuantizePlan | core.DequantizePlan | core.FakeQuantizePlan:
+        d, element = self.descriptor, FLOATS[self._number]
+        if self.operation.native is None:
+            kind: Any = core.QuantizePlan if self.operation.takes_float else core.DequantizePlan
+            return elementwise.codes_plan(kind, element, CODES[self._code][0], d.shape, self._g)  # type: ignore[no-any-return]
+        bounds = (d.qmin, d.qmax) if self.operation.has_zero_point else (0, 0)
+        return elementwise.fake_quantize_plan(element, d.shape, self._g, *bounds)
+
     def _kinds(self) -> tuple[ElementKind, ElementKind]:
         """Of what the operation reads, and of what it writes."""
         d = self.descriptor
@@ -181,17 +191,13 @@ class AffinePlan(QuantizationPlan[A]):
             given = [load(a, kind, d.shape) for a in reads]
             store(row.formula(*given, scale, zero, d.qmin, d.qmax, self._g), out, out_kind)
             return
-        number, affine = FLOATS[self._number], (scale, zero, *self._problem_range, self._layout)
+        cpu.require_apart(row.writes, out, False, scale=scale, zero_point=zero)
         if row.native is None:
-            status = core.convert(row.takes_float, CODES[self._code][0], reads[0], out, number, *affine)
+            mapping = core.Affine(CODES[self._code][0], scale, zero, d.qmin, d.qmax)
+            self._require_good(mapping.first_invalid, scale, zero)
+            elementwise.require_run(self._native.run(*reads, out, mapping))
         else:
-            dy, x = _gradient_and_input(row, reads)
-            status = core.fake_quant(row.native, x, dy, out, number, *affine)
-        self._require_good(status, scale, zero)
-
-    @property
-    def _problem_range(self) -> tuple[int, int]:
-        return (self.descriptor.qmin, self.descriptor.qmax) if self.operation.has_zero_point else (0, 0)
+            self._require_good(getattr(self._native, row.native)(*reads, out, scale, zero), scale, zero)
 
     def _run_plain(self, args: Any) -> bool:
         """Runs in one native call where the arguments are plain arrays; False if it was not done."""
@@ -199,14 +205,11 @@ class AffinePlan(QuantizationPlan[A]):
         out = getattr(args, row.writes)
         if row.native is None or out is None or args.scale is None:
             return False
-        dy, x = _gradient_and_input(row, [getattr(args, name) for name in row.reads])
+        if self._number is ElementKind.BF16:  # native plans cannot tell it from other types of 16 bits
+            return False
+        reads = [getattr(args, name) for name in row.reads]
         zero = args.zero_point if row.has_zero_point else self._no_zero
-        return self._problem.fake_quant(row.native, x, dy, out, args.scale, zero) == -1
-
-
-def _gradient_and_input(row: Operation, reads: list[Any]) -> tuple[Any, Any]:
-    """(d_output, input) as kernels take them; None for what the operation does not read."""
-    return reads[0] if row.is_backward else None, reads[-1] if row.reads[-1] == "input" else None
+        return getattr(self._native, row.native)(*reads, out, args.scale, zero) == -1  # type: ignore[no-any-return]
 
 
 class LearnedPlan(AffinePlan[BackwardArgs]):
@@ -216,7 +219,7 @@ class LearnedPlan(AffinePlan[BackwardArgs]):
 
     @property
     def workspace_size(self) -> int:
-        return int(core.learned_workspace(self._layout)) if self.descriptor.learned else 0
+        return self._native.workspace_bytes if self.descriptor.learned else 0
 
     def _learned_buffers(self, args: BackwardArgs) -> tuple[Array, Array, Array]:
         return (
@@ -247,8 +250,9 @@ class LearnedPlan(AffinePlan[BackwardArgs]):
             for target, value in zip((load(dx, kind, d.shape), ds, dz), found, strict=True):
                 target[...] = value
             return
-        affine = (scale, zero, d.qmin, d.qmax, self._layout)
-        self._require_good(core.fake_quant_learned(x, dy, dx, FLOATS[kind], *affine, room, ds, dz), scale, zero)
+        cpu.require_apart("d_input", dx, False, scale=scale, zero_point=zero)
+        made = core.LearnedGradients(ds, dz, room)
+        self._require_good(self._native.learned_backward(dy, x, dx, scale, zero, made), scale, zero)
 
 
 def _expect_kind(cls: type[QuantizationPlan[Any]], name: str, kind: ElementKind | None, is_float: bool) -> None:

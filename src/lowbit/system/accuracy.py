@@ -17,6 +17,7 @@ from lowbit.numerics.params import QuantizationParams, QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.quantize import _DEFAULT_BLOCK, quantize
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime import elementwise
 
 _DISTRIBUTIONS = ("normal", "uniform", "laplace", "relu")
 _CHANNELS, _LENGTH = 64, 1024
@@ -105,7 +106,7 @@ def auto_quantize_tensor(
         if scheme == "symmetric" and not kind.is_signed:
             continue
         base = QuantizationParams(kind, scheme, axis=axis, group_size=group_size)
-        lo, hi, _ = cpu.value_range(floats, base.granularity(floats.shape))
+        lo, hi, _ = elementwise.value_range(floats, base.granularity(floats.shape))
         for share in _CLIPS:
             one = lo.dtype.type(share)
             candidate = base.from_statistics(lo * one, hi * one)

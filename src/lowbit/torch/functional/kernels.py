@@ -23,6 +23,9 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.fake_quantize import affine_of
 from lowbit.reference import spread
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime import elementwise
+from lowbit.runtime.cache import Cache
+from lowbit.runtime.native import core
 from lowbit.runtime.torch_types import CODES, codes_dtype, compute_dtype, granularity, require_bits
 from lowbit.torch.functional.channels_last import axis_innermost, channels_innermost, empty_like, is_channels_last
 from torch import Tensor
@@ -65,11 +68,11 @@ def _numbers(values: Tensor) -> Array:
     return values.numpy()
 
 
-def _affine_of(x: cpu.FloatArray, g: Granularity, s: Array, z: Array, qmin: int, qmax: int) -> cpu.Affine:
+def _affine_of(x: cpu.FloatArray, g: Granularity, s: Array, z: Array, qmin: int, qmax: int) -> elementwise.Affine:
     """Scales and zero points as native kernels take them; `affine_of` converts and checks any others."""
     fits = s.shape == z.shape == g.scale_shape and s.dtype == x.compute and z.dtype == np.int32
     if fits and s.flags.c_contiguous and z.flags.c_contiguous and LOWEST <= qmin <= qmax <= HIGHEST:
-        return cpu.Affine(s, z, qmin, qmax)
+        return elementwise.Affine(s, z, qmin, qmax)
     return affine_of(x.compute, s, z, qmin, qmax, g)
 
 
@@ -79,7 +82,7 @@ def fake_quantize(x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: i
 
 def _fake_quantize(x: Tensor, s: Array, z: Array, qmin: int, qmax: int, axis: int | None, block: int | None) -> Tensor:
     out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
-    cpu.fake_quantize(floats, _affine_of(floats, g, s, z, qmin, qmax), g, floats_of(out))
+    elementwise.fake_quantize(floats, _affine_of(floats, g, s, z, qmin, qmax), g, floats_of(out))
     return out
 
 
@@ -88,27 +91,31 @@ def fake_quantize_backward(
 ) -> Tensor:
     out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
     affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
-    cpu.fake_quantize_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
+    elementwise.fake_quantize_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
     return out
 
 
-@functools.lru_cache(4096)
-def _masked(shape: torch.Size, axis: int | None, block: int | None) -> tuple[Granularity, Any, int] | None:
-    """The granularity, its layout and the bytes of a mask; None where scales change within a byte of one."""
-    g = granularity(shape, axis, block)
-    return (g, cpu.layout_of(g), (shape.numel() + 7) // 8) if cpu.mask_fits(g) else None
+_MASKED: Cache[tuple[Granularity, core.FakeQuantizePlan, int]] = Cache(4096)
 
 
-def _masked_as_it_lies(
-    x: Tensor, last: bool, axis: int | None, block: int | None
-) -> tuple[Granularity, Any, int] | None:
-    if not last:
-        return _masked(x.shape, axis, block)
-    return None if block is not None else _masked(channels_innermost(x).shape, axis_innermost(axis, x.ndim), None)
+def _masked(
+    x: Tensor, last: bool, qmin: int, qmax: int, axis: int | None, block: int | None
+) -> tuple[Granularity, core.FakeQuantizePlan, int] | None:
+    """The granularity of x in memory order, its plan and the bytes of a mask; None where scales change within one."""
+    key = (x.shape, x.dtype, last, qmin, qmax, axis, block)
+    found = _MASKED.get(key)
+    if found is None:
+        if last and block is not None:
+            return None
+        shape, axis = (channels_innermost(x).shape, axis_innermost(axis, x.ndim)) if last else (x.shape, axis)
+        g = granularity(shape, axis, block)
+        plan = elementwise.fake_quantize_plan(_element(x, "x"), tuple(shape), g, qmin, qmax)
+        found = _MASKED.put(key, (g, plan, plan.mask_bytes))
+    return found if found[1].has_mask else None
 
 
 def mask_fits(x: Tensor, axis: int | None, block: int | None) -> bool:
-    return _masked_as_it_lies(x, is_channels_last(x), axis, block) is not None
+    return _masked(x, is_channels_last(x), 0, 0, axis, block) is not None
 
 
 def _element(x: Tensor, name: str) -> cpu.Element:
@@ -121,20 +128,20 @@ def fake_quantize_masked(
 ) -> tuple[Tensor, Tensor]:
     """fake_quantize, and a bit for each element that was not clipped, in memory order."""
     last = is_channels_last(x)
-    found = _masked_as_it_lies(x, last, axis, block)
+    if not LOWEST <= qmin <= qmax <= HIGHEST:
+        affine_of(np.dtype(np.float32), _numbers(s), _numbers(z), qmin, qmax, granularity(x.shape, axis, block))
+    found = _masked(x, last, qmin, qmax, axis, block)
     if found is None:
         raise InvalidProblem(f"x: shape {tuple(x.shape)}, axis {axis}, group_size {block}; scales change within a byte")
-    g, layout, size = found
-    x, element = x if last else x.contiguous(), _element(x, "x")
+    g, plan, size = found
+    x = x if last else x.contiguous()
     out, bits = torch.empty_like(x), torch.empty(size, dtype=torch.uint8)
     ready = s.shape == z.shape == g.scale_shape and s.dtype is compute_dtype(x) and z.dtype is torch.int32
-    if not (ready and s.is_contiguous() and z.is_contiguous() and LOWEST <= qmin <= qmax <= HIGHEST):
+    if not (ready and s.is_contiguous() and z.is_contiguous()):
         compute = np.dtype(np.float64 if x.dtype is torch.float64 else np.float32)
         f = affine_of(compute, _numbers(s), _numbers(z), qmin, qmax, g)
         s, z = torch.tensor(f.scale), torch.tensor(f.zero)
-    status = cpu.fake_quantize_masked_at(
-        x.data_ptr(), out.data_ptr(), bits.data_ptr(), element, s.data_ptr(), z.data_ptr(), qmin, qmax, layout
-    )
+    status = plan.run_masked(x.data_ptr(), out.data_ptr(), bits.data_ptr(), s.data_ptr(), z.data_ptr())
     if status != -1:
         raise cpu.bad_parameter(status, _numbers(s), _numbers(z), qmin, qmax)
     return out, bits
@@ -143,9 +150,11 @@ def fake_quantize_masked(
 def keep_where(dy: Tensor, bits: Tensor) -> Tensor:
     """dy where a bit is set, else 0."""
     require_bits(dy, bits)
-    dy, element = dy.contiguous(), _element(dy, "dy")
-    bits, out = bits.contiguous(), torch.empty_like(dy)
-    cpu.keep_where_at(dy.data_ptr(), bits.data_ptr(), out.data_ptr(), dy.numel(), element)
+    found = _masked(dy, False, 0, 0, None, None)
+    assert found is not None  # one scale for all
+    dy, bits = dy.contiguous(), bits.contiguous()
+    out = torch.empty_like(dy)
+    found[1].masked_backward(dy.data_ptr(), bits.data_ptr(), out.data_ptr())
     return out
 
 
@@ -154,7 +163,7 @@ def quantize_ste_backward(
 ) -> Tensor:
     out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
     affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
-    cpu.quantize_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
+    elementwise.quantize_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
     return out
 
 
@@ -187,7 +196,7 @@ def fake_quantize_learned_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
     affine = _affine_of(floats, g, *_learned(s, z, qmin, qmax), qmin, qmax)
-    ds, dz = cpu.fake_quantize_learned_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
+    ds, dz = elementwise.fake_quantize_learned_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
     of_zero = z.dtype if z.is_floating_point() else compute_dtype(x)
     return out, _scaled(ds, gradient_scale, s.dtype), _scaled(dz, gradient_scale, of_zero)
 
@@ -233,5 +242,5 @@ def dequantize_ste(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int
 
 def dequantize_ste_backward(dy: Tensor, s: Tensor, axis: int | None, block: int | None) -> Tensor:
     out, floats, g = empty_like(dy), floats_of(dy, "dy"), cached_granularity(dy.shape, axis, block)
-    cpu.dequantize_backward(floats, affine_of(floats.compute, _numbers(s), 0, 0, 0, g), g, floats_of(out))
+    elementwise.dequantize_backward(floats, affine_of(floats.compute, _numbers(s), 0, 0, 0, g), g, floats_of(out))
     return out

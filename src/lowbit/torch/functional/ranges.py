@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE, affine_from_range
-from lowbit.ops.quantize import refuse_nonfinite
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime import elementwise
 from lowbit.runtime.torch_types import WIDEST
 from lowbit.torch.functional.channels_last import axis_innermost, channels_innermost, is_channels_last
 from lowbit.torch.functional.kernels import cached_granularity, floats_of
@@ -72,9 +72,9 @@ def _value_range(x: Tensor, axis: int | None, block: int | None, name: str, igno
     ordered, along = x, axis
     if block is None and is_channels_last(x):
         ordered, along = channels_innermost(x), axis_innermost(axis, x.ndim)
-    lo, hi, nan = cpu.value_range(floats_of(ordered), cached_granularity(ordered.shape, along, block))
+    lo, hi, nan = elementwise.value_range(floats_of(ordered), cached_granularity(ordered.shape, along, block))
     if not ignore and (nan or not (np.isfinite(lo).all() and np.isfinite(hi).all())):
-        refuse_nonfinite(floats_of(x), name)
+        cpu.refuse_nonfinite(floats_of(x), name)
     return lo, hi
 
 

@@ -11,6 +11,7 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime import elementwise
 from lowbit.runtime.torch_types import granularity
 from lowbit.torch.functional import library
 from lowbit.torch.qat.observers import FixedBuffers, Observer, make_observer
@@ -168,7 +169,7 @@ class FakeQuantize(FixedBuffers):
         scale, zero = self._range_params(x)
         if self.symmetric:
             floats = cpu.as_float_array(x)
-            mean = cpu.mean_abs(floats, granularity(x.shape, self.axis, self.group_size))
+            mean = elementwise.mean_abs(floats, granularity(x.shape, self.axis, self.group_size))
             scale = torch.as_tensor(2 * mean / math.sqrt(self.qmax)).clamp_min(MIN_SCALE)
         self.scale.data = scale.to(self.scale.dtype)
         self.zero_point.data = zero.to(self.zero_point.dtype)
