@@ -33,21 +33,17 @@ def bench(
         typer.Option(
             help="Run only these of quantization, matrix, elementwise, memory and comparative.",
             metavar="FAMILY,...",
-            show_default=False,
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run fewer sizes.")] = False,
     seconds: Annotated[float, typer.Option(help="Seconds of measuring per operation.")] = 0.5,
     timeout: Annotated[float, typer.Option(help="Seconds after which an operation is abandoned.")] = 10.0,
-    threads: Annotated[
-        int | None, typer.Option(help="Number of threads. The default is the number in use.", show_default=False)
-    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of threads. The default is the number in use.")] = None,
     out: Annotated[
         list[Path], typer.Option(help="Write the results to this .json, .csv or .md file. Repeatable.")
     ] = [],  # noqa: B006
     roofline: Annotated[
-        Path | None,
-        typer.Option(help="Plot matrix products under this machine's roofline: PNG, SVG or PDF.", show_default=False),
+        Path | None, typer.Option(help="Plot matrix products under this machine's roofline: PNG, SVG or PDF.")
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,

@@ -22,24 +22,21 @@ EPILOG = "Example: lowbit calibrate activations.npy --dtype int4 --plot ranges.p
 
 
 def calibrate(
-    files: Annotated[list[Path], typer.Argument(help=".npy and .npz files.", metavar="FILE...", show_default=False)],
+    files: Annotated[list[Path], typer.Argument(help=".npy and .npz files.", metavar="FILE...")],
     dtype: Annotated[str, typer.Option(help="Dtype to quantize to.")] = "int8",
     scheme: Annotated[str, typer.Option(help="linear, symmetric, asymmetric or logarithmic.")] = "linear",
     method: Annotated[
         str, typer.Option(help="min_max, moving_average, percentile, percentile:99.9, entropy, mse or adaptive.")
     ] = "adaptive",
-    array: Annotated[str | None, typer.Option(help="Read only the array of this name.", show_default=False)] = None,
+    array: Annotated[str | None, typer.Option(help="Read only the array of this name.")] = None,
     join: Annotated[bool, typer.Option("--join", help="Treat all arrays as samples of one tensor.")] = False,
-    axis: Annotated[int | None, typer.Option(help="Find one range per index of this axis.", show_default=False)] = None,
+    axis: Annotated[int | None, typer.Option(help="Find one range per index of this axis.")] = None,
     ignore_nonfinite: Annotated[
         bool, typer.Option("--ignore-nonfinite", help="Ignore NaN and Inf, and report how many there are.")
     ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="Plot histogram and ranges to this PNG, SVG or PDF file.", show_default=False)
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot histogram and ranges to this PNG, SVG or PDF file.")] = None,
     state: Annotated[
-        Path | None,
-        typer.Option(help="Continue from this file if it exists, and save the statistics to it.", show_default=False),
+        Path | None, typer.Option(help="Continue from this file if it exists, and save the statistics to it.")
     ] = None,
     as_json: AS_JSON = False,
 ) -> None:
@@ -101,9 +98,6 @@ def _collected(
     if not found:
         raise InvalidProblem("files: no arrays in them")
     return list(found.values())
-
-
-Answer = tuple["Calibrator", "CalibrationStatistics", "QuantizationParams"]
 
 
 def _method(name: str) -> "CalibrationMethod":

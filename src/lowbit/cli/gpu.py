@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 def gpu_check(
     device: Annotated[str, typer.Option(help="GPU to check: cuda, cuda:1 and so on.")] = "cuda",
     json_path: Annotated[
-        Path,
-        typer.Option("--json", metavar="PATH", help="Report to write; - prints JSON and nothing else."),
+        Path, typer.Option("--json", metavar="PATH", help="Report to write; - prints JSON and nothing else.")
     ] = Path("lowbit-gpu-check.json"),
     speeds: Annotated[bool, typer.Option(help="Also measure speed, against torch on the same GPU.")] = True,
     only: Annotated[str, typer.Option(help="Run only comparisons whose name contains this text.")] = "",

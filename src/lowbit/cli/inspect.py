@@ -22,10 +22,7 @@ EPILOG = "Example: lowbit inspect model.safetensors --filter '*.q_proj.*' --sort
 
 def inspect(
     file: Annotated[
-        Path,
-        typer.Argument(
-            help="An .onnx, .safetensors, .gguf, .npz or .npy file, an index, or a folder.", show_default=False
-        ),
+        Path, typer.Argument(help="An .onnx, .safetensors, .gguf, .npz or .npy file, an index, or a folder.")
     ],
     match: Annotated[
         str | None,

@@ -15,28 +15,26 @@ def _finite(value: float) -> float:
 
 AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 DATA = Annotated[
-    Path | None,
-    typer.Option(help="Input batches: an .npz or .npy file, or a folder of such files.", show_default=False),
+    Path | None, typer.Option(help="Input batches: an .npz or .npy file, or a folder of such files.", metavar="PATH")
 ]
 BATCH_SIZE = Annotated[
     int | None,
-    typer.Option(help="Rows per batch. The default is the model's own batch size, or 32.", min=1, show_default=False),
+    typer.Option(help="Rows per batch. The default is the model's own batch size, or 32.", min=1, metavar="N"),
 ]
 MAX_BATCHES = Annotated[
-    int | None, typer.Option(help="Maximum number of batches to read. The default is all.", min=1, show_default=False)
+    int | None, typer.Option(help="Maximum number of batches to read. The default is all.", min=1, metavar="N")
 ]
 METRIC = Annotated[
     str | None,
     typer.Option(
-        help="Function metric(predict, batches) to evaluate on both models; it returns one number.",
-        metavar="MODULE:FUNCTION",
-        show_default=False,
+        help="Function metric(predict, batches) -> number, as module:function, to evaluate on both models.",
+        metavar="MOD:FUNC",
     ),
 ]
 SECONDS = Annotated[
     float,
-    typer.Option(help="Seconds to measure latency per thread count. 0 skips it.", callback=_finite, min=0),
+    typer.Option(help="Seconds to measure latency per thread count. 0 skips it.", callback=_finite, min=0, metavar="S"),
 ]
 THREADS = Annotated[
-    list[int], typer.Option(help="Number of threads to measure latency with. Repeatable.", min=1, max=4096)
+    list[int], typer.Option(help="Number of threads to measure latency with. Repeatable.", min=1, max=4096, metavar="N")
 ]

@@ -25,45 +25,51 @@ EPILOG = """Examples:
   lowbit quantize llm/ -r W4A16 -o llm-int4 --skip lm_head
 """
 
-_Flag = typer.Option
 _OUTPUT = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="Where to write. The default is a name beside the source.", show_default=False),
+    typer.Option(
+        "--output",
+        "-o",
+        help="Where to write. The default is a name beside the source.",
+        metavar="PATH",
+    ),
 ]
 _RECIPE = Annotated[
     str | None,
     typer.Option(
         "--recipe",
         "-r",
-        show_default=False,
         help="W8A8, W8A16, W4A16, W4A16_ASYM, W4A8, dynamic-int8, static-int8, or a YAML or JSON file. The default is "
         "dynamic-int8 for ONNX models and W4A16 for checkpoints.",
+        metavar="NAME",
     ),
 ]
 _GROUP_SIZE = Annotated[
-    int | None, typer.Option(help="Number of weights that share a scale. The default is the recipe's.")
+    int | None, typer.Option(help="Number of weights that share a scale. The default is the recipe's.", metavar="N")
 ]
 _METHOD = Annotated[
     str | None,
-    typer.Option(help="Calibration method of static activations: adaptive, min_max, mse, percentile:99.9 or others."),
+    typer.Option(
+        help="Calibration of static activations: adaptive, min_max, mse, percentile:99.9 ...",
+        metavar="NAME",
+    ),
 ]
 _SKIP = Annotated[
-    list[str], typer.Option(help="Leave weights of this name float: a pattern such as *.bias, or /regex/. Repeatable.")
+    list[str], typer.Option(help="Name of weights to leave float: a pattern or /regex/. Repeatable.", metavar="PATTERN")
 ]
 _OPERATOR = Annotated[
-    str, typer.Option(help="Operator for ONNX weights in groups: auto, dequantize or matmul_nbits. ONNX only.")
+    str, typer.Option(help="Operator for ONNX weights: auto, dequantize or matmul_nbits.", metavar="NAME")
 ]
-_STRICT = Annotated[bool, _Flag("--strict", help="Fail if a weight that the recipe asks for cannot be quantized.")]
-_OVERWRITE = Annotated[bool, _Flag("--overwrite", help="Replace an existing target, even if it is the source.")]
-_RESUME = Annotated[bool, _Flag("--resume", help="Continue an interrupted run. Checkpoints only.")]
+_STRICT = Annotated[bool, typer.Option("--strict", help="Fail if a weight that the recipe requests stays float.")]
+_OVERWRITE = Annotated[bool, typer.Option("--overwrite", help="Replace an existing target, even if it is the source.")]
+_RESUME = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run. Checkpoints only.")]
 _EXTERNAL = Annotated[
-    bool, _Flag("--external-data", help="Store the weights in a file beside the model. ONNX models only.")
+    bool, typer.Option("--external-data", help="Store the weights in a file beside the model. ONNX models only.")
 ]
 _PICKLE = Annotated[
-    bool,
-    _Flag("--allow-pickle", help="Also read .bin and .pt files, with torch's weights-only reader. Checkpoints only."),
+    bool, typer.Option("--allow-pickle", help="Also read .bin and .pt files, weights only. Checkpoints only.")
 ]
-_REPORT = Annotated[Path | None, typer.Option(help="Write a report to this .html or .json file.", show_default=False)]
+_REPORT = Annotated[Path | None, typer.Option(help="Write a report to this .html or .json file.", metavar="FILE")]
 
 _ROWS = 40  # of weights on the screen; the report has all
 

@@ -28,13 +28,11 @@ _CONV = Annotated[
     ),
 ]
 _ADD = Annotated[list[str], typer.Option(help="Sum of two arrays of this shape. Repeatable.", metavar="AxB...")]
-_SECONDS = Annotated[float, typer.Option(help="Maximum seconds of measuring per workload.")]
-_LATENCY = Annotated[float | None, typer.Option(help="Maximum latency in milliseconds.", show_default=False)]
-_SQNR = Annotated[float | None, typer.Option(help="Minimum SQNR in decibels.", show_default=False)]
-_COSINE = Annotated[
-    float | None, typer.Option(help="Minimum cosine similarity to the float result.", show_default=False)
-]
-_MEMORY = Annotated[int | None, typer.Option(help="Maximum size of the weights in bytes.", show_default=False)]
+_SECONDS = Annotated[float, typer.Option(help="Maximum seconds of measuring per workload.", metavar="S")]
+_LATENCY = Annotated[float | None, typer.Option(help="Maximum latency in milliseconds.", metavar="MS")]
+_SQNR = Annotated[float | None, typer.Option(help="Minimum SQNR in decibels.", metavar="DB")]
+_COSINE = Annotated[float | None, typer.Option(help="Minimum cosine similarity to the float result.", metavar="X")]
+_MEMORY = Annotated[int | None, typer.Option(help="Maximum size of the weights in bytes.", metavar="BYTES")]
 _ANEW = Annotated[bool, typer.Option("--no-cache", help="Measure again, and cache nothing.")]
 # Options that have no meaning without a workload.
 _SETTINGS = ("seconds", "max_latency", "min_sqnr", "min_cosine", "memory", "torch", "no_cache")
