@@ -1,30 +1,28 @@
-// A convolution is a product: one row of bits for each output pixel, its taps side by side. A tap outside of the image
-// counts as 0, not as -1, the number its zero bits stand for: what that added is taken off again.
+// Binary convolutions as matrix products: a row of bits per output pixel. Taps outside of the image count as 0,
+// although their zero bits stand for -1; a correction per output adds the difference.
 #include "drivers/gemm/binary_tiles.h"
 
 namespace lowbit {
 namespace {
 
-int64_t ceil_divide(int64_t a, int64_t b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
-
-// The taps of one axis that lie inside the image: [first, last).
+// The taps of one axis inside the image: [first, last).
 struct Taps {
   int64_t first, last;
   Taps(int64_t start, int64_t size, int64_t dilation, int64_t taps) {
-    first = std::clamp<int64_t>(ceil_divide(-start, dilation), 0, taps);
-    last = std::clamp<int64_t>(ceil_divide(size - start, dilation), first, taps);
+    first = std::min(taps, ceil_div(std::max<int64_t>(0, -start), dilation));
+    last = std::clamp(ceil_div(std::max<int64_t>(0, size - start), dilation), first, taps);
   }
 };
 
 struct Pixel {
-  int64_t image, start[2];  // where the first tap would lie
+  int64_t image, start[2];  // position of the first tap
   Pixel(const BinaryConvArgs& a, int64_t row, int64_t oh, int64_t ow) : image(row / (oh * ow)) {
     start[0] = row / ow % oh * a.stride[0] - a.padding[0];
     start[1] = row % ow * a.stride[1] - a.padding[1];
   }
 };
 
-// One row of bits: taps of a group, zeros where there is no image.
+// Copies a row of bits: the taps of a group, zeros outside of the image.
 void gather(const BinaryConvArgs& a, const BinaryConvShape& s, const uint8_t* x, int64_t group, const Pixel& pixel,
             uint8_t* to) {
   const int64_t bytes = s.bytes(), pitch = s.groups * bytes, line = s.kernel[1] * bytes;
@@ -131,7 +129,7 @@ void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsCo
             f.bias = columns.bias;
             scales ? row.epilogue_f32(f) : row.epilogue_s32(f);
           }
-          // Channels first: each column of the tile is a run of pixels, of one image after another.
+          // Channels first: each column of the tile is a run of pixels per image.
           for (int64_t r = 0, run; a.channels_first && r < tile.rows; r += run) {
             const int64_t image = (tile.row + r) / pixels, at = (tile.row + r) % pixels;
             run = std::min(tile.rows - r, pixels - at);

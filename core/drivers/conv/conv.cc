@@ -10,7 +10,7 @@
 namespace lowbit {
 namespace {
 
-// Runs are short and many: a call of memcpy for each would cost more than the copies.
+// Runs are short: calling memcpy would cost more than the copy.
 inline void copy_run(uint8_t* to, const uint8_t* from, int64_t n) {
   const auto copy = [&]<int Bytes>(int64_t at) { std::memcpy(to + at, from + at, Bytes); };
   if (n >= 16) {
@@ -35,13 +35,13 @@ struct Patches {
   const uint8_t* x;  // at the group's first channel
   uint8_t fill;
 
-  // Codes [first, first + n) of one output pixel's patch, a kernel row at a time.
+  // Copies codes [first, first + n) of one output pixel's window, one kernel row at a time.
   void fetch(int64_t row, int64_t first, int64_t n, uint8_t* to) const {
     const int64_t ox = row % s.out_w, oy = row / s.out_w % s.out_h, image = row / (s.out_w * s.out_h);
     const int64_t line = s.line, length = s.run(), end = first + n;
     const int64_t left = ox * s.stride_w - s.left, top = oy * s.stride_h - s.top;
     const uint8_t* pixels = x + image * s.height * s.width * s.channels;
-    // Neighbours in the image too: what is inside is one run of a line.
+    // Whether a kernel row is contiguous in the image.
     const bool is_run = s.dilation_w == 1 && s.group_channels == s.channels;
     const bool is_inside = is_run && left >= 0 && left + s.kernel_w <= s.width && top >= 0 &&
                            top + (s.kernel_h - 1) * s.dilation_h < s.height;
@@ -69,7 +69,7 @@ struct Patches {
     }
   }
 
-  // A line of x as results see it, from the left edge of the first to the right edge of the last.
+  // Copies a line of x, from the left edge of the first window to the right edge of the last.
   void fetch_line(int64_t first, int64_t line, uint8_t* to) const {
     const int64_t c = s.group_channels, pixels_seen = (s.out_w - 1) * s.stride_w + (s.kernel_w - 1) * s.dilation_w + 1;
     const int64_t iy = first % s.out_h * s.stride_h - s.top + line;
@@ -87,7 +87,7 @@ struct Patches {
     fill_run(to + (before + inside) * c, fill, (pixels_seen - before - inside) * c);
   }
 
-  // Codes [from, until) of a kernel row whose first column is at `left` of an image row.
+  // Copies codes [from, until) of a kernel row whose first column is at `left` of an image row.
   void copy_line(const uint8_t* pixels, int64_t left, int64_t from, int64_t until, uint8_t* to) const {
     const int64_t c = s.channels;
     const int64_t begin = std::clamp<int64_t>(-left * c, from, until);
@@ -97,7 +97,7 @@ struct Patches {
     fill_run(to + (end - from), fill, until - end);
   }
 
-  // The same, a pixel at a time.
+  // The same, pixel by pixel.
   void copy_pixels(const uint8_t* pixels, int64_t left, int64_t from, int64_t until, uint8_t* to) const {
     const int64_t c = s.group_channels;
     for (int64_t at = from; at < until;) {
@@ -113,7 +113,7 @@ struct Patches {
   }
 };
 
-// 16 by 16 bytes: interleaving row i with row i + 8, four times over, leaves columns where rows were.
+// Transposes 16 by 16 bytes by interleaving rows i and i + 8, four times.
 void transpose_block(const uint8_t* from, int64_t columns, uint8_t* to, int64_t rows) {
   typedef uint8_t Bytes __attribute__((vector_size(16)));
   constexpr Bytes kLow = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
@@ -132,8 +132,8 @@ void transpose_block(const uint8_t* from, int64_t columns, uint8_t* to, int64_t 
 
 template <class Item>
 void transpose_items(const Item* from, Item* to, int64_t batch, int64_t rows, int64_t columns) {
-  constexpr int64_t kTile = 64;  // both sides of a tile stay in L1
-  const int64_t down = (rows + kTile - 1) / kTile, across = (columns + kTile - 1) / kTile;
+  constexpr int64_t kTile = 64;  // source and destination tiles stay in L1
+  const int64_t down = ceil_div(rows, kTile), across = ceil_div(columns, kTile);
   parallel_for(batch * down * across, [&](int64_t t) {
     const int64_t b = t / (down * across) * rows * columns, i0 = t / across % down * kTile, j0 = t % across * kTile;
     const int64_t i1 = std::min(rows, i0 + kTile), j1 = std::min(columns, j0 + kTile);
@@ -154,11 +154,7 @@ void transpose_items(const Item* from, Item* to, int64_t batch, int64_t rows, in
   });
 }
 
-}  // namespace
-
-namespace {
-
-// The lines of x that a line of results sees, side by side, with what lies beyond the edges.
+// The padded lines of x that a line of results reads.
 struct Lines {
   const Patches& patches;
   LineRows rows;
@@ -179,7 +175,7 @@ struct Lines {
       static_cast<const Patches*>(context)->fetch_line(first, line, to);
     };
   }
-  // Whether runs of codes are whole steps of the kernels. What fills a line is read from what comes after, times 0.
+  // Whether runs of codes are whole kernel steps. A line's padding is read from the codes that follow, by weights of 0.
   static bool fit(const ConvShape& s) {
     if (s.depth() == 0) return false;  // no step at all
     if (s.dilation_w == 1) return s.line % (kGemmQuads * 4) == 0;

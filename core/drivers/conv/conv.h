@@ -1,30 +1,29 @@
-// Convolutions as products of matrices whose rows are gathered as they are packed: no image of patches in memory.
+// Convolutions as matrix products whose rows are gathered while they are packed: no im2col matrix in memory.
 #pragma once
 #include "drivers/gemm/gemm.h"
 
 namespace lowbit {
 
-// x is [batch][height][width][channels]; a row of the product is an output pixel, its columns kernel rows, then kernel
-// columns, then the channels of the group, and after each kernel row what fills its line.
+// x is [batch][height][width][channels]. A row of the product is an output pixel; k runs over kernel rows, kernel
+// columns and the channels of the group, and each kernel row is padded to `line`.
 struct ConvShape {
   int64_t batch, height, width, channels;
   int64_t kernel_h, kernel_w, stride_h, stride_w, top, left, dilation_h, dilation_w;
   int64_t out_h, out_w;
   int64_t first_channel, group_channels;  // of this group
-  int64_t
-      line;  // columns of the product for a kernel row: at least kernel_w * group_channels, the weights beyond are 0
+  int64_t line;                           // k of a kernel row: at least kernel_w * group_channels; weights beyond are 0
 
   int64_t run() const { return kernel_w * group_channels; }
   int64_t rows() const { return batch * out_h * out_w; }
   int64_t depth() const { return kernel_h * line; }
-  // Whether pixels are rows of the product as they lie.
+  // Whether the rows of the product are the pixels themselves.
   bool is_pointwise() const {
     return kernel_h == 1 && kernel_w == 1 && line == group_channels && stride_h == 1 && stride_w == 1 &&
            out_h == height && out_w == width;
   }
 };
 
-// out: [rows][stride], n columns of it. Beyond the edges of x lies its zero point.
+// out: [rows][stride], n columns of it. x is padded with its zero point.
 void convolve(const ConvShape& shape, const uint8_t* x, bool is_signed, int32_t zero, const PackedMatrix& w,
               const Epilogue& epilogue, void* out, int64_t stride);
 

@@ -1,5 +1,5 @@
-// Cuts the output into tiles of rows and columns, makes each tile's table of pointers to pixels of x, and gives the
-// kernels one output row of a tile at a time.
+// Depthwise convolution: cuts the output into tiles, builds each tile's table of pointers to pixels of x, and runs the
+// kernel on one output row of a tile at a time.
 #include "drivers/conv/dwconv.h"
 
 #include <algorithm>
@@ -11,26 +11,26 @@
 namespace lowbit {
 namespace {
 
-constexpr int64_t kTileWork = 1 << 19;   // multiplications of a tile, about
-constexpr int64_t kTileColumns = 512;    // pointers in a row of a table, about
-constexpr int64_t kTableEntries = 8192;  // pointers in a table, about
-constexpr int64_t kStaged = 4096;        // sums or codes held in L1 before they go on, about
+constexpr int64_t kTileWork = 1 << 19;   // multiplications per tile
+constexpr int64_t kTileColumns = 512;    // pointers per row of a table
+constexpr int64_t kTableEntries = 8192;  // pointers per table
+constexpr int64_t kStaged = 4096;        // accumulators or codes staged in L1
 
-// Which places of x some outputs along one axis see. Neighbours share them where their windows overlap without gaps;
-// else each output has places of its own. Either way tap k of output o is entry o * step() + k.
+// The positions of x that outputs along one axis read. Outputs share entries where windows overlap without gaps; else
+// each output has its own. Tap k of output o is entry o * step() + k.
 struct Axis {
   int64_t size, before, kernel, stride, dilation;
   bool shared() const { return dilation == 1 && stride <= kernel; }
   int64_t step() const { return shared() ? stride : kernel; }
   int64_t entries(int64_t outputs) const { return (outputs - 1) * step() + kernel; }
-  int64_t run() const { return shared() ? INT64_MAX : kernel; }  // entries that follow each other by `dilation` places
+  int64_t run() const { return shared() ? INT64_MAX : kernel; }  // consecutive entries, `dilation` positions apart
   int64_t place(int64_t first_output, int64_t entry) const {     // in x; outside of [0, size) is padding
     if (shared()) return first_output * stride + entry - before;
     return (first_output + entry / kernel) * stride + entry % kernel * dilation - before;
   }
 };
 
-// Copies n bytes; in steps of eight if that many may be read and written.
+// Copies n bytes, in steps of eight where those bytes may be read and written.
 void copy_few(char* to, const char* from, int64_t n, bool in_steps) {
   if (!in_steps) {
     std::memmove(to, from, n);
@@ -38,17 +38,16 @@ void copy_few(char* to, const char* from, int64_t n, bool in_steps) {
   }
   for (int64_t i = 0; i < n; i += 8) std::memcpy(to + i, from + i, 8);
 }
-int64_t in_eights(int64_t n) { return (n + 7) / 8 * 8; }
 
 struct Plan {
   const DwconvShape& shape;
   const DwconvRow& row;
   Axis vertical, horizontal;
-  int64_t channels;                 // as kernels see them: no fewer than a block
-  int64_t padded;                   // and up to the end of the last block
-  int64_t pixels, rows;             // of a tile, in the output
-  int64_t staged_pixels;            // of one output row at once, where they are staged
-  int64_t entries, copies, staged;  // pointers, bytes of pixels, bytes of sums
+  int64_t channels;                 // at least a kernel block
+  int64_t padded;                   // rounded up to kernel blocks
+  int64_t pixels, rows;             // of a tile of the output
+  int64_t staged_pixels;            // of an output row that are staged at once
+  int64_t entries, copies, staged;  // pointers; bytes of copied pixels; bytes of accumulators
 
   Plan(const DwconvShape& s, const DwconvWeights& w)
       : shape(s),
@@ -71,11 +70,11 @@ struct Plan {
   int64_t thread_bytes() const {
     return lines(entries * static_cast<int64_t>(sizeof(void*))) + lines(copies) + lines(staged);
   }
-  // Offsets and multipliers, arranged and not, and the pixel of padding.
+  // Offsets and multipliers, given and rearranged, and a pixel of padding.
   int64_t call_bytes() const { return 4 * lines(padded * 4) + lines(channels); }
 };
 
-// How sums [pixels][channels] leave: as sums, as codes, or by a call.
+// Where accumulators [pixels][channels] go: to int32, to codes, or to a callback.
 struct Sink {
   void* y = nullptr;
   const Epilogue* codes = nullptr;
@@ -95,7 +94,7 @@ class Run {
     int32_t *offset = cut.take<int32_t>(plan.padded), *offsets = cut.take<int32_t>(plan.padded);
     float *by = cut.take<float>(plan.padded), *multipliers = cut.take<float>(plan.padded);
     padding_ = cut.take<char>(plan.channels);
-    for (int64_t c = 0; c < n; ++c)  // may wrap: what it becomes part of fits
+    for (int64_t c = 0; c < n; ++c)  // may wrap; the complete accumulator fits
       offset[c] = static_cast<int32_t>(static_cast<uint32_t>(add != nullptr ? add[c] : 0) -
                                        static_cast<uint32_t>(zero) * static_cast<uint32_t>(w.sum[c]));
     plan.row.arrange(offset, plan.channels, offsets);
@@ -112,8 +111,8 @@ class Run {
     args_.channels = plan.channels, args_.weights = w.packed.get(), args_.offset = offsets;
     args_.kh = shape_.kh, args_.kw = shape_.kw, args_.stride = plan.horizontal.step();
     kernel_ = sink.codes != nullptr ? plan.row.codes : plan.row.sums;
-    tiles_h_ = (shape_.out_height() + plan.rows - 1) / plan.rows;
-    tiles_w_ = (shape_.out_width() + plan.pixels - 1) / plan.pixels;
+    tiles_h_ = ceil_div(shape_.out_height(), plan.rows);
+    tiles_w_ = ceil_div(shape_.out_width(), plan.pixels);
   }
 
   int64_t tiles() const { return shape_.batch * tiles_h_ * tiles_w_; }
@@ -155,7 +154,7 @@ class Run {
 
   void fill_run(const char* line, int64_t first, int64_t count, const void** table) const {
     const int64_t by = plan_.horizontal.dilation, size = shape_.width;
-    const auto reaching = [&](int64_t place) {  // entries before the first one at `place` or after it
+    const auto reaching = [&](int64_t place) {  // entries before the first at or after `place`
       return std::max<int64_t>(0, std::min(count, (place - first + by - 1) / by));
     };
     const int64_t inside = first >= 0 ? 0 : reaching(0), after = first >= size ? 0 : reaching(size);
@@ -164,14 +163,14 @@ class Run {
     for (int64_t j = std::max(inside, after); j < count; ++j) table[j] = padding_;
   }
 
-  // Pixels with fewer channels than fill a vector: with room after each. What is in it has no weight and goes nowhere.
+  // Copies pixels with fewer channels than a vector, with padding after each, whose weights are 0.
   void copy_apart(int64_t columns, const void** table, char* copies) const {
     const int64_t n = shape_.channels;
     const char* end = x_ + shape_.batch * shape_.height * shape_.width * n;
     for (int64_t j = 0; j < columns; ++j, copies += plan_.channels) {
       const char* pixel = static_cast<const char*>(table[j]);
       if (pixel == padding_) continue;
-      copy_few(copies, pixel, n, end - pixel >= in_eights(n));
+      copy_few(copies, pixel, n, end - pixel >= round_up(n, 8));
       table[j] = copies;
     }
   }
@@ -188,11 +187,11 @@ class Run {
     for (int64_t p = 0; p < pixels; p += plan_.staged_pixels) {
       a.pixels = std::min(plan_.staged_pixels, pixels - p), a.y = staged, a.x = x + p * a.stride;
       kernel_(a);
-      if (plan_.narrow()) {  // closes the gaps, in place for a call
+      if (plan_.narrow()) {  // drop the padding, in place for a callback
         char* to = sink_.epilogue != nullptr ? staged : y + p * n * bytes;
         const int64_t size = n * bytes, total = a.pixels * size;
         for (int64_t i = 0; i < a.pixels; ++i)
-          copy_few(to + i * size, staged + i * plan_.channels * bytes, size, i * size + in_eights(size) <= total);
+          copy_few(to + i * size, staged + i * plan_.channels * bytes, size, i * size + round_up(size, 8) <= total);
       }
       if (sink_.epilogue != nullptr)
         sink_.epilogue(sink_.context, first + p, a.pixels, reinterpret_cast<const int32_t*>(staged));
@@ -221,12 +220,12 @@ void run(const DwconvShape& shape, const DwconvWeights& weights, const void* x, 
   });
 }
 
-// Floats from sums.
+// The epilogue to floats.
 struct FloatRows {
   const EpilogueRow& row;
   EpilogueArgs args;
   char* y;
-  int64_t bytes;  // a pixel of y
+  int64_t bytes;  // per pixel of y
 
   static void epilogue(void* context, int64_t first, int64_t pixels, const int32_t* sums) {
     const FloatRows& f = *static_cast<const FloatRows*>(context);

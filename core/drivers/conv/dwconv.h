@@ -1,4 +1,4 @@
-// Depthwise convolution of whole tensors, NHWC: sizes, weights prepared once, runs. kernels/dwconv has the equation.
+// Depthwise convolution of NHWC tensors. kernels/dwconv has the equation.
 #pragma once
 #include <vector>
 
@@ -14,7 +14,7 @@ struct DwconvShape {
   int64_t batch, height, width, channels;
   int64_t kh, kw;
   int64_t stride_h, stride_w;
-  int64_t top, left, bottom, right;  // padding, of x's zero point
+  int64_t top, left, bottom, right;  // padding with x's zero point
   int64_t dilation_h, dilation_w;
 
   int64_t out_height() const { return (height + top + bottom - dilation_h * (kh - 1) - 1) / stride_h + 1; }
@@ -22,15 +22,15 @@ struct DwconvShape {
   int64_t outputs() const { return batch * out_height() * out_width() * channels; }
 };
 
-// Weights in the order of one kernel row: for x of this code, and this kernel, stride and dilation.
+// Weights packed for one kernel: for a code type of x, a kernel size, a stride and a dilation.
 struct DwconvWeights {
   const DwconvRow* row;
   int64_t channels, kh, kw, stride_w, dilation_w;
   int64_t elements;  // of packed
   Aligned<int16_t> packed;
-  std::vector<int32_t> sum;  // of w - zw, a channel each
+  std::vector<int32_t> sum;  // of w - zw, per channel
 
-  // w: s8 or u8 codes [channels][kh][kw]; zero: a zero point a channel, or null. At most kDwconvMaxTaps taps.
+  // w: s8 or u8 codes [channels][kh][kw]; zero: a zero point per channel, or null. At most kDwconvMaxTaps taps.
   DwconvWeights(Isa isa, Code x_code, const DwconvShape& shape, Code w_code, const void* w, const int32_t* zero);
   int64_t nbytes() const { return elements * 2 + static_cast<int64_t>(sum.size()) * 4; }
   bool serves(const DwconvShape& s) const {
@@ -38,19 +38,19 @@ struct DwconvWeights {
   }
 };
 
-// Called for pixels of one output row, numbered through all images, while their sums [pixels][channels] are in L1;
-// from any thread.
+// Called on any thread for pixels of one output row, counted through all images, while their accumulators
+// [pixels][channels] are in L1.
 using DwconvEpilogue = void (*)(void* context, int64_t first_pixel, int64_t pixels, const int32_t* sums);
 
-// y: [batch][out_height][out_width][channels]. Of the epilogue, scales are one a column (channel) or one, never one a
-// row, and sums are int32. Any number of threads gives the same.
+// y: [batch][out_height][out_width][channels]. The epilogue has one scale per column (channel) or one for all, none per
+// row; accumulators are int32. The result does not depend on the number of threads.
 void dwconv(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero,
             const Epilogue& epilogue, void* y);
-// add: what is added to the sums of each channel, or null.
+// add: an int32 bias per channel, or null.
 void dwconv_each(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero,
                  const int32_t* add, DwconvEpilogue epilogue, void* context);
 
-// Bytes one thread works in; and what a call allocates beside them.
+// Bytes of scratch per thread, and per call.
 int64_t dwconv_thread_bytes(const DwconvShape& shape, const DwconvWeights& weights);
 int64_t dwconv_call_bytes(const DwconvShape& shape, const DwconvWeights& weights);
 

@@ -1,5 +1,5 @@
-// Both poolings go down first, then across: a row of the image is width * depth codes, the rows of a window give one
-// such row, and in it a window is kernel_w runs of `depth`, that many apart.
+// Both poolings reduce the rows of a window first (a row is width * depth codes), then the columns: kernel_w runs of
+// `depth` codes.
 #include "drivers/conv/pool.h"
 
 #include <algorithm>
@@ -8,17 +8,18 @@
 
 #include "base/arch.h"
 #include "base/fp_environment.h"
+#include "base/memory.h"
 #include "base/threads.h"
 #include "kernels/pool/pool.h"
 
 namespace lowbit {
 namespace {
 
-constexpr int64_t kTaskBytes = 1 << 16;  // codes a task reads, at least
+constexpr int64_t kTaskBytes = 1 << 16;  // codes that a task reads at least
 constexpr int64_t kRows = 64;            // rows reduced at once
-constexpr int64_t kWideRun = 32;         // runs so long are reduced one window at a time
+constexpr int64_t kWideRun = 32;         // longer runs are reduced one window at a time
 
-// One row with its padding, which is written once and stays, and as much room again.
+// A padded row, whose padding is written once, and a second row.
 template <class T>
 struct RowScratch {
   std::vector<T> padded, across;
@@ -29,12 +30,12 @@ struct RowScratch {
         inside(padded.data() + p.left * p.depth) {}
 };
 
-// Calls row(scratch, i, rows) for output row i of all images, `rows` being the input rows inside its windows.
+// Calls row(scratch, i, rows) for output row i, counted through all images; rows: the input rows of its windows.
 template <class T, class Row>
 void for_each_output_row(const PoolShape& p, const void* x, T padding, Row&& row) {
   const int64_t line = p.width * p.depth, total = p.count * p.out_height();
   const int64_t per_task = std::max<int64_t>(1, kTaskBytes / (p.kernel_h * line));
-  parallel_for((total + per_task - 1) / per_task, [&](int64_t task) {
+  parallel_for(ceil_div(total, per_task), [&](int64_t task) {
     const FpEnvironment environment;
     RowScratch<T> scratch(p, padding);
     std::vector<const void*> rows;
@@ -48,7 +49,7 @@ void for_each_output_row(const PoolShape& p, const void* x, T padding, Row&& row
   });
 }
 
-// Of the windows that start at every place, those that start at every stride-th.
+// Keeps every stride-th of the windows at all positions.
 template <class T>
 void keep_strided(const T* windows, const PoolShape& p, T* out) {
   const int64_t d = p.depth, step = p.stride_w * d;
@@ -56,10 +57,10 @@ void keep_strided(const T* windows, const PoolShape& p, T* out) {
     for (int64_t c = 0; c < d; ++c) out[j * d + c] = windows[j * step + c];
 }
 
-// Whether to reduce the windows that start at every place, in long runs, though only some are wanted.
+// Whether to reduce the windows at all positions, in long runs, although the stride skips some.
 bool takes_every_window(const PoolShape& p) { return p.depth < kWideRun && p.kernel_w <= 16 && p.stride_w <= 8; }
 
-// The greatest of any number of rows: of more than kRows in passes, each of which starts from the one before.
+// The maximum of any number of rows, kRows per pass; each pass begins with the result of the one before.
 void largest(const PoolRow& row, const std::vector<const void*>& rows, int64_t n, void* out) {
   const void* some[kRows];
   std::vector<uint8_t> before;
@@ -106,7 +107,7 @@ void max_pool(const PoolShape& p, Code code, const void* x, void* q) {
 
 namespace {
 
-// The sums across of a padded row of sums down: of each window, into s.across.
+// Sums the columns of each window into s.across.
 void sum_across(const PoolShape& p, RowScratch<int32_t>& s) {
   const int64_t d = p.depth, step = p.stride_w * d;
   const auto add = [&](const int32_t* from, int64_t n, int32_t* to) {
@@ -116,7 +117,8 @@ void sum_across(const PoolShape& p, RowScratch<int32_t>& s) {
   };
   if (p.stride_w == 1 || takes_every_window(p)) {
     add(s.padded.data(), (p.out_width() - 1) * step + d, s.across.data());
-    if (p.stride_w > 1) keep_strided(s.across.data(), p, s.across.data());  // forwards: nothing unread is written
+    if (p.stride_w > 1)
+      keep_strided(s.across.data(), p, s.across.data());  // in increasing order, so that it may run in place
   } else {
     for (int64_t j = 0; j < p.out_width(); ++j) add(s.padded.data() + j * step, d, s.across.data() + j * d);
   }
@@ -128,7 +130,7 @@ void average_pool(const PoolShape& p, const AverageParams& f, Code code, const v
   if (p.count == 0 || p.depth == 0) return;
   const PoolRow &in = pool_row(active_isa(), code), &out = pool_row(active_isa(), out_code);
   const int64_t d = p.depth, out_width = p.out_width();
-  const auto places_across = [&](int64_t j) {
+  const auto columns_inside = [&](int64_t j) {
     const int64_t from = j * p.stride_w - p.left;
     return std::min(p.width, from + p.kernel_w) - std::max<int64_t>(0, from);
   };
@@ -136,9 +138,9 @@ void average_pool(const PoolShape& p, const AverageParams& f, Code code, const v
     const int64_t down = static_cast<int64_t>(rows.size());
     in.total({rows.data(), down, p.width * d, s.inside});
     sum_across(p, s);
-    for (int64_t j = 0, end; j < out_width; j = end) {  // windows with as many places inside share a factor
-      for (end = j + 1; end < out_width && places_across(end) == places_across(j);) ++end;
-      const int64_t places = down * places_across(j);
+    for (int64_t j = 0, end; j < out_width; j = end) {  // windows with as many columns inside share a factor
+      for (end = j + 1; end < out_width && columns_inside(end) == columns_inside(j);) ++end;
+      const int64_t places = down * columns_inside(j);
       const int64_t count = f.count_padding ? p.kernel_h * p.kernel_w : places;
       AverageArgs k{};
       k.sum = s.across.data() + j * d, k.n = (end - j) * d;

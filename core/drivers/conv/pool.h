@@ -6,8 +6,8 @@
 
 namespace lowbit {
 
-// Images are [count, height, width, depth], contiguous: NHWC as it is, NCHW with every channel an image of depth 1.
-// Each window has at least one place inside the image.
+// Images are [count, height, width, depth], contiguous: NHWC as it is, NCHW with each channel an image of depth 1.
+// Each window has at least one position inside the image.
 struct PoolShape {
   int64_t count, height, width, depth;
   int64_t kernel_h, kernel_w, stride_h, stride_w;
@@ -17,10 +17,10 @@ struct PoolShape {
   int64_t out_width() const { return (width + left + right - kernel_w) / stride_w + 1; }
 };
 
-// The greatest code of each window.
+// The maximum of each window.
 void max_pool(const PoolShape& shape, Code code, const void* x, void* q);
 
-// q = clamp(rne(f32(sum(x - z)) * ((s / count) / sy)) + zy), count the places inside, or all with count_padding.
+// q = clamp(rne(f32(sum(x - z)) * ((s / count) / sy)) + zy), count: the positions inside, or all with count_padding.
 struct AverageParams {
   float s, sy;
   int32_t z, zy, qmin, qmax;

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kRepackTask = 1 << 16;  // bytes
 
-int64_t padded_bytes(int64_t bytes) { return (bytes + kBinaryStep - 1) / kBinaryStep * kBinaryStep; }
+int64_t padded_bytes(int64_t bytes) { return round_up(bytes, kBinaryStep); }
 
 // The eight bits of a stream of `bytes` bytes from bit `at` on; 0 beyond its end.
 uint8_t bits_at(const uint8_t* stream, int64_t bytes, int64_t at) {
@@ -46,7 +46,7 @@ PackedBits::PackedBits(const uint8_t* rows, int64_t n, int64_t bytes, uint8_t ma
   });
 }
 
-int64_t PackedBits::panels() const { return (n_ + kBinaryColumns - 1) / kBinaryColumns; }
+int64_t PackedBits::panels() const { return ceil_div(n_, kBinaryColumns); }
 const uint8_t* PackedBits::panel(int64_t i) const { return data_.get() + i * padded_ * kBinaryColumns; }
 int64_t PackedBits::nbytes() const { return panels() * padded_ * kBinaryColumns; }
 
@@ -66,18 +66,18 @@ void binary_matmul(const uint8_t* a, int64_t m, const PackedBits& b, int64_t k, 
 }
 
 int64_t binary_matmul_workspace(int64_t m, int64_t n, int64_t k) {
-  const int64_t padded = padded_bytes((k + 7) / 8), chunks = (m + kBinaryRows - 1) / kBinaryRows;
+  const int64_t padded = padded_bytes((k + 7) / 8), chunks = ceil_div(m, kBinaryRows);
   const int64_t chunk = gemm_binary_row(active_isa()).code_bytes * kBinaryRows * padded;
-  const int64_t columns = (n + kBinaryColumns - 1) / kBinaryColumns * kBinaryColumns;
+  const int64_t columns = round_up(n, kBinaryColumns);
   return lines(std::min(chunks * chunk, std::max(kBinaryCodesAtOnce, chunk))) + columns * padded + kCacheLine;
 }
 
 void binary_align_rows(const uint8_t* stream, int64_t rows, int64_t k, uint8_t* out) {
   const int64_t bytes = (k + 7) / 8, all = (rows * k + 7) / 8;
   if (bytes == 0) return;
-  const int64_t rows_a_task = std::max<int64_t>(1, kRepackTask / bytes);
-  parallel_for((rows + rows_a_task - 1) / rows_a_task, [&](int64_t t) {
-    for (int64_t r = t * rows_a_task; r < std::min(rows, (t + 1) * rows_a_task); ++r) {
+  const int64_t task_rows = std::max<int64_t>(1, kRepackTask / bytes);
+  parallel_for(ceil_div(rows, task_rows), [&](int64_t t) {
+    for (int64_t r = t * task_rows; r < std::min(rows, (t + 1) * task_rows); ++r) {
       const int64_t start = r * k / 8, shift = r * k % 8;
       const uint8_t* from = stream + start;
       uint8_t* to = out + r * bytes;
@@ -96,7 +96,7 @@ void binary_channels_last(const uint8_t* stream, int64_t images, int64_t channel
     const int64_t start = (image * channels + group * each + 8 * byte) * pixels;
     uint8_t* to = out + image * pixels * groups * bytes + group * bytes + byte;
     for (int64_t p = 0; p < pixels; p += 8) {
-      uint64_t eight = 0;  // pixels of each channel a byte
+      uint64_t eight = 0;  // one byte of pixels per channel
       for (int64_t c = 0; c < planes; ++c)
         eight |= static_cast<uint64_t>(bits_at(stream, all, start + c * pixels + p)) << (8 * c);
       eight = transposed(eight);

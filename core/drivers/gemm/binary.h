@@ -1,4 +1,4 @@
-// Matrices and images of bits that stand for +1 and -1: a product is k - 2 * popcount(a xor b).
+// Matrix products and convolutions of bits that stand for +1 and -1: a dot product is k - 2 * popcount(a xor b).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -7,7 +7,7 @@
 
 namespace lowbit {
 
-// The second operand as kernels read it, made once: panels of 64 columns, in each the columns' bytes side by side.
+// The second operand, packed once: panels of 64 columns, whose bytes lie side by side.
 class PackedBits {
  public:
   // rows [n][bytes]; of each row's last byte only the bits in last_mask count.
@@ -15,7 +15,7 @@ class PackedBits {
 
   int64_t columns() const { return n_; }
   int64_t bytes() const { return bytes_; }    // of a column
-  int64_t padded() const { return padded_; }  // made a multiple of what kernels take at once
+  int64_t padded() const { return padded_; }  // rounded up to a kernel step
   int64_t panels() const;
   const uint8_t* panel(int64_t i) const;
   int64_t nbytes() const;
@@ -28,23 +28,23 @@ class PackedBits {
   std::unique_ptr<uint8_t[], Free> data_;
 };
 
-// y = f32(acc) * (sa * sb) + bias; null: the sums themselves, as int32.
+// y = f32(acc) * (sa * sb) + bias; null: the int32 accumulators.
 struct BinaryScales {
-  const float* a;  // one, or one a row of a (of a convolution: an image)
+  const float* a;  // one, or one per row of a (per image of a convolution)
   bool a_each;
-  const float* b;  // one, or one a column (an output channel)
+  const float* b;  // one, or one per column (output channel)
   bool b_each;
-  const float* bias;  // one a column; null: 0
+  const float* bias;  // one per column; null: 0
 };
 
-// y [m][n] of bits a [m][ceil(k / 8)], whose padding is not looked at, by b, whose columns have k bits. k < 2^31.
+// y [m][n] of bits a [m][ceil(k / 8)], whose padding is ignored, by b, whose columns have k bits. k < 2^31.
 void binary_matmul(const uint8_t* a, int64_t m, const PackedBits& b, int64_t k, const BinaryScales* scales, void* y);
-int64_t binary_matmul_workspace(int64_t m, int64_t n, int64_t k);  // bytes at most, b's own as packed included
+int64_t binary_matmul_workspace(int64_t m, int64_t n, int64_t k);  // at most, with packed b
 
-// Rows of k bits each, one after another in a stream without gaps, as rows of whole bytes, padding 0.
+// Copies rows of k bits, contiguous in a stream, to rows of whole bytes with zero padding.
 void binary_align_rows(const uint8_t* stream, int64_t rows, int64_t k, uint8_t* out);
 
-// A stream of bits [images][channels][pixels] as [images][pixels][groups][whole bytes of a group's channels].
+// Copies a stream of bits [images][channels][pixels] to [images][pixels][groups][whole bytes of a group's channels].
 void binary_channels_last(const uint8_t* stream, int64_t images, int64_t channels, int64_t pixels, int64_t groups,
                           uint8_t* out);
 
@@ -63,14 +63,14 @@ class PackedBitsConv {
 
   const BinaryConvShape& shape() const { return shape_; }
   const PackedBits& weights(int64_t group) const { return weights_[group]; }
-  // What `y` of one output lacks, where x is 0 and not -1 outside of taps [top, bottom) x [left, right).
+  // What to add to y of an output whose taps outside of [top, bottom) x [left, right) count as 0, not as -1.
   int32_t correction(int64_t group, int64_t output, int64_t top, int64_t left, int64_t bottom, int64_t right) const;
   int64_t nbytes() const;
 
  private:
   BinaryConvShape shape_;
   std::vector<PackedBits> weights_;
-  std::vector<int32_t> ones_;  // [group][kh + 1][kw + 1][outputs]: ones of w in all taps above and to the left
+  std::vector<int32_t> ones_;  // [group][kh + 1][kw + 1][outputs]: prefix sums of ones of w over taps
 };
 
 struct BinaryConvArgs {

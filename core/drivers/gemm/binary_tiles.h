@@ -1,4 +1,4 @@
-// The loops over tiles that products of matrices and convolutions share.
+// The tile loops that binary matrix products and convolutions share.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -11,15 +11,15 @@
 
 namespace lowbit {
 
-// What a finished tile is, or several side by side: counts of places that differ, as far as 16 bits hold them, and -2
-// times the counts of what came before, if anything; then there is but one.
+// A computed tile, or several side by side: 16-bit counts of bits that differ. Where k is too deep for 16 bits there is
+// one tile, and `before` holds -2 times the counts of the k-blocks before.
 struct BinaryTile {
   static constexpr int64_t kNext = kBinaryRows * kBinaryColumns;  // from the counts of a tile to the next one's
   int64_t row, rows, column, columns;
   const uint16_t* counts;
   const int32_t* before;  // [rows][kBinaryColumns], or null
 
-  // How rows r, r + 1, ... of it are finished, but for scales and where to.
+  // The epilogue's arguments for `count` rows from r on, without scales and destination.
   BinaryEpilogueArgs finish(int64_t r, int64_t count, int64_t k) const {
     BinaryEpilogueArgs f{};
     f.counts = counts + r * kBinaryColumns, f.next = kNext, f.rows = count, f.n = columns,
@@ -29,7 +29,7 @@ struct BinaryTile {
   }
 };
 
-// Scale and bias of the columns of tiles, one each.
+// Scales and biases of the columns of tiles.
 struct BinaryColumnScales {
   float scale[kBinaryTiles * kBinaryColumns], bias[kBinaryTiles * kBinaryColumns];
 
@@ -41,8 +41,8 @@ struct BinaryColumnScales {
   }
 };
 
-constexpr int64_t kBinaryCodesAtOnce = 1 << 21;  // bytes of prepared rows: what stays in a second-level cache, or near
-constexpr int64_t kBinaryTask = 1 << 25;         // products of bits worth a task, a panel's expansion counted as 4 rows
+constexpr int64_t kBinaryCodesAtOnce = 1 << 21;  // bytes of prepared rows, which stay in L2 or L3
+constexpr int64_t kBinaryTask = 1 << 25;         // bit products per task; expanding a panel counts as 4 rows
 
 // bits(first row, rows, room) gives rows of b.bytes() each, b.bytes() apart, perhaps in `room`; done(tile) takes a
 // tile, or up to `most_tiles` of them.
@@ -51,16 +51,16 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
                   const Bits& bits, const Done& done) {
   if (m == 0 || b.columns() == 0) return;
   const BinaryRow& row = gemm_binary_row(active_isa());
-  const int64_t chunks = (m + kBinaryRows - 1) / kBinaryRows;
-  const int64_t chunk = ((m + chunks - 1) / chunks + 1) / 2 * 2;  // rows of each but the last, even
+  const int64_t chunks = ceil_div(m, kBinaryRows);
+  const int64_t chunk = round_up(ceil_div(m, chunks), 2);  // rows of each but the last, even
   const int64_t code_bytes = row.code_bytes * chunk * b.padded(), room_bytes = needs_room ? chunk * b.bytes() : 0;
   const int64_t batch = std::clamp<int64_t>(kBinaryCodesAtOnce / (code_bytes + room_bytes + 1), 1, chunks);
   const Aligned<uint8_t> codes = aligned<uint8_t>(batch * code_bytes), room = aligned<uint8_t>(batch * room_bytes);
   const auto codes_of = [&](int64_t i) { return codes.get() + i * code_bytes; };
 
-  // Blocks of about the same length, an even number of steps, none above what the kernel takes.
-  const int64_t steps = b.padded() / kBinaryStep, most = row.block / kBinaryStep, blocks = (steps + most - 1) / most;
-  const int64_t length = blocks == 0 ? 0 : round_up((steps + blocks - 1) / blocks, 2);
+  // k-blocks of nearly equal length, even in steps, and no longer than the kernel takes.
+  const int64_t steps = b.padded() / kBinaryStep, most = row.block / kBinaryStep, blocks = ceil_div(steps, most);
+  const int64_t length = blocks == 0 ? 0 : round_up(ceil_div(steps, blocks), 2);
 
   const int64_t together = blocks > binary_most_blocks(row) ? 1 : most_tiles;
 
@@ -74,9 +74,9 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
     });
 
     const int64_t panel_products = (chunk + 4) * kBinaryColumns * (8 * b.padded() + 64);
-    const int64_t fair = (count * b.panels() + 4 * num_threads() - 1) / (4 * num_threads());  // four tasks a thread
+    const int64_t fair = ceil_div(count * b.panels(), 4 * num_threads());  // four tasks per thread
     const int64_t panels = std::clamp<int64_t>(kBinaryTask / panel_products, 1, std::min(fair, b.panels()));
-    const int64_t tasks = (b.panels() + panels - 1) / panels;
+    const int64_t tasks = ceil_div(b.panels(), panels);
     parallel_for(count * tasks, [&](int64_t t) {
       const FpEnvironment environment;
       alignas(64) uint8_t scratch[kBinaryScratch];
@@ -96,7 +96,7 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
           const uint8_t* columns = b.panel(p) + from * kBinaryColumns;
           if (expand) row.expand(columns, to - from, scratch), columns = scratch;
           const bool fresh = k % binary_most_blocks(row) == 0;
-          if (fresh && k > 0) {  // 16 bits may be full: on to 32
+          if (fresh && k > 0) {  // 16 bits may be full: continue in 32
             BinaryEpilogueArgs f{};
             f.counts = counts, f.rows = rows, f.n = f.stride = kBinaryColumns;
             f.fix = has_before ? before : nullptr, f.y = before;

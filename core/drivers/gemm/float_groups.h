@@ -2,7 +2,7 @@
 //
 //   y[m][n] = clamp(bias[n] + sum over k of x[m][k] * w[n][k], floor, ceiling)    as kernels/gemm_float_groupwise says
 //
-// The bias is added in f64, and the sum narrowed once. Neither the number of threads nor m changes a bit.
+// The bias is added in f64, and the sum narrowed once. The result depends neither on the number of threads nor on m.
 #pragma once
 #include "drivers/gemm/groups.h"
 #include "drivers/gemm/weight_only.h"

@@ -3,26 +3,20 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/fp_environment.h"
-#include "base/threads.h"
+#include "drivers/gemm/float_tiles.h"
 
 namespace lowbit {
 namespace {
 
-constexpr int64_t kTaskRows = 32, kTaskColumns = 2 * kGroupCols;
-constexpr int64_t kPaddedBytes = 4 << 20;  // of rows that are padded at a time
-
-int64_t rows_at_once(const GroupSizes& b, int64_t m) {
-  return std::clamp<int64_t>(kPaddedBytes / std::max<int64_t>(1, b.padded), 1, std::max<int64_t>(1, m));
-}
+constexpr int64_t kTaskColumns = 2 * kGroupCols;
 
 }  // namespace
 
 GroupSizes::GroupSizes(int64_t k_, int64_t n_, int bits_, int64_t block_)
-    : k(k_), n(n_), block(block_), bits(bits_), groups((k + block - 1) / block), columns(round_up(n, kGroupVector)) {
+    : k(k_), n(n_), block(block_), bits(bits_), groups(ceil_div(k, block)), columns(round_up(n, kGroupVector)) {
   const int64_t step = 32 / bits, last = groups == 0 ? 0 : k - (groups - 1) * block;
-  steps = (block + step - 1) / step;
-  last_steps = (last + step - 1) / step;
+  steps = ceil_div(block, step);
+  last_steps = ceil_div(last, step);
   padded = (groups == 0 ? 0 : (groups - 1) * steps + last_steps) * step;
 }
 
@@ -30,7 +24,7 @@ PackedGroups::PackedGroups(const uint8_t* from, int64_t k_, int64_t n_, int bits
                            const uint8_t* zeros, int32_t zero_for_all)
     : GroupSizes(k_, n_, bits_, block_), has_zeros(zeros != nullptr), zero_all(zero_for_all) {
   data = aligned<uint8_t>(nbytes());
-  parallel_for((columns + kGroupCols - 1) / kGroupCols, [&](int64_t b) {
+  parallel_for(ceil_div(columns, kGroupCols), [&](int64_t b) {
     const int64_t first = b * kGroupCols, wide = block_columns(first);
     std::memset(data.get() + bytes_of(first, has_zeros), 0, static_cast<size_t>(bytes_of(wide, has_zeros)));
     for (int64_t column = first; column < std::min(first + wide, n); ++column) {
@@ -55,7 +49,7 @@ int64_t PackedGroups::scales_at(int64_t first, int64_t group) const {
 PackedGroups::Place PackedGroups::place_of(int64_t column, int64_t i) const {
   const int64_t step = 32 / bits, group = i / block, within = i % block, part = within % step;
   const int64_t first = column / kGroupCols * kGroupCols, wide = block_columns(first);
-  const int64_t of_step = (group * steps + within / step) * 4 + group * (has_zeros ? 5 : 4);  // a column
+  const int64_t of_step = (group * steps + within / step) * 4 + group * (has_zeros ? 5 : 4);  // per column
   return {bytes_of(first, has_zeros) + of_step * wide + (column - first) * 4 + part % 4,
           static_cast<int>(part / 4) * bits};
 }
@@ -75,7 +69,7 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
   const Isa isa = active_isa();
   const GroupwiseRow& kernel = gemm_groupwise_row(isa, b.bits);
   const EpilogueRow& row = epilogue_row(isa, epilogue.result);
-  const int64_t step = 32 / b.bits, at_once = rows_at_once(b, m);
+  const int64_t step = 32 / b.bits, at_once = staged_rows(b.padded, m);
   const Aligned<int8_t> rows = aligned<int8_t>(b.is_plain() ? 0 : at_once * b.padded);
   const Aligned<int32_t> sums = aligned<int32_t>(at_once * b.groups);
   const Aligned<float> bias = aligned<float>(epilogue.bias == nullptr ? 0 : b.columns);
@@ -83,7 +77,6 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
     std::fill_n(bias.get(), b.columns, 0.0f);
     std::copy_n(epilogue.bias, b.n, bias.get());
   }
-  const int64_t column_tasks = (b.columns + kTaskColumns - 1) / kTaskColumns;
   for (int64_t base = 0; base < m; base += at_once) {
     const int64_t count = std::min(at_once, m - base);
     parallel_for(count, [&](int64_t r) {
@@ -100,14 +93,10 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
         std::memset(to + length, 0, static_cast<size_t>(room - length));
       }
     });
-    const int64_t row_tasks = (count + kTaskRows - 1) / kTaskRows;
-    parallel_for(row_tasks * column_tasks, [&](int64_t i) {
-      const FpEnvironment environment;
-      // Tasks that share columns of b follow one another.
-      const int64_t r = i % row_tasks * kTaskRows, first = i / row_tasks * kTaskColumns;
-      float* c = static_cast<float*>(thread_block(kTaskRows * kTaskColumns * 4));
+    for_each_tile(count, b.columns, kTaskColumns, [&](int64_t r, int64_t tile_rows, int64_t first, int64_t columns) {
+      float* c = static_cast<float*>(thread_block(kFloatTaskRows * kTaskColumns * 4));
       GroupwiseArgs x{};
-      x.rows = std::min(kTaskRows, count - r);
+      x.rows = tile_rows;
       x.a_stride = b.is_plain() ? b.k : b.padded;
       x.a = b.is_plain() ? a + (base + r) * b.k : rows.get() + r * b.padded;
       x.a_sum = sums.get() + r * b.groups;
@@ -115,15 +104,14 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
       x.has_zeros = b.has_zeros, x.zero_all = b.zero_all, x.groups = b.groups, x.steps = b.steps,
       x.last_steps = b.last_steps;
       x.c_stride = kTaskColumns;
-      const int64_t end = std::min(first + kTaskColumns, b.columns);
-      for (int64_t column = first; column < end; column += kGroupCols) {
+      for (int64_t column = first; column < first + columns; column += kGroupCols) {
         x.columns = b.block_columns(column);
         x.b = b.block_at(column);
         x.c = c + column - first;
         kernel.run(x);
       }
       EpilogueArgs f{};
-      f.acc = c, f.acc_stride = kTaskColumns, f.rows = x.rows, f.n = std::min(end, b.n) - first;
+      f.acc = c, f.acc_stride = kTaskColumns, f.rows = x.rows, f.n = std::min(first + columns, b.n) - first;
       f.row_scale = scale_per_group ? nullptr : a_scale + base + r;
       f.bias = epilogue.bias == nullptr ? nullptr : bias.get() + first;
       f.floor = epilogue.floor, f.ceiling = epilogue.ceiling;
@@ -135,9 +123,9 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
 }
 
 int64_t group_matmul_workspace(const GroupSizes& b, int64_t m) {
-  const int64_t at_once = rows_at_once(b, m);
+  const int64_t at_once = staged_rows(b.padded, m);
   return lines(b.is_plain() ? 0 : at_once * b.padded) + lines(at_once * b.groups * 4) + lines(b.columns * 4) +
-         num_threads() * kTaskRows * kTaskColumns * 4;
+         num_threads() * kFloatTaskRows * kTaskColumns * 4;
 }
 
 }  // namespace lowbit

@@ -1,4 +1,4 @@
-// Weights of 4 or 2 bits in groups times s8 codes, as kernels/gemm_groupwise says, then y * row scale + bias.
+// Weights of 4 or 2 bits in groups by s8 codes, as kernels/gemm_groupwise says, then y * row scale + bias.
 #pragma once
 #include <algorithm>
 
@@ -12,16 +12,16 @@ struct GroupSizes {
   int64_t k, n, block;
   int bits;
   int64_t groups, steps, last_steps;
-  int64_t columns;  // of b: n and what the last vector of them is padded with
-  int64_t padded;   // codes of a row of a: groups padded to whole steps
+  int64_t columns;  // of b: n padded to whole vectors
+  int64_t padded;   // codes of a row of a, its groups padded to whole steps
 
   GroupSizes(int64_t k, int64_t n, int bits, int64_t block);
-  // Of b, or of so many of its columns: codes, scales, and zero points if it has any.
+  // Bytes of b, or of some of its columns: codes, scales and zero points.
   int64_t packed_bytes(bool zeros) const { return bytes_of(columns, zeros); }
   int64_t bytes_of(int64_t some, bool zeros) const { return some * (padded * bits / 8 + groups * (zeros ? 5 : 4)); }
-  // Of the block that begins at a column.
+  // Columns of the block that begins at `first`.
   int64_t block_columns(int64_t first) const { return std::min<int64_t>(kGroupCols, columns - first); }
-  // Whether rows of codes can be read as they are.
+  // Whether rows of codes can be read in place.
   bool is_plain() const { return padded == k; }
 };
 
@@ -31,12 +31,12 @@ struct PackedGroups : GroupSizes {
   bool has_zeros;
   int32_t zero_all;
 
-  // codes: [n][k], one a byte, from 0 to 2^bits - 1. scale: [n][groups]; zero likewise, or null: zero_all.
+  // codes: [n][k], one byte each, 0 to 2^bits - 1. scale and zero: [n][groups]; zero null: zero_all.
   PackedGroups(const uint8_t* codes, int64_t k, int64_t n, int bits, int64_t block, const float* scale,
                const uint8_t* zero, int32_t zero_all);
   int64_t nbytes() const { return packed_bytes(has_zeros); }
   const uint8_t* block_at(int64_t first) const { return data.get() + bytes_of(first, has_zeros); }
-  void unpack(uint8_t* to) const;  // [n][k], as it was given
+  void unpack(uint8_t* to) const;  // the codes given, [n][k]
 
  private:
   struct Place {
@@ -44,7 +44,7 @@ struct PackedGroups : GroupSizes {
     int shift;
   };
   Place place_of(int64_t column, int64_t i) const;
-  int64_t scales_at(int64_t first, int64_t group) const;  // of the block that begins at a column; zeros are behind them
+  int64_t scales_at(int64_t first, int64_t group) const;  // offset in the block at column `first`; zeros follow
 };
 
 struct FloatEpilogue {

@@ -2,21 +2,17 @@
 
 #include <algorithm>
 
+#include "drivers/gemm/float_tiles.h"
+
 namespace lowbit {
 namespace {
 
-constexpr int64_t kCodeBytes = 4 << 20;  // of activations that are codes at a time
-
-int64_t rows_at_once(int64_t m, int64_t k) {
-  return std::clamp<int64_t>(kCodeBytes / std::max<int64_t>(1, k), 1, std::max<int64_t>(1, m));
-}
-
 Granularity rows_of(int64_t m, int64_t k) { return {GranularityKind::group, m, k, 1, std::max<int64_t>(1, k)}; }
 
-// multiply(first row, rows, codes, scales, zero points or null) for one piece of the rows after another.
+// Quantizes as many rows as fit the staging size, then calls multiply(first row, rows, codes, scales, zero points).
 template <class Multiply>
-DynamicResult by_pieces(const Activations& a, int64_t k, const Multiply& multiply) {
-  const int64_t at_once = rows_at_once(a.m, k);
+DynamicResult in_stages(const Activations& a, int64_t k, const Multiply& multiply) {
+  const int64_t at_once = staged_rows(k, a.m);
   const Aligned<uint8_t> codes = aligned<uint8_t>(at_once * k);
   const Aligned<float> scale = aligned<float>(at_once);
   const Aligned<int32_t> zero = aligned<int32_t>(at_once);
@@ -50,7 +46,7 @@ DynamicResult by_pieces(const Activations& a, int64_t k, const Multiply& multipl
 }  // namespace
 
 DynamicResult linear(const Activations& a, const PackedMatrix& b, const Epilogue& epilogue, void* out) {
-  return by_pieces(a, b.k,
+  return in_stages(a, b.k,
                    [&](int64_t first, int64_t count, const uint8_t* codes, const float* scale, const int32_t* zero) {
                      CodeRows rows{};
                      rows.rows = count, rows.codes = codes, rows.stride = b.k, rows.zero = zero;
@@ -65,7 +61,7 @@ DynamicResult linear(const Activations& a, const PackedMatrix& b, const Epilogue
 }
 
 DynamicResult linear(const Activations& a, const PackedGroups& b, const FloatEpilogue& epilogue, void* out) {
-  return by_pieces(a, b.k, [&](int64_t first, int64_t count, const uint8_t* codes, const float* scale, const int32_t*) {
+  return in_stages(a, b.k, [&](int64_t first, int64_t count, const uint8_t* codes, const float* scale, const int32_t*) {
     const Aligned<float> repeated = aligned<float>(a.how == Activation::fixed ? count : 0);
     if (a.how == Activation::fixed) std::fill_n(repeated.get(), count, scale[0]);
     group_matmul(reinterpret_cast<const int8_t*>(codes), count, a.how == Activation::fixed ? repeated.get() : scale,
@@ -74,7 +70,7 @@ DynamicResult linear(const Activations& a, const PackedGroups& b, const FloatEpi
 }
 
 int64_t linear_workspace(int64_t m, int64_t k) {
-  const int64_t at_once = rows_at_once(m, k);
+  const int64_t at_once = staged_rows(k, m);
   return lines(at_once * k) + 3 * lines(at_once * 4) + lines(dynamic_workspace(rows_of(at_once, k), Element::f32));
 }
 

@@ -1,4 +1,4 @@
-// A linear layer on floats: codes of the activations are found on the way, a bounded number of rows at a time.
+// Linear layers on float activations, which are quantized on the way, a bounded number of rows at a time.
 #pragma once
 #include "base/types.h"
 #include "drivers/elementwise/elementwise.h"
@@ -7,7 +7,7 @@
 
 namespace lowbit {
 
-// How activations become codes: one scale a row from the row itself, or one given for all.
+// How activations are quantized: a scale per row, from the row's range, or one given scale.
 enum class Activation : int { s8_per_row = 0, u8_per_row = 1, fixed = 2 };
 
 struct Activations {
@@ -20,11 +20,11 @@ struct Activations {
   int32_t zero, qmin, qmax;
 };
 
-// epilogue.row_scale and zero points are found here. Stops at the first rows with NaN, Inf or a range too wide; then
-// `out` is undefined.
+// epilogue.row_scale and zero points are computed here. Stops at the first rows with NaN, Inf or too wide a range;
+// `out` is then undefined.
 DynamicResult linear(const Activations& a, const PackedMatrix& b, const Epilogue& epilogue, void* out);
 DynamicResult linear(const Activations& a, const PackedGroups& b, const FloatEpilogue& epilogue, void* out);  // s8 only
 
-int64_t linear_workspace(int64_t m, int64_t k);  // bytes of codes and their scales
+int64_t linear_workspace(int64_t m, int64_t k);  // bytes of staged codes and scales
 
 }  // namespace lowbit

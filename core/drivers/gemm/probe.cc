@@ -11,7 +11,7 @@
 namespace lowbit {
 namespace {
 
-// The best rate of several runs: other work on the machine only ever takes away.
+// The best rate of several runs, as other work on the machine only lowers it.
 template <class Run>
 double best_rate(int runs, Run&& run) {
   double best = 0;
@@ -26,7 +26,7 @@ double best_rate(int runs, Run&& run) {
 }  // namespace
 
 double dot_limit() {
-  constexpr int kRows = 2;  // fours are for smaller codes than a product can count on
+  constexpr int kRows = 2;  // without rows[2], which serves small codes only
   const KernelTable<GemmRow> rows = gemm_rows(active_isa());
   return best_rate(kRows * 40, [&](int i) {
     const GemmRow& row = rows[i % kRows];
@@ -43,7 +43,7 @@ double read_limit(int64_t bytes, double seconds) {
   const PeakRow& row = peak_rows(active_isa()).front();
   const int64_t n = bytes / 4 / kReadStep * kReadStep, rounds = std::max<int64_t>(1, (1 << 20) / bytes);
   const Aligned<float> block = aligned<float>(n);
-  std::fill(block.get(), block.get() + n, 1.0f);  // else every page of it is the one zero page
+  std::fill(block.get(), block.get() + n, 1.0f);  // else all pages are mapped to the zero page
   volatile float sink = 0;
   double best = 0;
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);

@@ -2,9 +2,9 @@
 //
 //   y[m][n] = clamp(bias[n] + sum over k of x[m][k] * w[n][k], floor, ceiling)    w as dequantize gives it in f32
 //
-// Weights stay packed in memory; pieces of a few rows are expanded into scratch that stays in the caches. Sums run in
-// pieces of kPieceK elements of k, in order, each as kernels/gemm_float says, added to an f64 total that starts at the
-// bias and is narrowed once at the end. Neither the number of threads nor m changes a bit.
+// Weights stay packed in memory; a few columns at a time are dequantized into scratch that stays in L1 or L2. k-blocks
+// of kBlockK elements are accumulated in order, each as kernels/gemm_float says, into an f64 total that begins with the
+// bias and is narrowed once. The result depends neither on the number of threads nor on m.
 #pragma once
 #include <memory>
 
@@ -21,10 +21,10 @@ struct FloatInput {
   int64_t m;
 };
 
-// Weights, lent: the arrays must outlive this.
+// Weights. The arrays must outlive this object.
 class WeightOnly {
  public:
-  static constexpr int64_t kPieceK = 4096;
+  static constexpr int64_t kBlockK = 4096;
 
   // codes: [n][row_bytes()]. scale: one (tensor), [n] (channel), or [n][ceil(k / block)] (group); zero likewise, or
   // null: all 0. table: null unless codes are logarithmic.
@@ -34,7 +34,7 @@ class WeightOnly {
   int64_t k() const { return k_; }
   int64_t n() const { return n_; }
   int64_t row_bytes() const { return packed_bytes(code_, k_); }
-  int64_t scales() const { return kind_ == GranularityKind::tensor ? 1 : n_ * scales_a_row_; }
+  int64_t scales() const { return kind_ == GranularityKind::tensor ? 1 : n_ * row_scales_; }
 
   void run(const FloatInput& input, const FloatEpilogue& output, void* out) const;  // out: [m][n]
   int64_t workspace(int64_t m) const { return workspace(m, k_); }
@@ -43,7 +43,7 @@ class WeightOnly {
  private:
   // Elements [begin, end) of row r, as f32.
   void expand(int64_t r, int64_t begin, int64_t end, float* to) const;
-  // Asks for their codes: with few rows of x, waiting for memory is a third of the time.
+  // Prefetches their codes.
   void prefetch(int64_t r, int64_t begin, int64_t end) const;
 
   Code code_;
@@ -51,7 +51,7 @@ class WeightOnly {
   int64_t n_, k_;
   GranularityKind kind_;
   Granularity row_;
-  int64_t scales_a_row_;  // 0: one for all
+  int64_t row_scales_;  // 0: one for all
   const float* scale_;
   const int32_t* zero_;
   std::unique_ptr<const LogTable<float>> table_;

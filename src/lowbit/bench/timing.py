@@ -1,4 +1,4 @@
-"""Interleaved timing: calls take turns until their intervals are narrow or time is up. Disturbed samples are dropped."""
+"""Interleaved timing: calls take turns until intervals are narrow or time is up. Disturbed samples are dropped."""
 
 from __future__ import annotations
 
