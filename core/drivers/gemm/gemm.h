@@ -1,4 +1,4 @@
-// Matrix products of codes, exact:
+// Integer matrix products, exact:
 //
 //   t[m][n] = sum over k of (a[m][k] - za[m]) * (b[k][n] - zb[n]), then the epilogue of kernels/epilogue
 //

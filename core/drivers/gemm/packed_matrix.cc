@@ -28,7 +28,7 @@ int64_t PackedMatrix::quads_of(int64_t k) { return round_up(ceil_div(k, 4), kGem
 
 // About as many quads as the CPU model asks for, and all k-blocks alike: a short one costs nearly as much as a whole.
 int64_t PackedMatrix::k_block_of(int64_t quads, const CpuModel& cpu) {
-  const bool is_tight = gemm_rows(active_isa()).front().a == GemmOperand::s16 && cpu.l2 < cpu.roomy_l2;
+  const bool is_tight = gemm_rows(active_isa()).front().a == GemmOperand::s16 && cpu.l2 < cpu.wide_l2;
   const int64_t usual = is_tight ? cpu.k_block_small_l2 : cpu.k_block;
   const int64_t blocks = std::max<int64_t>(1, (quads + usual / 2) / usual);
   return std::max<int64_t>(kGemmQuads, round_up(ceil_div(quads, blocks), kGemmQuads));

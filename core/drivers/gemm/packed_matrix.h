@@ -1,4 +1,4 @@
-// The right side of a matrix product of codes, arranged as kernels/gemm reads it.
+// The right side of an integer matrix product, arranged as kernels/gemm reads it.
 #pragma once
 #include <vector>
 

@@ -29,8 +29,8 @@ class _Roofs(NamedTuple):
 
 
 def plot_roofline(summary: BenchmarkSummary, path: str | os.PathLike[str] | None = None) -> Any:
-    """Plot the matrix results under the machine's limits; write the figure to `path` too, if given. The limits are those
-    of one thread times the number of threads: an upper bound, as threads share caches and DRAM."""
+    """Plot the matrix results under the machine's limits; write the figure to `path` too, if given. Limits are those of
+    one thread times the number of threads: an upper bound, as threads share caches and DRAM."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
