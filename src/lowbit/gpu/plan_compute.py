@@ -20,7 +20,7 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.ops.epilogue import Epilogue
 from lowbit.plans.base import Preference
-from lowbit.plans.compute import Conv2dPlan, LinearPlan, MatMulPlan
+from lowbit.plans.compute import KINDS, Conv2dPlan, LinearPlan, MatMulPlan
 from lowbit.plans.kinds import ElementKind, PrecisionGuarantee
 from lowbit.plans.operands import same_params
 from lowbit.plans.problems import (
@@ -34,13 +34,6 @@ from lowbit.plans.problems import (
 )
 from torch import Tensor
 
-_KINDS = {
-    "float32": ElementKind.F32,
-    "float16": ElementKind.F16,
-    "bfloat16": ElementKind.BF16,
-    "int8": ElementKind.S8,
-    "uint8": ElementKind.U8,
-}
 _BIAS = 16  # bytes a number of the host takes on its way to int32 or float32 on the device
 _UNPACKING = 6  # bytes a 4-bit code takes on its way to a byte of its own
 
@@ -89,7 +82,7 @@ class _Compute(OnGpu):
                 raise InvalidProblem(f"output: a GpuQuantizedTensor; expected a tensor of {self._epilogue.dtype}")
             same_params("output", value.params, self._epilogue.params, len(shape))
             value = value.data
-        return tensor("output", value, _KINDS[self._epilogue.dtype.name], shape, self._place)
+        return tensor("output", value, KINDS[self._epilogue.dtype.name], shape, self._place)
 
 
 class _MatMul(_Compute):

@@ -42,20 +42,17 @@ from lowbit.plans.problems import (
     LinearDescriptor,
     MatMulArgs,
     MatMulDescriptor,
+    epilogue_options,
     same_layer,
 )
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.native import core
 
-__all__ = ["ComputePlan", "Conv2dPlan", "LinearPlan", "MatMulPlan"]
-
 Array = npt.NDArray[Any]
 A = TypeVar("A")
 F32 = np.float32
-_KINDS = {
-    "float32": ElementKind.F32, "float16": ElementKind.F16, "bfloat16": ElementKind.BF16, "int8": ElementKind.S8,
-    "uint8": ElementKind.U8,
-}  # fmt: skip
+KINDS = {"float32": ElementKind.F32, "float16": ElementKind.F16, "bfloat16": ElementKind.BF16}
+KINDS |= {"int8": ElementKind.S8, "uint8": ElementKind.U8}
 
 
 class ComputePlan(Plan[A]):
@@ -69,10 +66,8 @@ class ComputePlan(Plan[A]):
     def _settle(self, path: str, depth: int, epilogue: Epilogue, element: str, aux: str) -> None:
         plain = self.preference == "reference"
         arch = "numpy" if plain or path == "general" else core.active_isa()
-        sku = KernelSku(
-            "compute", f"{self.op}_{path}", element, aux, arch, "reference" if plain else self.device,
-            _guarantee(path, depth, plain),
-        )  # fmt: skip
+        backend, guarantee = "reference" if plain else self.device, _guarantee(path, depth, plain)
+        sku = KernelSku("compute", f"{self.op}_{path}", element, aux, arch, backend, guarantee)
         self._set(path=path, sku=sku, _epilogue=epilogue)
 
     @property
@@ -83,7 +78,7 @@ class ComputePlan(Plan[A]):
 
     def _output(self, value: Any, shape: tuple[int, ...], **others: Any) -> Array:
         """The array results go to, apart from all others."""
-        kind = _KINDS[self._epilogue.dtype.name]
+        kind = KINDS[self._epilogue.dtype.name]
         if isinstance(value, QuantizedTensor):
             if self._epilogue.params is None:
                 raise InvalidProblem(f"output: a QuantizedTensor; expected an array of {self._epilogue.dtype}")
@@ -99,7 +94,7 @@ class ComputePlan(Plan[A]):
         d = self.descriptor
         if bias is None:
             return self._epilogue
-        return Epilogue.of(n, bias, d.out_params, d.out_dtype, d.activation, d.clamp)
+        return Epilogue.of(n, bias, **epilogue_options(d))
 
 
 class MatMulPlan(ComputePlan[MatMulArgs]):
@@ -126,7 +121,7 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
 
     def __init__(self, d: MatMulDescriptor, device: str, preference: Preference) -> None:
         super().__init__(d, device, preference)
-        epilogue = Epilogue.of(d.n, None, d.out_params, d.out_dtype, d.activation, d.clamp)
+        epilogue = Epilogue.of(d.n, None, **epilogue_options(d))
         self._settle(path_of(d.a, d.b), d.k, epilogue, code_name(d.a), code_name(d.b))
 
     @classmethod
@@ -153,10 +148,7 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
         a, b, d = args.a, args.b, self.descriptor
         if self.preference == "reference":
             b = b.to_tensor() if isinstance(b, PackedMatrix) else b
-            _store(out, reference_ops.qmatmul(
-                a, b, bias=args.bias, out_params=d.out_params, out_dtype=d.out_dtype, activation=d.activation,
-                clamp=d.clamp,
-            ))  # fmt: skip
+            _store(out, reference_ops.qmatmul(a, b, bias=args.bias, **epilogue_options(d)))
         else:
             multiply_into(self.path, a, b, epilogue, out)
 
@@ -193,7 +185,7 @@ class Conv2dPlan(ComputePlan[Conv2dArgs]):
 
     def __init__(self, d: Conv2dDescriptor, device: str, preference: Preference) -> None:
         super().__init__(d, device, preference)
-        epilogue = Epilogue.of(d.w_shape[0], None, d.out_params, d.out_dtype, d.activation, d.clamp)
+        epilogue = Epilogue.of(d.w_shape[0], None, **epilogue_options(d))
         path = "depthwise" if is_depthwise(d.w_shape, d.groups) else "integer"
         self._settle(path, math.prod(d.w_shape[1:]), epilogue, code_name(d.x), code_name(d.w))
 
@@ -220,10 +212,8 @@ class Conv2dPlan(ComputePlan[Conv2dArgs]):
         x, w, d = args.x, args.w, self.descriptor
         if self.preference == "reference":
             w = w.to_tensor() if isinstance(w, PackedConv) else w
-            _store(out, reference_ops.qconv2d(
-                x, w, args.bias, **d.geometry._asdict(), out_params=d.out_params, out_dtype=d.out_dtype,
-                activation=d.activation, clamp=d.clamp,
-            ))  # fmt: skip
+            geometry = d.geometry._asdict()
+            _store(out, reference_ops.qconv2d(x, w, args.bias, **geometry, **epilogue_options(d)))
             return
         packed = w if isinstance(w, PackedConv) else prepack_conv2d(w, d.groups)
         convolution(x, packed, d.geometry, epilogue, out)
@@ -261,7 +251,7 @@ class LinearPlan(ComputePlan[LinearArgs]):
 
     def __init__(self, d: LinearDescriptor, device: str, preference: Preference) -> None:
         super().__init__(d, device, preference)
-        name = next(name for name, kind in _KINDS.items() if kind is d.input_element)
+        name = next(name for name, kind in KINDS.items() if kind is d.input_element)
         epilogue = Epilogue.of(d.out_features, None, d.out_params, name)
         path = linear_path(d.weight, d.activation_dtype, d.input_params)
         self._settle(path, d.in_features, epilogue, d.input_element, code_name(d.weight))

@@ -11,15 +11,11 @@ import numpy as np
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.ops.conv import ConvGeometry
+from lowbit.ops.options import EpilogueOptions
 from lowbit.plans.descriptors import whole
 from lowbit.plans.kinds import ElementKind, kind_of
 from lowbit.plans.operands import on_axis, same_params
 from lowbit.runtime import arrays as cpu
-
-__all__ = [
-    "Conv2dArgs", "Conv2dDescriptor", "LinearArgs", "LinearDescriptor", "MatMulArgs", "MatMulDescriptor",
-    "same_layer",
-]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -134,11 +130,16 @@ class Conv2dArgs:
 
 @dataclass
 class LinearArgs:
-    """layer: a QuantizedLinear as the descriptor says; its bias is its own affair."""
+    """layer: a QuantizedLinear as the descriptor says; it has its own bias."""
 
     x: Any
     layer: Any
     output: Any
+
+
+def epilogue_options(d: MatMulDescriptor | Conv2dDescriptor) -> EpilogueOptions:
+    """The descriptor's options of the epilogue."""
+    return {"out_params": d.out_params, "out_dtype": d.out_dtype, "activation": d.activation, "clamp": d.clamp}
 
 
 def _set(descriptor: Any, name: str, value: Any) -> None:
