@@ -15,11 +15,6 @@ from lowbit.numerics.fields import as_zero_point, refuse_masked
 from lowbit.plans.kinds import CODES, STORED, ElementKind
 from lowbit.runtime import arrays as cpu
 
-__all__ = [
-    "INT32", "BackwardArgs", "DequantizeBackwardArgs", "DynamicArgs", "ForwardArgs", "array", "load",
-    "output_parameters", "parameters", "store", "widened", "workspace",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 INT32 = np.dtype(np.int32)
 

@@ -8,8 +8,6 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.plans.kinds import KernelSku, PrecisionGuarantee
 from lowbit.runtime.devices import device_module
 
-__all__ = ["PLANS", "Plan", "Preference", "select_again"]
-
 Preference = Literal["fastest", "reference"]
 A = TypeVar("A")
 P = TypeVar("P", bound="Plan[Any]")

@@ -11,8 +11,6 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.granularity import Granularity, granularity_of, per_token
 from lowbit.plans.kinds import ElementKind, kind_of
 
-__all__ = ["PerChannelDescriptor", "PerGroupDescriptor", "PerTensorDescriptor", "PerTokenDescriptor", "whole"]
-
 
 @dataclass(frozen=True)
 class PerTensorDescriptor:

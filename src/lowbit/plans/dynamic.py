@@ -18,8 +18,6 @@ from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise
 from lowbit.runtime.native import core
 
-__all__ = ["DynamicPlan"]
-
 Array = npt.NDArray[Any]
 _TOO_LARGE = "input: values too large: a scale would exceed the greatest there is"
 

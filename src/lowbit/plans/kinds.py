@@ -12,8 +12,6 @@ from lowbit.numerics.errors import Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.runtime.native import core
 
-__all__ = ["CODES", "FLOATS", "STORED", "ElementKind", "KernelSku", "PrecisionGuarantee", "code_name", "kind_of"]
-
 
 class ElementKind(str, Enum):
     """What an array holds: floats, or codes as they are stored (s4 and u4 two a byte)."""
@@ -40,11 +38,17 @@ CODES = {  # native code, bits, least and greatest code
     ElementKind.U4: (Code.u4, 4, 0, 15),
 }
 STORED = {
-    ElementKind.F32: np.dtype(np.float32), ElementKind.F64: np.dtype(np.float64),
-    ElementKind.F16: np.dtype(np.float16), ElementKind.BF16: np.dtype(np.uint16), ElementKind.S8: np.dtype(np.int8),
-    ElementKind.U8: np.dtype(np.uint8), ElementKind.S16: np.dtype(np.int16), ElementKind.U16: np.dtype(np.uint16),
-    ElementKind.S4: np.dtype(np.uint8), ElementKind.U4: np.dtype(np.uint8),
-}  # fmt: skip
+    ElementKind.F32: np.dtype(np.float32),
+    ElementKind.F64: np.dtype(np.float64),
+    ElementKind.F16: np.dtype(np.float16),
+    ElementKind.BF16: np.dtype(np.uint16),
+    ElementKind.S8: np.dtype(np.int8),
+    ElementKind.U8: np.dtype(np.uint8),
+    ElementKind.S16: np.dtype(np.int16),
+    ElementKind.U16: np.dtype(np.uint16),
+    ElementKind.S4: np.dtype(np.uint8),
+    ElementKind.U4: np.dtype(np.uint8),
+}
 INT32 = np.dtype(np.int32)
 
 

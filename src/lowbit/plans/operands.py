@@ -10,8 +10,6 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 
-__all__ = ["fits", "on_axis", "operand", "same_params"]
-
 
 def on_axis(p: QuantizationParams, ndim: int) -> QuantizationParams:
     """The same params as a tensor has them: with float32 scales unless they are float64, and an axis from the front."""

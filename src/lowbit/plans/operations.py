@@ -22,8 +22,6 @@ from lowbit.plans.descriptors import (
     PerTokenDescriptor,
 )
 
-__all__ = ["GRANULARITIES", "OPERATIONS", "Operation"]
-
 Array = npt.NDArray[Any]
 
 
@@ -100,12 +98,13 @@ OPERATIONS = (
         native="dequantize_backward", formula=_dequantize_backward, **_GRADIENT,
     ),
     Operation(
-        "FakeQuantize", ForwardArgs, "y = dequantize(quantize(x)); NaN stays NaN", True, None, in_place=True, native="run",
-        formula=reference.fake_quantize,
+        "FakeQuantize", ForwardArgs, "y = dequantize(quantize(x)); NaN stays NaN", True, None, in_place=True,
+        native="run", formula=reference.fake_quantize,
     ),
     Operation(
         "FakeQuantize", BackwardArgs, "dx = m ? dy : 0, and where `learned` the gradients of s and z", True, None,
-        reads=("d_output", "input"), learns=True, native="backward", formula=reference.fake_quantize_backward, **_GRADIENT,
+        reads=("d_output", "input"), learns=True, native="backward", formula=reference.fake_quantize_backward,
+        **_GRADIENT,
     ),
     Operation(
         "DynamicRangeQuantizeSymmetric", DynamicArgs, "s = max|x| / qmax, z = 0, then the codes", True, False,

@@ -30,8 +30,6 @@ from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise
 from lowbit.runtime.native import core
 
-__all__ = ["AffinePlan", "LearnedPlan", "QuantizationPlan"]
-
 Array = npt.NDArray[Any]
 A = TypeVar("A")
 
