@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.peers import Peers
 from benchmarks.shapes import CACHED, STREAMED, normal
 from benchmarks.timing import Case, Contender
-from lowbit.numerics.params import Granularity
+from lowbit.numerics.granularity import Granularity
 from lowbit.runtime import arrays as cpu
 
 

@@ -17,7 +17,7 @@ from benchmarks.peers import torch_with
 from benchmarks.shapes import aligned
 from benchmarks.timing import Contender
 from lowbit import _core
-from lowbit.numerics.params import Granularity
+from lowbit.numerics.granularity import Granularity
 from lowbit.runtime import arrays as cpu
 
 DOT_LIMIT = "limit of dot products"
