@@ -10,7 +10,8 @@ from benchmarks.peers import Peers
 from benchmarks.shapes import CACHED, STREAMED, normal
 from benchmarks.timing import Case, Contender
 from lowbit.numerics.granularity import Granularity
-from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import as_float_array
+from lowbit.runtime.elementwise import value_range
 
 
 def cases(peers: Peers) -> Iterator[Case]:
@@ -20,9 +21,9 @@ def cases(peers: Peers) -> Iterator[Case]:
 
 def _case(peers: Peers, name: str, n: int) -> Case:
     x = normal(n)
-    lent, whole = cpu.as_float_array(x), Granularity(0, 1, 1, n, 1, ())
+    lent, whole = as_float_array(x), Granularity(0, 1, 1, n, 1, ())
     contenders = [
-        Contender("lowbit", lambda: lambda: cpu.value_range(lent, whole), kind="lowbit", answer=lambda r: r[:2]),
+        Contender("lowbit", lambda: lambda: value_range(lent, whole), kind="lowbit", answer=lambda r: r[:2]),
         peers.numpy_min_max(x),
         peers.torch_aminmax(x),
     ]

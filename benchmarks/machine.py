@@ -18,7 +18,8 @@ from benchmarks.shapes import aligned
 from benchmarks.timing import Contender
 from lowbit import _core
 from lowbit.numerics.granularity import Granularity
-from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import as_float_array
+from lowbit.runtime.elementwise import value_range
 
 DOT_LIMIT = "limit of dot products"
 _READ_LOOPS: dict[str, Callable[[Any, int], Callable[[], Any]]] = {
@@ -108,5 +109,5 @@ def _torch_sum(array: Any, threads: int) -> Callable[[], Any]:
 
 def _lowbit_range(array: Any) -> Callable[[], Any]:
     numbers = array.view(np.float32)
-    lent, whole = cpu.as_float_array(numbers), Granularity(0, 1, 1, numbers.size, 1, ())
-    return lambda: cpu.value_range(lent, whole)
+    lent, whole = as_float_array(numbers), Granularity(0, 1, 1, numbers.size, 1, ())
+    return lambda: value_range(lent, whole)
