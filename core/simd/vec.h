@@ -9,6 +9,7 @@
 //                                  be one that bfloat16 can hold
 //   store(p, F32), store(p, F64)   to float, float16, bfloat16, rounding to nearest even; to double
 //   store_number(p, F)             the same for x that is not NaN
+//   stream(p, F)                   optional: non-temporal store to float or double, p aligned to a vector
 //   load_i32(p), store_i32(p, i), set(x), set_i32(i)
 //   add, sub, mul, divide, abs     of floats; add, sub and mul_i32 of I32 are modulo 2^32
 //   has_fma, fma(x, y, z)          x * y + z rounded once, where the ISA has it

@@ -122,6 +122,8 @@ struct Avx2 {
   LOWBIT_INLINE F64 add(F64 x, F64 y) { return {_mm256_add_pd(x.lo, y.lo), _mm256_add_pd(x.hi, y.hi)}; }
   LOWBIT_INLINE F32 sub(F32 x, F32 y) { return _mm256_sub_ps(x, y); }
   LOWBIT_INLINE F64 sub(F64 x, F64 y) { return {_mm256_sub_pd(x.lo, y.lo), _mm256_sub_pd(x.hi, y.hi)}; }
+  LOWBIT_INLINE void stream(float* p, F32 x) { _mm256_stream_ps(p, x); }
+  LOWBIT_INLINE void stream(double* p, F64 x) { _mm256_stream_pd(p, x.lo), _mm256_stream_pd(p + 4, x.hi); }
   LOWBIT_INLINE F32 only_in(F32 r, F32 lo, F32 hi, F32 v) {
     const F32 inside = _mm256_and_ps(_mm256_cmp_ps(r, lo, _CMP_GE_OQ), _mm256_cmp_ps(r, hi, _CMP_LE_OQ));
     return _mm256_and_ps(inside, v);
@@ -209,19 +211,23 @@ struct Avx2 {
   LOWBIT_INLINE __m256i unscramble(__m256i v) {
     return _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   }
-  LOWBIT_INLINE void store_codes4(int8_t* p, I32 a, I32 b, I32 c, I32 d) {
-    store256(p, unscramble(_mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d))));
-  }
-  LOWBIT_INLINE void store_codes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d) {
-    store256(p, unscramble(_mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d))));
-  }
-  LOWBIT_INLINE void store_codes4(int16_t* p, I32 a, I32 b, I32 c, I32 d) {
-    store256(p, _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8));
-    store256(p + 16, _mm256_permute4x64_epi64(_mm256_packs_epi32(c, d), 0xd8));
-  }
-  LOWBIT_INLINE void store_codes4(uint16_t* p, I32 a, I32 b, I32 c, I32 d) {
-    store256(p, _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8));
-    store256(p + 16, _mm256_permute4x64_epi64(_mm256_packus_epi32(c, d), 0xd8));
+  // To 8 and 16 bits, saturating.
+  LOWBIT_INLINE __m256i pack8(int8_t, __m256i lo, __m256i hi) { return _mm256_packs_epi16(lo, hi); }
+  LOWBIT_INLINE __m256i pack8(uint8_t, __m256i lo, __m256i hi) { return _mm256_packus_epi16(lo, hi); }
+  LOWBIT_INLINE __m256i pack16(int16_t, I32 lo, I32 hi) { return _mm256_packs_epi32(lo, hi); }
+  LOWBIT_INLINE __m256i pack16(uint16_t, I32 lo, I32 hi) { return _mm256_packus_epi32(lo, hi); }
+  LOWBIT_INLINE __m256i max8(int8_t, __m256i x, __m256i y) { return _mm256_max_epi8(x, y); }
+  LOWBIT_INLINE __m256i max8(uint8_t, __m256i x, __m256i y) { return _mm256_max_epu8(x, y); }
+  LOWBIT_INLINE __m256i min8(int8_t, __m256i x, __m256i y) { return _mm256_min_epi8(x, y); }
+  LOWBIT_INLINE __m256i min8(uint8_t, __m256i x, __m256i y) { return _mm256_min_epu8(x, y); }
+  template <class Code>
+  LOWBIT_INLINE void store_codes4(Code* p, I32 a, I32 b, I32 c, I32 d) {
+    if constexpr (sizeof(Code) == 1) {
+      store256(p, unscramble(pack8(Code{}, _mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d))));
+    } else {
+      store256(p, _mm256_permute4x64_epi64(pack16(Code{}, a, b), 0xd8));
+      store256(p + 16, _mm256_permute4x64_epi64(pack16(Code{}, c, d), 0xd8));
+    }
   }
   struct ByteShift {
     __m256i zero, qmin;
@@ -236,15 +242,10 @@ struct Avx2 {
     if constexpr (Paired) return _mm256_permute4x64_epi64(q, 0xd8);
     return unscramble(q);
   }
-  template <bool Paired = false>
-  LOWBIT_INLINE void store_bytes4(int8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
-    const __m256i q = _mm256_packs_epi16(shifted(a, b, k), shifted(c, d, k));
-    store256(p, ordered<Paired>(_mm256_max_epi8(q, k.qmin)));
-  }
-  template <bool Paired = false>
-  LOWBIT_INLINE void store_bytes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
-    const __m256i q = _mm256_packus_epi16(shifted(a, b, k), shifted(c, d, k));
-    store256(p, ordered<Paired>(_mm256_max_epu8(q, k.qmin)));
+  template <bool Paired = false, class Code>
+  LOWBIT_INLINE void store_bytes4(Code* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
+    const __m256i q = pack8(Code{}, shifted(a, b, k), shifted(c, d, k));
+    store256(p, ordered<Paired>(max8(Code{}, q, k.qmin)));
   }
 
   struct Bounds {
@@ -254,19 +255,12 @@ struct Avx2 {
           qmin(_mm256_set1_epi8(static_cast<char>(lo))),
           qmax(_mm256_set1_epi8(static_cast<char>(hi))) {}
   };
-  template <bool Clamp>
-  LOWBIT_INLINE __m256i bounded(int8_t, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
+  template <bool Clamp, class Code>
+  LOWBIT_INLINE __m256i bounded(Code, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
     const __m256i l = _mm256_packs_epi32(a, b), h = _mm256_packs_epi32(c, d);
-    if constexpr (!Clamp) return _mm256_packs_epi16(l, h);
-    const __m256i q = _mm256_packs_epi16(_mm256_add_epi16(l, k.zero), _mm256_add_epi16(h, k.zero));
-    return _mm256_max_epi8(_mm256_min_epi8(q, k.qmax), k.qmin);
-  }
-  template <bool Clamp>
-  LOWBIT_INLINE __m256i bounded(uint8_t, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
-    const __m256i l = _mm256_packs_epi32(a, b), h = _mm256_packs_epi32(c, d);
-    if constexpr (!Clamp) return _mm256_packus_epi16(l, h);
-    const __m256i q = _mm256_packus_epi16(_mm256_add_epi16(l, k.zero), _mm256_add_epi16(h, k.zero));
-    return _mm256_max_epu8(_mm256_min_epu8(q, k.qmax), k.qmin);
+    if constexpr (!Clamp) return pack8(Code{}, l, h);
+    const __m256i q = pack8(Code{}, _mm256_add_epi16(l, k.zero), _mm256_add_epi16(h, k.zero));
+    return max8(Code{}, min8(Code{}, q, k.qmax), k.qmin);
   }
   template <bool Clamp, class Code>
   LOWBIT_INLINE void store_bounded4(Code* p, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {

@@ -118,6 +118,8 @@ struct Avx512 {
   LOWBIT_INLINE F64 add(F64 x, F64 y) { return {_mm512_add_pd(x.lo, y.lo), _mm512_add_pd(x.hi, y.hi)}; }
   LOWBIT_INLINE F32 sub(F32 x, F32 y) { return _mm512_sub_ps(x, y); }
   LOWBIT_INLINE F64 sub(F64 x, F64 y) { return {_mm512_sub_pd(x.lo, y.lo), _mm512_sub_pd(x.hi, y.hi)}; }
+  LOWBIT_INLINE void stream(float* p, F32 x) { _mm512_stream_ps(p, x); }
+  LOWBIT_INLINE void stream(double* p, F64 x) { _mm512_stream_pd(p, x.lo), _mm512_stream_pd(p + 8, x.hi); }
   LOWBIT_INLINE F32 only_in(F32 r, F32 lo, F32 hi, F32 v) {
     const __mmask16 above = _mm512_cmp_ps_mask(r, lo, _CMP_GE_OQ);
     return _mm512_maskz_mov_ps(_mm512_mask_cmp_ps_mask(above, r, hi, _CMP_LE_OQ), v);
@@ -202,19 +204,23 @@ struct Avx512 {
   LOWBIT_INLINE __m512i unscramble16(__m512i v) {
     return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), v);
   }
-  LOWBIT_INLINE void store_codes4(int8_t* p, I32 a, I32 b, I32 c, I32 d) {
-    _mm512_storeu_si512(p, unscramble8(_mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d))));
-  }
-  LOWBIT_INLINE void store_codes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d) {
-    _mm512_storeu_si512(p, unscramble8(_mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d))));
-  }
-  LOWBIT_INLINE void store_codes4(int16_t* p, I32 a, I32 b, I32 c, I32 d) {
-    _mm512_storeu_si512(p, unscramble16(_mm512_packs_epi32(a, b)));
-    _mm512_storeu_si512(p + 32, unscramble16(_mm512_packs_epi32(c, d)));
-  }
-  LOWBIT_INLINE void store_codes4(uint16_t* p, I32 a, I32 b, I32 c, I32 d) {
-    _mm512_storeu_si512(p, unscramble16(_mm512_packus_epi32(a, b)));
-    _mm512_storeu_si512(p + 32, unscramble16(_mm512_packus_epi32(c, d)));
+  // To 8 and 16 bits, saturating.
+  LOWBIT_INLINE __m512i pack8(int8_t, __m512i lo, __m512i hi) { return _mm512_packs_epi16(lo, hi); }
+  LOWBIT_INLINE __m512i pack8(uint8_t, __m512i lo, __m512i hi) { return _mm512_packus_epi16(lo, hi); }
+  LOWBIT_INLINE __m512i pack16(int16_t, I32 lo, I32 hi) { return _mm512_packs_epi32(lo, hi); }
+  LOWBIT_INLINE __m512i pack16(uint16_t, I32 lo, I32 hi) { return _mm512_packus_epi32(lo, hi); }
+  LOWBIT_INLINE __m512i max8(int8_t, __m512i x, __m512i y) { return _mm512_max_epi8(x, y); }
+  LOWBIT_INLINE __m512i max8(uint8_t, __m512i x, __m512i y) { return _mm512_max_epu8(x, y); }
+  LOWBIT_INLINE __m512i min8(int8_t, __m512i x, __m512i y) { return _mm512_min_epi8(x, y); }
+  LOWBIT_INLINE __m512i min8(uint8_t, __m512i x, __m512i y) { return _mm512_min_epu8(x, y); }
+  template <class Code>
+  LOWBIT_INLINE void store_codes4(Code* p, I32 a, I32 b, I32 c, I32 d) {
+    if constexpr (sizeof(Code) == 1) {
+      _mm512_storeu_si512(p, unscramble8(pack8(Code{}, _mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d))));
+    } else {
+      _mm512_storeu_si512(p, unscramble16(pack16(Code{}, a, b)));
+      _mm512_storeu_si512(p + 32, unscramble16(pack16(Code{}, c, d)));
+    }
   }
   struct ByteShift {
     __m512i zero, qmin;
@@ -229,15 +235,10 @@ struct Avx512 {
     if constexpr (Paired) return unscramble16(q);
     return unscramble8(q);
   }
-  template <bool Paired = false>
-  LOWBIT_INLINE void store_bytes4(int8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
-    const __m512i q = _mm512_packs_epi16(shifted(a, b, k), shifted(c, d, k));
-    _mm512_storeu_si512(p, ordered<Paired>(_mm512_max_epi8(q, k.qmin)));
-  }
-  template <bool Paired = false>
-  LOWBIT_INLINE void store_bytes4(uint8_t* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
-    const __m512i q = _mm512_packus_epi16(shifted(a, b, k), shifted(c, d, k));
-    _mm512_storeu_si512(p, ordered<Paired>(_mm512_max_epu8(q, k.qmin)));
+  template <bool Paired = false, class Code>
+  LOWBIT_INLINE void store_bytes4(Code* p, I32 a, I32 b, I32 c, I32 d, const ByteShift& k) {
+    const __m512i q = pack8(Code{}, shifted(a, b, k), shifted(c, d, k));
+    _mm512_storeu_si512(p, ordered<Paired>(max8(Code{}, q, k.qmin)));
   }
 
   struct Bounds {
@@ -247,19 +248,12 @@ struct Avx512 {
           qmin(_mm512_set1_epi8(static_cast<char>(lo))),
           qmax(_mm512_set1_epi8(static_cast<char>(hi))) {}
   };
-  template <bool Clamp>
-  LOWBIT_INLINE __m512i bounded(int8_t, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
+  template <bool Clamp, class Code>
+  LOWBIT_INLINE __m512i bounded(Code, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
     const __m512i l = _mm512_packs_epi32(a, b), h = _mm512_packs_epi32(c, d);
-    if constexpr (!Clamp) return _mm512_packs_epi16(l, h);
-    const __m512i q = _mm512_packs_epi16(_mm512_add_epi16(l, k.zero), _mm512_add_epi16(h, k.zero));
-    return _mm512_max_epi8(_mm512_min_epi8(q, k.qmax), k.qmin);
-  }
-  template <bool Clamp>
-  LOWBIT_INLINE __m512i bounded(uint8_t, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {
-    const __m512i l = _mm512_packs_epi32(a, b), h = _mm512_packs_epi32(c, d);
-    if constexpr (!Clamp) return _mm512_packus_epi16(l, h);
-    const __m512i q = _mm512_packus_epi16(_mm512_add_epi16(l, k.zero), _mm512_add_epi16(h, k.zero));
-    return _mm512_max_epu8(_mm512_min_epu8(q, k.qmax), k.qmin);
+    if constexpr (!Clamp) return pack8(Code{}, l, h);
+    const __m512i q = pack8(Code{}, _mm512_add_epi16(l, k.zero), _mm512_add_epi16(h, k.zero));
+    return max8(Code{}, min8(Code{}, q, k.qmax), k.qmin);
   }
   template <bool Clamp, class Code>
   LOWBIT_INLINE void store_bounded4(Code* p, I32 a, I32 b, I32 c, I32 d, const Bounds& k) {

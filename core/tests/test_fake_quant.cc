@@ -52,11 +52,11 @@ void test_masked(const FakeQuantRow& row, Isa isa) {
         zero[k] = r.lo + static_cast<int>(rng() % (r.hi - r.lo + 1));
       }
       In* y = room.data();
-      if (trial % 2 == 0)  // aligned
+      if (trial % 2 == 0)  // aligned for non-temporal stores
         while (reinterpret_cast<uintptr_t>(y) % 64 != 0) ++y;
       FakeQuantArgs a{};
       a.x = x.data(), a.y = y, a.n = n, a.group = group, a.scale = scale, a.zero = zero, a.bits = bits.data();
-      a.qmin = r.lo, a.qmax = r.hi;
+      a.qmin = r.lo, a.qmax = r.hi, a.stream = trial % 4 < 2;
       row.masked(a);
       for (int64_t i = 0; i < n; ++i) {
         const int64_t k = i / group;
@@ -141,7 +141,7 @@ void test_fake_quant_row(const FakeQuantRow& row, Isa isa) {
           return FakeExpected<In>(kind, x[i], dy[i], scale[k], zero[k], r).y;
         };
         In* to = y.data() + rng() % 9;
-        a.y = to, a.n = 3 * n, a.group = n;
+        a.y = to, a.n = 3 * n, a.group = n, a.stream = trial >= 3 && trial <= 5;
         if (n > 0) row.grouped[op](a);
         for (int64_t i = 0; i < 3 * n; ++i) grouped &= same_number(to[i], expect(i, i / n));
         // Aligned or not; and few rows are divided.

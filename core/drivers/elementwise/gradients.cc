@@ -18,6 +18,9 @@ const char* at(const void* p, int64_t bytes) { return p ? static_cast<const char
 char* at(void* p, int64_t bytes) { return static_cast<char*>(p) + bytes; }
 int64_t scale_bytes(Element e) { return e == Element::f64 ? 8 : 4; }
 
+// Whether so many bytes, read and written, leave nothing in the caches for a later reader.
+bool exceeds_caches(int64_t bytes) { return bytes >= 64 << 20; }
+
 FakeQuantArgs common(const Affine& f) {
   FakeQuantArgs a{};
   a.qmin = f.qmin, a.qmax = f.qmax;
@@ -82,9 +85,12 @@ void fake_quant(FakeOp op, const Granularity& layout, const Affine& f, const voi
                 Element e) {
   const FakeQuantRow& row = fake_quant_row(active_isa(), e);
   const int64_t n = layout.elements(), eb = element_bytes(e), sb = scale_bytes(e);
+  const int64_t arrays = op == FakeOp::fake || op == FakeOp::scaled ? 2 : 3;
+  const bool stream = exceeds_caches(n * eb * arrays) && y != x && y != dy;
   const int64_t task = layout.varying() ? std::max(kTask, kTaskRows * Sums{layout}.width()) : kTask;
   for_each_chunk(n, task, [&](int64_t begin, int64_t end) {
     FakeQuantArgs a = common(f);
+    a.stream = stream;
     const auto place = [&](int64_t start, int64_t scale) {
       a.x = at(x, start * eb), a.dy = at(dy, start * eb), a.y = at(y, start * eb);
       a.scale = at(f.scale, scale * sb), a.zero = f.zero + scale;
@@ -114,8 +120,10 @@ bool mask_fits(const Granularity& layout) {
 void fake_quant_masked(const Granularity& layout, const Affine& f, const void* x, void* y, uint8_t* bits, Element e) {
   const FakeQuantRow& row = fake_quant_row(active_isa(), e);
   const int64_t n = layout.elements(), eb = element_bytes(e), sb = scale_bytes(e);
+  const bool stream = exceeds_caches(n * eb * 2) && y != x;
   for_each_chunk(n, kTask, [&](int64_t begin, int64_t end) {
     FakeQuantArgs a = common(f);
+    a.stream = stream;
     for_each_segment(
         layout, begin, end,
         [&](int64_t start, int64_t length, int64_t count, int64_t scale) {

@@ -60,6 +60,7 @@ struct Operands {
   using F = decltype(V::set(compute_t<In>{}));
   static constexpr bool kPairs = requires(const In* p) { V::load_pair(p); };
   static constexpr PairRounding kRounding = Rounding;
+  static constexpr bool kStreams = requires(In* p, F v) { V::stream(p, v); };
   const In *x, *dy;
   In* y;
 
@@ -109,6 +110,16 @@ struct Operands {
     for (; i + w <= n; i += w) at(i, step);
     if (i < n) tail(i, n - i, step);
   }
+  // With non-temporal stores, for arrays that exceed the caches.
+  template <class Step>
+  void run_streaming(int64_t n, const Step& step) const {
+    constexpr int w = V::width;
+    const int64_t to_vector = (-reinterpret_cast<uintptr_t>(y) & (w * sizeof(In) - 1)) / sizeof(In);
+    int64_t i = to_vector < n ? to_vector : n;
+    if (i > 0) tail(0, i, step);
+    for (; i + w <= n; i += w) V::stream(y + i, of(i, step));
+    if (i < n) tail(i, n - i, step);
+  }
 };
 
 // Whether k * s is a tie between two bfloat16 for a k in [lo, hi].
@@ -123,7 +134,12 @@ void fake_grouped_as(const FakeQuantArgs& a) {
   const auto* scale = static_cast<const compute_t<In>*>(a.scale);
   Operands<V, In, Op, Rounding> o{static_cast<const In*>(a.x), static_cast<const In*>(a.dy), static_cast<In*>(a.y)};
   for (int64_t g = 0; g * a.group < a.n; ++g) {
-    o.run(a.group, FakeStep<V, compute_t<In>, Op, Kind>::of(scale[g], a.zero[g], a.qmin, a.qmax));
+    const auto step = FakeStep<V, compute_t<In>, Op, Kind>::of(scale[g], a.zero[g], a.qmin, a.qmax);
+    if constexpr (o.kStreams) {
+      a.stream ? o.run_streaming(a.group, step) : o.run(a.group, step);
+    } else {
+      o.run(a.group, step);
+    }
     if (Op != FakeOp::scaled) o.x += a.group;
     if (Op != FakeOp::fake) o.dy += a.group;
     o.y += a.group;

@@ -49,6 +49,7 @@ struct MaskedStep {
   __attribute__((always_inline)) F number(F after) const {
     return step.numbers(Step::kClampsFirst ? V::round(step.divisor(after)) : after);
   }
+  template <bool Stream>
   __attribute__((always_inline)) uint32_t block(const In* x, In* y) const {
     uint32_t bits = 0;
     if constexpr (Operands<V, In, FakeOp::fake>::kPairs) {
@@ -63,22 +64,27 @@ struct MaskedStep {
 #pragma GCC unroll 32
       for (int k = 0; k < kMaskBlock; k += V::width) {
         const Ends a = clamped(V::load(x + k));
-        V::store_number(y + k, number(a.after));
+        if constexpr (Stream) {
+          V::stream(y + k, number(a.after));
+        } else {
+          V::store_number(y + k, number(a.after));
+        }
         bits |= V::equal_bits(a.before, a.after) << k;
       }
     }
     return bits;
   }
+  template <bool Stream>
   void run(const In* x, In* y, uint8_t* bits, int64_t n) const {
     int64_t i = 0;
     for (; i + kMaskBlock <= n; i += kMaskBlock) {
-      const uint32_t found = block(x + i, y + i);
+      const uint32_t found = block<Stream>(x + i, y + i);
       std::memcpy(bits + i / 8, &found, 4);
     }
     if (i == n) return;
     In a[kMaskBlock] = {}, out[kMaskBlock];
     std::memcpy(a, x + i, (n - i) * sizeof(In));
-    const uint32_t found = block(a, out) & ((uint32_t{1} << (n - i)) - 1);
+    const uint32_t found = block<false>(a, out) & ((uint32_t{1} << (n - i)) - 1);
     std::memcpy(y + i, out, (n - i) * sizeof(In));
     std::memcpy(bits + i / 8, &found, (n - i + 7) / 8);
   }
@@ -90,8 +96,19 @@ void fake_masked_as(const FakeQuantArgs& a) {
   const In* x = static_cast<const In*>(a.x);
   In* y = static_cast<In*>(a.y);
   uint8_t* bits = a.bits;
-  for (int64_t g = 0; g * a.group < a.n; ++g, x += a.group, y += a.group, bits += a.group / 8)
-    MaskedStep<V, In, Kind, Rounding>::of(scale[g], a.zero[g], a.qmin, a.qmax).run(x, y, bits, a.group);
+  constexpr bool kStreams = Operands<V, In, FakeOp::fake>::kStreams;
+  const bool stream =
+      kStreams && a.stream && reinterpret_cast<uintptr_t>(y) % (V::width * sizeof(In)) == 0 && a.group % V::width == 0;
+  for (int64_t g = 0; g * a.group < a.n; ++g, x += a.group, y += a.group, bits += a.group / 8) {
+    const auto step = MaskedStep<V, In, Kind, Rounding>::of(scale[g], a.zero[g], a.qmin, a.qmax);
+    if constexpr (kStreams) {
+      if (stream) {
+        step.template run<true>(x, y, bits, a.group);
+        continue;
+      }
+    }
+    step.template run<false>(x, y, bits, a.group);
+  }
 }
 
 template <class V, class In>
