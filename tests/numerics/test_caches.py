@@ -392,7 +392,7 @@ def test_an_edited_calibration_is_found_anew(name: str, tmp_path: Any) -> None:
         entry["params"] = json.dumps(EDITS[name](json.loads(entry["params"])))
         assert QuantizationParams.from_json(entry["params"]) != want
     path.write_text(json.dumps(kept))
-    with pytest.warns(UserWarning, match=r"c\.json: an entry was edited or damaged; it is found anew"):
+    with pytest.warns(UserWarning, match=r"c\.json: an entry was edited or damaged; it is computed again"):
         assert lb.calibrate(x, "int8", "mse", cache=path) == want
     calibrator = Calibrator("mse")
     calibrator.add(x)

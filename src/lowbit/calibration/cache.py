@@ -1,4 +1,4 @@
-"""Params found before, by data, method and target."""
+"""A cache of calibrated params, by data, method and target."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ _VERSION = 2
 
 
 class CalibrationCache:
-    """Params by what they were found from: a fingerprint of the data, the method, the dtype and the mapping.
+    """Params by what they were computed from: a fingerprint of the data, the method, the dtype and the mapping.
 
-    Kept in memory, and with a path in a JSON file too: a CacheFile, which is replaced whole, may have several
-    writers, and is begun anew, with a warning, where it cannot be read. Each entry carries a digest of its key and
-    params, so that one that was edited or damaged is found anew, with a warning.
+    Entries are in memory, and with a path also in a JSON file (`CacheFile`), which several processes may share. An
+    entry whose digest does not match its key and params is computed again, with a warning.
 
     >>> import numpy as np
     >>> import lowbit as lb
@@ -49,14 +48,12 @@ class CalibrationCache:
         raise InvalidProblem(f"cache: {type(cache).__name__}; expected a CalibrationCache or a path")
 
     def key(self, fingerprint: str, method: CalibrationMethod, target: Target, scope: dict[str, Any]) -> str | None:
-        """None where the same question could have another answer: a callable's."""
+        """None where equal arguments may give different params: a callable method."""
         if isinstance(method, Custom) or "Custom" in repr(method) or not fingerprint:
             return None
-        asked = [
-            _VERSION, fingerprint, repr(method), target.template.to_json(), target.full_range, target.wide,
-            target.codes, scope.get("axis"), scope.get("group_size"), scope.get("options"),
-        ]  # fmt: skip
-        return _sha256(json.dumps(asked))
+        mapping = [target.template.to_json(), target.full_range, target.wide, target.codes]
+        granularity = [scope.get(name) for name in ("axis", "group_size", "options")]
+        return _sha256(json.dumps([_VERSION, fingerprint, repr(method), *mapping, *granularity]))
 
     def get(self, key: str) -> QuantizationParams | None:
         found = self._entries.get(key) or self._stored(key)
@@ -67,7 +64,7 @@ class CalibrationCache:
         return found
 
     def _stored(self, key: str) -> QuantizationParams | None:
-        """What the file has, if it is what `put` wrote."""
+        """The entry of the file, if it is one that `put` wrote."""
         if self._file is None or (entry := self._file.get(key)) is None:
             return None
         try:
@@ -75,7 +72,7 @@ class CalibrationCache:
                 return QuantizationParams.from_json(entry["params"])
         except (ValueError, TypeError, KeyError, NotImplementedError, OverflowError, RecursionError):
             pass
-        warnings.warn(f"{self._file.path}: an entry was edited or damaged; it is found anew", stacklevel=4)
+        warnings.warn(f"{self._file.path}: an entry was edited or damaged; it is computed again", stacklevel=4)
         return None
 
     def put(self, key: str, params: QuantizationParams) -> None:
@@ -95,6 +92,6 @@ def _digest(key: str, text: str) -> str:
 
 
 def _sha256(text: str) -> str:
-    import hashlib  # loads a library; most programs that import lowbit keep no cache
+    import hashlib  # slow to import
 
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Calibrators: arrays in, one after another; params out, by any method, for any dtype."""
+"""Calibrators: collect statistics of a stream of arrays, then compute params by any method for any dtype."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SchemeLike = str | QuantizationScheme
 
 
 class Calibrator:
-    """Sees arrays, then gives params for them: one pass, fixed memory, every method and dtype from the same pass.
+    """Collects statistics of arrays in one pass and fixed memory, then gives params for any method and dtype.
 
-    One range for all; with `axis` one for each of its indices; with `group_size` one for so many along it. `name` is
-    what errors call the tensor. on_nonfinite="ignore" leaves NaN and Inf out and counts them.
+    Ranges are per tensor; with `axis` per channel; with `group_size` per group along it. `name` names the tensor in
+    errors. on_nonfinite="ignore" skips and counts NaN and Inf.
 
     >>> import lowbit as lb
     >>> c = lb.Calibrator("percentile", name="layer1.input")
@@ -65,21 +65,21 @@ class Calibrator:
         self.from_cache = False  # whether the last `calibrate` found its answer in a cache
 
     def add(self, x: Any) -> None:
-        """Takes one array into account. Raises, changing nothing, if it has NaN or Inf or does not fit."""
+        """Add an array. Raises, and changes nothing, if it has NaN or Inf or does not fit."""
         self.sketch.add(x)
 
     def add_many(self, samples: Iterable[Any], progress: bool = False) -> None:
-        """Takes each array of an iterable into account, one at a time; with a progress bar if rich is installed."""
+        """Add each array of an iterable; with a progress bar if rich is installed."""
         for i, x in enumerate(tracked(samples, f"Calibrating {self.name}", progress)):
             self.sketch.add(x, f"{self.name}[{i}]")
 
     def clear(self) -> None:
-        """Forgets all samples."""
+        """Forget all samples."""
         self.sketch = Sketch(**self._options)  # type: ignore[arg-type]
         self.choices = []
 
     def merge(self, other: Calibrator | Sketch) -> None:
-        """Takes all that another calibrator has seen into account; the order of merges does not matter."""
+        """Add the statistics of another calibrator; the order of merges does not matter."""
         if not isinstance(other, Calibrator | Sketch):
             raise InvalidProblem(f"other: {type(other).__name__}; expected a Calibrator")
         self.sketch.merge(other.sketch if isinstance(other, Calibrator) else other)
@@ -100,12 +100,12 @@ class Calibrator:
 
     @property
     def nbytes(self) -> int:
-        """Memory it takes, however long the stream."""
+        """Memory in bytes, independent of the length of the stream."""
         return self.sketch.nbytes
 
     @property
     def fingerprint(self) -> str:
-        """Of the arrays seen, whatever their order."""
+        """A fingerprint of the arrays seen, independent of their order."""
         return self.sketch.fingerprint
 
     def calibrate(
@@ -120,10 +120,10 @@ class Calibrator:
         steps_per_octave: float | None = None,
         cache: CalibrationCache | str | os.PathLike[str] | None = None,
     ) -> QuantizationParams:
-        """Params for what was seen. scheme "linear" is symmetric for signed dtypes and asymmetric for unsigned ones.
+        """Params for the arrays seen. scheme "linear" is symmetric for signed dtypes and asymmetric for unsigned ones.
 
-        `choices` then says how each range was found. With a cache, params of the same data, method and target are taken
-        from it, and `from_cache` says so.
+        `choices` then records how each range was chosen. A cache may hold the params of the same data, method and
+        target; `from_cache` tells.
         """
         chosen = self.method if method is None else CalibrationMethod.of(method)
         template = _template(dtype, scheme, qmin, qmax, steps_per_octave, self._options)
@@ -146,7 +146,7 @@ class Calibrator:
     def statistics(
         self, dtype: DTypeLike = "int8", scheme: SchemeLike = "linear", index: int = 0
     ) -> CalibrationStatistics:
-        """What was seen, what each method would cost at this dtype, and which to take. With an axis, of one index."""
+        """Statistics, the error of each method at this dtype, and the recommended ones; with an axis, of one index."""
         template = _template(dtype, scheme, None, None, None, self._options)
         self._require_samples(Adaptive(), template)
         return statistics_of(self.sketch, Target(template, wide=self.sketch.is_wide), index)
@@ -186,15 +186,15 @@ class Calibrator:
         return target.params(lo, hi, mean, **scope)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes what was seen, whole or not at all, so that `load` can go on."""
+        """Write the statistics, whole or not at all; `load` continues from them."""
         arrays, about = self.sketch.to_arrays()
         write_arrays(path, arrays, {"lowbit.calibrator": json.dumps({"method": self.method.name, "sketch": about})})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], method: MethodLike | None = None) -> Calibrator:
-        """The calibrator that `save` wrote; with what it adds later it ends in the same bits as without the pause.
+        """The calibrator that `save` wrote; it continues to the bit as if it had not been saved.
 
-        Methods are known by name; for one with options, or a callable, give `method`.
+        Methods are saved by name; pass `method` for one with options, or a callable.
         """
         arrays, metadata = read_arrays(path)
         try:
@@ -216,15 +216,15 @@ class Calibrator:
 
     @staticmethod
     def observe(model: Any, loader: Iterable[Any], **options: Any) -> dict[str, Calibrator]:
-        """A calibrator for each tensor of a model, filled by running it on the loader's batches, one at a time.
+        """A calibrator for each tensor of a model, filled by running the model on the loader's batches.
 
         model: a torch.nn.Module (lowbit.torch.observe has the options), or an ONNX model or a path to one
         (lowbit.formats.onnx.observe).
         """
         is_module = any(t.__module__.startswith("torch.") and t.__name__ == "Module" for t in type(model).__mro__)
-        # The doors are named, not imported: nothing inside depends on torch or onnx.
-        door = importlib.import_module("lowbit.torch" if is_module else "lowbit.formats.onnx")
-        found: dict[str, Calibrator] = door.observe(model, loader, **options)
+        # Named instead of imported: this package must not depend on torch or onnx.
+        package = importlib.import_module("lowbit.torch" if is_module else "lowbit.formats.onnx")
+        found: dict[str, Calibrator] = package.observe(model, loader, **options)
         return found
 
     def __repr__(self) -> str:
@@ -232,7 +232,7 @@ class Calibrator:
 
 
 class PercentileCalibrator(Calibrator):
-    """A calibrator that cuts off the outermost numbers: p percent stay in range.
+    """A calibrator that clips outliers: p percent of the numbers stay in range.
 
     >>> c = PercentileCalibrator(50.0)
     >>> c.add(np.linspace(0, 1, 1001, dtype=np.float32))
@@ -261,7 +261,7 @@ def calibrate(
 ) -> QuantizationParams:
     """Params for samples: an array, or an iterable of arrays of any shapes. Options: of `Calibrator.calibrate`.
 
-    With a cache, and a `fingerprint` that names the data, params found before are given without a look at the samples.
+    With a cache and a `fingerprint` that identifies the data, cached params are returned without reading the samples.
 
     >>> calibrate(np.float32([-1, 0.5]), "int8", "min_max").scale
     array(0.00787402, dtype=float32)
@@ -278,7 +278,7 @@ def calibrate(
     key = None
     if fingerprint is not None:
         if store is None or not fingerprint:
-            raise InvalidProblem(f"fingerprint: {fingerprint!r}; it names data in a cache, and there is none")
+            raise InvalidProblem(f"fingerprint: {fingerprint!r}; it identifies data in a cache, and there is none")
         asked = {**scope, "options": repr(sorted({**options, "on_nonfinite": on_nonfinite}.items()))}
         key = store.key(fingerprint, chosen, Target(template), asked)
         found = store.get(key) if key is not None else None
@@ -302,7 +302,7 @@ def calibrate(
 def _template(
     dtype: DTypeLike, scheme: SchemeLike, qmin: int | None, qmax: int | None, steps: float | None, scope: dict[str, Any]
 ) -> QuantizationParams:
-    """Params of the target without scales; raises for a combination there is none of."""
+    """Params of the target without scales; raises for an unsupported combination."""
     kind, wanted = QuantizedDType.of(dtype), QuantizationScheme.of(scheme)
     one_scale = wanted not in (QuantizationScheme.CHANNEL_WISE, QuantizationScheme.BLOCK_WISE)
     if wanted is QuantizationScheme.ASYMMETRIC and (kind.is_binary or kind.is_mixed):
@@ -317,7 +317,7 @@ def _template(
 
 
 def _of_channel(target: Target, index: int) -> Target:
-    """Mixed dtypes: the target of one channel."""
+    """The target of one channel of a mixed dtype."""
     if not target.template.dtype.widths:
         return target
     dtype = target.template.dtype.channel(index)
@@ -325,7 +325,7 @@ def _of_channel(target: Target, index: int) -> Target:
 
 
 def tracked(samples: Iterable[Any], title: str, progress: bool) -> Iterable[Any]:
-    """The same, with a progress bar on the terminal if there is one and rich is installed."""
+    """The samples, with a progress bar if stderr is a terminal and rich is installed."""
     if not progress:
         return samples
     try:

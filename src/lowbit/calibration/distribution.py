@@ -1,4 +1,4 @@
-"""One distribution of a sketch: its moments, its histogram, its quantiles, and some of its numbers."""
+"""One distribution of a sketch: moments, histogram, quantiles, and a sample."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Floats = npt.NDArray[np.float64]
 
 
 class Histogram(NamedTuple):
-    """Counts of numbers in [lower, upper), ascending; within a bin they are taken to lie evenly."""
+    """Counts of numbers in bins [lower, upper), ascending; numbers are assumed uniform within a bin."""
 
     lower: Floats
     upper: Floats
     counts: Floats
 
     def quantile(self, share: npt.ArrayLike) -> Floats:
-        """The number that a share of all lie below.
+        """The number that this share of all numbers lies below.
 
         >>> Histogram(np.array([0.0, 2.0]), np.array([1.0, 4.0]), np.array([1.0, 3.0])).quantile([0.25, 1.0])
         array([1., 4.])
@@ -33,15 +33,15 @@ class Histogram(NamedTuple):
         bin_ = np.clip(np.searchsorted(ends, rank, side="left") - 1, 0, self.counts.size - 1)
         within = np.clip((rank - ends[bin_]) / np.maximum(self.counts[bin_], 1e-300), 0, 1)
         lo, hi = self.lower[0], self.upper[-1]
-        # Numbers may crowd at an end without limit, as those of GELU do at -0.17: like 1 / sqrt(distance). In a bin
-        # there, they lie evenly by the angle and not by the number; anywhere else it makes no difference.
+        # Near an end the density may grow like 1 / sqrt(distance), as that of GELU does at -0.17. Interpolating by the
+        # angle is exact there, and makes no difference in other bins.
         start, stop = (_angle(v, lo, hi) for v in (self.lower[bin_], self.upper[bin_]))
         angle = start + within * (stop - start)
         found: Floats = lo + (hi - lo) * np.square(np.sin(angle / 2))
         return np.clip(found, self.lower[bin_], self.upper[bin_])
 
     def below(self, value: npt.ArrayLike) -> Floats:
-        """How many lie below each of some numbers."""
+        """How many numbers lie below each value."""
         ends = np.concatenate([[0.0], np.cumsum(self.counts)])
         v = np.asarray(value, np.float64)
         at = np.searchsorted(self.lower, v, side="left")  # bins that start below it
@@ -55,38 +55,41 @@ class Histogram(NamedTuple):
 
 
 class Distribution:
-    """What one sketch says of its numbers.
+    """The statistics of one distribution.
 
-    count, zeros, lo, hi and absmax are exact; mean, std and mean_abs come from sums whose only rounding is that of
-    float64 within blocks of 4,096. `histogram` counts every number.
+    count, zeros, lo, hi and absmax are exact. mean, std and mean_abs come from sums that round only within blocks of
+    4,096 numbers, in float64. `histogram` counts every number.
     """
 
     def __init__(
-        self, counters: Array, extremes: Array, limbs: Array, counts: Array, values: Array, tails: Array,
-        layout: tuple[int, int, int], grain: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        counters: Array,
+        extremes: Array,
+        limbs: Array,
+        counts: Array,
+        values: Array,
+        tails: Array,
+        layout: tuple[int, int, int],
+        grain: int = 0,
+    ) -> None:
         self.count, self.zeros, self.num_samples = (int(v) for v in counters[:3])
         self.nan, self.above, self.below = (int(v) for v in counters[3:6])
         self._top, self._least = int(counters[8]), int(counters[9])
         self._positive, self._negative = bool(counters[10]), bool(counters[11])
         self._finite = int(counters[12])
         self.lo, self.hi = float(extremes[0]), float(extremes[1])
-        self.values = values[: int(counters[13])]  # a fair sample, float32, in no meaningful order
+        self.values = values[: int(counters[13])]  # a uniform sample, float32, unordered
         held = min(self.count, tails.shape[1])
-        self._high = tails[0, :held].astype(np.float64)  # the greatest, falling
-        self._low = tails[1, : min(held, self.count - held)].astype(np.float64)  # the least of the others, rising
+        self._high = tails[0, :held].astype(np.float64)  # the greatest, descending
+        self._low = tails[1, : min(held, self.count - held)].astype(np.float64)  # the least of the others, ascending
         self._limbs, self._counts, self._layout, self._grain = limbs, counts, layout, grain
 
     @property
     def absmax(self) -> float:
         return max(abs(self.lo), abs(self.hi))
 
-    @property
-    def has_histogram(self) -> bool:
-        return self._counts.size > 0
-
     def _sum(self, which: int) -> Fraction | None:
-        """The exact sum of x, x^2 or |x|; None where float64 did not hold a block's."""
+        """The exact sum of x, x^2 or |x|; None where a block overflowed float64."""
         if not self._finite >> which & 1:
             return None
         return exact_sum(self._limbs[which])
@@ -125,12 +128,12 @@ class Distribution:
 
     @property
     def std(self) -> float:
-        """Of the population."""
+        """The standard deviation of the population."""
         return math.inf if self._variance is None else math.sqrt(self._variance)
 
     @functools.cached_property
     def excess_kurtosis(self) -> float:
-        """0 for a normal distribution; larger where a few numbers lie far out. By the histogram; NaN for a constant."""
+        """0 for a normal distribution, larger with outliers; from the histogram. NaN for a constant."""
         if not self.std > 1e-7 * self.absmax:
             return math.nan
         h = self.histogram
@@ -140,7 +143,7 @@ class Distribution:
         return float(fourth / self.std**4) - 3.0
 
     def _bins(self) -> Histogram:
-        """The counted bins, ascending, as if numbers lay evenly in each."""
+        """The non-empty bins, ascending."""
         shift, first, negative = self._layout
         half = negative or self._counts.size
         c = self._counts.astype(np.float64)
@@ -150,26 +153,24 @@ class Distribution:
         else:
             pos, neg = (none, c[1:half]) if self._negative else (c[1:half], none)
         keys = np.arange(1, half, dtype=np.int64) + first
-        # Halves lie at the lower edges of finer bins: half a step down, bins have them in their middle.
+        # 16-bit floats lie at the lower edges of finer bins; shifted by half a step, bins have them in the middle.
         half_step = (1 << min(self._grain, shift)) >> 1
         lower, upper = (_from_bits((k << shift) - half_step) for k in (keys, keys + 1))
         tiny = c[0] - self.zeros
-        # Where the tiny ones end: below the first bin there is.
+        # The upper edge of the numbers below the first bin.
         edge = (
             float(_from_bits(np.array([(1 + first) << shift]))[0]) if tiny else _from_bits(np.array([self._least]))[0]
         )
         sides = 1.0 + (self._positive and self._negative)
-        middle = np.array([
-            [-edge, -edge / 2, self._negative * tiny / sides], [0.0, 0.0, self.zeros],
-            [edge / 2, edge, self._positive * tiny / sides],
-        ])  # fmt: skip
+        below, above = (has * tiny / sides for has in (self._negative, self._positive))
+        middle = np.array([[-edge, -edge / 2, below], [0.0, 0.0, self.zeros], [edge / 2, edge, above]])
         rows = np.concatenate([np.stack([-upper, -lower, neg], 1)[::-1], middle, np.stack([lower, upper, pos], 1)])
         rows = rows[rows[:, 2] > 0]
         return Histogram(rows[:, 0], rows[:, 1], rows[:, 2])
 
     @functools.cached_property
     def histogram(self) -> Histogram:
-        """Every number: the outermost as they are, the others in bins between them."""
+        """Every number: the outermost exactly, the others in bins between them."""
         if not self._top:
             return Histogram(np.zeros(1), np.zeros(1), np.array([float(self.count)]))
         lower, upper, count = (v.copy() for v in self._bins())
@@ -178,18 +179,16 @@ class Distribution:
         count = _without(count[::-1], low.size)[::-1]
         some = count > 0
         lower, upper, count = lower[some], upper[some], count[some]
-        if count.size:  # what is left lies between the tails
+        if count.size:  # the other numbers lie between the tails
             upper = np.minimum(upper, high[0]) if high.size else upper
             lower = np.maximum(lower, low[-1]) if low.size else lower
             upper = np.maximum(upper, lower)
-        return Histogram(
-            np.concatenate([low, lower, high]), np.concatenate([low, upper, high]),
-            np.concatenate([np.ones(low.size), count, np.ones(high.size)]),
-        )  # fmt: skip
+        counts = np.concatenate([np.ones(low.size), count, np.ones(high.size)])
+        return Histogram(np.concatenate([low, lower, high]), np.concatenate([low, upper, high]), counts)
 
     @functools.cached_property
     def smooth(self) -> Histogram:
-        """Every number but the zeros in bins alone, which end where the numbers do; each has a width."""
+        """Every number except zeros, in bins that end at lo and hi; every bin has a width."""
         h = self._bins()
         away = (h.lower != 0) | (h.upper != 0)
         lower, upper = np.maximum(h.lower[away], self.lo), np.minimum(h.upper[away], self.hi)
@@ -197,7 +196,7 @@ class Distribution:
 
     @functools.cached_property
     def magnitudes(self) -> Histogram:
-        """The same of |x|."""
+        """The histogram of |x|."""
         h = self.histogram
         spread = h.upper > h.lower
         points = np.stack([np.abs(h.lower), np.abs(h.lower), h.counts], 1)[~spread]
@@ -210,7 +209,7 @@ class Distribution:
         return Histogram(rows[:, 0], rows[:, 1], rows[:, 2])
 
     def within(self, lo: float, hi: float) -> Distribution:
-        """The same, with a histogram of the numbers in [lo, hi] alone."""
+        """This distribution with a histogram of only the numbers in [lo, hi]."""
         h, part = self.histogram, copy.copy(self)
         low, high = np.clip(h.lower, lo, hi), np.clip(h.upper, lo, hi)
         inside = (h.lower >= lo) & (h.lower <= hi)
@@ -226,13 +225,13 @@ class Distribution:
 
 
 def _angle(x: Floats, lo: float, hi: float) -> Floats:
-    """From 0 to pi as x goes from lo to hi: the angle whose cosine falls as x rises."""
+    """The angle in [0, pi] whose cosine falls linearly from 1 to -1 as x goes from lo to hi."""
     found: Floats = 2 * np.arcsin(np.sqrt(np.clip((x - lo) / max(hi - lo, 1e-300), 0, 1)))
     return found
 
 
 def exact_sum(limbs: Array) -> Fraction:
-    """The number that the limbs of an exact sum stand for."""
+    """The value of an exact sum held in 32-bit limbs."""
     return Fraction(sum(int(v) << (32 * i) for i, v in enumerate(limbs) if v), 1 << 1074)
 
 
@@ -242,7 +241,7 @@ def _from_bits(bits: npt.NDArray[np.int64]) -> Floats:
 
 
 def _without(count: Floats, taken: int) -> Floats:
-    """Counts with so many taken away from the last ones."""
+    """Counts after removing `taken` from the last bins."""
     left = np.maximum(np.cumsum(count[::-1])[::-1] - taken, 0.0)  # of each and those after it
     found: Floats = left - np.append(left[1:], 0.0)
     return found

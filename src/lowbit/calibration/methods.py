@@ -1,7 +1,4 @@
-"""Methods: from a distribution and a target dtype to a range.
-
-Each method sees the whole distribution of one sketch, so one pass over the data serves them all.
-"""
+"""Calibration methods: choose a range for a distribution and a target dtype. One pass over the data serves all."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MethodCost:
-    """What a method's range costs: from all numbers seen, by the histogram."""
+    """The error of a method's range, from the histogram."""
 
     method: str
     lo: float
@@ -36,11 +33,11 @@ class MethodCost:
 
 @dataclass(frozen=True)
 class Choice:
-    """A range and how it was found."""
+    """A range and how it was chosen."""
 
     lo: float
     hi: float
-    method: str  # the one that gave the range
+    method: str  # that gave the range
     costs: tuple[MethodCost, ...] = ()  # Adaptive: of every method tried, the best first
     decided_by: str = ""  # Adaptive: "histogram" or "values"
 
@@ -54,7 +51,7 @@ class Choice:
 
 
 class CalibrationMethod:
-    """Finds the range to quantize from what was seen. `CalibrationMethod.of` also takes names.
+    """Chooses the range to quantize. `CalibrationMethod.of` also takes names.
 
     >>> CalibrationMethod.of("percentile")
     Percentile(p=99.99)
@@ -85,7 +82,7 @@ class CalibrationMethod:
         raise InvalidProblem(f"method: {method!r}; expected a name, a CalibrationMethod or a callable")
 
     def check(self, target: QuantizationParams) -> None:
-        """Raises Unsupported if the method cannot serve such params."""
+        """Raise Unsupported if the method does not support the target."""
 
     def choose(self, d: Distribution, target: Target) -> Choice:
         """The range for one distribution."""
@@ -98,7 +95,7 @@ class CalibrationMethod:
 
 @dataclass(frozen=True)
 class MinMax(CalibrationMethod):
-    """From the least to the greatest number seen: nothing is clipped."""
+    """Minimum and maximum: nothing is clipped."""
 
     name: ClassVar[str] = "min_max"
     needs_histogram: ClassVar[bool] = False
@@ -109,10 +106,9 @@ class MinMax(CalibrationMethod):
 
 @dataclass(frozen=True)
 class MovingAverage(CalibrationMethod):
-    """From the mean of the arrays' least numbers to the mean of their greatest: one odd batch does not set the range.
+    """The mean of the arrays' minima and the mean of their maxima, so that one outlier batch does not set the range.
 
-    Every array counts the same. An exponential average would depend on their order, and two halves of a stream could
-    not be merged.
+    Every array has the same weight. An exponential average would depend on their order and could not be merged.
     """
 
     name: ClassVar[str] = "moving_average"
@@ -124,7 +120,7 @@ class MovingAverage(CalibrationMethod):
 
 @dataclass(frozen=True)
 class Percentile(CalibrationMethod):
-    """The range that p percent of the numbers lie in: by |x| for symmetric mappings, else with equal tails."""
+    """The range that holds p percent of the numbers: by |x| for symmetric mappings, else with equal tails."""
 
     p: float = 99.99
     name: ClassVar[str] = "percentile"
@@ -145,7 +141,7 @@ class Percentile(CalibrationMethod):
 
 
 class _Searched(CalibrationMethod):
-    """The least of a score over all ranges."""
+    """The range of least score."""
 
     steps: ClassVar[int] = 16  # candidates an octave
 
@@ -158,11 +154,10 @@ class _Searched(CalibrationMethod):
 
 @dataclass(frozen=True)
 class Entropy(_Searched):
-    """The range whose codes tell most about the numbers: least Kullback-Leibler divergence.
+    """The range of least Kullback-Leibler divergence between the numbers and their codes.
 
-    `reference_calibration.divergence` has the definition: cells are those that rounding makes, on both sides of zero
-    for signed and asymmetric codes; clipped numbers count as lost; zeros, which have a code of their own, do not count.
-    Linear codes only.
+    `lowbit.reference.calibration.divergence` defines it. Zeros, which have a code of their own, do not count. Linear
+    codes only.
     """
 
     name: ClassVar[str] = "entropy"
@@ -181,7 +176,7 @@ class Entropy(_Searched):
 
 @dataclass(frozen=True)
 class MSE(_Searched):
-    """The range of least mean squared error, sought over both ends."""
+    """The range of least mean squared error, searched over both ends."""
 
     name: ClassVar[str] = "mse"
 
@@ -217,11 +212,10 @@ def _default_methods() -> tuple[CalibrationMethod, ...]:
 
 @dataclass(frozen=True)
 class Adaptive(CalibrationMethod):
-    """Tries the others at the target dtype and takes the one of least squared error; `Choice` says by how much.
+    """Tries the other methods at the target dtype and takes the one of least mean squared error.
 
-    Errors are those of all numbers, by the histogram, checked against the sketch's sample of real numbers. Where that
-    differs by more than chance allows, the numbers do not lie evenly within bins (they were quantized before, say), and
-    the sample decides.
+    Errors come from the histogram and are checked against the sketch's sample. Where the two differ by more than
+    chance allows, numbers are not uniform within bins (they may have been quantized before), and the sample decides.
     """
 
     methods: Sequence[CalibrationMethod] = field(default_factory=_default_methods)
@@ -257,7 +251,7 @@ class Adaptive(CalibrationMethod):
 
 
 def cost_of(d: Distribution, target: Target, method: CalibrationMethod) -> MethodCost:
-    """What a method's range would cost."""
+    """The error of a method's range."""
     lo, hi = method.range(d, target)
     mse = float(mean_squared_error(d, target, lo, hi)[0])
     clipped = d.share_outside(*(_both(lo, hi) if target.is_symmetric else (lo, hi)))
@@ -266,7 +260,7 @@ def cost_of(d: Distribution, target: Target, method: CalibrationMethod) -> Metho
 
 
 def sqnr_db(d: Distribution, mse: float) -> float:
-    """Signal to noise, in decibels; infinite where nothing is lost."""
+    """Signal-to-noise ratio in dB; infinite without error."""
     return float(10 * np.log10(d.mean_square / mse)) if mse > 0 and d.mean_square > 0 else float("inf")
 
 
@@ -276,20 +270,18 @@ def _both(lo: float, hi: float) -> tuple[float, float]:
 
 
 def _on_values(d: Distribution, target: Target, costs: list[MethodCost]) -> tuple[Floats, Floats]:
-    """Mean squared errors of the sample, and their standard errors. What lies beyond a range is left to the histogram:
-    a sample has too few of the rare numbers that clipping is about."""
+    """Mean squared errors of the sample, and their standard errors.
+
+    Clipped numbers are left to the histogram: a sample has too few of them.
+    """
     p = target.candidates(d, np.array([c.lo for c in costs]), np.array([c.hi for c in costs]))
     x = d.values.astype(np.float64)
     means, errors = [], []
     for i, cost in enumerate(costs):
-        if x.size < 64 or p.dtype.is_binary:
-            means.append(cost.mse)
-            errors.append(np.inf)
-            continue
         one = p.replace(scale=p.scale[i], zero_point=p.zero_point[i], axis=None)
         lo, hi = _ends(one, cost)
         inside = x[(x >= lo) & (x <= hi)]
-        if inside.size < 64:
+        if inside.size < 64 or p.dtype.is_binary:
             means.append(cost.mse)
             errors.append(np.inf)
             continue
@@ -303,7 +295,7 @@ def _on_values(d: Distribution, target: Target, costs: list[MethodCost]) -> tupl
 
 
 def _ends(p: QuantizationParams, cost: MethodCost) -> tuple[float, float]:
-    """Between which numbers rounding, not clipping, makes the error."""
+    """The interval in which the error comes from rounding, not from clipping."""
     if p.is_logarithmic:
         return _both(cost.lo, cost.hi)
     s, z = float(p.scale), int(p.zero_point)
@@ -312,4 +304,4 @@ def _ends(p: QuantizationParams, cost: MethodCost) -> tuple[float, float]:
 
 _NAMED: dict[str, Callable[[], CalibrationMethod]] = {
     m.name: m for m in (MinMax, MovingAverage, Percentile, Entropy, MSE, Adaptive)
-}  # fmt: skip
+}

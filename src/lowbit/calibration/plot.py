@@ -1,4 +1,4 @@
-"""A picture of what was seen: the histogram, where each method would clip it, and what that gives."""
+"""Plot a distribution: the histogram, where each method clips it, and the resulting SQNR."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from lowbit.calibration.statistics import CalibrationStatistics
 
-# Told apart by people of any colour vision, and by their dashes.
+# Distinct for any colour vision, and by their dashes.
 _STYLES = {
     "min_max": ("#000000", "-"), "moving_average": ("#999999", (0, (1, 1))), "percentile 99.9": ("#e69f00", "--"),
     "percentile 99.99": ("#cc79a7", "-."), "entropy": ("#0072b2", (0, (5, 1))), "mse": ("#d55e00", "-"),
@@ -29,7 +29,7 @@ def plot(statistics: CalibrationStatistics, path: str | os.PathLike[str] | None 
     figure = Figure(figsize=(9, 5.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[3, 1.3])
 
-    # As far out as the picture is legible: a lone outlier must not squeeze the rest into one bar.
+    # A lone outlier must not squeeze the rest into one bar.
     wide = [c for c in costs if c.clipped <= 0.2] or list(costs)
     spread = max(abs(d.mean) + 12 * d.std, 1e-30)
     lo = max(d.lo, -spread, min(min(c.lo for c in wide), 0.0) * 1.1)

@@ -1,4 +1,4 @@
-"""What ranges would cost a distribution at a target dtype, from its histogram."""
+"""The error of ranges for a distribution at a target dtype, from its histogram."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from lowbit.runtime.native import core
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
-FLOOR = 2.0**-40  # of what codes tell, in a divergence
-# Points and weights of Gauss and Legendre: where a bin is looked at by codes that are not evenly spaced.
+FLOOR = 2.0**-40  # of the codes' distribution in a divergence
+# Gauss-Legendre points and weights: logarithmic codes are evaluated at points of each bin.
 _POINTS, _WEIGHTS = (v / 2 + c for v, c in zip(np.polynomial.legendre.leggauss(3), (0.5, 0.0), strict=True))
 
 
 @dataclass(frozen=True)
 class Target:
-    """What ranges are for: a dtype and a mapping. `template` has them without granularity."""
+    """The dtype and mapping that ranges are for; `template` holds them without granularity."""
 
     template: QuantizationParams
     full_range: bool = False
     wide: bool = False  # scales in float64
-    codes: tuple[int, int] | None = None  # asked for, not the dtype's own
+    codes: tuple[int, int] | None = None  # given by the caller
 
     @property
     def is_symmetric(self) -> bool:
@@ -70,7 +70,7 @@ class Target:
 def mean_squared_error(d: Distribution, target: Target, lo: npt.ArrayLike, hi: npt.ArrayLike) -> Floats:
     """The mean of (x - dequantize(quantize(x)))^2 over all numbers seen, for each range [lo, hi].
 
-    Numbers are taken to lie evenly within the bins of the histogram; zeros cost nothing under linear codes.
+    Numbers are assumed uniform within the bins of the histogram; linear codes represent zeros exactly.
     """
     low, high = np.atleast_1d(np.asarray(lo, np.float64)), np.atleast_1d(np.asarray(hi, np.float64))
     if target.template.dtype.is_binary:  # mean (|x| - s)^2, without any histogram
@@ -84,8 +84,7 @@ def mean_squared_error(d: Distribution, target: Target, lo: npt.ArrayLike, hi: n
 
 
 def divergence(d: Distribution, target: Target, lo: npt.ArrayLike, hi: npt.ArrayLike) -> Floats:
-    """The Kullback-Leibler divergence of `reference_calibration`, for each range [lo, hi]. Zeros, which have a
-    code of their own, are left out."""
+    """The Kullback-Leibler divergence of `lowbit.reference.calibration` for each range [lo, hi], without zeros."""
     low, high = np.atleast_1d(np.asarray(lo, np.float64)), np.atleast_1d(np.asarray(hi, np.float64))
     out = np.empty(low.shape)
     core.divergence(core.Histogram(*d.smooth), *target.mapping(low, high), FLOOR, out)

@@ -1,4 +1,4 @@
-"""The least of a score over ranges: a grid over both ends in the logarithm, then finer and finer around the best."""
+"""Search for the range of least score: a logarithmic grid over both ends, refined around the best points."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy.typing as npt
 from lowbit.calibration.distribution import Distribution
 
 Floats = npt.NDArray[np.float64]
-_GRID = 48  # both ends: candidates for each
-_ZOOM = 9  # candidates an end in each finer round
+_GRID = 48  # candidates per end
+_ZOOM = 9  # candidates per end in each refinement
 _ROUNDS = 5
-_STARTS = 3  # how many of the grid's best are followed
+_STARTS = 3  # how many of the best grid points are refined
 
 
 def best_range(
     d: Distribution, symmetric: bool, score: Callable[[Floats, Floats], Floats], steps: int = 16
 ) -> tuple[float, float]:
-    """The range of least score. Symmetric, or where all numbers have one sign: one end moves; else both do.
+    """The range of least score. Only one end moves if symmetric, or if all numbers have one sign.
 
-    steps: candidates an octave where one end moves; more for a score that is not smooth.
+    steps: candidates per octave where one end moves; a score that is not smooth needs more.
     """
     if d.absmax == 0:
         return d.lo, d.hi
@@ -36,7 +36,7 @@ def best_range(
 
 
 def _octaves(top: float, d: Distribution) -> float:
-    """How far below the greatest number an end may lie: where all but a hundredth of the others do."""
+    """How many octaves below the greatest number an end may lie: to the first percentile of the non-zero numbers."""
     m = d.magnitudes
     some = m.counts[m.lower > 0]
     if not some.size:
@@ -59,19 +59,19 @@ def _line(top: float, d: Distribution, score: Callable[[Floats], Floats], steps:
         best = found.argmin(1)[:, None]
         at, lowest = np.take_along_axis(near, best, 1)[:, 0], np.take_along_axis(found, best, 1)[:, 0]
         around = around / _ZOOM
-    # Whatever is no better than nothing clipped is not worth clipping for.
+    # Clip only where it is better than no clipping.
     return top * float(np.exp2(-at[lowest.argmin()])) if lowest.min() < scores[0] else top
 
 
 def _valleys(scores: Floats) -> npt.NDArray[np.intp]:
-    """Where neighbours are no lower; the lowest first."""
+    """The positions of local minima, the lowest first."""
     padded = np.concatenate([[np.inf], scores, [np.inf]])
     low = np.flatnonzero((scores <= padded[:-2]) & (scores <= padded[2:]))
     return low[np.argsort(scores[low], kind="stable")][:_STARTS]
 
 
 def _plane(d: Distribution, score: Callable[[Floats, Floats], Floats]) -> tuple[float, float]:
-    """Both ends: how many octaves each lies within the numbers, an end of 0 being the last candidate."""
+    """Search both ends by how many octaves each lies within the numbers; the last candidate is an end of 0."""
     reach = np.array([_octaves(end, d) for end in (-d.lo, d.hi)])
     axes = [np.append(np.linspace(0.0, r, _GRID), np.inf) for r in reach]
 

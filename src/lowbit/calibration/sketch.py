@@ -1,8 +1,7 @@
-"""What a stream of arrays looks like, in fixed memory: counts, moments, a histogram, a few of the numbers themselves.
+"""Sketches: statistics of a stream of arrays in fixed memory: counts, moments, a histogram, and a sample.
 
-A sketch depends on the arrays it has seen and on nothing else: not on their order, on the number of threads, on how
-they were spread over several sketches merged later, or on how often it was saved and loaded in between.
-`core/drivers/sketch.h` says why.
+A sketch depends only on the set of arrays it has seen: not on their order, the number of threads, merges, saves or
+loads. `core/drivers/sketch.h` says why.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.calibration.distribution import Distribution, exact_sum
+from lowbit.calibration.distribution import Distribution
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.runtime import arrays as cpu
@@ -32,19 +31,18 @@ _MOST_MEMORY = 2 << 30
 _VERSION = 1
 Element = core.Element
 _GRAINS = {Element.f32: 0, Element.f64: 0, Element.f16: 13, Element.bf16: 16}  # float32 bits left unused
-_LOW, _HIGH = 3, 4  # moments: x, x^2, |x|, each array's least, its greatest
 
 
 class Sketch:
-    """What a stream of arrays looks like: one distribution, one for each index of `axis`, or one a block along it.
+    """Statistics of a stream of arrays: per tensor, per channel with `axis`, or per group along it.
 
-    Takes float32, float64, float16 and bfloat16 arrays of any shape (of one size along `axis`; with `group_size` of one
-    shape). Memory is fixed: 61 KB for one distribution, 14 KB each for up to 8,192, 6 KB each for more; `nbytes` says.
-    Histograms tell numbers apart to 1 part in 64 at worst (16, 4), over 30 octaves below the greatest; where the data
-    spans less, more finely, down to single float32 values. float64 numbers are rounded to float32 for them.
+    Takes float32, float64, float16 and bfloat16 arrays of any shape (with `axis` of one size along it, with
+    `group_size` of one shape). Memory is fixed: 61 KB for one distribution, 14 KB each for up to 8,192, 6 KB each for
+    more. Histograms have a relative resolution of 1/64 (1/16, 1/4), over 30 octaves below the greatest number; data
+    of a smaller range is resolved more finely. float64 numbers are rounded to float32 for the histogram.
 
-    on_nonfinite: "raise" refuses an array with NaN or Inf, naming the first, and takes nothing from it; "ignore" leaves
-    such values out and counts them. collect "range" keeps least and greatest alone, at the speed of memory.
+    on_nonfinite: "raise" rejects an array with NaN or Inf, naming the first; "ignore" skips and counts such values.
+    collect: "range" collects only minimum and maximum, at memory speed.
 
     >>> s = Sketch()
     >>> s.add(np.float32([1, 2, 4])), s.add(np.float32([[-8]]))
@@ -91,7 +89,7 @@ class Sketch:
         self._grain = 16  # bits of a float32 that no array seen has used
 
     def add(self, x: Any, name: str | None = None) -> None:
-        """Takes an array into account. Raises, changing nothing, for one that does not fit or is not finite."""
+        """Add an array. Raises, and changes nothing, for one that does not fit or is not finite."""
         floats = cpu.as_float_array(x, name or self.name)
         g = granularity_of(floats.shape, self.axis, self.group_size)
         native = self._native_for(g, floats.shape, name)
@@ -103,7 +101,7 @@ class Sketch:
         self.__dict__.pop("_state", None)
 
     def merge(self, other: Sketch) -> None:
-        """Takes all that another sketch has seen into account."""
+        """Add the statistics of another sketch."""
         if not isinstance(other, Sketch):
             raise InvalidProblem(f"other: {type(other).__name__}; expected a Sketch")
         if other is self:
@@ -149,12 +147,12 @@ class Sketch:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the distributions: () for one."""
+        """The shape of the distributions: () for one."""
         return self._shape
 
     @property
     def nbytes(self) -> int:
-        """Memory the sketch takes; it does not grow with the stream."""
+        """Memory in bytes; it does not grow with the stream."""
         return 0 if self._native is None else self._native.nbytes
 
     @property
@@ -174,12 +172,12 @@ class Sketch:
 
     @property
     def num_nonfinite(self) -> int:
-        """NaN and Inf left out."""
+        """NaN and Inf skipped."""
         return 0 if self._native is None else int(self._arrays["counters"][:, 3:6].sum())
 
     @property
     def fingerprint(self) -> str:
-        """Of the arrays seen, whatever their order: equal for equal data, and for practical purposes only then."""
+        """A fingerprint of the arrays seen, independent of their order: equal data has equal fingerprints."""
         if self._native is None or self.collect == "range":
             return ""
         words = self._arrays["counters"][:, [0, 6, 7]].reshape(-1)
@@ -198,17 +196,6 @@ class Sketch:
             counts=a["counts"][index], values=a["values"][index], tails=a["tails"][index],
             layout=self._native.bin_layout(index),            grain=self._grain,
         )  # fmt: skip
-
-    def sample_means(self) -> tuple[Array, Array]:
-        """Means over arrays of their least and greatest numbers."""
-        a = self._arrays
-        samples = a["counters"][:, 2]
-        pairs = [
-            [float(exact_sum(limbs[which]) / max(1, int(n))) for which in (_LOW, _HIGH)]
-            for limbs, n in zip(a["limbs"], samples, strict=True)
-        ]
-        lo, hi = np.asarray(pairs).T
-        return lo.reshape(self._shape), hi.reshape(self._shape)
 
     def ranges(self) -> tuple[Array, Array]:
         """Least and greatest of each distribution, in float64."""
@@ -236,7 +223,7 @@ class Sketch:
         return self._state
 
     def to_arrays(self, prefix: str = "") -> tuple[dict[str, Array], dict[str, Any]]:
-        """All there is, as arrays and as JSON: what `from_arrays` takes."""
+        """The state as arrays and as JSON, for `from_arrays`."""
         kept = {} if self._native is None else {prefix + k: v for k, v in self._arrays.items()}
         native = self._native
         return kept, {
@@ -249,7 +236,7 @@ class Sketch:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Array], about: dict[str, Any], prefix: str = "") -> Sketch:
-        """The sketch `to_arrays` took apart; raises FormatError for anything else."""
+        """The sketch of `to_arrays`; raises FormatError for anything else."""
         try:
             if about["version"] != _VERSION:
                 raise FormatError(f"version: {about['version']!r}; this lowbit reads {_VERSION}")
@@ -300,13 +287,13 @@ class Sketch:
         self._native = native
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the sketch, whole or not at all: a safetensors file with JSON in its header."""
+        """Write the sketch, whole or not at all: a safetensors file with JSON in its header."""
         arrays, about = self.to_arrays()
         write_arrays(path, arrays, {"lowbit.sketch": json.dumps(about)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Sketch:
-        """The sketch that `save` wrote; adding to it goes on where it stopped, to the bit."""
+        """The sketch that `save` wrote; it continues to the bit as if it had not been saved."""
         arrays, metadata = read_arrays(path)
         try:
             about = json.loads(metadata["lowbit.sketch"])

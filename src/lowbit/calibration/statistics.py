@@ -1,4 +1,4 @@
-"""What a calibrator saw, what each method would make of it, and which to take."""
+"""Statistics of a calibrator: moments, the error of each method, and the recommended ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lowbit.calibration.scores import Target
 from lowbit.calibration.sketch import Sketch
 
 _SIGMAS = 4.0
-_ALIKE = 0.05  # methods within 5 % of the least squared error are as good
+_ALIKE = 0.05  # methods within 5 % of the least squared error are recommended too
 
 
 @dataclass(frozen=True)
 class CalibrationStatistics:
-    """What was seen of one tensor, or of one index of an axis. `methods` has the cheapest first.
+    """Statistics of one tensor, or of one index of an axis. `methods` begins with that of least error.
 
     >>> import numpy as np
     >>> import lowbit as lb
@@ -53,8 +53,10 @@ class CalibrationStatistics:
         return {**kept, "methods": [asdict(m) for m in self.methods]}
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """A picture: the histogram, each method's ends, and the signal-to-noise ratio they give. Returns the figure;
-        with a path it is written there too, as its suffix says. Needs matplotlib: pip install 'lowbit[report]'."""
+        """Plot the histogram, each method's range and its SQNR; with a path, also write the figure there.
+
+        Needs matplotlib: pip install 'lowbit[report]'.
+        """
         from lowbit.calibration.plot import plot
 
         return plot(self, path)
@@ -68,7 +70,7 @@ class CalibrationStatistics:
 
 
 def statistics_of(sketch: Sketch, target: Target, index: int) -> CalibrationStatistics:
-    """Of one distribution of a sketch."""
+    """The statistics of one distribution of a sketch."""
     d = sketch.distribution(index)
     choice = Adaptive().choose(d, target)
     far = _SIGMAS * d.std
@@ -83,7 +85,7 @@ def statistics_of(sketch: Sketch, target: Target, index: int) -> CalibrationStat
 
 
 def _recommended(costs: tuple[MethodCost, ...]) -> tuple[tuple[str, str], ...]:
-    """The cheapest, and those as good, by what they cost: nothing is guessed from moments."""
+    """The method of least error and those close to it, each with a reason."""
     best = costs[0]
     plain = next((c for c in costs if c.method == "min_max"), None)
     if plain is None or plain is best:
