@@ -6,7 +6,7 @@
 
 namespace lowbit {
 
-// Counts an outcome, and says what failed.
+// Counts a check, and prints the ones that failed.
 void report(bool good, const std::string& what);
 
 // The thread pool.
@@ -15,7 +15,7 @@ void test_threads();
 // Fake quantization on one ISA; f16 only where its stores round as they should.
 void test_fake_quant(Isa isa, bool half_stores);
 
-// Products of codes on one ISA.
+// Integer matrix products on one ISA.
 void test_products(Isa isa);
 
 // Schedules of matrix products.

@@ -57,7 +57,7 @@ bool tile_is_right(const BinaryRow& row, int64_t rows, int64_t bytes, int64_t bl
   return good;
 }
 
-bool finish_is_right(const BinaryRow& row) {
+bool epilogue_is_right(const BinaryRow& row) {
   bool good = true;
   constexpr int64_t rows = 3, c = kBinaryColumns, next = (rows + 2) * c;
   for (const int64_t n : {1, 2, 7, 8, 9, 31, 33, 63, 64, 65, 128, 200})
@@ -92,7 +92,7 @@ bool finish_is_right(const BinaryRow& row) {
   return good;
 }
 
-// Bits of a row's last byte that do not count, and the bytes a row is filled up with.
+// Bits of a row's last byte that do not count, and the bytes per row is filled up with.
 bool padding_is_right(const BinaryRow& row) {
   bool good = true;
   for (int64_t rows = 1; rows <= 3; ++rows)
@@ -126,7 +126,7 @@ void test_row(const BinaryRow& row, Isa isa) {
                     tile_is_right(row, rows, row.block, blocks, Fill::all_agree, expand);
   report(extremes, name + ": every bit differs, or none, as many as fit");
   report(padding_is_right(row), name + ": padding counts for nothing");
-  report(finish_is_right(row), name + ": sums and scales");
+  report(epilogue_is_right(row), name + ": sums and scales");
 }
 
 template <class Check>

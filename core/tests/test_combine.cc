@@ -339,8 +339,8 @@ void test_pooling(Isa isa) {
   report(average_good, std::string("average pooling ") + isa_name(isa) + " all threads");
 }
 
-// Parameters are remembered by value: the same ones come back, others are not taken for them.
-void test_remembered(Isa isa) {
+// Shortcuts are cached by the value of their parameters: equal ones are found again, others are not.
+void test_cached(Isa isa) {
   const AddMulRow& row = add_mul_row(isa, AddMulOp::add, Code::s8);
   AddMulArgs k{};
   k.a_signed = k.b_signed = true, k.qmin = -128, k.qmax = 127;
@@ -357,7 +357,7 @@ void test_remembered(Isa isa) {
       good &= agrees_on_all_pairs(row, row.shortcut, k) && remembered_shortcut(isa, row, k, 1) == many;
       k.zy = 9, good &= remembered_shortcut(isa, row, k, 1) == nullptr;
     }
-  report(good, std::string("remembered shortcuts ") + isa_name(isa));
+  report(good, std::string("cached shortcuts ") + isa_name(isa));
 }
 
 }  // namespace
@@ -372,7 +372,7 @@ void test_combine(Isa isa) {
   for (const PoolRow& row : pool_rows(isa)) test_pool_row(row, isa);
   test_broadcasting(isa);
   test_pooling(isa);
-  test_remembered(isa);
+  test_cached(isa);
   set_max_isa(cap);
 }
 

@@ -184,7 +184,7 @@ void test_fake_quant_row(const FakeQuantRow& row, Isa isa) {
   test_orders<In>(row, isa);
 }
 
-// Every half there is, in pieces whose length is odd, with and without a mask, and in place.
+// Every 16-bit float, in runs of odd length, with and without a mask, and in place.
 template <class In>
 void test_all_halves(const FakeQuantRow& row, Isa isa) {
   constexpr int64_t n = (1 << 16) - 37, kPlain = static_cast<int>(FakeOp::fake);
@@ -216,9 +216,9 @@ void test_all_halves(const FakeQuantRow& row, Isa isa) {
     }
   }
   const char* e = kElement[static_cast<int>(row.in)];
-  report(numbers, label("fake_quant", isa, e, "", "all halves"));
-  report(masked, label("fake_quant", isa, e, "", "all halves, masked"));
-  report(bits_good, label("fake_quant", isa, e, "", "bits of all halves"));
+  report(numbers, label("fake_quant", isa, e, "", "all 16-bit floats"));
+  report(masked, label("fake_quant", isa, e, "", "all 16-bit floats, masked"));
+  report(bits_good, label("fake_quant", isa, e, "", "bits of all 16-bit floats"));
 }
 
 }  // namespace

@@ -435,7 +435,7 @@ void test_mixed() {
   const int lo[] = {-127, -7, -32767, 0, 0, 0, -32768}, hi[] = {127, 7, 32767, 3, 65535, 15, 32767};
   constexpr int64_t kChannels = 7;
   bool good = true;
-  for (const int64_t length : {1, 3, 64, 1001, 40001}) {  // the last in several pieces
+  for (const int64_t length : {1, 3, 64, 1001, 40001}) {  // the last in several blocks
     std::vector<float> scale(kChannels), back(kChannels * length), want_back(length);
     std::vector<int32_t> zero(kChannels), qmin(lo, lo + kChannels), qmax(hi, hi + kChannels);
     std::vector<int64_t> offset(kChannels + 1);
@@ -474,7 +474,7 @@ void test_mixed() {
   report(known, "mixed widths: which channels are misaligned");
 }
 
-// All 65,536 halves and bfloats widen and narrow back to themselves (NaN stays NaN).
+// All 65,536 float16 and bfloat16 widen and narrow back to themselves (NaN stays NaN).
 void test_conversions() {
   bool half = true, bfloat = true;
   for (uint32_t b = 0; b < 65536; ++b) {
@@ -485,7 +485,7 @@ void test_conversions() {
     half &= h2.bits == h.bits || (std::isnan(widen(h)) && std::isnan(widen(h2)));
     bfloat &= f2.bits == f.bits || (std::isnan(widen(f)) && std::isnan(widen(f2)));
   }
-  report(half, "conversions: every half");
+  report(half, "conversions: every float16");
   report(bfloat, "conversions: every bfloat");
 }
 

@@ -1,4 +1,4 @@
-// Products of codes through their drivers, with each ISA's kernels, against the sum written out plainly.
+// Integer matrix products through their drivers, with each ISA's kernels, against the sum written out plainly.
 #include <algorithm>
 #include <bit>
 #include <cfenv>
@@ -46,14 +46,14 @@ const Size kSizes[] = {{"one", 1, 1, 1},
                        {"above a tile", 13, 33, 65},
                        {"power of two", 16, 64, 64},
                        {"a task and a bit", 97, 270, 33},
-                       {"a piece and a bit", 5, 18, 517},
-                       {"one row, pieces, half a block", 1, 517, 2000},
-                       {"four rows, pieces", 4, 40, 1600},
-                       {"a tile, pieces", 6, 24, 1600},
-                       {"tiles of two heights, pieces", 17, 41, 1700},
+                       {"a k-block and a bit", 5, 18, 517},
+                       {"one row, k-blocks, half a block", 1, 517, 2000},
+                       {"four rows, k-blocks", 4, 40, 1600},
+                       {"a tile, k-blocks", 6, 24, 1600},
+                       {"tiles of two heights, k-blocks", 17, 41, 1700},
                        {"tasks of rows", 200, 17, 300},
                        {"tasks of columns, rows packed once", 20, 790, 789},
-                       {"the same, pieces, rows a page apart", 19, 500, 4096},
+                       {"the same, k-blocks, rows a page apart", 19, 500, 4096},
                        {"short sums, parts of a task", 97, 700, 39},
                        {"past int32", 2, 3, 40000},
                        {"no depth", 2, 3, 0},
@@ -183,7 +183,7 @@ void test_where_sixteen_bits_end(Isa isa) {
   report(good, std::string("gemm ") + isa_name(isa) + " where 16 bits end");
 }
 
-void test_finish(Isa isa, int64_t m, int64_t n, int64_t k) {
+void test_epilogue(Isa isa, int64_t m, int64_t n, int64_t k) {
   const auto a = codes(m * k, 0, 255), b = codes(k * n, -128, 127);
   const int32_t za = 7, zb = -3;
   const PackedMatrix packed(b.data(), true, k, n, n, 1, &zb, 1);
@@ -376,10 +376,10 @@ void test_products(Isa isa) {
   test_sums(isa);
   test_where_sixteen_bits_end(isa);
   test_ways_through_columns(isa);
-  test_finish(isa, 5, 37, 50);
+  test_epilogue(isa, 5, 37, 50);
   const int threads = num_threads();
   set_num_threads(1);
-  test_finish(isa, 18, 2048, 1200);  // few rows, as many columns as a task takes, pieces
+  test_epilogue(isa, 18, 2048, 1200);  // few rows, as many columns as a task takes, k-blocks
   set_num_threads(threads);
   test_groups(isa);
   test_float_groups(isa);

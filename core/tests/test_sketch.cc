@@ -1,4 +1,4 @@
-// Sketches: every row against plain loops, and that the order, the pieces and the threads leave no trace.
+// Sketches: every row against plain loops, and that the order, the blocks and the threads leave no trace.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

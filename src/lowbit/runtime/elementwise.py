@@ -83,7 +83,8 @@ def _mixed(params: QuantizationParams, g: Granularity) -> core.Mixed:
     def make() -> core.Mixed:
         codes = [CODES[params.dtype.channel(i).name] for i in range(g.axis)]
         bounds = np.array([params.channel_range(i) for i in range(g.axis)], np.int32).reshape(-1, 2)
-        return core.Mixed(codes, length, params.scale, *(np.ascontiguousarray(bounds[:, i]) for i in (0, 1)))
+        scale = np.ascontiguousarray(np.broadcast_to(params.scale.reshape(-1), g.axis))
+        return core.Mixed(codes, length, scale, *(np.ascontiguousarray(bounds[:, i]) for i in (0, 1)))
 
     mixed: core.Mixed = cache_of(params).find(("mixed", length), make)
     return mixed
