@@ -25,7 +25,12 @@ def hardware(
     from lowbit.runtime.hardware import hardware as detect
 
     found = detect()
-    facts = _probed() if probe else {}
+    facts: dict[str, Any] = {}
+    if probe:
+        from lowbit.runtime.hints import performance_hints
+        from lowbit.runtime.limits import limits
+
+        facts = {"limits": limits(), "hints": performance_hints()}
     if as_json:  # not by rich: it must reach pipes unwrapped and uncoloured
         typer.echo(json.dumps({**found.to_dict(), **{k: v.to_dict() for k, v in facts.items()}}, indent=2))
         return
@@ -33,13 +38,6 @@ def hardware(
     shown.print(_panel(found))
     for text in facts.values():
         shown.print(str(text))
-
-
-def _probed() -> dict[str, Any]:
-    from lowbit.runtime.hints import performance_hints
-    from lowbit.runtime.limits import limits
-
-    return {"limits": limits(), "hints": performance_hints()}
 
 
 def _panel(found: "HardwareFeatures") -> "RenderableType":

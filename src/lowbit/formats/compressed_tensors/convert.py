@@ -21,7 +21,7 @@ from lowbit.formats.safetensors.checkpoint import INDEX, Checkpoint, inside
 from lowbit.formats.safetensors.writer import ShardWriter
 from lowbit.formats.work_folder import MANIFEST, Assembly, Finished, real_target
 from lowbit.models.recipe import Recipe
-from lowbit.models.report import ModelReport, WeightRow
+from lowbit.models.report import ModelReport
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.files.atomic import refuse_unwritable, written_whole
 
@@ -82,7 +82,7 @@ def quantize_checkpoint(
             if not assembly.complete:
                 _write(opened, plan, config, rest, assembly, progress)
         losses = {name: db for shard in assembly.finished.values() for name, db in shard.sqnr_db.items()}
-        rows = [_with_loss(row, losses) for row in plan.rows]
+        rows = [dataclasses.replace(row, sqnr_db=losses.get(row.name)) for row in plan.rows]
         after = sum(shard.nbytes for shard in assembly.finished.values())
         report = ModelReport(os.fspath(source), str(target), _FORMAT, made.to_dict(), rows, opened.nbytes, after)
         spent = time.perf_counter() - start
@@ -178,10 +178,6 @@ def _fingerprint(
     tensors = [(t.name, t.dtype, t.shape, t.file.name, t.offset) for t in source.tensors.values()]
     said = [__version__, files, tensors, config, recipe.to_dict(), max_shard_bytes]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-
-
-def _with_loss(row: WeightRow, losses: Mapping[str, float]) -> WeightRow:
-    return dataclasses.replace(row, sqnr_db=losses[row.name]) if row.name in losses else row
 
 
 def _notes(plan: Plan, config: Mapping[str, Any], assembly: Assembly) -> tuple[str, ...]:

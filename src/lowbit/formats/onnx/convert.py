@@ -20,7 +20,7 @@ from lowbit.formats.onnx.dynamic import Dynamic, dynamic_note, why_not_dynamic
 from lowbit.formats.onnx.folding import fold_batch_norms
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.inference import check_model
-from lowbit.formats.onnx.rows import left_row, notes_on, once, one_row, refuse_skipped, sizes, stored_bytes
+from lowbit.formats.onnx.rows import left_row, notes_on, once, one_row, refuse_skipped, stored_bytes
 from lowbit.formats.onnx.runtime import brief, new_session
 from lowbit.formats.onnx.saving import refuse_target
 from lowbit.formats.onnx.static import quantize_static, why_not_static
@@ -78,7 +78,7 @@ def quantize_onnx(
     recipe.refuse_unmatched(([u.name, u.node.name] for u in uses), names)
     if operator != "auto":
         _refuse_idle_operator(graph, recipe, operator, uses)
-    work = _Work(graph, recipe, operator, sizes(graph, uses))
+    work = _Work(graph, recipe, operator, {u.name: stored_bytes(graph, u.name) for u in uses})
     rows = work.done(uses, data, progress)
     rows += [left_row(u, False, stored_bytes(graph, u.name)) for u in once(came_quantized)]
     notes += notes_on(uses, came_quantized, rows)
@@ -135,14 +135,14 @@ class _Work:
         rest = [(way, *plan) for way in ("dynamic", "weight") for plan in plans[way]]
         for way, i, use, rule in tracked(rest, "Quantizing", progress):
             try:
-                rows[i] = self._dynamic_row(use, rule) if way == "dynamic" else self._weight_only_row(use, rule)
+                if way == "dynamic":
+                    w = self.dynamic.apply(use, rule)
+                    rows[i] = self._row(use, w, "uint8 asymmetric, dynamic per tensor", dynamic_note(rule))
+                else:
+                    rows[i] = self._weight_only_row(use, rule)
             except Unsupported as error:
                 rows[i] = left_row(use, True, self.sizes[use.name], str(error))
         return self._merged(uses, rows)
-
-    def _dynamic_row(self, use: WeightUse, rule: Rule) -> WeightRow:
-        w = self.dynamic.apply(use, rule)
-        return self._row(use, w, "uint8 asymmetric, dynamic per tensor", dynamic_note(rule))
 
     def _weight_only_row(self, use: WeightUse, rule: Rule) -> WeightRow:
         a = rule.activations

@@ -37,11 +37,6 @@ def one_row(same: Sequence[WeightRow], stored: int) -> WeightRow:
     return replace(first, kind=kinds, bytes_after=size, note="; ".join(notes))
 
 
-def sizes(graph: Graph, uses: Iterable[WeightUse]) -> dict[str, int]:
-    """The bytes of each weight in the source."""
-    return {u.name: stored_bytes(graph, u.name) for u in uses}
-
-
 def stored_bytes(graph: Graph, name: str) -> int:
     """The bytes of a constant."""
     stored = graph.initializer(name)

@@ -80,7 +80,13 @@ def _recognised(
         if part == "weight_packed" and at("weight_scale"):
             layout = _compressed(t, config)
         elif part == "weight" and t.dtype in ("I8", "F8_E4M3", "F8_E5M2") and (at("weight_scale") or at("SCB")):
-            scheme = "bitsandbytes" if at("SCB") else "compressed-tensors" if _is_compressed(config) else "weight_scale"
+            scheme = (
+                "bitsandbytes"
+                if at("SCB")
+                else "compressed-tensors"
+                if config.get("quant_method") == "compressed-tensors"
+                else "weight_scale"
+            )
             layout = _Layout(scheme, 8, None, "" if t.dtype == "I8" else t.dtype.lower())
         elif part == "weight" and t.dtype == "U8" and f"{name}.absmax" in tensors:
             layout = _Layout("bitsandbytes", 4, None, "4-bit codes")
@@ -107,10 +113,6 @@ _PARTS = {
     "SCB": ("scales", ("weight",)),
     "input_scale": ("activations", ("weight", "weight_packed")),
 }
-
-
-def _is_compressed(config: Mapping[str, Any]) -> bool:
-    return config.get("quant_method") == "compressed-tensors"
 
 
 def _compressed(t: TensorInfo, config: Mapping[str, Any]) -> _Layout:

@@ -103,7 +103,8 @@ class ShardWriter:
     def write(self, name: str, data: Array | bytes) -> None:
         """The next bytes of a tensor, in C order and little-endian."""
         cursor = self._cursors[name]
-        view = memoryview(data) if isinstance(data, bytes) else _view_of(data)
+        given = data if isinstance(data, bytes) else np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+        view = memoryview(given)
         if cursor.at + view.nbytes > cursor.end:
             raise InvalidProblem(f"{name}: {view.nbytes} bytes; expected at most {cursor.end - cursor.at} more")
         _write_all(self._handle, view, cursor.at)
@@ -145,10 +146,6 @@ def checksum(path: Path) -> int:
 def _combined(header: bytes, parts: list[int]) -> int:
     # Empty tensors share their place with a neighbour, so that the file does not tell their order: they count as 0.
     return zlib.crc32(b"".join(crc.to_bytes(4, "little") for crc in parts if crc), zlib.crc32(header))
-
-
-def _view_of(data: Array) -> memoryview:
-    return memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8).data)
 
 
 def _write_all(handle: int, view: memoryview, at: int) -> None:
