@@ -7,7 +7,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,17 +143,19 @@ class ComparativeBenchmarkResult:
 
     @property
     def fastest(self) -> str | None:
-        timed = {n: r.timing.median for n, r in self.configurations.items() if r.timing is not None}
-        return min(timed, key=timed.__getitem__, default=None)
+        return self._first(lambda r: None if r.timing is None else r.timing.median)
 
     @property
     def most_accurate(self) -> str | None:
-        known = {n: r.sqnr_db for n, r in self.configurations.items() if r.sqnr_db is not None}
-        return max(known, key=known.__getitem__, default=None)
+        return self._first(lambda r: None if r.sqnr_db is None else -r.sqnr_db)
 
     @property
     def smallest(self) -> str | None:
-        known = {n: r.weight_bytes for n, r in self.configurations.items() if r.weight_bytes is not None}
+        return self._first(lambda r: r.weight_bytes)
+
+    def _first(self, figure: Callable[[BenchmarkResult], float | None]) -> str | None:
+        """The configuration with the smallest figure, of those that have one."""
+        known = {n: v for n, r in self.configurations.items() if (v := figure(r)) is not None}
         return min(known, key=known.__getitem__, default=None)
 
 
@@ -198,12 +200,8 @@ class BenchmarkSummary:
     def to_json(self) -> str:
         """JSON text. Infinite numbers become the string "inf"."""
         head = {k: v for k, v in vars(self).items() if k != "results"}
-        content = {
-            "format": _FORMAT,
-            "format_version": _VERSION,
-            **head,
-            "results": [r.to_dict() for r in self.results],
-        }
+        rows = [r.to_dict() for r in self.results]
+        content = {"format": _FORMAT, "format_version": _VERSION, **head, "results": rows}
         return json.dumps(_plain(content), indent=2, allow_nan=False)
 
     @staticmethod

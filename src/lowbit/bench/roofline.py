@@ -16,16 +16,10 @@ _POINTS = (("#d55e00", "o"), ("#56b4e9", "s"), ("#e69f00", "^"), ("#999999", "D"
 
 
 class _Point(NamedTuple):
-    name: str
+    kind: str
+    shape: str
     intensity: float  # operations per byte
     rate: float  # GOPS
-
-
-class _Roofs(NamedTuple):
-    """Limits of all threads: arithmetic in GOPS, reading in GB/s."""
-
-    flat: dict[str, float]
-    reads: dict[str, float]
 
 
 def plot_roofline(summary: BenchmarkSummary, path: str | os.PathLike[str] | None = None) -> Any:
@@ -37,16 +31,15 @@ def plot_roofline(summary: BenchmarkSummary, path: str | os.PathLike[str] | None
         raise ModuleNotFoundError("pictures need matplotlib: pip install 'lowbit[report]'", name="matplotlib") from None
 
     points = [
-        _Point(r.name, r.operations / r.bytes_moved, r.gops)
+        _Point(*r.name.rpartition(" ")[::2], r.operations / r.bytes_moved, r.gops)
         for r in summary.of("matrix")
         if r.gops is not None and r.bytes_moved
     ]
     if not points:
         raise InvalidProblem("summary: no timed matrix results; expected some to plot")
-    roofs = _roofs(summary)
     figure = Figure(figsize=(9, 5.8), layout="constrained")
     axes = figure.subplots()
-    _draw_roofs(axes, roofs, points)
+    _draw_roofs(axes, summary, points)
     _draw_points(axes, points)
     axes.set_xlabel("operations per byte of weights, activations and results")
     axes.set_ylabel("GOPS, by the median")
@@ -64,27 +57,24 @@ def plot_roofline(summary: BenchmarkSummary, path: str | os.PathLike[str] | None
     return figure
 
 
-def _roofs(summary: BenchmarkSummary) -> _Roofs:
+def _draw_roofs(axes: Any, summary: BenchmarkSummary, points: list[_Point]) -> None:
+    """The limits of all threads: arithmetic in GOPS, reading in GB/s."""
     scale = summary.threads / 1e9
     known = {"8-bit dot products": "dot_ops", "f32 arithmetic": "fma_ops"}
-    flat = {label: summary.limits.get(key, 0) * scale for label, key in known.items()}
-    reads = {name: rate * scale for name, rate in summary.limits.get("read_bytes", {}).items()}
-    return _Roofs({k: v for k, v in flat.items() if v > 0}, {k: v for k, v in reads.items() if v > 0})
-
-
-def _draw_roofs(axes: Any, roofs: _Roofs, points: list[_Point]) -> None:
-    top = max([*roofs.flat.values(), *(p.rate for p in points)])
-    places = [p.intensity for p in points] + [top / rate for rate in roofs.reads.values()]
+    flat = {label: rate * scale for label, key in known.items() if (rate := summary.limits.get(key, 0)) > 0}
+    reads = {name: rate * scale for name, rate in summary.limits.get("read_bytes", {}).items() if rate > 0}
+    top = max([*flat.values(), *(p.rate for p in points)])
+    places = [p.intensity for p in points] + [top / rate for rate in reads.values()]
     left, right = min(places) / 3, max(places) * 3
     floor = min(p.rate for p in points) / 4
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(floor, top * 2.2))
-    for i, (label, rate) in enumerate(sorted(roofs.flat.items(), key=lambda item: -item[1])):
-        start = max(left, rate / max(roofs.reads.values())) if roofs.reads else left
+    for i, (label, rate) in enumerate(sorted(flat.items(), key=lambda item: -item[1])):
+        start = max(left, rate / max(reads.values())) if reads else left
         axes.plot([start, right], [rate, rate], color="#000000", linewidth=1.8 if i == 0 else 1.0)
         style = {"textcoords": "offset points", "va": "center", "size": "small", "annotation_clip": False}
         axes.annotate(f"{label}\n{rate:.0f} GOPS", (right, rate), (5, 0), **style)
-    roof = max(roofs.flat.values(), default=top)
-    for name, rate in roofs.reads.items():
+    roof = max(flat.values(), default=top)
+    for name, rate in reads.items():
         color, dashes = _SLOPES.get(name, ("#999999", "-"))
         x = np.array([left, roof / rate])
         axes.plot(x, rate * x, color=color, linestyle=dashes, linewidth=1.4, label=f"reading {name}: {rate:.0f} GB/s")
@@ -93,20 +83,12 @@ def _draw_roofs(axes: Any, roofs: _Roofs, points: list[_Point]) -> None:
 def _draw_points(axes: Any, points: list[_Point]) -> None:
     """Each kind of layer in its colour. Points often lie close together, so labels of the first kind stand to their
     left and all others to their right."""
-    for i, kind in enumerate(dict.fromkeys(_kind(p.name) for p in points)):
+    for i, kind in enumerate(dict.fromkeys(p.kind for p in points)):
         color, marker = _POINTS[i % len(_POINTS)]
-        mine = [p for p in points if _kind(p.name) == kind]
+        mine = [p for p in points if p.kind == kind]
         dots = {"color": color, "marker": marker, "s": 46, "zorder": 3, "edgecolor": "black", "linewidth": 0.6}
         axes.scatter([p.intensity for p in mine], [p.rate for p in mine], label=kind, **dots)
         away, side, edge = (-5, "right", "top") if i == 0 else (5, "left", "bottom")
         text = {"color": "#222222", "ha": side, "va": edge, "fontsize": "x-small", "zorder": 2.5}
         for p in mine:
-            axes.annotate(_shape(p.name), p[1:], (away, away), textcoords="offset points", **text)
-
-
-def _kind(name: str) -> str:
-    return name.rpartition(" ")[0]
-
-
-def _shape(name: str) -> str:
-    return name.rpartition(" ")[2]
+            axes.annotate(p.shape, (p.intensity, p.rate), (away, away), textcoords="offset points", **text)

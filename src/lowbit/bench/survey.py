@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,38 +48,29 @@ class Setting:
         return lb.quantize(matrix, dtype, scheme=self.scheme, axis=axis, group_size=self.group_size)
 
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting("int16", "symmetric"),
-    Setting("uint16", "asymmetric"),
-    Setting("int8", "linear"),
-    Setting("int8", "symmetric"),
-    Setting("int8", "asymmetric"),
-    Setting("int8", "channel_wise"),
-    Setting("int8", "block_wise", 32),
-    Setting("int8", "logarithmic"),
-    Setting("uint8", "linear"),
-    Setting("uint8", "channel_wise"),
-    Setting("uint8", "block_wise", 32),
-    Setting("mixed", "channel_wise", widths=(8, 4)),
-    Setting("int4", "symmetric"),
-    Setting("int4", "asymmetric"),
-    Setting("int4", "channel_wise"),
-    Setting("int4", "block_wise", 32),
-    Setting("int4", "logarithmic"),
-    Setting("uint4", "asymmetric"),
-    Setting("uint4", "channel_wise"),
-    Setting("uint4", "block_wise", 32),
-    Setting("mixed", "channel_wise", widths=(8, 4, 2, 1)),
-    Setting("int2", "symmetric"),
-    Setting("int2", "channel_wise"),
-    Setting("int2", "block_wise", 32),
-    Setting("uint2", "asymmetric"),
-    Setting("uint2", "channel_wise"),
-    Setting("uint2", "block_wise", 32),
-    Setting("binary", "symmetric"),
-    Setting("binary", "channel_wise"),
-    Setting("binary", "block_wise", 32),
-)
+_SCHEMES = {
+    "int16": "symmetric",
+    "uint16": "asymmetric",
+    "int8": "linear symmetric asymmetric channel_wise block_wise logarithmic",
+    "uint8": "linear channel_wise block_wise",
+    "int4": "symmetric asymmetric channel_wise block_wise logarithmic",
+    "uint4": "asymmetric channel_wise block_wise",
+    "int2": "symmetric channel_wise block_wise",
+    "uint2": "asymmetric channel_wise block_wise",
+    "binary": "symmetric channel_wise block_wise",
+}
+_MIXED = {"int4": (8, 4), "int2": (8, 4, 2, 1)}  # mixed widths, listed before these dtypes
+
+
+def _settings() -> Iterator[Setting]:
+    for dtype, schemes in _SCHEMES.items():
+        if dtype in _MIXED:
+            yield Setting("mixed", "channel_wise", widths=_MIXED[dtype])
+        for scheme in schemes.split():
+            yield Setting(dtype, scheme, 32 if scheme == "block_wise" else None)
+
+
+SETTINGS = tuple(_settings())
 
 
 @dataclass(frozen=True)
@@ -117,7 +108,7 @@ def run_survey(
     for setting in settings:
         if progress is not None:
             progress(f"{setting.dtype_name} {setting.scheme_name}")
-        quantized = {name: setting.quantize(_matrix(array)) for name, array in weights.items()}
+        quantized = {name: setting.quantize(array.reshape(len(array), -1)) for name, array in weights.items()}
         restored = {name: q.dequantize().reshape(weights[name].shape) for name, q in quantized.items()}
         nbytes = sum(q.nbytes for q in quantized.values())
         rows.append(
@@ -132,10 +123,6 @@ def run_survey(
             )
         )
     return rows
-
-
-def _matrix(weight: NDArray[np.float32]) -> NDArray[np.float32]:
-    return weight.reshape(len(weight), -1)
 
 
 def _tiled(weights: dict[str, NDArray[Any]], elements: int) -> NDArray[np.float32]:

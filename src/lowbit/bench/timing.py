@@ -71,6 +71,18 @@ def _inside(call: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
         yield call
 
 
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Keep the garbage collector from running in the middle of a sample."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Samples:
     """Samples of a call's seconds and of its share of a CPU.
 
@@ -142,9 +154,7 @@ def measure(
     """
     found: dict[str, Samples] = {}
     end = time.perf_counter() + seconds
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with without_gc():
         for name, call in calls.items():
             one = min(sample(call, 1) for _ in range(max(1, warmup)))
             found[name] = Samples(call, repeats_for(one))
@@ -159,9 +169,6 @@ def measure(
                 widths = [s.timing(min_rounds).width for s in found.values()]
                 if max(widths) <= width and r + 1 >= 3 * min_rounds:
                     break
-    finally:
-        if was_enabled:
-            gc.enable()
     return {name: samples.timing(min_rounds) for name, samples in found.items()}
 
 

@@ -62,14 +62,9 @@ class Candidate:
             g = None if workload is None else workload.geometry
             geometry = {} if g is None else g._asdict()
             return QuantizedConv2d(weight, bias, dtype=self.dtype, scheme=self.scheme, **geometry)
-        return QuantizedLinear(
-            weight,
-            bias,
-            dtype=self.dtype,
-            scheme=self.scheme,
-            group_size=self.group_size,
-            activation_dtype=self.activation_dtype,
-        )
+        options = asdict(self)
+        del options["threads"]
+        return QuantizedLinear(weight, bias, **options)
 
 
 @dataclass(frozen=True)
@@ -97,16 +92,13 @@ def candidates_for(workload: QuantizationWorkload, threads: int) -> Iterator[Can
 def _settings(workload: QuantizationWorkload) -> Iterator[Candidate]:
     if workload.kind == "matmul":
         k = workload.shape[2]
+        groups = [size for size in _GROUPS if size <= k]
         yield Candidate("int8")
-        for block in _GROUPS:
-            if block <= k:
-                yield Candidate("int4", group_size=block)
+        yield from (Candidate("int4", group_size=size) for size in groups)
         yield Candidate("int8", activation_dtype="uint8")
-        for block in _GROUPS:
-            if block <= k:
-                yield Candidate("int4", scheme="asymmetric", group_size=block)
+        yield from (Candidate("int4", scheme="asymmetric", group_size=size) for size in groups)
         yield Candidate("int8", activation_dtype="float")
-        if k >= _GROUPS[0]:
+        if groups:
             yield Candidate("int4", group_size=_GROUPS[0], activation_dtype="float")
             yield Candidate("int2", group_size=_GROUPS[0])
     elif workload.kind == "conv2d":

@@ -2,51 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.native import core
 from lowbit.runtime.threads import get_num_threads
 from lowbit.tuning.workload import QuantizationWorkload
-
-_SCHEDULE = [
-    "kernel",
-    "tile_rows",
-    "threads",
-    "order",
-    "row_tasks",
-    "task_rows",
-    "panel_tasks",
-    "task_panels",
-    "panel_columns",
-    "k_blocks",
-    "k_block",
-    "rows",
-    "packed_stride",
-    "panels_at_once",
-    "rows_per_call",
-    "paired",
-    "in_place",
-    "scratch_bytes",
-]
-_CPU = [
-    "l1",
-    "l2",
-    "l3",
-    "line",
-    "dot_ports",
-    "l1_sets",
-    "l1_written_ways",
-    "task_rows",
-    "task_panels",
-    "k_block",
-    "few_rows",
-    "short_k",
-    "thread_work",
-    "shared_b",
-    "staging",
-]
 
 
 @dataclass(frozen=True)
@@ -58,7 +20,7 @@ class ScheduleExplanation:
     cpu: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"workload": self.workload, "schedule": self.schedule, "cpu": self.cpu}
+        return asdict(self)
 
     def lines(self) -> list[tuple[str, str]]:
         """The schedule in words: a topic and a sentence each."""
@@ -94,15 +56,13 @@ def explain(workload: QuantizationWorkload, threads: int | None = None) -> Sched
         raise InvalidProblem(f"workload: {workload}; expected a matrix product")
     m, n, k = workload.shape
     found = core.int8_schedule(m, n, k, get_num_threads() if threads is None else threads)
-    return ScheduleExplanation(
-        "x".join(map(str, workload.shape)),
-        {name: _plain(getattr(found, name)) for name in _SCHEDULE},
-        {name: getattr(core.cpu_model(), name) for name in _CPU},
-    )
+    return ScheduleExplanation("x".join(map(str, workload.shape)), _fields(found), _fields(core.cpu_model()))
 
 
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, bool | int | str) else value.name
+def _fields(found: Any) -> dict[str, Any]:
+    """The properties of a native object, enums by name."""
+    values = {name: getattr(found, name) for name in vars(type(found)) if not name.startswith("_")}
+    return {name: getattr(value, "name", value) for name, value in values.items()}
 
 
 def _size(count: int) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import random
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from lowbit.bench.timing import Samples, Timing, repeats_for, sample
+from lowbit.bench.timing import Samples, Timing, repeats_for, sample, without_gc
 
 _FEW = 8  # samples before any verdict
 # A candidate is dropped once its minimum exceeds the upper end of the leader's interval by this factor; the larger one
@@ -43,13 +43,10 @@ def race(
     samples: dict[str, Samples] = {}
     running, resting = list(calls), set[str]()
     order = random.Random(0)
-    complete = True
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    complete = False
+    with contextlib.suppress(KeyboardInterrupt), without_gc():
         for name in calls:
             if time.perf_counter() >= end and samples:
-                complete = False
                 break
             calls[name]()
             one = min(sample(calls[name], 1), sample(calls[name], 1))
@@ -76,10 +73,6 @@ def race(
                 resting = {n for n in running if found[n].best > best.high * _FAR}
                 if r + 1 >= 3 * _FEW and max(found[n].width for n in running) <= _NARROW:
                     break
-    except KeyboardInterrupt:
-        complete = False
-    finally:
-        if was_enabled:
-            gc.enable()
+        complete = len(samples) == len(calls)
     timings = {n: s.timing(_FEW) for n, s in samples.items()}
     return Outcome(timings, frozenset(n for n in timings if n not in running), complete)

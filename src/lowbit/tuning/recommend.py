@@ -54,20 +54,20 @@ def recommend(
     assert found is not None
     bound, why = _bound(workload, rates)
     reasons = [found.why, why]
-    if found.winner is None:
-        if found.meets_requirements is False:
-            reasons.append("the requirements are not met")
-        return QuantizationRecommendations(
-            repr(workload), "float32", "", None, "", 1, tuple(reasons), bound, bool(found.results)
-        )
     w = found.winner
-    if w.group_size is not None and w.group_size != optimal_block_size():
-        reasons.append(f"groups of {w.group_size} measured better than {optimal_block_size()}, which kernels prefer")
-    if not workload.is_sampled:
-        reasons.append("errors are those of normal numbers; give x and weight for your own")
-    return QuantizationRecommendations(
-        repr(workload), w.dtype, w.scheme, w.group_size, w.activation_dtype, w.threads, tuple(reasons), bound, True
-    )
+    setting: tuple[str, str, int | None, str, int] = ("float32", "", None, "", 1)
+    if w is not None:
+        setting = (w.dtype, w.scheme, w.group_size, w.activation_dtype, w.threads)
+        if w.group_size is not None and w.group_size != optimal_block_size():
+            reasons.append(
+                f"groups of {w.group_size} measured better than {optimal_block_size()}, which kernels prefer"
+            )
+        if not workload.is_sampled:
+            reasons.append("errors are those of normal numbers; give x and weight for your own")
+    elif not found.meets_requirements:
+        reasons.append("the requirements are not met")
+    measured = w is not None or bool(found.results)
+    return QuantizationRecommendations(repr(workload), *setting, tuple(reasons), bound, measured)
 
 
 def _bound(workload: QuantizationWorkload, rates: Limits) -> tuple[str, str]:
