@@ -348,14 +348,14 @@ void test_cached(Isa isa) {
   for (int round = 0; round < 2; ++round)
     for (int i = 0; i < 70; ++i) {  // more than are kept
       k.sa = k.sb = k.sy = 0.01f * static_cast<float>(i + 1), k.zy = i % 5;
-      const AddMulShortcut* few = remembered_shortcut(isa, row, k, kShortcutAfter / 4);
+      const AddMulShortcut* few = cached_shortcut(isa, row, k, kShortcutAfter / 4);
       good &= few == nullptr;
-      const AddMulShortcut* many = remembered_shortcut(isa, row, k, kShortcutAfter);
+      const AddMulShortcut* many = cached_shortcut(isa, row, k, kShortcutAfter);
       good &= (many != nullptr) == (row.shortcut != nullptr);
       if (many == nullptr) continue;
       k.shortcut = many;
-      good &= agrees_on_all_pairs(row, row.shortcut, k) && remembered_shortcut(isa, row, k, 1) == many;
-      k.zy = 9, good &= remembered_shortcut(isa, row, k, 1) == nullptr;
+      good &= agrees_on_all_pairs(row, row.shortcut, k) && cached_shortcut(isa, row, k, 1) == many;
+      k.zy = 9, good &= cached_shortcut(isa, row, k, 1) == nullptr;
     }
   report(good, std::string("cached shortcuts ") + isa_name(isa));
 }

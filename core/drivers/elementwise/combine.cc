@@ -93,7 +93,7 @@ void combine(AddMulOp op, const CodesOperand& a, const CodesOperand& b, const Co
   all.a_signed = a.code == Code::s8, all.b_signed = b.code == Code::s8;
   all.sa = a.scale, all.sb = b.scale, all.sy = q.scale;
   all.za = a.zero, all.zb = b.zero, all.zy = q.zero, all.qmin = q.qmin, all.qmax = q.qmax;
-  all.shortcut = remembered_shortcut(isa, row, all, n);
+  all.shortcut = cached_shortcut(isa, row, all, n);
   const AddMulFn run = all.shortcut ? row.shortcut : row.exact;
   const Spread from_a(a, q.shape), from_b(b, q.shape);
   for_each_chunk(n, kChunk, [&](int64_t begin, int64_t end) {

@@ -225,7 +225,7 @@ AddMulShortcut find_for_mul(AllPairs& pairs) {
   return AddMulShortcut{};
 }
 
-struct Remembered {
+struct CachedShortcut {
   std::tuple<Isa, AddMulOp, Code, bool, bool, float, float, float, int32_t, int32_t, int32_t, int32_t, int32_t> key;
   int64_t seen = 0;
   bool settled = false;
@@ -243,24 +243,24 @@ AddMulShortcut find_shortcut(const AddMulRow& row, const AddMulArgs& k) {
   return row.op == AddMulOp::add ? find_for_add(pairs) : find_for_mul(pairs);
 }
 
-const AddMulShortcut* remembered_shortcut(Isa isa, const AddMulRow& row, const AddMulArgs& k, int64_t n) {
-  constexpr size_t kRemembered = 64;
-  static thread_local std::vector<Remembered> known;
+const AddMulShortcut* cached_shortcut(Isa isa, const AddMulRow& row, const AddMulArgs& k, int64_t n) {
+  constexpr size_t kCached = 64;
+  static thread_local std::vector<CachedShortcut> known;
   static thread_local size_t oldest = 0;
   if (row.shortcut == nullptr) return nullptr;
-  const decltype(Remembered::key) key{isa,  row.op, row.code, k.a_signed, k.b_signed, k.sa,  k.sb,
-                                      k.sy, k.za,   k.zb,     k.zy,       k.qmin,     k.qmax};
-  const auto same = std::find_if(known.begin(), known.end(), [&](const Remembered& r) { return r.key == key; });
-  Remembered* r = same != known.end() ? &*same : nullptr;
+  const decltype(CachedShortcut::key) key{isa,  row.op, row.code, k.a_signed, k.b_signed, k.sa,  k.sb,
+                                          k.sy, k.za,   k.zb,     k.zy,       k.qmin,     k.qmax};
+  const auto same = std::find_if(known.begin(), known.end(), [&](const CachedShortcut& r) { return r.key == key; });
+  CachedShortcut* r = same != known.end() ? &*same : nullptr;
   if (r == nullptr) {
-    if (known.size() < kRemembered) {
+    if (known.size() < kCached) {
       known.emplace_back();
       r = &known.back();
     } else {
       r = &known[oldest];
-      oldest = (oldest + 1) % kRemembered;
+      oldest = (oldest + 1) % kCached;
     }
-    *r = Remembered{};
+    *r = CachedShortcut{};
     r->key = key;
   }
   r->seen += n;

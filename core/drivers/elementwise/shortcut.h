@@ -14,6 +14,6 @@ AddMulShortcut find_shortcut(const AddMulRow& row, const AddMulArgs& k);
 
 // The same from a cache of the calling thread. The search runs once these parameters have been used for kShortcutAfter
 // elements, these n included. Null: none, or not yet. Valid until the next call of this thread.
-const AddMulShortcut* remembered_shortcut(Isa isa, const AddMulRow& row, const AddMulArgs& k, int64_t n);
+const AddMulShortcut* cached_shortcut(Isa isa, const AddMulRow& row, const AddMulArgs& k, int64_t n);
 
 }  // namespace lowbit

@@ -5,7 +5,7 @@
 //   carry-save adders (Harley-Seal)    6.2    xor, 15/16 of an adder's 5, 1/16 of a count
 //   lookup.h                           2.8    17 per 6 nibbles of 32 columns by 2 rows
 //   count.h, where bytes are counted   3      xor, count, addition; 2.5 with carries
-// Operands come from L1: a block of 64 columns is 4 KiB, the tables of lookup.h are 4 KiB, the counts of 64 rows 8 KiB.
+// Operands come from L1: a panel of 64 columns is 4 KiB, the tables of lookup.h are 4 KiB, the counts of 64 rows 8 KiB.
 // Codes of rows come from L2, 2 bytes per byte.
 #pragma once
 #include <type_traits>
