@@ -486,7 +486,7 @@ def test_layouts_of_torch_are_kept_by_shape_axis_and_block() -> None:
     alone = [repr(kernels.granularity(*a)) for a in asked]
     assert len(set(alone)) > 3
     for order in orders(len(asked), several=2):
-        kernels.cached_granularity.cache_clear()
+        kernels._GRANULARITIES.clear()
         assert all(repr(kernels.cached_granularity(*asked[i])) == alone[i] for i in order)
 
     def masked(shape: Any, axis: Any, block: Any) -> Any:

@@ -27,6 +27,7 @@ from lowbit.ops.packed import PackedMatrix, pack_groups
 from lowbit.ops.quantize import quantize
 from lowbit.ops.workspace import codes_workspace, linear_workspace
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.cache import Cache
 from lowbit.runtime.native import core
 
 _ACTIVATIONS = ("int8", "uint8", "float")
@@ -34,7 +35,7 @@ _ACTIVATIONS = ("int8", "uint8", "float")
 
 class _Call(NamedTuple):
     epilogue: Epilogue
-    plan: core.LinearPlan | core.FloatLinearPlan | None
+    plan: core.LinearPlan | core.FloatLinearPlan | None  # None: NumPy applies the epilogue
 
 
 class QuantizedLinear(Frozen):
@@ -91,8 +92,7 @@ class QuantizedLinear(Frozen):
         self.activation_dtype, self.input_params, self.out_params = activation_dtype, input_params, out_params
         self.params = p
         self._epilogue = Epilogue.of(self.out_features, bias, out_params, any_codes=True)
-        self._calls: dict[Any, _Call] = {}  # by the type of x
-        self._direct: dict[Any, Any] = {}  # native plans, by the dtype of NumPy arrays they take as they are
+        self._calls: Cache[Any] = Cache(8)  # _Call by element, and native plans by the dtype of arrays they take as is
         self.path = linear_path(p, activation_dtype, input_params)
         self._packed: Any
         if self.path == "integer":
@@ -138,10 +138,10 @@ class QuantizedLinear(Frozen):
 
     def __call__(self, x: Any) -> Any:
         """x [..., in] to [..., out], in x's type, or QuantizedTensor of out_params."""
-        plan = self._direct.get(x.dtype) if type(x) is np.ndarray else None
-        if plan is not None and x.shape[-1:] == (self.in_features,) and x.flags.c_contiguous and x.flags.aligned:
-            y = np.empty((*x.shape[:-1], self.out_features), x.dtype)
-            if plan.run(x, y) is not False:
+        plan = self._calls.get(x.dtype) if type(x) is np.ndarray else None
+        if plan is not None and x.shape[-1:] == (self.in_features,):
+            flags, y = x.flags, np.empty((*x.shape[:-1], self.out_features), x.dtype)
+            if flags.c_contiguous and flags.aligned and plan.run(x, y) is not False:
                 return y
         rows = cpu.as_float_array(x, "x")
         if not rows.shape or rows.shape[-1] != self.in_features:
@@ -167,16 +167,17 @@ class QuantizedLinear(Frozen):
             self._by_parts(x, math.prod(x.shape[:-1]), epilogue, y)
 
     def _call_for(self, x: cpu.FloatArray) -> _Call:
-        """The epilogue and the native plan for inputs of x's type; no plan where NumPy applies the epilogue."""
-        found = self._calls.get(x.element)
-        if found is None:
+        """How inputs of x's type are multiplied."""
+
+        def make() -> _Call:
             epilogue = self._epilogue
             if self.out_params is None:
-                dtype = np.dtype(cpu.float_dtype(DTYPES[x.element]))
-                epilogue = dataclasses.replace(epilogue, dtype=dtype)
-            found = self._calls[x.element] = _Call(epilogue, self._plan(x.element, epilogue))
+                epilogue = dataclasses.replace(epilogue, dtype=cpu.float_dtype(DTYPES[x.element]))
+            return _Call(epilogue, self._plan(x.element, epilogue))
+
+        found: _Call = self._calls.find(id(x.element), make)
         if found.plan is not None and self.out_params is None and x.dtype in (np.float32, np.float16):
-            self._direct[x.dtype] = found.plan
+            self._calls.put(x.dtype, found.plan)
         return found
 
     def _plan(self, element: cpu.Element, epilogue: Epilogue) -> core.LinearPlan | core.FloatLinearPlan | None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.numerics.params import QuantizationParams
+from lowbit.runtime.cache import cache_of
 from lowbit.runtime.native import CODES, core
 
 Array = npt.NDArray[Any]
@@ -25,15 +26,15 @@ class Window(NamedTuple):
 
 def byte_params(params: QuantizationParams) -> core.CodeParams | None:
     """The native form of linear int8 or uint8 params with one float32 scale; None for all others."""
-    if "bytes" not in params._cache:
-        found = None
-        is_byte = params.dtype.name in ("int8", "uint8") and not params.is_logarithmic
+    calls = params._calls
+    found: tuple[core.CodeParams | None] | None = None if calls is None else calls.get("bytes")
+    if found is None:
+        made, is_byte = None, params.dtype.name in ("int8", "uint8") and not params.is_logarithmic
         if is_byte and params.scale.ndim == 0 and params.scale.dtype == np.float32:
             scale, zero = float(params.scale), int(params.zero_point)
-            found = core.CodeParams(CODES[params.dtype.name], scale, zero, params.qmin, params.qmax)
-        params._cache["bytes"] = found
-    kept: core.CodeParams | None = params._cache["bytes"]
-    return kept
+            made = core.CodeParams(CODES[params.dtype.name], scale, zero, params.qmin, params.qmax)
+        found = cache_of(params).put("bytes", (made,))
+    return found[0]
 
 
 def _contiguous(codes: Array) -> Array:

@@ -41,8 +41,6 @@ from lowbit.ops.operands import (
     BYTES,
     F32,
     Array,
-    cache_plan,
-    cached_plan,
     float_operand,
     multiplies_as_bytes,
     require_tensor,
@@ -50,7 +48,6 @@ from lowbit.ops.operands import (
 )
 from lowbit.ops.packed_conv import PackedConv, packed_codes, prepack_conv2d
 from lowbit.ops.quantize import quantize
-from lowbit.runtime.native import core
 
 __all__ = ["ConvGeometry", "PackedConv", "conv2d_integer", "conv_path_of", "prepack_conv2d", "qconv1d", "qconv2d"]
 
@@ -145,14 +142,14 @@ def qconv2d(
     """
     key: Any = None
     if type(w) is PackedConv and bias is None and type(x) is QuantizedTensor:
-        # Depthwise weights are prepared for one instruction set.
-        isa = core.active_isa() if w.is_depthwise else None
         options = out_dtype, activation, clamp, stride, padding, dilation, layout, groups
-        key = x.shape, id(x.params), id(out_params), isa, *options
-        ready = cached_plan(w._plans, key)
-        if ready is not None:
-            call: ConvCall = ready[0]
-            return call.epilogue.wrap(call.run(x, w))
+        key = x.shape, id(x.params), id(out_params), *options
+        try:
+            settled: tuple[ConvCall, Any] | None = w._calls.get(key)
+        except TypeError:  # an option that has no hash
+            settled = key = None
+        if settled is not None:
+            return settled[0].epilogue.wrap(settled[0].run(x, w))
     if isinstance(w, PackedConv):
         if groups not in (1, w.groups):
             raise InvalidProblem(f"groups: {groups!r}; w is packed for {w.groups}")
@@ -171,7 +168,7 @@ def qconv2d(
     packed = w if isinstance(w, PackedConv) else PackedConv(w, g.groups)
     call = ConvCall.of(q, packed, g, epilogue)
     if key is not None:
-        cache_plan(packed._plans, key, (call, out_params))  # ids in the key stay those of the params it holds
+        packed._calls.put(key, (call, out_params))  # ids in the key stay those of the params it holds
     return epilogue.wrap(call.run(q, packed))
 
 

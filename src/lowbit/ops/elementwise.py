@@ -24,6 +24,7 @@ from lowbit.ops.operands import require_tensor
 from lowbit.ops.outputs import codes_for, finished, result_params
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise as native_elementwise
+from lowbit.runtime.cache import cache_of
 from lowbit.runtime.native import core
 
 Array = npt.NDArray[Any]
@@ -173,21 +174,25 @@ def _combined(
             shape = np.broadcast_shapes(a.shape, b.shape)
         except ValueError:
             raise InvalidProblem(f"a, b: shapes {a.shape} and {b.shape} do not broadcast") from None
-    pa, pb = codes.byte_params(a.params), codes.byte_params(b.params)
-    py = codes.byte_params(out_params) if isinstance(out_params, QuantizationParams) else None
-    if out_params is None or pa is None or pb is None or py is None:  # else they fit any shape
-        out_params = result_params(out_params, a, "a", _compute_type([a, b]), shape)
-        py = codes.byte_params(out_params)
-    params = out_params
+    calls, key = cache_of(a.params), (id(op), id(b.params), id(out_params))
+    settled: tuple[QuantizationParams, core.CombinePlan, Any] | None = calls.get(key)
+    if settled is None:
+        params, plan = result_params(out_params, a, "a", _compute_type([a, b]), shape), None
+        pa, pb, py = (codes.byte_params(p) for p in (a.params, b.params, params))
+        if pa is not None and pb is not None and py is not None:
+            plan = core.CombinePlan(op, pa, pb, py)
+            calls.put(key, (params, plan, (b.params, out_params)))  # it holds the params whose ids are in the key
+    else:
+        params, plan, _ = settled  # params of bytes fit any shape
     data = codes_for(params, shape, out)
-    if pa is None or pb is None or py is None:
+    if plan is None:
         compute = params.scale.dtype
         with np.errstate(over="ignore"):
             y = function(a.dequantize(dtype=compute), b.dequantize(dtype=compute))
         _quantize_into(np.asarray(y, order="C"), params, data)
     else:
         target = data if out is None else _apart(data, (a.data, b.data), in_place=True)
-        codes.combine(core.CombinePlan(op, pa, pb, py), a.data, b.data, target)
+        codes.combine(plan, a.data, b.data, target)
         if target is not data:
             data[...] = target
     return finished(data, params, shape, out)
@@ -213,16 +218,14 @@ def _bounded(a: QuantizedTensor, lo: float, hi: float, out: QuantizedTensor | Ar
 
 
 def _bounds(params: QuantizationParams, lo: float, hi: float) -> tuple[int, int]:
-    """Codes of two numbers; kept with the params, as the same two come again and again."""
-    key = ("bounds", lo, hi)
-    if key not in params._cache:
+    """Codes of two numbers."""
+    calls, key = cache_of(params), ("bounds", lo, hi)
+    found: tuple[int, int] | None = calls.get(key)
+    if found is None:
         low, high = (int(code) for code in reference.quantize(np.array([lo, hi], np.float32), _flat(params)))
         low, high = params.dtype.qmin if lo == -math.inf else low, params.dtype.qmax if hi == math.inf else high
-        if len(params._cache) > 64:
-            return low, high
-        params._cache[key] = low, high
-    kept: tuple[int, int] = params._cache[key]
-    return kept
+        found = calls.put(key, (low, high))
+    return found
 
 
 def _number(name: str, value: Any, default: float) -> float:

@@ -33,8 +33,6 @@ from lowbit.ops.operands import (
     BYTES,
     F32,
     Array,
-    cache_plan,
-    cached_plan,
     float_operand,
     require_tensor,
     sum_dtype,
@@ -46,6 +44,21 @@ from lowbit.ops.quantize import quantize
 from lowbit.runtime.native import core
 
 __all__ = ["PackedMatrix", "float_bias", "matmul_integer", "multiply_into", "path_of", "prepack", "qmatmul"]
+
+
+class _Call(NamedTuple):
+    """A settled call: the plan for left sides of the same params."""
+
+    plan: core.GemmPlan
+    epilogue: Epilogue
+    n: int
+    keyed: tuple[Any, ...]  # the params whose ids are in the key
+
+    def run(self, a: QuantizedTensor) -> Array | QuantizedTensor:
+        plan, epilogue, n, _ = self
+        y, memory = epilogue.empty((a.shape[0], n))
+        plan.run(a.data, memory)
+        return epilogue.wrap(y)
 
 
 def matmul_integer(
@@ -117,11 +130,20 @@ def qmatmul(
     """
     key: Any = None
     plain = bias is None and not (transpose_a or transpose_b)
-    if plain and type(b) is PackedMatrix and type(a) is QuantizedTensor and _is_matrix(a.data):
+    if (
+        plain
+        and type(b) is PackedMatrix
+        and type(a) is QuantizedTensor
+        and a.data.ndim == 2
+        and a.data.flags.c_contiguous
+    ):
         key = id(a.params), id(out_params), out_dtype, activation, clamp
-        ready = cached_plan(b._plans, key)
-        if ready is not None and a.shape[1] == b.shape[0]:
-            return _run(ready[0], ready[1], a, b.shape[1])
+        try:
+            settled: _Call | None = b._calls.get(key)
+        except TypeError:  # an option that has no hash
+            settled = key = None
+        if settled is not None and a.shape[1] == b.shape[0]:
+            return settled.run(a)
     left, right = _sides(a, b, transpose_a, transpose_b)
     n = right.shape[-1]
     epilogue = Epilogue.of(n, bias, out_params, out_dtype, activation, clamp, any_codes=True)
@@ -136,8 +158,9 @@ def qmatmul(
         assert isinstance(right, PackedMatrix)
         plan = gemm_plan(p, right, epilogue)
         if plan is not None:
-            cache_plan(right._plans, key, (plan, epilogue, p, out_params))  # it holds the params whose ids are the key
-            return _run(plan, epilogue, tensor, n)
+            call = _Call(plan, epilogue, n, (p, out_params))
+            right._calls.put(key, call)
+            return call.run(tensor)
     y = PATHS[path](tensor, right if path == "integer" else _tensor(right), epilogue)
     return epilogue.wrap(y.reshape(*left.shape[:-1], n))
 
@@ -167,16 +190,6 @@ def path_of(a: QuantizationParams, b: QuantizationParams, a_ndim: int = 2, b_ndi
         low = b.dtype.bits in (2, 4)
         return "groups" if signed and low else "blocks" if max(a.dtype.bits, b.dtype.bits) <= 8 else "general"
     return "general"
-
-
-def _is_matrix(codes: Array) -> bool:
-    return codes.ndim == 2 and codes.flags.c_contiguous
-
-
-def _run(plan: core.GemmPlan, epilogue: Epilogue, a: QuantizedTensor, n: int) -> Array | QuantizedTensor:
-    y, memory = epilogue.empty((a.shape[0], n))
-    plan.run(a.data, memory)
-    return epilogue.wrap(y)
 
 
 # ---- operands ----

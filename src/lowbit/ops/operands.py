@@ -20,7 +20,6 @@ F32 = np.float32
 BYTES = {np.dtype(np.int8): core.Code.s8, np.dtype(np.uint8): core.Code.u8}
 SUMS, WIDE_SUMS = core.Epilogue(), core.Epilogue(wide=True)  # integer sums as they are; always in int64
 PLAIN_FLOATS = core.Epilogue.floats(core.Result.f32, (-np.inf, np.inf))
-_MOST_PLANS = 16
 _RANGES = {np.dtype(np.int8): range(-128, 128), np.dtype(np.uint8): range(256)}
 
 
@@ -31,24 +30,6 @@ class Frozen:
         if not name.startswith("_") and name in vars(self):
             raise AttributeError(f"{name}: a {type(self).__name__} does not change; make another one")
         object.__setattr__(self, name, value)
-
-
-def cache_plan(plans: dict[Any, Any], key: Any, made: Any) -> None:
-    """Cache what a call made; at most 16 entries. A key that cannot be hashed is left out."""
-    try:
-        if len(plans) >= _MOST_PLANS:
-            plans.clear()
-        plans[key] = made
-    except TypeError:
-        return
-
-
-def cached_plan(plans: dict[Any, Any], key: Any) -> Any:
-    """The entry of `cache_plan` for this key, or None."""
-    try:
-        return plans.get(key)
-    except TypeError:  # a list cannot be a key
-        return None
 
 
 def require_tensor(name: str, value: Any, otherwise: str = "") -> None:

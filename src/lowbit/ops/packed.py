@@ -10,7 +10,8 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.epilogue import Epilogue
-from lowbit.ops.operands import BYTES, F32, Frozen, cache_plan, cached_plan, multiplies_as_bytes, require_tensor
+from lowbit.ops.operands import BYTES, F32, Frozen, multiplies_as_bytes, require_tensor
+from lowbit.runtime.cache import Cache
 from lowbit.runtime.native import core
 
 
@@ -28,7 +29,7 @@ class PackedMatrix(Frozen):
         p = tensor.params
         codes = tensor.unpack()
         self.shape = (k, n)
-        self._plans: dict[Any, Any] = {}
+        self._calls: Cache[Any] = Cache(16)
         self.params = p if not transpose or p.axis is None else p.replace(axis=1 - p.axis % 2)
         zero = np.ascontiguousarray(p.zero_point.reshape(-1), np.int32)
         self.native = core.PackedMatrix(np.ascontiguousarray(codes), transpose, zero if p.zero_point.any() else None)
@@ -62,12 +63,8 @@ class PackedMatrix(Frozen):
         """
         if epilogue.bias is not None:
             return gemm_plan(a, self, epilogue)
-        key = id(a), id(epilogue)
-        found = cached_plan(self._plans, key)
-        if found is None:
-            found = gemm_plan(a, self, epilogue), a, epilogue
-            cache_plan(self._plans, key, found)
-        plan: core.GemmPlan | None = found[0]
+        plan: core.GemmPlan | None
+        plan, _, _ = self._calls.find((id(a), id(epilogue)), lambda: (gemm_plan(a, self, epilogue), a, epilogue))
         return plan
 
 

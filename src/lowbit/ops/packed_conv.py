@@ -11,6 +11,7 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv_geometry import ConvGeometry, check_kernel_shape, is_depthwise
 from lowbit.ops.operands import BYTES, F32, Array, Frozen, multiplies_as_bytes, require_tensor
+from lowbit.runtime.cache import Cache
 from lowbit.runtime.native import core
 
 
@@ -20,7 +21,7 @@ class PackedConv(Frozen):
     def __init__(self, tensor: QuantizedTensor, groups: int = 1) -> None:
         out, per_group, kh, kw = tensor.shape
         self.params, self.groups, self.shape = tensor.params, groups, tensor.shape
-        self._plans: dict[Any, Any] = {}
+        self._calls: Cache[Any] = Cache(16)
         codes = np.ascontiguousarray(np.moveaxis(tensor.unpack(), 1, -1))
         zero = np.broadcast_to(tensor.params.zero_point.astype(np.int32).reshape(-1), out)
         # Depthwise kernels are prepared for a stride and dilation when one is first met.
@@ -28,7 +29,7 @@ class PackedConv(Frozen):
         self.parts: list[core.PackedMatrix] = []
         if self.is_depthwise:
             self._filters, self._zero = codes.reshape(out, kh, kw).copy(), zero.copy()
-            self._prepared: dict[Any, core.DepthwiseWeights] = {}
+            self._prepared: Cache[core.DepthwiseWeights] = Cache(16)
         else:
             run = kw * per_group
             line = line_of(kh, run, zero)
@@ -45,11 +46,12 @@ class PackedConv(Frozen):
         window = core.Window(image, kernel, g.stride, g.padding, g.dilation, self.groups)
         if not self.is_depthwise:
             return core.ConvPlan(self.parts, window, code, zero, epilogues)
-        key = code, g.stride, g.dilation, core.active_isa()
-        if key not in self._prepared:
-            w_code = BYTES[self._filters.dtype]
-            self._prepared[key] = core.DepthwiseWeights(window, code, self._filters, w_code, self._zero)
-        return core.DepthwiseConvPlan(self._prepared[key], window, zero, epilogues[0])
+        w_code = BYTES[self._filters.dtype]
+        weights = self._prepared.find(
+            (id(code), g.stride, g.dilation),  # enums keep their ids
+            lambda: core.DepthwiseWeights(window, code, self._filters, w_code, self._zero),
+        )
+        return core.DepthwiseConvPlan(weights, window, zero, epilogues[0])
 
     @property
     def dtype(self) -> Any:

@@ -193,8 +193,8 @@ def fake_quantize_plan(
 ) -> core.FakeQuantizePlan:
     make = core.FakeQuantizePlan
     key = (id(element), shape, g, qmin, qmax)  # ids of enums are theirs for good, and hash at once
-    plan: core.FakeQuantizePlan = _PLANS.find(key, lambda: make(element, _shapes(shape, g), qmin, qmax))
-    return plan
+    plan: core.FakeQuantizePlan | None = _PLANS.get(key)
+    return _PLANS.find(key, lambda: make(element, _shapes(shape, g), qmin, qmax)) if plan is None else plan
 
 
 def require_good(status: int, f: Affine) -> None:

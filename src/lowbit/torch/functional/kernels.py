@@ -6,7 +6,6 @@ Results are new contiguous tensors, and contiguous input is read without a copy.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,12 @@ _ELEMENTS = {
     torch.bfloat16: cpu.Element.bf16,
 }
 
-cached_granularity = functools.lru_cache(4096)(granularity)
+_GRANULARITIES: Cache[Granularity] = Cache(4096)
+
+
+def cached_granularity(shape: torch.Size, axis: int | None, block: int | None) -> Granularity:
+    found = _GRANULARITIES.get((shape, axis, block))
+    return _GRANULARITIES.put((shape, axis, block), granularity(shape, axis, block)) if found is None else found
 
 
 def floats_of(x: Tensor, name: str = "x") -> cpu.FloatArray:
