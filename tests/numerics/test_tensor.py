@@ -603,7 +603,7 @@ def test_repr_of_a_small_tensor_shows_every_code():
         "QuantizedTensor(shape=(2, 3), QuantizationParams(int4, linear, scale=0.25, zero_point=1),\n"
         "  [[-7  0  3]\n"
         "   [ 1  2  7]],\n"
-        "  8 bytes, 10.67 bits an element)"
+        "  8 bytes, 10.67 bits per element)"
     )
 
 
@@ -618,7 +618,7 @@ def test_repr_of_a_large_tensor_is_short():
         "   ...\n"
         "   [88 89 ... 10 11]\n"
         "   [12 13 ... 34 35]],\n"
-        "  73728 bytes, 9 bits an element)"
+        "  73728 bytes, 9 bits per element)"
     )
 
 
@@ -626,7 +626,7 @@ def test_repr_of_a_large_tensor_is_short():
 def test_repr_never_fails(name):
     text = repr(TRAVELLERS[name])
     assert text.startswith(f"QuantizedTensor(shape={TRAVELLERS[name].shape}, ")
-    assert text.endswith("bits an element)")
+    assert text.endswith("bits per element)")
 
 
 # ---- error ---------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class QuantizedDType:
     name: str
     bits: int
     is_signed: bool
-    # One bit width a channel; empty unless this is a mixed dtype.
+    # One bit width per channel; empty unless this is a mixed dtype.
     widths: tuple[int, ...] = ()
 
     @staticmethod
@@ -97,7 +97,7 @@ class QuantizedDType:
 
     @property
     def num_values(self) -> int:
-        """How many different codes there are."""
+        """The number of codes."""
         return 1 << self.bits
 
     @property
@@ -107,7 +107,7 @@ class QuantizedDType:
 
     @cached_property
     def is_packed(self) -> bool:
-        """Stored as bytes that hold something other than one code an element."""
+        """Stored as bytes that do not hold one code per element each."""
         return self.is_sub_byte or self.is_mixed
 
     @property
@@ -122,7 +122,7 @@ class QuantizedDType:
 
     @cached_property
     def code_dtype(self) -> np.dtype[Any]:
-        """The NumPy dtype of unpacked codes, one an element."""
+        """The NumPy dtype of unpacked codes, one per element."""
         if self.is_mixed:
             return np.dtype(np.int16)
         if self.is_sub_byte:

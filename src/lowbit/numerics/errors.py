@@ -1,4 +1,4 @@
-"""What can go wrong, said plainly: what was wrong, what was expected, and the tensor's name."""
+"""Exceptions. Messages say what was found and what was expected, and name the argument or tensor."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class FormatError(ValueError):
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Adds what a traceback and the command line say after the error itself: BaseException.add_note of Python 3.11."""
+    """Add a note that follows the error: BaseException.add_note, which Python 3.10 lacks."""
     error.__notes__ = [*notes_of(error), text]  # type: ignore[attr-defined]
 
 
 def notes_of(error: BaseException) -> list[str]:
-    """What was added to an error by `add_note`."""
+    """The notes of `add_note`."""
     return list(getattr(error, "__notes__", ()))

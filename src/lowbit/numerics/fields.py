@@ -1,4 +1,4 @@
-"""What callers give, made into checked arrays and integers; an error names the field."""
+"""Convert and check arguments: scales, zero points, statistics and integers. Errors name the field."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class ErrorReport:
 
     @property
     def sqnr(self) -> float:
-        """The same as sqnr_db."""
+        """An alias of sqnr_db."""
         return self.sqnr_db
 
     @property
@@ -41,7 +41,7 @@ class ErrorReport:
 
 
 def error_report(x: npt.NDArray[Any], y: npt.NDArray[Any], shape: tuple[int, ...] | None = None) -> ErrorReport:
-    """Compares y with the original x; sums run in float64, a piece at a time.
+    """Compare y with the original x; sums run in float64, a block at a time.
 
     >>> error_report(np.array([1.0, 2.0]), np.array([1.0, 1.0])).max_error
     1.0

@@ -30,7 +30,7 @@ def pack_bits(codes: Array, bits: int) -> npt.NDArray[np.uint8]:
 
 
 def unpack_bits(data: Array, bits: int, count: int, signed: bool) -> Array:
-    """The first `count` codes of packed bytes, one an element, sign-extended where signed.
+    """The first `count` codes of packed bytes, one per element, sign-extended where signed.
 
     >>> unpack_bits(np.array([241, 7], np.uint8), 4, 3, signed=True).tolist()
     [1, -1, 7]
@@ -45,7 +45,7 @@ def unpack_bits(data: Array, bits: int, count: int, signed: bool) -> Array:
 
 
 def pack(codes: Array, dtype: QuantizedDType, axis: int | None = None) -> Array:
-    """Codes, one an element, as they are stored: packed where the dtype packs, as they are otherwise."""
+    """Codes, one per element, as the dtype stores them."""
     if dtype.is_mixed:
         parts = []
         for channel, row in zip(_channels(dtype), mixed_channels(codes, dtype, axis), strict=True):
@@ -56,7 +56,7 @@ def pack(codes: Array, dtype: QuantizedDType, axis: int | None = None) -> Array:
 
 
 def unpack(data: Array, dtype: QuantizedDType, shape: tuple[int, ...], axis: int | None = None) -> Array:
-    """Stored codes, one an element, in their logical shape."""
+    """Stored codes, one per element, in their logical shape."""
     if dtype.is_mixed:
         axis = _axis(axis, len(shape))
         length = math.prod(shape) // len(dtype.widths)

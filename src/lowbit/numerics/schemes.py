@@ -41,7 +41,7 @@ def default_steps_per_octave(bits: int) -> float:
 
 
 def group_size_of(group_size: int | None, block_size: int | None) -> int | None:
-    """The group size, which `block_size` is another name of."""
+    """The group size, by either of its names; raises where both are given and differ."""
     if group_size is not None and block_size is not None and group_size != block_size:
         raise InvalidProblem(f"block_size: {block_size} contradicts group_size, {group_size}")
     return block_size if group_size is None else group_size
@@ -53,11 +53,11 @@ def granularity_options(
     if scheme is QuantizationScheme.CHANNEL_WISE or dtype.is_mixed:
         axis = 0 if axis is None else axis
     if scheme is QuantizationScheme.CHANNEL_WISE and group_size is not None:
-        raise InvalidProblem("group_size: channel_wise has one scale a channel; use block_wise")
+        raise InvalidProblem("group_size: channel_wise has one scale per channel; use block_wise")
     if scheme is QuantizationScheme.BLOCK_WISE and group_size is None:
         raise InvalidProblem("group_size: block_wise needs one")
     if dtype.is_mixed and (group_size is not None or scheme is QuantizationScheme.LOGARITHMIC):
-        raise InvalidProblem("scheme: mixed widths go with linear codes, one scale a channel")
+        raise InvalidProblem("scheme: mixed widths need linear codes and one scale per channel")
     if dtype.is_mixed and scheme is QuantizationScheme.ASYMMETRIC:
         raise InvalidProblem("scheme: mixed widths are symmetric")
     if group_size is not None:

@@ -1,4 +1,4 @@
-"""QuantizedTensor: codes, their logical shape, and what they mean."""
+"""QuantizedTensor: codes, their logical shape, and their params."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _kernels() -> Backend:
 
 
 class _Fields:
-    """The fields of a tensor while it is made."""
+    """The fields of a tensor, which may be set only in this class."""
 
     __slots__ = ("__weakref__", "data", "params", "shape")
 
@@ -64,13 +64,13 @@ class QuantizedTensor(_Fields):
     Invariants, enforced by the constructor:
 
     - `data` has the dtype's storage type. Where codes take a byte or more, its shape is the logical
-      `shape` (it may be a strided view). Sub-byte codes are one flat uint8 array in C order, 8 / bits of
-      them a byte, the first in the low bits, padding bits 0, so that any length round-trips. Mixed codes are
+      `shape` (it may be a strided view). Sub-byte codes are one flat uint8 array in C order, 8 / bits
+      per byte, the first in the low bits, padding bits 0, so that any length round-trips. Mixed codes are
       one flat uint8 array, channel after channel, each packed by its own width from a byte boundary.
     - `params` fit `shape`; their scales are float32, or float64 where the tensor was made from float64.
     - It lives in CPU memory (`device` is "cpu").
 
-    So that they stay true, its fields are not assigned; the codes in `data` may be written.
+    Fields cannot be assigned, so that the invariants hold; the codes in `data` may be written.
 
     >>> import lowbit as lb
     >>> q = lb.quantize(np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "int4")
@@ -115,7 +115,7 @@ class QuantizedTensor(_Fields):
         self._set(data=codes, params=params.for_compute(np.float32) if params.weak else params, shape=shape)
 
     def _set(self, **fields: Any) -> None:
-        """The way around immutability of those who make tensors, or write new codes into them."""
+        """Set fields of a tensor that is being made or rewritten."""
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
@@ -133,12 +133,12 @@ class QuantizedTensor(_Fields):
         """A tensor from parts known to satisfy the invariants."""
         self: Any = _Fields()
         self.data, self.params, self.shape = data, params, shape
-        self.__class__ = QuantizedTensor  # sealed; `_set` would take longer than some calls of `quantize`
+        self.__class__ = QuantizedTensor  # immutable from here; `_set` takes longer than a small `quantize`
         return self  # type: ignore[no-any-return]
 
     @classmethod
     def from_codes(cls, codes: npt.ArrayLike, params: QuantizationParams, device: str = "cpu") -> QuantizedTensor:
-        """A tensor from codes given one an element; they are packed where the dtype packs."""
+        """A tensor from codes, one per element; they are packed where the dtype packs."""
         refuse_masked("codes", codes)
         array = np.asarray(codes)
         if not is_integer(array.dtype) and array.dtype != bool:
@@ -153,7 +153,7 @@ class QuantizedTensor(_Fields):
     def from_data(
         cls, data: Any, params: QuantizationParams, shape: tuple[int, ...] | None = None, device: str = "cpu"
     ) -> QuantizedTensor:
-        """A tensor over codes as they are stored, without a copy; packed ones need their logical shape.
+        """A tensor over stored codes, without a copy; packed codes need their logical shape.
 
         >>> p = QuantizationParams("int4", scale=0.5)
         >>> QuantizedTensor.from_data(np.uint8([0x21, 0x03]), p, (3,)).unpack()
@@ -163,7 +163,7 @@ class QuantizedTensor(_Fields):
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], params: QuantizationParams) -> QuantizedTensor:
-        """A tensor of this shape whose numbers are all 0: its codes are the zero points.
+        """A tensor of zeros: its codes are the zero points.
 
         >>> QuantizedTensor.zeros((2, 2), QuantizationParams("uint8", scale=0.5, zero_point=3)).unpack()
         array([[3, 3],
@@ -179,7 +179,7 @@ class QuantizedTensor(_Fields):
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], params: QuantizationParams) -> QuantizedTensor:
-        """A tensor of this shape to write into, as `out=`; its codes are arbitrary until then.
+        """An uninitialized tensor to pass as `out=`.
 
         >>> import lowbit as lb
         >>> q = QuantizedTensor.empty((3,), QuantizationParams("int8", scale=0.5))
@@ -224,12 +224,12 @@ class QuantizedTensor(_Fields):
 
     @property
     def bits_per_element(self) -> float:
-        """True bits an element, scales and zero points counted."""
+        """Bits per element, including scales and zero points."""
         return 8 * self.nbytes / self.size if self.size else 0.0
 
     @property
     def storage_efficiency(self) -> float:
-        """The share of the stored bits that are code bits: 1 less scales, zero points and padding."""
+        """The share of the stored bits that are codes, not scales, zero points or padding."""
         widths = self.dtype.widths
         bits = self.size * self.dtype.bits if not widths else self.size // len(widths) * sum(widths)
         return bits / (8 * self.nbytes) if self.nbytes else 1.0
@@ -245,7 +245,7 @@ class QuantizedTensor(_Fields):
         return self.shape[0]
 
     def unpack(self) -> Array:
-        """The codes, one an element, in the logical shape. No copy where codes are not packed."""
+        """The codes, one per element, in the logical shape; without a copy where codes are not packed."""
         if not self.dtype.is_packed:
             return self.data
         if _backend is not None and not self.dtype.is_mixed:
@@ -253,11 +253,11 @@ class QuantizedTensor(_Fields):
         return unpack(self.data, self.dtype, self.shape, self.params.axis)
 
     def dequantize(self, out: Array | None = None, dtype: npt.DTypeLike | None = None) -> Array:
-        """The numbers the codes stand for, as float32 (float64 if made from it) unless told otherwise."""
+        """The values of the codes, by default in float32, or float64 where the tensor was made from it."""
         return _kernels().dequantize(self, out, dtype)
 
     def error(self, x: npt.ArrayLike) -> ErrorReport:
-        """How far this tensor is from the numbers it was made from."""
+        """The error of this tensor against the array it was made from."""
         refuse_masked("x", x)
         return error_report(np.asarray(x), self.dequantize(), self.shape)
 
@@ -278,7 +278,7 @@ class QuantizedTensor(_Fields):
     def from_dlpack(
         cls, codes: Any, params: QuantizationParams, shape: tuple[int, ...] | None = None
     ) -> QuantizedTensor:
-        """A tensor over codes lent by another library, without a copy."""
+        """A tensor over another library's codes, without a copy."""
         return cls(np.from_dlpack(codes), params, shape)
 
     @overload
@@ -286,7 +286,7 @@ class QuantizedTensor(_Fields):
     @overload
     def reshape(self, *shape: int) -> QuantizedTensor: ...
     def reshape(self, *shape: Any) -> QuantizedTensor:
-        """The same codes under another shape, without a copy, where every scale keeps its elements."""
+        """The same codes in another shape, without a copy, if every scale keeps its elements."""
         one_tuple = len(shape) == 1 and not isinstance(shape[0], (int, np.integer))
         new = tuple(shape[0]) if one_tuple else tuple(shape)
         new, params = reshaped_granularity(self.params, self.shape, new)
@@ -294,8 +294,7 @@ class QuantizedTensor(_Fields):
         return QuantizedTensor._trusted(data, params, new)
 
     def __getitem__(self, index: Any) -> QuantizedTensor:
-        """Part of the tensor: integers and slices along any axis whose scales can follow. A view where codes
-        take a byte or more, or where the part lies on whole bytes; packed codes are copied otherwise."""
+        """Part of the tensor, by integers and slices. A view, except of packed codes that do not start on a byte."""
         cut = sliced(self.params, self.shape, index)
         if not self.dtype.is_packed:
             view = (*cut.index, ...)  # "..." keeps a single code an array
@@ -322,7 +321,7 @@ class QuantizedTensor(_Fields):
         return QuantizedTensor.from_codes(np.array(self.unpack().T, order="C"), params)
 
     def copy(self) -> QuantizedTensor:
-        """A tensor with codes of its own."""
+        """A tensor with a copy of the codes."""
         return QuantizedTensor._trusted(np.array(self.data, order="C"), self.params, self.shape)
 
     def to(self, device: str) -> Any:
@@ -332,7 +331,7 @@ class QuantizedTensor(_Fields):
         return self if device == "cpu" else _kernels().to(self, device)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a safetensors file with the codes as stored and their params; whole, or not at all."""
+        """Write a safetensors file with the stored codes and their params, whole or not at all."""
         _kernels().save(self, path)
 
     @classmethod
@@ -354,7 +353,7 @@ class QuantizedTensor(_Fields):
     def __repr__(self) -> str:
         head = f"QuantizedTensor(shape={self.shape}, {self.params!r},"
         body = np.array2string(self.unpack(), prefix="  ", threshold=24, edgeitems=2)
-        return f"{head}\n  {body},\n  {self.nbytes} bytes, {self.bits_per_element:.4g} bits an element)"
+        return f"{head}\n  {body},\n  {self.nbytes} bytes, {self.bits_per_element:.4g} bits per element)"
 
 
 def _new_codes(
@@ -372,7 +371,7 @@ def _checked_shape(shape: Any) -> tuple[int, ...]:
         raise InvalidProblem(f"shape: {shape!r}; expected integers") from None
     if any(n < 0 for n in checked):
         raise InvalidProblem(f"shape: {checked} has a negative size")
-    # Packed codes never become an array of this shape until they are asked for: refuse what could not be one.
+    # Packed codes become an array of this shape only in `unpack`: reject a shape no array can have.
     if len(checked) > 64 or math.prod(n or 1 for n in checked) >= 1 << 60:
         raise InvalidProblem(f"shape: {len(checked)} dimensions, or more elements than an array can have")
     return checked

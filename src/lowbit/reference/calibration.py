@@ -1,6 +1,6 @@
-"""What a mapping would cost a distribution, in plain NumPy: what the native scores are compared with.
+"""The error of a mapping for a distribution, in plain NumPy: the reference of the native scores.
 
-A histogram is bins [lower, upper) with counts, numbers lying evenly within each. A mapping has codes at the whole
+A histogram is bins [lower, upper) with counts, with numbers uniform within each. A mapping has codes at the whole
 multiples least, least + 1, ..., most of its scale; whatever lies beyond goes to the nearest end.
 """
 

@@ -1,6 +1,6 @@
-"""The contract's integer arithmetic in plain NumPy: products of codes, and what becomes of their sums.
+"""The contract's integer arithmetic in plain NumPy: matrix products, convolutions, epilogues and pooling.
 
-Sums of products are exact in int64. a: [..., m, k] codes with zero points za, one or [m]; b: [..., k, n] with zb, one
+Accumulators are exact in int64. a: [..., m, k] codes with zero points za, one or [m]; b: [..., k, n] with zb, one
 or [n]. s scales, f32.
 """
 

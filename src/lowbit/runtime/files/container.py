@@ -25,7 +25,7 @@ NUMPY_DTYPES = {
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
 }  # fmt: skip
 _NAMES = {np.dtype(text): name for name, text in NUMPY_DTYPES.items()}
-# Bits an element of everything the format knows; what NumPy has no type for can still be found, copied and skipped.
+# Bits per element of everything the format knows; what NumPy has no type for can still be found, copied and skipped.
 DTYPE_BITS = {name: 8 * np.dtype(text).itemsize for name, text in NUMPY_DTYPES.items()} | {
     "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "C64": 64,
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
