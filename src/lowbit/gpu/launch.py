@@ -10,7 +10,7 @@ Tensors on the CPU are taken only where Triton interprets kernels (TRITON_INTERP
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from lowbit.gpu import elementwise
@@ -22,6 +22,12 @@ from lowbit.numerics.granularity import Granularity
 from lowbit.runtime.torch_types import STORED
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Affine: TypeAlias = tuple[Tensor, Tensor | None, int, int, Granularity]  # scale, zero, qmin, qmax, g
+# Codes, scale and zero point of a and of b, qmin, qmax.
+Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor | None, int, int]
 THREADS = 256  # of a program, each with 16 bytes of floats
 _SHORTEST_LONG_ROW = 256
 
@@ -66,7 +72,6 @@ def quantize(
 ) -> Tensor:
     """Codes of x as the dtype stores them: q = int(clamp(rne(x / s), qmin - z, qmax - z)) + z."""
     out = empty_codes(tuple(x.shape), dtype, x) if out is None else out
-    _same_device(x, scale, zero, out)
     _run(elementwise.quantize, x, scale, g, (x, scale, zero, out), out.numel(), qmin, qmax, dtype.is_sub_byte)
     return out
 
@@ -75,86 +80,41 @@ def dequantize(
     codes: Tensor, scale: Tensor, zero: Tensor | None, g: Granularity, dtype: QuantizedDType, *, out: Tensor
 ) -> Tensor:
     """y = float(q - z) * s of stored codes, into `out`, which says the shape and the type."""
-    _same_device(codes, scale, zero, out)
     stored = (codes.numel(), dtype.is_sub_byte, dtype.is_signed)
     _run(elementwise.dequantize, out, scale, g, (codes, scale, zero, out), *stored)
     return out
 
 
-def fake_quantize(
-    x: Tensor, scale: Tensor, zero: Tensor | None, qmin: int, qmax: int, g: Granularity, *, out: Tensor | None = None
-) -> Tensor:
+def fake_quantize(x: Tensor, *affine: Unpack[Affine], out: Tensor | None = None) -> Tensor:
     """dequantize(quantize(x)), except that NaN stays NaN. out may be x."""
-    out = torch.empty_like(x) if out is None else out
-    _same_device(x, scale, zero, out)
-    _run(elementwise.fake_quantize, x, scale, g, (x, scale, zero, out), qmin, qmax)
-    return out
+    return _run_affine(elementwise.fake_quantize, (x,), affine, out)
 
 
-def fake_quantize_backward(
-    dy: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    qmin: int,
-    qmax: int,
-    g: Granularity,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def fake_quantize_backward(dy: Tensor, x: Tensor, *affine: Unpack[Affine], out: Tensor | None = None) -> Tensor:
     """dx = m ? dy : 0, m = qmin <= rne(x / s) + z <= qmax. out may be dy or x."""
-    out = torch.empty_like(dy) if out is None else out
-    _same_device(x, dy, scale, zero, out)
-    _run(elementwise.fake_quantize_backward, x, scale, g, (dy, x, scale, zero, out), qmin, qmax)
-    return out
+    return _run_affine(elementwise.fake_quantize_backward, (dy, x), affine, out)
 
 
-def quantize_backward(
-    dy: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    qmin: int,
-    qmax: int,
-    g: Granularity,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def quantize_backward(dy: Tensor, x: Tensor, *affine: Unpack[Affine], out: Tensor | None = None) -> Tensor:
     """dx = m ? dy / s : 0, m = qmin <= rne(x / s) + z <= qmax. out may be dy or x."""
-    out = torch.empty_like(dy) if out is None else out
-    _same_device(x, dy, scale, zero, out)
-    _run(elementwise.quantize_backward, x, scale, g, (dy, x, scale, zero, out), qmin, qmax)
-    return out
+    return _run_affine(elementwise.quantize_backward, (dy, x), affine, out)
 
 
 def dequantize_backward(dy: Tensor, scale: Tensor, g: Granularity, *, out: Tensor | None = None) -> Tensor:
     """dq = dy * s. out may be dy."""
     out = torch.empty_like(dy) if out is None else out
-    _same_device(dy, scale, out)
     _run(elementwise.dequantize_backward, dy, scale, g, (dy, scale, out))
     return out
 
 
-def add(
-    a: Tensor,
-    a_scale: Tensor,
-    a_zero: Tensor | None,
-    b: Tensor,
-    b_scale: Tensor,
-    b_zero: Tensor | None,
-    qmin: int,
-    qmax: int,
-    *,
-    out: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-) -> Tensor:
-    """q = quantize((qa - za) * sa + (qb - zb) * sb) of codes that are not packed, one scale for each of the three, all
-    scales of one type. out may be a or b."""
-    _same_device(a, a_scale, a_zero, b, b_scale, b_zero, out, scale, zero)
+def add(*operands: Unpack[Operands], out: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    """q = quantize((qa - za) * sa + (qb - zb) * sb) of codes that are not packed. All three scales are scalars of one
+    type. out may be a or b."""
+    a, bounds = operands[0], operands[6:]
+    tensors = (*operands[:6], out, scale, zero)
+    _same_device(*tensors)
     n, block = a.numel(), 4 * THREADS
-    tensors = (a, a_scale, a_zero, b, b_scale, b_zero, out, scale, zero)
-    launch(elementwise.add, -(-n // block), a, warps(THREADS, a), *tensors, n, qmin, qmax, indices_are_wide(n), block)
+    launch(elementwise.add, -(-n // block), a, warps(THREADS, a), *tensors, n, *bounds, indices_are_wide(n), block)
     return out
 
 
@@ -165,16 +125,27 @@ def _stored(dtype: QuantizedDType) -> torch.dtype:
         raise Unsupported(f"dtype: {dtype}; kernels on GPUs have {', '.join(STORED)}") from None
 
 
-def _same_device(x: Tensor, *others: Tensor | None) -> None:
-    for t in (x, *(o for o in others if o is not None)):
-        if t.device != x.device or not t.is_contiguous():
-            raise InvalidProblem(f"expected contiguous tensors on {x.device}; one is on {t.device}, {t.stride()}")
+def _same_device(*tensors: Tensor | None) -> None:
+    there = [t for t in tensors if t is not None]
+    for t in there:
+        if t.device != there[0].device or not t.is_contiguous():
+            raise InvalidProblem(
+                f"expected contiguous tensors on {there[0].device}; one is on {t.device}, {t.stride()}"
+            )
+
+
+def _run_affine(kernel: Any, reads: tuple[Tensor, ...], affine: Affine, out: Tensor | None) -> Tensor:
+    scale, zero, qmin, qmax, g = affine
+    out = torch.empty_like(reads[0]) if out is None else out
+    _run(kernel, reads[-1], scale, g, (*reads, scale, zero, out), qmin, qmax)
+    return out
 
 
 def _run(
     kernel: Any, numbers: Tensor, scale: Tensor, g: Granularity, tensors: tuple[Tensor | None, ...], *rest: Any
 ) -> None:
-    """One program for each BLOCK elements of `numbers`."""
+    """Run one program per BLOCK elements of `numbers`."""
+    _same_device(*tensors)
     n, places = numbers.numel(), places_of(g, scale.numel())
     block = _block(numbers, places)
     at = Spread(n, places.columns, places.axis, places.groups)

@@ -223,19 +223,9 @@ class GpuQuantizationOps:
         q = GpuQuantizedTensor(launch.empty_codes(shape, p.dtype, left.data), p, shape, self.device)
         plain = all(not t.dtype.is_packed and t.params.axis is None for t in (left, right, q))
         if plain and left.shape == right.shape:
-            launch.add(
-                left.data,
-                left.scale.to(compute),
-                left.zero_point,
-                right.data,
-                right.scale.to(compute),
-                right.zero_point,
-                p.qmin,
-                p.qmax,
-                out=q.data,
-                scale=q.scale,
-                zero=q.zero_point,
-            )
+            operands = (left.data, left.scale.to(compute), left.zero_point)
+            others = (right.data, right.scale.to(compute), right.zero_point)
+            launch.add(*operands, *others, p.qmin, p.qmax, out=q.data, scale=q.scale, zero=q.zero_point)
             return q
         y = (left.dequantize(compute) + right.dequantize(compute)).contiguous()
         launch.quantize(y, q.scale, q.zero_point, p.qmin, p.qmax, p.granularity(shape), p.dtype, out=q.data)

@@ -7,7 +7,7 @@ since that would wait for the GPU; `range_params` and `observe_` wait only where
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from lowbit.gpu import launch, launch_reductions
@@ -18,6 +18,13 @@ from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE
 from lowbit.runtime.arrays import HIGHEST_CODE, LOWEST_CODE
 from lowbit.runtime.torch_types import CODES, WIDEST, codes_dtype, compute_dtype, granularity, require_bits
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# Arguments of the operators' schemas: s, z, qmin, qmax, axis, block; qmin, qmax, axis, block, gradient_scale.
+Affine: TypeAlias = tuple[Tensor, Tensor, int, int, int | None, int | None]
+Learned: TypeAlias = tuple[int, int, int | None, int | None, float]
 
 _granularity = functools.lru_cache(4096)(granularity)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -61,58 +68,45 @@ def _affine(
     return scale, zero, qmin, qmax, g
 
 
-def fake_quantize(x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None) -> Tensor:
-    return launch.fake_quantize(_floats(x), *_affine(x, s, z, qmin, qmax, axis, block))
+def fake_quantize(x: Tensor, *affine: Unpack[Affine]) -> Tensor:
+    return launch.fake_quantize(_floats(x), *_affine(x, *affine))
 
 
-def fake_quantize_backward(
-    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
-) -> Tensor:
-    return launch.fake_quantize_backward(_gradient(dy, x), _floats(x), *_affine(x, s, z, qmin, qmax, axis, block))
+def fake_quantize_backward(dy: Tensor, x: Tensor, *affine: Unpack[Affine]) -> Tensor:
+    return launch.fake_quantize_backward(_gradient(dy, x), _floats(x), *_affine(x, *affine))
 
 
 def keep_where(dy: Tensor, bits: Tensor) -> Tensor:
-    """For the sake of being whole, in operators of torch: on a GPU nothing makes such bits yet."""
+    """dy where a bit is set, else 0. No GPU kernel makes such bits yet; the operator must exist on every device."""
     require_bits(dy, bits)
     places = torch.arange(8, dtype=torch.uint8, device=bits.device)
     kept = (bits.unsqueeze(1) >> places & 1).flatten()[: dy.numel()].view(dy.shape) != 0
     return torch.where(kept, dy, torch.zeros((), dtype=dy.dtype, device=dy.device)).contiguous()
 
 
-def quantize_ste_backward(
-    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
-) -> Tensor:
-    return launch.quantize_backward(_gradient(dy, x), _floats(x), *_affine(x, s, z, qmin, qmax, axis, block))
+def quantize_ste_backward(dy: Tensor, x: Tensor, *affine: Unpack[Affine]) -> Tensor:
+    return launch.quantize_backward(_gradient(dy, x), _floats(x), *_affine(x, *affine))
 
 
 def _learned(s: Tensor, z: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:
-    """As in kernels: a learned scale and zero point brought back into the range they must lie in."""
+    """A learned scale and zero point, clamped: an optimizer may move them out of range."""
     scale = s.detach().to(torch.promote_types(s.dtype, torch.float32)).clamp(MIN_SCALE, MAX_SCALE)
     return scale, z.detach().round().clamp(qmin, qmax).to(torch.int32) if z.is_floating_point() else z
 
 
-def fake_quantize_learned(
-    x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None, gradient_scale: float
-) -> Tensor:
-    return fake_quantize(x, *_learned(s, z, qmin, qmax), qmin, qmax, axis, block)
+def fake_quantize_learned(x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Learned]) -> Tensor:
+    s, z = _learned(s, z, *rest[:2])
+    return fake_quantize(x, s, z, *rest[:4])
 
 
 def fake_quantize_learned_backward(
-    dy: Tensor,
-    x: Tensor,
-    s: Tensor,
-    z: Tensor,
-    qmin: int,
-    qmax: int,
-    axis: int | None,
-    block: int | None,
-    gradient_scale: float,
+    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Learned]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    scale, zero, qmin, qmax, g = _affine(x, *_learned(s, z, qmin, qmax), qmin, qmax, axis, block)
-    scale, zero = _one_each(scale, g), _one_each(zero, g)
-    dx, ds, dz = launch_reductions.fake_quantize_learned_backward(
-        _gradient(dy, x), _floats(x), scale, zero, qmin, qmax, g
-    )
+    scale, zero = _learned(s, z, *rest[:2])
+    scale, zero, qmin, qmax, g = _affine(x, scale, zero, *rest[:4])
+    given = (_gradient(dy, x), _floats(x), _one_each(scale, g), _one_each(zero, g), qmin, qmax, g)
+    dx, ds, dz = launch_reductions.fake_quantize_learned_backward(*given)
+    gradient_scale = rest[4]
     if gradient_scale != 1.0:
         ds, dz = ds * gradient_scale, dz * gradient_scale
     return dx, ds.to(s.dtype), dz.to(z.dtype if z.is_floating_point() else compute_dtype(x))
@@ -127,8 +121,8 @@ def quantize(
     return launch.quantize(_floats(x), *_affine(x, s, z, qmin, qmax, axis, block), QuantizedDType.of(CODES[dtype]))
 
 
-def quantize_ste(x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None) -> Tensor:
-    return quantize(x, s, z, qmin, qmax, axis, block, codes_dtype(qmin, qmax)).to(x.dtype)
+def quantize_ste(x: Tensor, *affine: Unpack[Affine]) -> Tensor:
+    return quantize(x, *affine, codes_dtype(*affine[2:4])).to(x.dtype)
 
 
 def dequantize(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int | None, dtype: torch.dtype) -> Tensor:
@@ -164,7 +158,7 @@ def range_params(
     x: Tensor, qmin: int, qmax: int, symmetric: bool, axis: int | None, block: int | None, name: str, ignore: bool
 ) -> tuple[Tensor, Tensor]:
     lo, hi = _value_range(x, axis, block, name, ignore)
-    # As in kernels: Inf counts as a very large number, and no number at all as 0.
+    # As on the CPU: Inf counts as MAX_SCALE, and a scope of NaN alone as 0.
     lo, hi = (torch.where(lo <= hi, v, 0).clamp(-MAX_SCALE, MAX_SCALE) for v in (lo, hi))
     return affine_params(lo, hi, qmin, qmax, symmetric)
 
