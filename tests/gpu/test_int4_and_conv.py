@@ -14,7 +14,7 @@ from gpu import interpreter_shim
 interpreter_shim.install()
 
 from lowbit.gpu.launch_conv import conv2d, conv_weight  # noqa: E402
-from lowbit.gpu.launch_gemm import Finish, Int4Weight, linear_int4  # noqa: E402
+from lowbit.gpu.launch_gemm import GpuEpilogue, Int4Weight, linear_int4  # noqa: E402
 from lowbit.gpu.tiles import Gpu  # noqa: E402
 from lowbit.numerics.errors import InvalidProblem, Unsupported  # noqa: E402
 from lowbit.numerics.packing import pack_bits  # noqa: E402
@@ -110,9 +110,9 @@ def test_convolutions(name: str) -> None:
     requantized = reference.requantize(rows + steps, sx, sw, sy, 5, 5, 255).reshape(floats.shape)
     for path in paths:
         for finish, expected in (
-            (Finish(torch.int32), sums),
-            (Finish(torch.float32, torch.from_numpy(bias)), np.moveaxis(floats, -1, 1)),
-            (Finish(torch.uint8, torch.from_numpy(bias), scale=float(sy), zero_point=5, lo=5),
+            (GpuEpilogue(torch.int32), sums),
+            (GpuEpilogue(torch.float32, torch.from_numpy(bias)), np.moveaxis(floats, -1, 1)),
+            (GpuEpilogue(torch.uint8, torch.from_numpy(bias), scale=float(sy), zero_point=5, lo=5),
              np.moveaxis(requantized, -1, 1)),
         ):  # fmt: skip
             found = conv2d(
@@ -126,14 +126,14 @@ def test_convolutions_by_layout_and_gpu() -> None:
     rng = np.random.default_rng(3)
     x, w = torch.from_numpy(codes(rng, "u8", 1, 8, 5, 5)), torch.from_numpy(codes(rng, "s8", 4, 8, 3, 3))
     weight = conv_weight(w, ONE)
-    found = [conv2d(x, weight, ONE, 9, Finish(torch.int32), gpu=gpu) for gpu in (AMPERE, TURING, Gpu("hip", 0))]
-    last = conv2d(x.permute(0, 2, 3, 1), weight, ONE, 9, Finish(torch.int32), layout="NHWC", gpu=AMPERE)
+    found = [conv2d(x, weight, ONE, 9, GpuEpilogue(torch.int32), gpu=gpu) for gpu in (AMPERE, TURING, Gpu("hip", 0))]
+    last = conv2d(x.permute(0, 2, 3, 1), weight, ONE, 9, GpuEpilogue(torch.int32), layout="NHWC", gpu=AMPERE)
     found.append(last.permute(0, 3, 1, 2))
     expected = torch.from_numpy(reference.conv2d_integer(x.numpy(), w.numpy(), 9))
     assert all(torch.equal(y.long(), expected) for y in found)
     with pytest.raises(Unsupported, match="matrix on sm_75"):
-        conv2d(x, weight, ONE, 9, Finish(torch.int32), gpu=TURING, path="matrix")
+        conv2d(x, weight, ONE, 9, GpuEpilogue(torch.int32), gpu=TURING, path="matrix")
     with pytest.raises(InvalidProblem, match="groups: 3"):
-        conv2d(x, weight, ONE, 9, Finish(torch.int32), groups=3, gpu=AMPERE)
+        conv2d(x, weight, ONE, 9, GpuEpilogue(torch.int32), groups=3, gpu=AMPERE)
     with pytest.raises(InvalidProblem, match="smaller than the kernel"):
-        conv2d(x[:, :, :2], weight, ONE, 9, Finish(torch.int32), gpu=AMPERE)
+        conv2d(x[:, :, :2], weight, ONE, 9, GpuEpilogue(torch.int32), gpu=AMPERE)

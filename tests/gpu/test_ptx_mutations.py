@@ -18,7 +18,7 @@ from gpu.ptx_products import codes_of, floats_of, multiply, product_case
 from gpu.ptx_tensors import affine_of, as_numpy, same_bits, tensor_of
 from lowbit import reference
 from lowbit.gpu import launch
-from lowbit.gpu.launch_gemm import Finish
+from lowbit.gpu.launch_gemm import GpuEpilogue
 from lowbit.numerics.packing import unpack
 
 
@@ -92,7 +92,7 @@ def fake_quantize_backward(target: str, edit: Callable[[str], str]) -> int:
 def floats_by(path: str, m: int, n: int, k: int) -> Check:
     def check(target: str, edit: Callable[[str], str]) -> int:
         c = product_case(m, n, k, torch.int8, torch.int8)
-        y = multiply(c, Finish(torch.float32, bias=c["bias"]), target, path, edit=edit, most=60_000)
+        y = multiply(c, GpuEpilogue(torch.float32, bias=c["bias"]), target, path, edit=edit, most=60_000)
         return same_bits(y, tensor_of(floats_of(c)))
 
     return check
@@ -101,7 +101,7 @@ def floats_by(path: str, m: int, n: int, k: int) -> Check:
 def codes_by(path: str, m: int, n: int, k: int) -> Check:
     def check(target: str, edit: Callable[[str], str]) -> int:
         c = product_case(m, n, k, torch.uint8, torch.int8)
-        q = multiply(c, Finish(torch.int8, scale=37.5, zero_point=-3), target, path, edit=edit, most=60_000)
+        q = multiply(c, GpuEpilogue(torch.int8, scale=37.5, zero_point=-3), target, path, edit=edit, most=60_000)
         return int((q.numpy() != codes_of(c, 37.5, -3)).sum())
 
     return check

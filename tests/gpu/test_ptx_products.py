@@ -10,7 +10,7 @@ from gpu.ptx_launch import on_target
 from gpu.ptx_products import S8, U8, codes_of, floats_of, multiply, product_case, sums_of
 from gpu.ptx_tensors import FLOATS, TARGETS, gpu_of, same_bits
 from lowbit.gpu import launch_conv, launch_gemm
-from lowbit.gpu.launch_gemm import Finish
+from lowbit.gpu.launch_gemm import GpuEpilogue
 
 PATHS = [(t, p) for t in TARGETS for p in ("gemv", "dp4a", "matrix") if not (t == "sm_75" and p == "matrix")]
 
@@ -22,14 +22,14 @@ PATHS = [(t, p) for t in TARGETS for p in ("gemv", "dp4a", "matrix") if not (t =
 def test_sums_are_exact(target: str, path: str, a_type: torch.dtype, b_type: torch.dtype) -> None:
     """Whole words and tiles."""
     c = product_case(2 if path == "gemv" else 64, 64, 128, a_type, b_type)
-    assert (multiply(c, Finish(torch.int32), target, path).numpy() == sums_of(c)).all()
+    assert (multiply(c, GpuEpilogue(torch.int32), target, path).numpy() == sums_of(c)).all()
 
 
 @pytest.mark.parametrize(("target", "path"), PATHS)
 def test_floats_after_a_product(target: str, path: str) -> None:
     """Rows of words that no tile divides."""
     c = product_case(18, 68, 96, S8, S8)
-    y = multiply(c, Finish(torch.float32, bias=c["bias"]), target, path)
+    y = multiply(c, GpuEpilogue(torch.float32, bias=c["bias"]), target, path)
     assert same_bits(y, torch.from_numpy(floats_of(c))) == 0
 
 
@@ -39,7 +39,7 @@ def test_floats_after_a_product(target: str, path: str) -> None:
 def test_codes_after_a_product(target: str, path: str) -> None:
     """Rows that are no whole words; unsigned activations, which are centred first."""
     c = product_case(7, 37, 75, U8, S8)
-    q = multiply(c, Finish(torch.int8, scale=37.5, zero_point=-3), target, path)
+    q = multiply(c, GpuEpilogue(torch.int8, scale=37.5, zero_point=-3), target, path)
     assert (q.numpy() == codes_of(c, 37.5, -3)).all()
 
 
@@ -50,7 +50,7 @@ def test_codes_after_a_product(target: str, path: str) -> None:
 )
 def test_more_shapes(target: str, path: str, shape: tuple[int, int, int]) -> None:
     c = product_case(*shape, U8, S8)
-    assert (multiply(c, Finish(torch.int32), target, path).numpy() == sums_of(c)).all()
+    assert (multiply(c, GpuEpilogue(torch.int32), target, path).numpy() == sums_of(c)).all()
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_120"])
@@ -88,7 +88,7 @@ def test_convolution(target: str, path: str) -> None:
     with on_target(target):
         weight = launch_conv.conv_weight(w, torch.ones(6))
         found = launch_conv.conv2d(
-            x, weight, torch.ones(1), 77, Finish(torch.int32), stride=(2, 1), padding=(1, 1, 1, 1), groups=groups,
+            x, weight, torch.ones(1), 77, GpuEpilogue(torch.int32), stride=(2, 1), padding=(1, 1, 1, 1), groups=groups,
             gpu=gpu_of(target), path=path,
         )  # fmt: skip
     exact = torch.nn.functional.conv2d(x.double() - 77, w.double(), stride=(2, 1), padding=1, groups=groups)
@@ -99,5 +99,5 @@ def test_convolution(target: str, path: str) -> None:
 def test_contraction_changes_floats_after_a_product(target: str) -> None:
     """The same kernel as shipped, with contraction: y = fma(sum, by, bias) has other bits."""
     c = product_case(18, 68, 96, S8, S8)
-    y = multiply(c, Finish(torch.float32, bias=c["bias"]), target, "gemv", fusion=True)
+    y = multiply(c, GpuEpilogue(torch.float32, bias=c["bias"]), target, "gemv", fusion=True)
     assert same_bits(y, torch.from_numpy(floats_of(c))) > 10

@@ -99,7 +99,7 @@ class Int4Rules(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """How many elements there are, and which scale each has: see places.py."""
+    """How many elements there are, and which scale each has: see scale_access.py."""
 
     n: Any
     columns: Any

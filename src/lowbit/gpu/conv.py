@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from lowbit.gpu.dp4a import dp4a
 from lowbit.gpu.epilogue import centred
-from lowbit.gpu.gemm import finish_tile, store_tile, tile_of
+from lowbit.gpu.gemm import apply_epilogue, store_tile, tile_of
 from lowbit.gpu.language import jit, tl
 
 
@@ -68,7 +68,7 @@ def int8_conv2d(x, w, out, scales, g, epilogue, RULES: tl.constexpr, FLAT: tl.co
         if RULES.HAS_ZB:
             row_sum += tl.sum(tl.where(inside[None, :], a, 0).to(tl.int32), axis=1)
     out_row = N * tl.num_programs(1)
-    finish_tile(dot, row_sum, rows, columns, group * N, out, out_row, scales, M, N, K, epilogue, RULES)
+    apply_epilogue(dot, row_sum, rows, columns, group * N, out, out_row, scales, M, N, K, epilogue, RULES)
 
 
 @jit
@@ -102,7 +102,7 @@ def int8_conv2d_dp4a(x, w, out, scales, g, epilogue, RULES: tl.constexpr, BACKEN
         if RULES.HAS_ZB:
             row_sum = dp4a(a[:, None], tl.full((TILE.rows, 1), 0x01010101, tl.int32), row_sum, BACKEND)
     row_sums, out_row = tl.sum(row_sum, axis=1), N * tl.num_programs(1)
-    finish_tile(dot, row_sums, rows, columns, group * N, out, out_row, scales, M, N, K, epilogue, RULES)
+    apply_epilogue(dot, row_sums, rows, columns, group * N, out, out_row, scales, M, N, K, epilogue, RULES)
 
 
 @jit

@@ -14,7 +14,7 @@ a tile of a matrix unit would be empty but for a sixteenth.
 
 from __future__ import annotations
 
-from lowbit.gpu.gemm import finish_tile, tile_of
+from lowbit.gpu.gemm import apply_epilogue, tile_of
 from lowbit.gpu.language import jit, tl
 
 
@@ -72,7 +72,7 @@ def int8_gemv_dp4a(a, b, out, scales, shape, epilogue, RULES: tl.constexpr, WHOL
         if RULES.HAS_ZB:
             of_row = dp4a(a_words, tl.full((1, BLOCK_WORDS), 0x01010101, tl.int32), of_row, BACKEND)
     dot, row_sum, rows = tl.sum(partial, axis=1)[None, :], tl.sum(of_row, axis=1), row + tl.arange(0, 1)
-    finish_tile(dot, row_sum, rows, columns, 0, out, shape.out_row, scales, shape.M, N, K, epilogue, RULES)
+    apply_epilogue(dot, row_sum, rows, columns, 0, out, shape.out_row, scales, shape.M, N, K, epilogue, RULES)
 
 
 @jit
@@ -102,4 +102,4 @@ def int8_gemm_dp4a(
         if RULES.HAS_ZB:
             row_sum = dp4a(a_words, tl.full((TILE.rows, 1), 0x01010101, tl.int32), row_sum, BACKEND)
     row_sums = tl.sum(row_sum, axis=1)
-    finish_tile(dot, row_sums, rows, columns, 0, out, shape.out_row, scales, M, N, K, epilogue, RULES)
+    apply_epilogue(dot, row_sums, rows, columns, 0, out, shape.out_row, scales, M, N, K, epilogue, RULES)

@@ -1,8 +1,8 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-"""The epilogue of sums of products of codes: the contract's formulas on a tile [rows, columns].
+"""The epilogue of integer matrix products: the contract's formulas on a tile [rows, columns].
 
-Codes are multiplied as signed bytes: an unsigned code is first taken xor 0x80, which is 128 less, and its zero point
-loses 128 too. With a, b, za and zb meant so,
+Codes are multiplied as signed bytes: unsigned codes are xored with 0x80, which subtracts 128, and 128 is subtracted
+from their zero points. With a, b, za and zb so shifted,
 
     sum over k of (a - za) * (b - zb) = sum a * b - za * sum b - zb * (sum a - K * za)
 
@@ -49,7 +49,7 @@ def rounded(x):
 
 
 @jit
-def finished(sums, sa, sb, bias, epilogue, RULES: tl.constexpr):
+def applied(sums, sa, sb, bias, epilogue, RULES: tl.constexpr):
     """The tile of results in i32, i64 or f32; the store narrows it.
 
     OUT "sums":   sums

@@ -10,7 +10,7 @@ Rows and columns past the end wrap around and are not stored, so that only the e
 
 from __future__ import annotations
 
-from lowbit.gpu.epilogue import centred, corrected, finished
+from lowbit.gpu.epilogue import applied, centred, corrected
 from lowbit.gpu.language import jit, tl
 
 GROUP_M = tl.constexpr(8)  # tiles of rows that share columns of b in cache
@@ -54,11 +54,11 @@ def int8_gemm(a, b, out, scales, shape, epilogue, RULES: tl.constexpr, EVEN_K: t
             row_sum += tl.sum(a_codes.to(tl.int32), axis=1)
         a_tile += TILE.depth
         b_tile += TILE.depth
-    finish_tile(dot, row_sum, rows, columns, 0, out, shape.out_row, scales, M, N, K, epilogue, RULES)
+    apply_epilogue(dot, row_sum, rows, columns, 0, out, shape.out_row, scales, M, N, K, epilogue, RULES)
 
 
 @jit
-def finish_tile(dot, row_sum, rows, columns, first, out, out_row, scales, M, N, K, epilogue, RULES: tl.constexpr):
+def apply_epilogue(dot, row_sum, rows, columns, first, out, out_row, scales, M, N, K, epilogue, RULES: tl.constexpr):
     """Corrects a tile [rows, columns] of dot products of centred codes, applies the epilogue and stores what is inside.
     first: the column of the whole result at which this product's N begin."""
     row_in = rows < M
@@ -104,6 +104,6 @@ def store_tile(sums, sa, rows, columns, first, out, out_row, scales, M, N, epilo
             sb += tl.load(scales.sb)
     if RULES.BIAS != "none":
         bias = tl.load(epilogue.bias + first + columns, mask=column_in, other=0)[None, :]
-    y = finished(sums, sa, sb, bias, epilogue, RULES)
-    place = out + first + rows.to(tl.int64)[:, None] * out_row + columns[None, :]
-    tl.store(place, y.to(out.dtype.element_ty), mask=row_in[:, None] & column_in[None, :])
+    y = applied(sums, sa, sb, bias, epilogue, RULES)
+    offsets = out + first + rows.to(tl.int64)[:, None] * out_row + columns[None, :]
+    tl.store(offsets, y.to(out.dtype.element_ty), mask=row_in[:, None] & column_in[None, :])

@@ -1,4 +1,4 @@
-"""From a granularity to what kernels are launched with: kinds of places, runs and columns, sizes of programs."""
+"""Launch arguments from a granularity: scale layouts, the parts of a reduction, block sizes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from lowbit.numerics.granularity import Granularity
 
-TENSOR, ROWS, COLUMNS, FLAT, GROUPS, GROUP_ROWS = range(6)  # as in places.py
+TENSOR, ROWS, COLUMNS, FLAT, GROUPS, GROUP_ROWS = range(6)  # as in scale_access.py
 PIECE, BAND = 4096, 64  # of learned sums: the contract's order, as in learned.py
-RANGE_PIECE = 16384  # of ranges: any will do
+RANGE_PIECE = 16384  # of ranges: the result does not depend on it
 
 
-class Places(NamedTuple):
-    """Arguments of element-wise kernels that say which scale an element has."""
+class ScaleLayout(NamedTuple):
+    """Arguments of element-wise kernels that select the scale of each element."""
 
     kind: int
     columns: int
@@ -21,25 +21,25 @@ class Places(NamedTuple):
     group: int
 
 
-def places_of(g: Granularity, scales: int) -> Places:
-    """scales: how many there are; one serves every granularity.
+def scale_layout(g: Granularity, scales: int) -> ScaleLayout:
+    """The layout for so many `scales`; a single scale serves every granularity.
 
-    >>> places_of(Granularity(2, 4, 70, 1, 32, (4, 3)), 12)
-    Places(kind=4, columns=70, axis=70, groups=3, group=32)
+    >>> scale_layout(Granularity(2, 4, 70, 1, 32, (4, 3)), 12)
+    ScaleLayout(kind=4, columns=70, axis=70, groups=3, group=32)
     """
     group = max(1, min(g.block, g.axis))
     groups = -(-g.axis // group)
     if scales == 1:
-        return Places(TENSOR, 1, 1, 1, 1)
+        return ScaleLayout(TENSOR, 1, 1, 1, 1)
     if g.kind == 1:
-        return Places(*((COLUMNS, g.axis) if g.inner == 1 else (ROWS, g.inner)), g.axis, 1, 1)
+        return ScaleLayout(*((COLUMNS, g.axis) if g.inner == 1 else (ROWS, g.inner)), g.axis, 1, 1)
     if g.inner > 1:
-        return Places(GROUP_ROWS, g.inner, g.axis, groups, group)
-    return Places(GROUPS if g.axis % group else FLAT, g.axis, g.axis, groups, group)
+        return ScaleLayout(GROUP_ROWS, g.inner, g.axis, groups, group)
+    return ScaleLayout(GROUPS if g.axis % group else FLAT, g.axis, g.axis, groups, group)
 
 
 class Parts(NamedTuple):
-    """How a reduction by scale is cut up: see reductions.py. `length` is of a row, or for columns how many rows."""
+    """How a reduction by scale is split, see reductions.py. length: elements of a row, or the rows of columns."""
 
     by_columns: int  # 1 or 0: Triton passes bools as bytes
     length: int
@@ -62,12 +62,12 @@ class Parts(NamedTuple):
 
     @property
     def is_final(self) -> bool:
-        """Whether a part is all that a scale has."""
+        """Whether each scale has exactly one part."""
         return self.outer * self.pieces == 1
 
 
 def parts_of(g: Granularity, piece: int) -> Parts:
-    """Runs are cut into pieces of so many elements, columns into bands of 64 rows.
+    """Split runs into pieces of `piece` elements, columns into bands of 64 rows.
 
     >>> parts_of(Granularity(1, 2, 3, 5000, 1, (3,)), 4096).pieces
     2
@@ -98,5 +98,5 @@ def power_of_two(least: int, most: int = 1 << 30) -> int:
 
 
 def indices_are_wide(elements: int) -> bool:
-    """Whether an index, with what kernels add to it, may not fit 32 bits."""
+    """Whether offsets need 64 bits, with a margin for what kernels add to them."""
     return elements >= 1 << 30

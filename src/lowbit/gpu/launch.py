@@ -1,8 +1,9 @@
-"""Torch tensors in, Triton kernels, torch tensors out: the quantize family on a GPU, on torch's current stream.
+"""Launches of the quantize family on torch tensors, on torch's current stream.
 
-Tensors are contiguous, on one GPU; callers have checked values and shapes. scale: of the compute type, as many as the
-granularity g has, or one; zero: as many, int32, or None for all 0. Without `out` results are new; with it and, where
-there is one, a `workspace`, nothing is allocated. Nothing here waits for the GPU.
+Tensors are contiguous and on one GPU; callers have checked values and shapes. scale has the compute type and one value
+per parameter set of the granularity g, or a single value; zero likewise, as int32, or None for all 0. Without `out`
+results are new tensors; with `out`, and `workspace` where there is one, nothing is allocated. No function waits for
+the GPU.
 
 Tensors on the CPU are taken only where Triton interprets kernels (TRITON_INTERPRET=1), which is for tests.
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from lowbit.gpu import elementwise
 from lowbit.gpu.arguments import Spread, SpreadRules
-from lowbit.gpu.grids import Places, indices_are_wide, places_of
+from lowbit.gpu.grids import ScaleLayout, indices_are_wide, scale_layout
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.granularity import Granularity
@@ -33,7 +34,7 @@ _SHORTEST_LONG_ROW = 256
 
 
 def empty_codes(shape: tuple[int, ...], dtype: QuantizedDType, like: Tensor) -> Tensor:
-    """Room for codes of this dtype: bytes where they are packed, else one an element."""
+    """An uninitialized tensor for codes of this dtype; packed codes take a flat tensor of bytes."""
     stored = (dtype.storage_bytes(math.prod(shape)),) if dtype.is_sub_byte else shape
     return torch.empty(stored, dtype=_stored(dtype), device=like.device)
 
@@ -146,17 +147,17 @@ def _run(
 ) -> None:
     """Run one program per BLOCK elements of `numbers`."""
     _same_device(*tensors)
-    n, places = numbers.numel(), places_of(g, scale.numel())
-    block = _block(numbers, places)
-    at = Spread(n, places.columns, places.axis, places.groups)
-    rules = SpreadRules(places.kind, places.group, places.columns >= block, indices_are_wide(n), block)
+    n, layout = numbers.numel(), scale_layout(g, scale.numel())
+    block = _block(numbers, layout)
+    at = Spread(n, layout.columns, layout.axis, layout.groups)
+    rules = SpreadRules(layout.kind, layout.group, layout.columns >= block, indices_are_wide(n), block)
     threads = warps(block * numbers.element_size() // 16, numbers)
     launch(kernel, -(-n // block), numbers, threads, *tensors, at, *rest, rules)
 
 
-def _block(numbers: Tensor, places: Places) -> int:
-    """16 bytes a thread; fewer threads where a row would otherwise be shorter than a program."""
+def _block(numbers: Tensor, layout: ScaleLayout) -> int:
+    """16 bytes per thread, but at most one row per program where rows are long enough."""
     most = 16 // numbers.element_size() * THREADS
-    if _SHORTEST_LONG_ROW <= places.columns < most:
-        return 1 << (places.columns.bit_length() - 1)
+    if _SHORTEST_LONG_ROW <= layout.columns < most:
+        return 1 << (layout.columns.bit_length() - 1)
     return most

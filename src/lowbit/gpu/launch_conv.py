@@ -1,7 +1,7 @@
-"""Convolutions of codes on a GPU: torch tensors in, torch tensors out. Images are [n, h, w, c] inside.
+"""Integer convolutions on a GPU, of torch tensors. Kernels read images as [n, h, w, c].
 
 weight = conv_weight(codes, scale, zero_point)                  # once; codes [out, c / groups, kh, kw]
-y = conv2d(x, weight, x_scale, x_zero, Finish(torch.float16), stride=(2, 2), padding=(1, 1, 1, 1))
+y = conv2d(x, weight, x_scale, x_zero, GpuEpilogue(torch.float16), stride=(2, 2), padding=(1, 1, 1, 1))
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from lowbit.gpu.arguments import ConvShape, Rules
 from lowbit.gpu.conv import int8_conv2d, int8_conv2d_depthwise, int8_conv2d_dp4a
-from lowbit.gpu.launch_gemm import Finish, Weight, gpu_of, on_device, vector
+from lowbit.gpu.launch_gemm import GpuEpilogue, Weight, gpu_of, on_device, vector
 from lowbit.gpu.tiles import DEPTHWISE, DP4A, Gpu, int8_tile
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 
-_FLAT = 32  # channels of a group: below, k-blocks run across taps
+_FLAT = 32  # channels per group; with fewer, a k-block spans taps
 
 
 def conv_weight(codes: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None = None) -> Weight:
@@ -30,7 +30,7 @@ def conv2d(
     weight: Weight,
     x_scale: torch.Tensor,
     x_zero: int,
-    finish: Finish,
+    epilogue: GpuEpilogue,
     *,
     stride: tuple[int, int] = (1, 1),
     padding: tuple[int, int, int, int] = (0, 0, 0, 0),
@@ -62,10 +62,10 @@ def conv2d(
     if oh < 1 or ow < 1:
         raise InvalidProblem(f"x: {h} by {w} with padding {padding} is smaller than the kernel, {kh} by {kw}")
     rows, columns = n * oh * ow, out_channels // groups
-    # In a kernel a place in one image and the number of a row are i32; images and rows are i64 apart.
+    # Kernels index inside an image, and count rows, in 32 bits; offsets of images and rows are 64-bit.
     if h * w * c >= 2**31 or rows >= 2**31:
         raise Unsupported(f"x: {h} by {w} by {c}, {rows} results; expected fewer than 2^31 codes an image, and results")
-    out = torch.empty((n, oh, ow, out_channels), dtype=finish.dtype, device=x.device)
+    out = torch.empty((n, oh, ow, out_channels), dtype=epilogue.dtype, device=x.device)
 
     gpu = gpu_of(x) if gpu is None else gpu
     if path is None:
@@ -78,12 +78,12 @@ def conv2d(
     has_zero = x_zero != 0 or x.dtype == torch.uint8
     scale = vector("x_scale", x_scale, torch.float32, 1)
     zero = torch.full((1,), x_zero, dtype=torch.int32, device=x.device)
-    scales, epilogue, rules = weight.arguments(image, scale, zero, has_zero, finish, kh * kw * per_group)
+    scales, fields, rules = weight.arguments(image, scale, zero, has_zero, epilogue, kh * kw * per_group)
     sizes = (rows, columns, h, w, c, oh, ow, kw, kh * kw, per_group)
     shape = ConvShape(*sizes, *stride, top, left, *dilation)
     if out.numel():
         with on_device(x):
-            _launch(path, (image, weight.codes, out, scales), shape, epilogue, rules, groups, gpu)
+            _launch(path, (image, weight.codes, out, scales), shape, fields, rules, groups, gpu)
     return out.permute(0, 3, 1, 2) if layout == "NCHW" else out
 
 
@@ -99,7 +99,7 @@ def _launch(
         int8_conv2d_dp4a[grid](*tensors, g, epilogue, rules, gpu.backend, DP4A, **DP4A.options)
     elif path == "depthwise":
         if g.per_group != 1 or rules.WIDE:
-            raise Unsupported(f"path: depthwise of {g.per_group} channels a group, {g.taps} taps")
+            raise Unsupported(f"path: depthwise of {g.per_group} channels per group, {g.taps} taps")
         whole, tile = g._replace(N=g.N * groups), DEPTHWISE
         grid = (-(-g.M // tile.rows), -(-whole.N // tile.columns))
         int8_conv2d_depthwise[grid](*tensors, whole, epilogue, g.N, rules, tile, **tile.options)
@@ -108,12 +108,12 @@ def _launch(
 
 
 def _whole_words(image: torch.Tensor, weight: Weight, zero: int, groups: int) -> tuple[torch.Tensor, Weight]:
-    """Channels of each group padded to a multiple of 4: with the zero point in x, so that they add nothing."""
+    """Pad the channels of each group to a multiple of 4; x takes its zero point, so that sums do not change."""
     n, h, w, c = image.shape
     per_group = c // groups
     more = -per_group % 4
     split = image.reshape(n, h, w, groups, per_group)
     padded = torch.nn.functional.pad(split, (0, more), value=zero).reshape(n, h, w, groups * (per_group + more))
     unsigned = weight.codes.dtype == torch.uint8
-    filters = torch.nn.functional.pad(weight.codes, (0, more), value=128 if unsigned else 0)  # 0 in the sums
+    filters = torch.nn.functional.pad(weight.codes, (0, more), value=128 if unsigned else 0)  # 0 once centred
     return padded, Weight(filters, weight.scale, weight.zero_point, weight.sums)

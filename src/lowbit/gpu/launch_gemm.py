@@ -1,7 +1,7 @@
-"""Products of codes on a GPU: torch tensors in, torch tensors out. Weights stay [n, k].
+"""Integer matrix products on a GPU, of torch tensors. Weights stay [n, k].
 
     weight = Weight.of(codes, scale, zero_point)                    # once
-    y = gemm(a, weight, a_scale, a_zero, Finish(torch.float16))     # many times
+    y = gemm(a, weight, a_scale, a_zero, GpuEpilogue(torch.float16))     # many times
 
 Integer results are exact, float ones equal the CPU's to the bit: y = f32(acc) * (sa * sb) + bias, each step rounded.
 Checked here: k <= 131,071, since int32 sums of Tensor Cores saturate (`.satfinite`) where products of bytes pass 2^31.
@@ -28,7 +28,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Finish:
+class GpuEpilogue:
     """The epilogue of exact sums.
 
     int32, int64: the sums. Floats: clamp(f32(sum) * (sa * sb) + bias, floor, ceiling). int8, uint8: codes,
@@ -57,7 +57,7 @@ class Finish:
 
     def arguments(self, n: int, depth: int, product: int, no_bias: torch.Tensor) -> tuple[Epilogue, bool, str]:
         """The kernels' arguments for n columns, whether sums are 64 bits wide, and the kind of bias. product: the
-        greatest |(a - za) * (b - zb)|; no_bias: what stands for a pointer where there is no bias."""
+        greatest |(a - za) * (b - zb)|; no_bias: the pointer passed where there is no bias."""
         kind, bias = self.kind, self.bias
         if depth > MAX_DEPTH:
             raise Unsupported(f"k: {depth}; expected at most {MAX_DEPTH}, so that no int32 sum saturates")
@@ -71,7 +71,7 @@ class Finish:
                 f"out: codes [{lo}, {hi}], zero point {self.zero_point}; expected {self.dtype}'s range"
             )
         if bias is not None and bias.shape != (n,):
-            raise InvalidProblem(f"bias: shape {tuple(bias.shape)}; expected ({n},), one an output")
+            raise InvalidProblem(f"bias: shape {tuple(bias.shape)}; expected ({n},), one per output")
         bias_kind = "none"
         if bias is not None:
             if kind == "sums":
@@ -87,7 +87,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Weight:
-    """Codes [n, k] (filters: [out, kh, kw, c]) with one scale and zero point, or one a row, and their sums by row."""
+    """Codes [n, k] (filters: [out, kh, kw, c]), one scale and zero point or one per row, and the sum of each row."""
 
     codes: torch.Tensor
     scale: torch.Tensor
@@ -108,16 +108,22 @@ class Weight:
         return cls(codes, vector("weight: scale", scale, torch.float32, n), zero, sums.to(torch.int32))
 
     def arguments(
-        self, codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, has_zero: bool, finish: Finish, depth: int
+        self,
+        codes: torch.Tensor,
+        scale: torch.Tensor,
+        zero: torch.Tensor,
+        has_zero: bool,
+        epilogue: GpuEpilogue,
+        depth: int,
     ) -> tuple[Scales, Epilogue, Rules]:
         """The kernels' arguments for a product of `depth` with codes under these scales and zero points."""
         zb = self.zero_point
         product = _greatest(codes, has_zero) * _greatest(self.codes, zb is not None)
-        epilogue, wide, bias_kind = finish.arguments(self.codes.shape[0], depth, product, self.scale)
+        fields, wide, bias_kind = epilogue.arguments(self.codes.shape[0], depth, product, self.scale)
         steps = (step(scale), step(zero), step(self.scale), 0 if zb is None else step(zb))
         unsigned = (codes.dtype == torch.uint8, self.codes.dtype == torch.uint8)
-        rules = Rules(*steps, *unsigned, has_zero, zb is not None, wide, finish.kind, bias_kind)
-        return Scales(scale, zero, self.scale, self.sums if zb is None else zb, self.sums), epilogue, rules
+        rules = Rules(*steps, *unsigned, has_zero, zb is not None, wide, epilogue.kind, bias_kind)
+        return Scales(scale, zero, self.scale, self.sums if zb is None else zb, self.sums), fields, rules
 
 
 def vector(name: str, values: torch.Tensor, dtype: torch.dtype, count: int) -> torch.Tensor:
@@ -142,7 +148,7 @@ def gpu_of(x: torch.Tensor) -> Gpu:
 
 
 def on_device(x: torch.Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on torch's current device."""
+    """Make x's device the current one: Triton launches there."""
     return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
 
 
@@ -156,14 +162,15 @@ def gemm(
     weight: Weight,
     a_scale: torch.Tensor,
     a_zero: torch.Tensor | None,
-    finish: Finish,
+    epilogue: GpuEpilogue,
     *,
     gpu: Gpu | None = None,
     path: str | None = None,
 ) -> torch.Tensor:
-    """a [m, k] of bytes times weight [n, k] transposed, finished, as [m, n]. a_scale, a_zero: one, or one a row.
+    """a [m, k] of bytes times weight [n, k] transposed, after the epilogue, as [m, n].
 
-    path: "matrix" (Tensor Cores), "dp4a" or "gemv" (a row at a time); chosen by the shape and the GPU where it is None.
+    a_scale, a_zero: one value, or one per row. path: "matrix" (Tensor Cores), "dp4a" or "gemv" (one row per program);
+    None chooses by the shape and the GPU.
     """
     if a.dtype not in _BYTES or a.ndim != 2 or weight.codes.ndim != 2 or a.shape[1] != weight.codes.shape[1]:
         raise InvalidProblem(f"a: {a.dtype} {tuple(a.shape)}; expected bytes [m, {weight.codes.shape[-1]}]")
@@ -175,14 +182,14 @@ def gemm(
     if path == "matrix" and not gpu.has_int8_dot:
         raise Unsupported(f"path: matrix on sm_{gpu.capability}; expected dp4a, Triton has no int8 products there")
     a = a if a.stride(1) == 1 else a.contiguous()
-    out = torch.empty((m, n), dtype=finish.dtype, device=a.device)
+    out = torch.empty((m, n), dtype=epilogue.dtype, device=a.device)
     has_za = a_zero is not None or a.dtype == torch.uint8
     zero = torch.zeros(1, dtype=torch.int32, device=a.device) if a_zero is None else a_zero
     scale, zero = vector("a_scale", a_scale, torch.float32, m), vector("a_zero", zero, torch.int32, m)
-    scales, epilogue, rules = weight.arguments(a, scale, zero, has_za, finish, k)
+    scales, fields, rules = weight.arguments(a, scale, zero, has_za, epilogue, k)
     if not m or not n:
         return out
-    given = (a, weight.codes, out, scales, GemmShape(m, n, k, a.stride(0), k, n), epilogue, rules)
+    given = (a, weight.codes, out, scales, GemmShape(m, n, k, a.stride(0), k, n), fields, rules)
     whole = k % 4 == 0 and a.stride(0) % 4 == 0 and a.data_ptr() % 4 == 0 and weight.codes.data_ptr() % 4 == 0
     with on_device(a):
         if path == "gemv":
@@ -222,7 +229,7 @@ class Int4Weight:
                 raise InvalidProblem(f"weight: {name} of shape {tuple(values.shape)}; expected {(n, groups)}")
         if self.group % 2 and self.group < self.k:
             raise Unsupported(
-                f"weight: groups of {self.group} codes; expected an even number, so that none ends in a byte"
+                f"weight: groups of {self.group} codes; expected an even number, so that each ends on a byte"
             )
 
 
@@ -241,7 +248,7 @@ def linear_int4(
         raise InvalidProblem(f"x: {x.dtype} {tuple(x.shape)}; expected floats [m, {weight.k}]")
     m, n = x.shape[0], weight.codes.shape[0]
     if bias is not None and bias.shape != (n,):
-        raise InvalidProblem(f"bias: shape {tuple(bias.shape)}; expected ({n},), one an output")
+        raise InvalidProblem(f"bias: shape {tuple(bias.shape)}; expected ({n},), one per output")
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty((m, n), dtype=x.dtype if dtype is None else dtype, device=x.device)
     if out.dtype not in _FLOATS:

@@ -1,7 +1,7 @@
-"""Torch tensors in, Triton kernels, torch tensors out: ranges, scales from data, learned gradients.
+"""Launches of reductions on torch tensors: ranges, scales from data, learned gradients.
 
-As in launch.py: contiguous tensors on one GPU, checked by callers; nothing waits for the GPU. A workspace is a uint8
-tensor of the size that the function of that name gives; without one, it is allocated.
+Arguments are as in launch.py, and no function waits for the GPU. A workspace is a uint8 tensor of the size that the
+`*_workspace` function gives; without one, it is allocated.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from lowbit.numerics.granularity import Granularity
 from lowbit.runtime.torch_types import compute_dtype
 from torch import Tensor
 
-_LONGEST_FUSED = 8192  # elements of a run that a program can hold
+_LONGEST_FUSED = 8192  # longest run, in elements, that one program processes
 
 
 def range_workspace(g: Granularity, dtype: torch.dtype) -> int:
-    """Bytes: a least, a greatest and a count for each part."""
+    """Bytes: a minimum, a maximum and a count per part."""
     return parts_of(g, RANGE_PIECE).total * (2 * compute_dtype(dtype).itemsize + 4)
 
 
 def learned_workspace(g: Granularity) -> int:
-    """Bytes: two f64 sums for each part; 0 where a part is all there is."""
+    """Bytes: two f64 sums per part; 0 where each scale has one part."""
     parts = parts_of(g, PIECE)
     return 0 if parts.is_final else 16 * parts.total
 
@@ -41,7 +41,7 @@ def dynamic_workspace(g: Granularity, dtype: torch.dtype, codes: QuantizedDType)
 def value_range(
     x: Tensor, g: Granularity, *, out: tuple[Tensor, Tensor, Tensor] | None = None, workspace: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(least, greatest, number of NaN) by scale, NaN left out, -0 as +0; NaN where there is nothing else."""
+    """(min, max, number of NaN) per scale. NaN is ignored, -0 becomes +0; both are NaN where all elements are."""
     wide = compute_dtype(x.dtype)
     lo, hi, nans = (
         out
@@ -59,7 +59,7 @@ def value_range(
 def absmax(
     x: Tensor, g: Granularity, *, out: Tensor | None = None, workspace: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(greatest |x|, number of NaN) by scale, NaN left out; NaN where there is nothing else."""
+    """(max |x|, number of NaN) per scale. NaN is ignored; the maximum is NaN where all elements are."""
     most = torch.empty(g.scale_shape, dtype=compute_dtype(x.dtype), device=x.device) if out is None else out
     least, nans = torch.empty_like(most), torch.empty(g.scale_shape, dtype=torch.int64, device=x.device)
     parts, found = _partial_ranges(x, g, True, workspace)
@@ -79,10 +79,10 @@ def quantize_dynamic(
     out: tuple[Tensor, Tensor, Tensor | None] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(codes, scales, zero points) from the data's own range. Symmetric: no zero points unless `out` has room.
+    """(codes, scales, zero points) from the range of the data. Symmetric: zero points only if `out` has them.
 
-    A scale is NaN where its data has NaN or ±Inf, or a range that no scale can cover: codes are then undefined, and
-    whoever needs an error looks at the scales, when it suits.
+    A scale is NaN where its data has NaN or ±Inf, or a range that no scale can cover; its codes are then undefined.
+    A caller that needs an error checks the scales.
     """
     if not x.numel():
         raise InvalidProblem(f"input: empty (shape {tuple(x.shape)}); there is nothing to find a range in")
@@ -155,7 +155,7 @@ def _workspace(given: Tensor | None, size: int, like: Tensor) -> Tensor:
 
 
 def _tile(x: Tensor) -> int:
-    """Elements a program has: 16 bytes a thread."""
+    """Elements per program: 16 bytes per thread."""
     return 16 // x.element_size() * plain.THREADS
 
 
@@ -189,7 +189,7 @@ def _partial_ranges(
 
 
 def _warps_of(elements: int, x: Tensor) -> int:
-    """Warps of a program that has this many elements, 16 bytes a thread."""
+    """Warps of a program of this many elements, 16 bytes per thread."""
     return warps(elements * x.element_size() // 16, x)
 
 
@@ -201,7 +201,7 @@ def _fold(kernel: Any, x: Tensor, parts: Parts, tensors: tuple[Tensor | None, ..
 
 
 def _is_fused(g: Granularity, codes: QuantizedDType) -> bool:
-    """Whether one program can have all that a scale has, and bytes of codes have one program each."""
+    """Whether one program can hold all elements of a scale, and no byte of codes is shared by two programs."""
     parts = parts_of(g, _LONGEST_FUSED)
     if parts.by_columns or not parts.is_final:
         return False

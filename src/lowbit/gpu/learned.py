@@ -8,28 +8,28 @@ Sums have the contract's one order, whatever the device, so there are no atomics
   runs      pieces of 4096 elements, eight lanes a piece (element i to lane i mod 8), lanes folded pairwise, pieces
             added in order, then rows of the same scale in order
   columns   bands of 64 rows, row after row in a band, bands added in order
-An empty place adds +0, which changes no sum that began with +0.
+A masked element adds +0, which changes no sum that started at +0.
 """
 
 from __future__ import annotations
 
 from lowbit.gpu.arithmetic import divide, low_and_high, steps_seen, widen
 from lowbit.gpu.language import jit, tl
-from lowbit.gpu.places import program_index
 from lowbit.gpu.reductions import band_bounds, partial_index, run_bounds
+from lowbit.gpu.scale_access import program_index
 
 PIECE, LANES = tl.constexpr(4096), tl.constexpr(8)
 
 
 @jit
-def _learned(x, dy, dx, place, here, s, low, high):
-    """Writes dx; (dy * t, dy * -s where clipped) of each place."""
-    v = widen(tl.load(x + place, mask=here, other=0.0))
-    given = tl.load(dy + place, mask=here, other=0.0)
+def _learned(x, dy, dx, offsets, here, s, low, high):
+    """Writes dx; (dy * t, dy * -s where clipped) of each element."""
+    v = widen(tl.load(x + offsets, mask=here, other=0.0))
+    given = tl.load(dy + offsets, mask=here, other=0.0)
     y = divide(v, s)
     steps = steps_seen(y, low, high)
     inside = (steps >= low) & (steps <= high)
-    tl.store(dx + place, tl.where(inside, given, tl.zeros_like(given)), mask=here)
+    tl.store(dx + offsets, tl.where(inside, given, tl.zeros_like(given)), mask=here)
     d = widen(given).to(tl.float64)
     t = tl.where(inside, steps - y, tl.where(steps < low, low, high)).to(tl.float64)
     real = here & (v == v)
@@ -66,12 +66,12 @@ def learned_of_runs(dy, x, scale, zero, dx, ds, dz, runs, parts, qmin, qmax, BLO
     owner, begin, end = run_bounds(run, runs, parts, PIECE)
     s, low, high = _bounds_of_codes(scale, zero, owner % parts.scales, run < runs, qmin, qmax)
     s, low, high = s[:, None], low[:, None], high[:, None]
-    place = begin[:, None] + tl.arange(0, LANES)[None, :]
+    offsets = begin[:, None] + tl.arange(0, LANES)[None, :]
     by_scale = tl.zeros((BLOCK.SIZE, LANES), tl.float64)
     by_zero = tl.zeros((BLOCK.SIZE, LANES), tl.float64)
     for start in range(0, parts.longest, LANES * BLOCK.UNROLL):
         for i in tl.static_range(BLOCK.UNROLL):
-            at = place + (start + i * LANES)
+            at = offsets + (start + i * LANES)
             more_scale, more_zero = _learned(x, dy, dx, at, at < end[:, None], s, low, high)
             by_scale += more_scale
             by_zero += more_zero
@@ -96,9 +96,9 @@ def learned_of_columns(dy, x, scale, zero, dx, ds, dz, parts, qmin, qmax, BLOCK:
             more_scale, more_zero = _learned(x, dy, dx, row * columns + column, here, s, low, high)
             by_scale += more_scale
             by_zero += more_zero
-    place = band * columns + column
-    tl.store(ds + place, by_scale.to(ds.dtype.element_ty), mask=real)
-    tl.store(dz + place, by_zero.to(dz.dtype.element_ty), mask=real)
+    offsets = band * columns + column
+    tl.store(ds + offsets, by_scale.to(ds.dtype.element_ty), mask=real)
+    tl.store(dz + offsets, by_zero.to(dz.dtype.element_ty), mask=real)
 
 
 @jit
@@ -117,9 +117,9 @@ def add_in_order(parts_s, parts_z, ds, dz, parts, BLOCK: tl.constexpr):
                 for k in tl.static_range(BLOCK.UNROLL_PIECES):
                     row, piece = nowhere + (first_row + i), nowhere + (first + k)
                     here = inside & (row < parts.outer) & (piece < pieces)
-                    place = partial_index(scale, row * pieces + piece, parts)
-                    row_s += tl.load(parts_s + place, mask=here, other=0.0)
-                    row_z += tl.load(parts_z + place, mask=here, other=0.0)
+                    offsets = partial_index(scale, row * pieces + piece, parts)
+                    row_s += tl.load(parts_s + offsets, mask=here, other=0.0)
+                    row_z += tl.load(parts_z + offsets, mask=here, other=0.0)
             total_s += row_s
             total_z += row_z
     tl.store(ds + scale, total_s.to(ds.dtype.element_ty), mask=inside)

@@ -2,7 +2,7 @@
 
 | path    | x becomes                             | result                                            |
 |---------|---------------------------------------|---------------------------------------------------|
-| integer | codes with a scale a row, or as given | the CPU's, to the bit                             |
+| integer | codes, one scale per row or as given  | the CPU's, to the bit                             |
 | float   | stays; int4 weights in groups         | within the contract's bound: sums of another order |
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.gpu.ops import GpuPacked, finish_of, pack
+from lowbit.gpu.ops import GpuPacked, gpu_epilogue, pack
 from lowbit.layers import QuantizedLinear, linear_path
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, Unsupported
@@ -119,9 +119,9 @@ class GpuLinear:
             return linear_int4(rows, self._int4, self.bias).reshape(shape)
         assert self._packed is not None
         epilogue = Epilogue.of(self.out_features, None, self.out_params, str(x.dtype).removeprefix("torch."))
-        finish = finish_of(epilogue, self.bias, self.device)
+        given = gpu_epilogue(epilogue, self.bias, self.device)
         codes, scale, zero = self._codes(rows)
-        y = gemm(codes, self._packed.weight, scale, zero, finish).reshape(shape)
+        y = gemm(codes, self._packed.weight, scale, zero, given).reshape(shape)
         return y if epilogue.params is None else GpuQuantizedTensor(y, epilogue.params, shape, self.device)
 
     def _codes(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

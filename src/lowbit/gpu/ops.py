@@ -27,7 +27,7 @@ from lowbit.runtime.hardware import HardwareFeatures, hardware
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from lowbit.gpu.launch_gemm import Finish, Weight
+    from lowbit.gpu.launch_gemm import GpuEpilogue, Weight
     from lowbit.gpu.tensors import GpuQuantizedTensor
     from lowbit.ops.options import EpilogueOptions
     from torch import Tensor
@@ -57,18 +57,18 @@ def pack_conv(w: GpuQuantizedTensor) -> GpuPacked:
     return GpuPacked(conv_weight(_bytes("w", w), w.scale, w.zero_point), w.params, w.shape)
 
 
-def finish_of(epilogue: Epilogue, bias: Any, device: GpuDevice) -> Finish:
+def gpu_epilogue(epilogue: Epilogue, bias: Any, device: GpuDevice) -> GpuEpilogue:
     """The epilogue as GPU kernels take it. bias: numbers of the host, which are copied, or a tensor on the device."""
     import torch
-    from lowbit.gpu.launch_gemm import Finish
+    from lowbit.gpu.launch_gemm import GpuEpilogue
 
     given = _bias(bias, device)
     if epilogue.params is None:
-        return Finish(getattr(torch, epilogue.dtype.name), given, epilogue.floor, epilogue.ceiling)
+        return GpuEpilogue(getattr(torch, epilogue.dtype.name), given, epilogue.floor, epilogue.ceiling)
     p = epilogue.params
     if epilogue.dtype.name not in ("int8", "uint8") or p.dtype.is_packed or p.is_logarithmic or p.axis is not None:
         raise Unsupported(f"out_params: {p!r}; GPU kernels have linear int8 or uint8 with one scale")
-    return Finish(
+    return GpuEpilogue(
         getattr(torch, epilogue.dtype.name),
         given,
         scale=float(p.scale),
@@ -78,15 +78,15 @@ def finish_of(epilogue: Epilogue, bias: Any, device: GpuDevice) -> Finish:
     )
 
 
-def multiply(a: GpuQuantizedTensor, b: GpuPacked, finish: Finish, path: str | None = None) -> Tensor:
-    """a [..., k] by b [k, n], finished. path: as in `launch_gemm.gemm`."""
+def multiply(a: GpuQuantizedTensor, b: GpuPacked, epilogue: GpuEpilogue, path: str | None = None) -> Tensor:
+    """a [..., k] by b [k, n], after the epilogue. path: as in `launch_gemm.gemm`."""
     from lowbit.gpu.launch_gemm import gemm
 
     _require_integer_path(a, b)
     if a.ndim < 1 or a.shape[-1] != b.shape[0]:
         raise InvalidProblem(f"a: shape {a.shape}; expected (..., {b.shape[0]})")
     codes = _bytes("a", a)
-    y = gemm(codes.reshape(-1, b.shape[0]), b.weight, a.scale, a.zero_point, finish, path=path)
+    y = gemm(codes.reshape(-1, b.shape[0]), b.weight, a.scale, a.zero_point, epilogue, path=path)
     return y.reshape(*a.shape[:-1], b.shape[1])
 
 
@@ -96,8 +96,10 @@ def _require_integer_path(a: GpuQuantizedTensor, b: GpuPacked | GpuQuantizedTens
         raise Unsupported(f"qmatmul: {a.params!r} by {b.params!r} takes path {way!r}; GPU kernels have 'integer'")
 
 
-def convolve(x: GpuQuantizedTensor, w: GpuPacked, g: ConvGeometry, finish: Finish, path: str | None = None) -> Tensor:
-    """x by w, finished. path: as in `launch_conv.conv2d`."""
+def convolve(
+    x: GpuQuantizedTensor, w: GpuPacked, g: ConvGeometry, epilogue: GpuEpilogue, path: str | None = None
+) -> Tensor:
+    """x by w, after the epilogue. path: as in `launch_conv.conv2d`."""
     from lowbit.gpu.launch_conv import conv2d
 
     way = conv_path_of(x.params, w.params, w.shape, g.groups)
@@ -110,7 +112,7 @@ def convolve(x: GpuQuantizedTensor, w: GpuPacked, g: ConvGeometry, finish: Finis
         w.weight,
         x.scale,
         int(x.params.zero_point),
-        finish,
+        epilogue,
         stride=g.stride,
         padding=g.padding,
         dilation=g.dilation,
@@ -182,7 +184,7 @@ class GpuQuantizationOps:
         _require_integer_path(left, right)
         packed = right if isinstance(right, GpuPacked) else pack(right)
         epilogue = Epilogue.of(packed.shape[-1], None, **options)
-        y = multiply(left, packed, finish_of(epilogue, bias, self.device), self.path)
+        y = multiply(left, packed, gpu_epilogue(epilogue, bias, self.device), self.path)
         return self._result(y, epilogue)
 
     def qconv2d(
@@ -202,7 +204,7 @@ class GpuQuantizationOps:
         g = ConvGeometry.of(stride, padding, dilation, groups, layout)
         packed = w if isinstance(w, GpuPacked) else pack_conv(self._there("w", w))
         epilogue = Epilogue.of(packed.shape[0], None, **options)
-        y = convolve(self._there("x", x), packed, g, finish_of(epilogue, bias, self.device), self.path)
+        y = convolve(self._there("x", x), packed, g, gpu_epilogue(epilogue, bias, self.device), self.path)
         return self._result(y, epilogue)
 
     def qadd(self, a: Any, b: Any, *, out_params: QuantizationParams | None = None) -> GpuQuantizedTensor:

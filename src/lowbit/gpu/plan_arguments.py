@@ -32,16 +32,16 @@ TORCH = {
 }
 
 
-def tensor(name: str, value: Any, kind: ElementKind, shape: tuple[int, ...], place: GpuDevice) -> Tensor:
+def tensor(name: str, value: Any, kind: ElementKind, shape: tuple[int, ...], gpu: GpuDevice) -> Tensor:
     """The memory of an argument, as kernels take it; no copy is made."""
     bits = CODES[kind][1] if kind in CODES else 8
     expected = shape if bits >= 8 else (-(-math.prod(shape) * bits // 8),)
-    found = _held(name, value, TORCH[kind], place, f", which the descriptor calls {kind}")
+    found = _held(name, value, TORCH[kind], gpu, f", which the descriptor calls {kind}")
     return _shaped(name, found, expected)
 
 
 def parameter_tensor(
-    name: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...], place: GpuDevice, bounds: tuple[int, int]
+    name: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...], gpu: GpuDevice, bounds: tuple[int, int]
 ) -> Tensor:
     """Scales or zero points. A number of the host becomes a tensor, without waiting."""
     if isinstance(value, (int, float, np.generic)) and not isinstance(value, bool) and not shape:
@@ -50,30 +50,30 @@ def parameter_tensor(
             check_scale(np.asarray(number, np.float64 if dtype is torch.float64 else np.float32))
         elif not number.is_integer() or not bounds[0] <= number <= bounds[1]:
             raise InvalidProblem(f"{name}: {value!r}; expected an integer in [{bounds[0]}, {bounds[1]}]")
-        return torch.full((), number, dtype=dtype, device=place.memory)
-    return output_tensor(name, value, dtype, shape, place)
+        return torch.full((), number, dtype=dtype, device=gpu.memory)
+    return output_tensor(name, value, dtype, shape, gpu)
 
 
-def output_tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...], place: GpuDevice) -> Tensor:
+def output_tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...], gpu: GpuDevice) -> Tensor:
     """Parameters in the GPU's memory, as they must be to be written."""
-    found = _held(name, value, dtype, place, "")
+    found = _held(name, value, dtype, gpu, "")
     return _shaped(name, found.reshape(()) if not shape and tuple(found.shape) == (1,) else found, shape)
 
 
-def workspace_tensor(value: Any, size: int, place: GpuDevice) -> Tensor | None:
+def workspace_tensor(value: Any, size: int, gpu: GpuDevice) -> Tensor | None:
     if not size:
         return None
-    found = _held("workspace", value, torch.uint8, place, "")
+    found = _held("workspace", value, torch.uint8, gpu, "")
     if not found.is_contiguous() or found.numel() < size or found.data_ptr() % 8:
         raise InvalidProblem(f"workspace: {found.numel()} bytes; expected {size}, contiguous and aligned to 8")
     return found
 
 
-def _held(name: str, value: Any, dtype: torch.dtype, place: GpuDevice, why: str) -> Tensor:
+def _held(name: str, value: Any, dtype: torch.dtype, gpu: GpuDevice, why: str) -> Tensor:
     if not isinstance(value, Tensor):
-        raise InvalidProblem(f"{name}: {type(value).__name__}; expected a torch tensor on {place.name}")
-    if not place.holds(value):
-        raise Unsupported(f"{name}: on {value.device}; expected {place.name}")
+        raise InvalidProblem(f"{name}: {type(value).__name__}; expected a torch tensor on {gpu.name}")
+    if not gpu.holds(value):
+        raise Unsupported(f"{name}: on {value.device}; expected {gpu.name}")
     if value.dtype is not dtype:
         raise Unsupported(f"{name}: {value.dtype}; expected {dtype}{why}")
     return value.detach()

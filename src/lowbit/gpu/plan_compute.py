@@ -10,9 +10,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from lowbit.gpu.launch_gemm import MAX_DEPTH, Finish
+from lowbit.gpu.launch_gemm import MAX_DEPTH, GpuEpilogue
 from lowbit.gpu.linear import GpuLinear, gpu_linear_path
-from lowbit.gpu.ops import GpuPacked, convolve, finish_of, multiply, pack, pack_conv
+from lowbit.gpu.ops import GpuPacked, convolve, gpu_epilogue, multiply, pack, pack_conv
 from lowbit.gpu.plan_arguments import tensor
 from lowbit.gpu.plans import OnGpu
 from lowbit.gpu.tensors import GpuQuantizedTensor
@@ -66,15 +66,15 @@ class _Compute(OnGpu):
             raise InvalidProblem(f"{name}: shape {value.shape}; expected {shape}")
         same_params(name, value.params, params, len(shape))
         held = value.weight.codes if isinstance(value, GpuPacked) else value.data
-        if not self._place.holds(held):
-            raise Unsupported(f"{name}: on {held.device}; expected {self._place.name}")
+        if not self._gpu.holds(held):
+            raise Unsupported(f"{name}: on {held.device}; expected {self._gpu.name}")
 
-    def _finish(self, bias: Any, n: int) -> Finish:
+    def _epilogue_with(self, bias: Any, n: int) -> GpuEpilogue:
         """The epilogue, its bias checked."""
-        finish = finish_of(self._epilogue, bias, self._place)
-        if finish.bias is not None and tuple(finish.bias.shape) != (n,):
-            raise InvalidProblem(f"bias: shape {tuple(finish.bias.shape)}; expected ({n},), one an output")
-        return finish
+        epilogue = gpu_epilogue(self._epilogue, bias, self._gpu)
+        if epilogue.bias is not None and tuple(epilogue.bias.shape) != (n,):
+            raise InvalidProblem(f"bias: shape {tuple(epilogue.bias.shape)}; expected ({n},), one per output")
+        return epilogue
 
     def _output(self, value: Any, shape: tuple[int, ...]) -> Tensor:
         if isinstance(value, GpuQuantizedTensor):
@@ -82,7 +82,7 @@ class _Compute(OnGpu):
                 raise InvalidProblem(f"output: a GpuQuantizedTensor; expected a tensor of {self._epilogue.dtype}")
             same_params("output", value.params, self._epilogue.params, len(shape))
             value = value.data
-        return tensor("output", value, KINDS[self._epilogue.dtype.name], shape, self._place)
+        return tensor("output", value, KINDS[self._epilogue.dtype.name], shape, self._gpu)
 
 
 class _MatMul(_Compute):
@@ -107,12 +107,12 @@ class _MatMul(_Compute):
         self._operand("a", args.a, (d.m, d.k), d.a, GpuQuantizedTensor)
         self._operand("b", args.b, (d.k, d.n), d.b, GpuPacked if d.prepacked else None)
         self._output(args.output, (d.m, d.n))
-        self._finish(args.bias, d.n)
+        self._epilogue_with(args.bias, d.n)
 
     def run(self, args: MatMulArgs) -> None:
         self.can_implement(args)
         b = args.b if isinstance(args.b, GpuPacked) else pack(args.b)
-        y = multiply(args.a, b, self._finish(args.bias, self.descriptor.n))
+        y = multiply(args.a, b, self._epilogue_with(args.bias, self.descriptor.n))
         self._output(args.output, (self.descriptor.m, self.descriptor.n)).copy_(y)
 
 
@@ -141,12 +141,12 @@ class _Conv2d(_Compute):
         self._operand("x", args.x, d.x_shape, d.x, GpuQuantizedTensor)
         self._operand("w", args.w, d.w_shape, d.w, GpuPacked if d.prepacked else None)
         self._output(args.output, d.output_shape)
-        self._finish(args.bias, d.w_shape[0])
+        self._epilogue_with(args.bias, d.w_shape[0])
 
     def run(self, args: Conv2dArgs) -> None:
         self.can_implement(args)
         w = args.w if isinstance(args.w, GpuPacked) else pack_conv(args.w)
-        y = convolve(args.x, w, self.descriptor.geometry, self._finish(args.bias, self.descriptor.w_shape[0]))
+        y = convolve(args.x, w, self.descriptor.geometry, self._epilogue_with(args.bias, self.descriptor.w_shape[0]))
         self._output(args.output, self.descriptor.output_shape).copy_(y)
 
 
@@ -186,9 +186,9 @@ class _Linear(_Compute):
     def _input(self, args: LinearArgs) -> Tensor:
         d, layer = self.descriptor, args.layer
         same_layer(layer, GpuLinear, d)
-        if layer.device != self._place:
-            raise Unsupported(f"layer: on {layer.device.name}; expected {self._place.name}")
-        return tensor("x", args.x, d.input_element, (d.rows, d.in_features), self._place)
+        if layer.device != self._gpu:
+            raise Unsupported(f"layer: on {layer.device.name}; expected {self._gpu.name}")
+        return tensor("x", args.x, d.input_element, (d.rows, d.in_features), self._gpu)
 
 
 COMPUTE_ON_GPU = ((MatMulPlan, _MatMul), (Conv2dPlan, _Conv2d), (LinearPlan, _Linear))

@@ -33,7 +33,7 @@ class OnGpu:
     """What makes a plan class one for GPUs, put before it in the order of bases."""
 
     _plan: ClassVar[type[Plan[Any]]]
-    _place: GpuDevice
+    _gpu: GpuDevice
     descriptor: Any
     device: str
     preference: Preference
@@ -44,8 +44,8 @@ class OnGpu:
         if preference != "fastest":
             raise Unsupported(f"preference: {preference!r} with device {device!r}; the reference runs on the CPU")
         super().__init__(descriptor, device, preference)  # type: ignore[call-arg]
-        place = find_device(device)
-        self._set(_place=place, sku=replace(self.sku, arch=place.architecture, backend=place.backend))
+        gpu = find_device(device)
+        self._set(_gpu=gpu, sku=replace(self.sku, arch=gpu.architecture, backend=gpu.backend))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return select_again, (self._plan, self.descriptor, self.device, self.preference)
@@ -72,7 +72,7 @@ class _Quantization(OnGpu):
         return QuantizedDType.of(self._code.value)
 
     def _memory(self, name: str, value: Any, kind: ElementKind) -> Tensor:
-        return tensor(name, value, kind, self.descriptor.shape, self._place)
+        return tensor(name, value, kind, self.descriptor.shape, self._gpu)
 
     def can_implement(self, args: Any) -> None:
         self._buffers(args)
@@ -83,13 +83,13 @@ class _Quantization(OnGpu):
     def _scale(self, value: Any) -> Tensor:
         if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
             value = value.to(self._wide)  # exact
-        return parameter_tensor("scale", value, self._wide, self._scales, self._place, (0, 0))
+        return parameter_tensor("scale", value, self._wide, self._scales, self._gpu, (0, 0))
 
     def _zero(self, value: Any) -> Tensor | None:
         if value is None or (type(value) is int and value == 0):
             return None
         bounds = self.descriptor.qmin, self.descriptor.qmax
-        return parameter_tensor("zero_point", value, torch.int32, self._scales, self._place, bounds)
+        return parameter_tensor("zero_point", value, torch.int32, self._scales, self._gpu, bounds)
 
 
 class _Affine(_Quantization):
@@ -121,11 +121,11 @@ class _Learned(_Affine):
         return launch_reductions.learned_workspace(self._g) if self.descriptor.learned else 0
 
     def _learned_buffers(self, args: BackwardArgs) -> tuple[Tensor, Tensor, Tensor | None]:
-        place = self._place
+        gpu = self._gpu
         return (
-            output_tensor("d_scale", args.d_scale, self._wide, self._scales, place),
-            output_tensor("d_zero_point", args.d_zero_point, self._wide, self._scales, place),
-            workspace_tensor(args.workspace, self.workspace_size, place),
+            output_tensor("d_scale", args.d_scale, self._wide, self._scales, gpu),
+            output_tensor("d_zero_point", args.d_zero_point, self._wide, self._scales, gpu),
+            workspace_tensor(args.workspace, self.workspace_size, gpu),
         )
 
     def can_implement(self, args: BackwardArgs) -> None:
@@ -150,17 +150,17 @@ class _Dynamic(_Quantization):
         return launch_reductions.dynamic_workspace(self._g, TORCH[self._number], self._dtype)
 
     def _buffers(self, args: DynamicArgs) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        d, place, zero = self.descriptor, self._place, None
+        d, gpu, zero = self.descriptor, self._gpu, None
         if 0 in d.shape:
             raise InvalidProblem(f"input: empty (shape {d.shape}); there is nothing to find a range in")
         if args.zero_point is not None or not (self.operation.is_symmetric and d.qmin <= 0 <= d.qmax):
-            zero = output_tensor("zero_point", args.zero_point, torch.int32, self._scales, place)
+            zero = output_tensor("zero_point", args.zero_point, torch.int32, self._scales, gpu)
         return (
             self._memory("input", args.input, self._number),
             self._memory("output", args.output, self._code),
-            output_tensor("scale", args.scale, self._wide, self._scales, place),
+            output_tensor("scale", args.scale, self._wide, self._scales, gpu),
             zero,
-            workspace_tensor(args.workspace, self.workspace_size, place),
+            workspace_tensor(args.workspace, self.workspace_size, gpu),
         )
 
     def run(self, args: DynamicArgs) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from lowbit.gpu.arithmetic import affine_from_range, divide, join_nibbles, low_and_high, nan_of, steps_clamped, widen
 from lowbit.gpu.language import jit, tl
-from lowbit.gpu.places import program_index
+from lowbit.gpu.scale_access import program_index
 
 INFINITY = tl.constexpr(float("inf"))
 RANGE_PIECE, BAND = tl.constexpr(16384), tl.constexpr(64)  # as in grids.py
@@ -77,9 +77,9 @@ def range_of_runs(x, lo, hi, nans, runs, parts, ABSOLUTE: tl.constexpr, BLOCK: t
     count = tl.zeros((BLOCK.RUNS, BLOCK.WIDTH), tl.int32)
     for start in range(0, parts.longest, BLOCK.WIDTH):
         column = start + tl.arange(0, BLOCK.WIDTH)
-        place = begin[:, None] + column[None, :]
+        offsets = begin[:, None] + column[None, :]
         here = in_run(column, begin, end, parts.group, BLOCK.UNIFORM)
-        v = widen(tl.load(x + place, mask=here, other=0.0))
+        v = widen(tl.load(x + offsets, mask=here, other=0.0))
         least, most, count = _wider(least, most, count, v, here, ABSOLUTE)
     tl.store(lo + run, tl.min(least, 1), mask=run < runs)
     tl.store(hi + run, tl.max(most, 1), mask=run < runs)
@@ -99,10 +99,10 @@ def range_of_columns(x, lo, hi, nans, parts, ABSOLUTE: tl.constexpr, BLOCK: tl.c
         here = (row < last)[:, None] & (column < columns)[None, :]
         v = widen(tl.load(x + row[:, None] * columns + column[None, :], mask=here, other=0.0))
         least, most, count = _wider(least, most, count, v, here, ABSOLUTE)
-    place = band * columns + column
-    tl.store(lo + place, tl.min(least, 0), mask=column < columns)
-    tl.store(hi + place, tl.max(most, 0), mask=column < columns)
-    tl.store(nans + place, tl.sum(count, 0), mask=column < columns)
+    offsets = band * columns + column
+    tl.store(lo + offsets, tl.min(least, 0), mask=column < columns)
+    tl.store(hi + offsets, tl.max(most, 0), mask=column < columns)
+    tl.store(nans + offsets, tl.sum(count, 0), mask=column < columns)
 
 
 @jit
@@ -122,10 +122,10 @@ def _folded(lo, hi, nans, scale, parts, BLOCK: tl.constexpr):
     for start in range(0, parts.outer * parts.pieces, BLOCK.WIDTH):
         j = start + tl.arange(0, BLOCK.WIDTH)[None, :]
         here = (scale < parts.scales)[:, None] & (j < parts.outer * parts.pieces)
-        place = partial_index(scale[:, None], j, parts)
-        least = tl.minimum(least, tl.load(lo + place, mask=here, other=INFINITY))
-        most = tl.maximum(most, tl.load(hi + place, mask=here, other=-INFINITY))
-        count += tl.load(nans + place, mask=here, other=0)
+        offsets = partial_index(scale[:, None], j, parts)
+        least = tl.minimum(least, tl.load(lo + offsets, mask=here, other=INFINITY))
+        most = tl.maximum(most, tl.load(hi + offsets, mask=here, other=-INFINITY))
+        count += tl.load(nans + offsets, mask=here, other=0)
     return tl.min(least, 1) + 0.0, tl.max(most, 1) + 0.0, tl.sum(count, 1)  # + 0: -0 becomes +0
 
 
@@ -165,9 +165,9 @@ def quantize_runs(
     run = program_index(BLOCK.INDEX64) * BLOCK.RUNS + tl.arange(0, BLOCK.RUNS)
     _, begin, end = run_bounds(run, runs, parts, BLOCK.WIDTH)
     column = tl.arange(0, BLOCK.WIDTH)
-    place = begin[:, None] + column[None, :]
+    offsets = begin[:, None] + column[None, :]
     here = in_run(column, begin, end, parts.group, BLOCK.UNIFORM)
-    v = widen(tl.load(x + place, mask=here, other=0.0))
+    v = widen(tl.load(x + offsets, mask=here, other=0.0))
     least = tl.full((BLOCK.RUNS, BLOCK.WIDTH), INFINITY, v.dtype)
     nans = tl.zeros((BLOCK.RUNS, BLOCK.WIDTH), tl.int32)
     least, most, nans = _wider(least, -least, nans, v, here, False)
@@ -186,4 +186,4 @@ def quantize_runs(
         byte = (begin // 2)[:, None] + column[None, :]
         tl.store(out + byte, packed, mask=in_run(column, begin // 2, (end + 1) // 2, bytes_of_group, BLOCK.UNIFORM))
     else:
-        tl.store(out + place, q.to(out.dtype.element_ty), mask=here)
+        tl.store(out + offsets, q.to(out.dtype.element_ty), mask=here)

@@ -1,8 +1,8 @@
-"""Comparisons of GPU kernels with the NumPy reference: one list, run by `lowbit gpu-check` on a device and by tests in
+"""Comparisons of GPU kernels with the NumPy reference. `lowbit gpu-check` runs them on a device, tests run them in
 Triton's interpreter.
 
-Every check makes difficult numbers (ties, ends of the range, NaN, Inf, odd sizes), runs a kernel on the device and
-counts results that are not the reference's to the bit; int4 weights on floats are held to the contract's bound instead.
+A check generates hard inputs (ties, ends of the range, NaN, Inf, odd sizes), runs a kernel on the device and counts the
+results whose bits differ from the reference. Sums of floats with int4 weights are compared within the contract's bound.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,14 @@ from lowbit.runtime.devices import GpuDevice
 from torch import Tensor
 
 Array = npt.NDArray[Any]
+Counts: TypeAlias = Iterator[tuple[int, int]]
 FLOATS = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 CODES = ("int8", "uint8", "int4", "uint4")
 
 
 @dataclass(frozen=True)
 class Result:
-    """wrong: results that are not the reference's; error: what a kernel raised, if it did."""
+    """wrong: how many results differ from the reference; error: the exception that a kernel raised, or empty."""
 
     name: str
     compared: int
@@ -50,14 +51,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Check:
-    """run(device) gives pairs of what was found and what the reference says."""
+    """run(device) yields (number of results, number that differ from the reference) per comparison."""
 
     name: str
-    run: Callable[[GpuDevice], Iterator[tuple[int, int]]]
+    run: Callable[[GpuDevice], Counts]
 
 
 def result_of(check: Check, device: GpuDevice) -> Result:
-    """Whatever a kernel does: an error is a result too, since a report needs all of them."""
+    """The result of a check. An exception is recorded, so that the report covers every check."""
     compared = wrong = 0
     try:
         for count, bad in check.run(device):
@@ -68,13 +69,14 @@ def result_of(check: Check, device: GpuDevice) -> Result:
 
 
 def there(array: Any, device: GpuDevice, dtype: torch.dtype | None = None) -> Tensor:
-    """A copy on the device, in this type."""
+    """A copy of the array on the device."""
     found = torch.from_numpy(np.array(array, order="C"))
     return (found if dtype is None else found.to(dtype)).to(device.memory)
 
 
 def wrong_bits(found: Tensor, want: Any) -> tuple[int, int]:
-    """(results, how many differ): in type or shape all of them; else in value or in the sign of a zero. NaN is NaN."""
+    """(number of results, number that differ in value or in the sign of a zero). NaN equals NaN. All results count as
+    different where the type or the shape is not the expected one."""
     expected = want if isinstance(want, Tensor) else torch.from_numpy(np.asarray(want))
     have = found.detach().cpu()
     if have.dtype is not expected.dtype or have.shape != expected.shape:
@@ -82,6 +84,13 @@ def wrong_bits(found: Tensor, want: Any) -> tuple[int, int]:
     a, b = (v.double() if v.is_floating_point() else v.long() for v in (have, expected))
     same = (a == b) & (torch.signbit(a) == torch.signbit(b)) | ((a != a) & (b != b))
     return expected.numel(), int((~same).sum())
+
+
+class _Case(NamedTuple):
+    name: str
+    kind: str  # of the floats
+    shape: tuple[int, ...]
+    g: Granularity
 
 
 def _granularities(large: bool) -> dict[str, tuple[tuple[int, ...], Granularity]]:
@@ -95,7 +104,7 @@ def _granularities(large: bool) -> dict[str, tuple[tuple[int, ...], Granularity]
         "ragged group": ((6, 71), granularity_of((6, 71), 1, 16)),
         "group of rows": ((70, 6), granularity_of((70, 6), 0, 16)),
     }
-    if large:  # many programs, rows longer than one, more than a wave of the greatest GPU
+    if large:  # many programs, rows longer than a program, more than one wave on the largest GPU
         found |= {
             "tensor, large": ((1031, 4099), granularity_of((1031, 4099), None, None)),
             "channel, large": ((257, 9001), granularity_of((257, 9001), 0, None)),
@@ -106,10 +115,10 @@ def _granularities(large: bool) -> dict[str, tuple[tuple[int, ...], Granularity]
 
 
 class _Problem:
-    """Numbers of a kind, as the reference has them (widened: it computes there) and as kernels have them."""
+    """Inputs of a case, rounded to its float type. `x`, `finite` and `dy` are widened, as the reference computes."""
 
-    def __init__(self, name: str, kind: str, shape: tuple[int, ...], g: Granularity, codes: tuple[int, int]) -> None:
-        qmin, qmax = codes
+    def __init__(self, case: _Case, codes: tuple[int, int]) -> None:
+        (name, kind, shape, g), (qmin, qmax) = case, codes
         rng = np.random.default_rng(zlib.crc32(f"{name} {kind} {qmin}".encode()))
         self.dtype, self.g, self.shape, self.codes = FLOATS[kind], g, shape, codes
         wide = np.float64 if kind == "f64" else np.float32
@@ -125,7 +134,7 @@ class _Problem:
         self.x, self.dy = self._rounded(x.astype(wide)), self._rounded(rng.standard_normal(shape).astype(wide))
 
     def _rounded(self, wide: Array) -> Array:
-        """Numbers the narrow type has."""
+        """The nearest numbers that the narrow type can represent, widened again."""
         return self.narrow(wide).to(torch.float64 if wide.dtype == np.float64 else torch.float32).numpy()
 
     def narrow(self, wide: Any) -> Tensor:
@@ -140,15 +149,13 @@ class _Problem:
         return (self.scale, self.zero, *self.codes, self.g)
 
 
-def _codes_and_back(
-    name: str, kind: str, shape: tuple[int, ...], g: Granularity, device: GpuDevice
-) -> Iterator[tuple[int, int]]:
+def _codes_and_back(case: _Case, device: GpuDevice) -> Counts:
     """q = int(clamp(rne(x / s), qmin - z, qmax - z)) + z, and y = float(q - z) * s."""
     for code in CODES:
         dtype = QuantizedDType.of(code)
-        p = _Problem(name, kind, shape, g, dtype.value_range)
+        p, g = _Problem(case, dtype.value_range), case.g
         x, _, affine = p.moved(device)
-        s, z = (reference.spread(v, g, shape) for v in (p.scale, p.zero))
+        s, z = (reference.spread(v, g, p.shape) for v in (p.scale, p.zero))
         q = reference.quantize_affine(p.x, s, z, *p.codes).astype(dtype.code_dtype)
         found = launch.quantize(x, affine[0], affine[1], *p.codes, g, dtype)
         yield wrong_bits(found, pack(q, dtype))
@@ -156,11 +163,9 @@ def _codes_and_back(
         yield wrong_bits(y, p.narrow(reference.dequantize_affine(q, s, z)))
 
 
-def _fake_and_gradients(
-    name: str, kind: str, shape: tuple[int, ...], g: Granularity, device: GpuDevice
-) -> Iterator[tuple[int, int]]:
+def _fake_and_gradients(case: _Case, device: GpuDevice) -> Counts:
     for codes in ((-128, 127), (0, 15)):
-        p = _Problem(name, kind, shape, g, codes)
+        p = _Problem(case, codes)
         x, dy, affine = p.moved(device)
         yield wrong_bits(launch.fake_quantize(x, *affine), p.narrow(reference.fake_quantize(p.x, *p.affine)))
         for kernel, formula in (
@@ -168,12 +173,12 @@ def _fake_and_gradients(
             (launch.quantize_backward, reference.quantize_backward),
         ):
             yield wrong_bits(kernel(dy, x, *affine), p.narrow(formula(p.dy, p.x, *p.affine)))
-        found = launch.dequantize_backward(dy, affine[0], g)
-        yield wrong_bits(found, p.narrow(reference.dequantize_backward(p.dy, p.scale, g)))
+        found = launch.dequantize_backward(dy, affine[0], p.g)
+        yield wrong_bits(found, p.narrow(reference.dequantize_backward(p.dy, p.scale, p.g)))
 
 
-def _sums(n: int, device: GpuDevice) -> Iterator[tuple[int, int]]:
-    """q = quantize((qa - za) * sa + (qb - zb) * sb), with scales that put sums beside ties."""
+def _sums(n: int, device: GpuDevice) -> Counts:
+    """q = quantize((qa - za) * sa + (qb - zb) * sb), with scales that put sums next to ties."""
     rng = np.random.default_rng(n)
     for left, right, target in (("int8", "uint8", "int8"), ("uint8", "int16", "uint16")):
         a, b = (
@@ -191,11 +196,9 @@ def _sums(n: int, device: GpuDevice) -> Iterator[tuple[int, int]]:
         yield wrong_bits(out, want)
 
 
-def _learned(
-    name: str, kind: str, shape: tuple[int, ...], g: Granularity, device: GpuDevice
-) -> Iterator[tuple[int, int]]:
-    """Sums in the contract's order."""
-    p = _Problem(name, kind, shape, g, (-128, 127))
+def _learned(case: _Case, device: GpuDevice) -> Counts:
+    """dx, and the gradients of scales and zero points, whose sums have the contract's order."""
+    p = _Problem(case, (-128, 127))
     _, dy, affine = p.moved(device)
     x = there(p.finite, device, p.dtype)
     dx, ds, dz = launch_reductions.fake_quantize_learned_backward(dy, x, *affine)
@@ -205,11 +208,9 @@ def _learned(
     yield wrong_bits(dz, want[2])
 
 
-def _dynamic(
-    name: str, kind: str, shape: tuple[int, ...], g: Granularity, device: GpuDevice
-) -> Iterator[tuple[int, int]]:
+def _dynamic(case: _Case, device: GpuDevice) -> Counts:
     """Ranges, scales and zero points from data, and its codes."""
-    p = _Problem(name, kind, shape, g, (-128, 127))
+    p, g = _Problem(case, (-128, 127)), case.g
     x = there(p.finite, device, p.dtype)
     lo, hi = reference.range_by_scale(p.finite, g)
     found_lo, found_hi, nans = launch_reductions.value_range(x, g)
@@ -220,7 +221,7 @@ def _dynamic(
         dtype = QuantizedDType.of(code)
         symmetric = dtype.is_signed
         s, z = affine_from_range(lo, hi, *dtype.value_range, symmetric=symmetric)
-        each_s, each_z = (reference.spread(v, g, shape) for v in (s, z))
+        each_s, each_z = (reference.spread(v, g, p.shape) for v in (s, z))
         q = reference.quantize_affine(p.finite, each_s, each_z, *dtype.value_range).astype(dtype.code_dtype)
         codes, scale, zero = launch_reductions.quantize_dynamic(x, g, *dtype.value_range, dtype, symmetric=symmetric)
         yield wrong_bits(codes, pack(q, dtype))
@@ -231,7 +232,7 @@ def _dynamic(
 
 def _checks(large: bool, families: dict[str, Any]) -> list[Check]:
     return [
-        Check(f"{family}, {kind}, {name}", partial(run, name, kind, shape, g))
+        Check(f"{family}, {kind}, {name}", partial(run, _Case(name, kind, shape, g)))
         for family, run in families.items()
         for kind in FLOATS
         for name, (shape, g) in _granularities(large).items()

@@ -1,8 +1,7 @@
-"""Comparisons of products and convolutions with the reference, and the list of all comparisons."""
+"""Comparisons of matrix products and convolutions with the reference, and the list of all comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 
 import torch
 from lowbit.gpu.launch_conv import conv2d, conv_weight
-from lowbit.gpu.launch_gemm import Finish, Int4Weight, Weight, gemm, gpu_of, linear_int4
-from lowbit.gpu.self_check import Check, elementwise_checks, reduction_checks, there, wrong_bits
+from lowbit.gpu.launch_gemm import GpuEpilogue, Int4Weight, Weight, gemm, gpu_of, linear_int4
+from lowbit.gpu.self_check import Check, Counts, elementwise_checks, reduction_checks, there, wrong_bits
 from lowbit.numerics.packing import pack_bits
 from lowbit.reference import compute as reference
 from lowbit.runtime.devices import GpuDevice
@@ -19,8 +18,13 @@ from lowbit.runtime.devices import GpuDevice
 F32 = np.float32
 _BYTES = {"s8": np.int8, "u8": np.uint8}
 _SHAPES = {
-    "matrix": [(1, 1, 1), (7, 33, 16), (17, 65, 33), (33, 7, 130)],  # one; odd; past a tile of rows; k past a block
-    "dp4a": [(1, 1, 1), (7, 33, 16), (5, 9, 34)],  # whole words, and codes left over
+    "matrix": [
+        (1, 1, 1),
+        (7, 33, 16),
+        (17, 65, 33),
+        (33, 7, 130),
+    ],  # odd sizes, two row tiles, two k-blocks
+    "dp4a": [(1, 1, 1), (7, 33, 16), (5, 9, 34)],  # one element; whole words; a remainder of k
     "gemv": [(1, 1, 1), (1, 20, 64), (2, 5, 35)],
 }
 _LARGE_SHAPES = [(1, 4096, 4096), (129, 1030, 2051), (256, 512, 4096)]
@@ -31,8 +35,8 @@ def _codes(rng: np.random.Generator, kind: str, *shape: int) -> Any:
     return rng.integers(info.min, info.max + 1, shape).astype(_BYTES[kind])
 
 
-def _product(shape: tuple[int, int, int], path: str, kinds: str, device: GpuDevice) -> Iterator[tuple[int, int]]:
-    """Sums exactly; y = f32(sum) * (sa * sb) + bias and its codes to the bit."""
+def _product(shape: tuple[int, int, int], path: str, kinds: str, device: GpuDevice) -> Counts:
+    """The exact sums, y = f32(sum) * (sa * sb) + bias, and the codes of y."""
     (m, n, k), (kind_a, kind_b) = shape, kinds.split()
     rng = np.random.default_rng([m, n, k])
     a, b = _codes(rng, kind_a, m, k), _codes(rng, kind_b, n, k)
@@ -47,15 +51,15 @@ def _product(shape: tuple[int, int, int], path: str, kinds: str, device: GpuDevi
     weight = Weight.of(there(b, device), there(sb, device), there(zb, device))
     given = (there(a, device), weight, there(sa, device), there(za, device))
     there_bias = there(bias, device)
-    for finish, want in (
-        (Finish(torch.int64), sums),
-        (Finish(torch.float32, there_bias), floats),
-        (Finish(torch.uint8, there_bias, scale=float(sy), zero_point=5), codes),
+    for epilogue, want in (
+        (GpuEpilogue(torch.int64), sums),
+        (GpuEpilogue(torch.float32, there_bias), floats),
+        (GpuEpilogue(torch.uint8, there_bias, scale=float(sy), zero_point=5), codes),
     ):
-        yield wrong_bits(gemm(*given, finish, path=path), want)
+        yield wrong_bits(gemm(*given, epilogue, path=path), want)
 
 
-def _convolution(path: str, channels: int, groups: int, device: GpuDevice) -> Iterator[tuple[int, int]]:
+def _convolution(path: str, channels: int, groups: int, device: GpuDevice) -> Counts:
     rng = np.random.default_rng([channels, groups])
     x, w = _codes(rng, "u8", 2, channels, 9, 7), _codes(rng, "s8", 2 * groups, channels // groups, 3, 3)
     zw, sw = rng.integers(-128, 128, len(w)).astype(np.int32), (rng.random(len(w)) + 0.1).astype(F32)
@@ -65,11 +69,11 @@ def _convolution(path: str, channels: int, groups: int, device: GpuDevice) -> It
     rows = floats.reshape(sums.shape[0], *sums.shape[2:], len(w))
     weight = conv_weight(there(w, device), there(sw, device), there(zw, device))
     scale, image = there(F32(0.013), device), there(x, device)
-    for finish, want in ((Finish(torch.int64), sums), (Finish(torch.float32), np.moveaxis(rows, -1, 1))):
-        yield wrong_bits(conv2d(image, weight, scale, 7, finish, path=path, **geometry), np.ascontiguousarray(want))
+    for epilogue, want in ((GpuEpilogue(torch.int64), sums), (GpuEpilogue(torch.float32), np.moveaxis(rows, -1, 1))):
+        yield wrong_bits(conv2d(image, weight, scale, 7, epilogue, path=path, **geometry), np.ascontiguousarray(want))
 
 
-def _int4(shape: tuple[int, int, int, int], dtype: torch.dtype, device: GpuDevice) -> Iterator[tuple[int, int]]:
+def _int4(shape: tuple[int, int, int, int], dtype: torch.dtype, device: GpuDevice) -> Counts:
     """|y - exact| <= 4 * eps * (sum of |terms| + |bias|)."""
     m, n, k, group = shape
     rng = np.random.default_rng(shape)
@@ -110,5 +114,5 @@ def _compute_checks(device: GpuDevice, large: bool) -> list[Check]:
 
 
 def all_checks(device: GpuDevice, large: bool = True) -> list[Check]:
-    """Every comparison that the device can make; large: with sizes that fill it, which take an interpreter hours."""
+    """Every comparison for the device. large: also sizes that fill it, which take hours in the interpreter."""
     return [*elementwise_checks(large), *reduction_checks(large), *_compute_checks(device, large)]

@@ -1,7 +1,7 @@
-"""How fast the kernels are on a device, beside torch on the same one: what `lowbit gpu-check` measures.
+"""The speed of the kernels and of torch on the same device, which `lowbit gpu-check` reports.
 
-Times are medians by the device's own clock, so that launches do not count but gaps between them do. In Triton's
-interpreter, for tests, one run by the host's clock: it says nothing about speed, and the report says that.
+Times are medians of the device's own clock: they contain gaps between kernels, but no launches. Triton's interpreter,
+for tests, makes one run by the host's clock; the report says that this is no measurement of speed.
 """
 
 from __future__ import annotations
@@ -10,24 +10,27 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from lowbit.gpu import launch, launch_reductions
+from lowbit.gpu import launch
 from lowbit.gpu.launch_conv import conv2d, conv_weight
-from lowbit.gpu.launch_gemm import Finish, Int4Weight, Weight, gemm, linear_int4
+from lowbit.gpu.launch_gemm import GpuEpilogue, Int4Weight, Weight, gemm, linear_int4
+from lowbit.gpu.launch_reductions import quantize_dynamic, value_range
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.granularity import granularity_of
 from lowbit.runtime.devices import GpuDevice
 from torch import Tensor
 
 _INT8 = QuantizedDType.of("int8")
-_SHORTEST, _MOST_RUNS = 0.2, 200  # seconds of runs that a median is taken of, and how many at most
+_ROWS = "quantize rows of 1024 by their own range"
+_SHORTEST, _MOST_RUNS = 0.2, 200  # a median is taken over at least so many seconds, and at most so many runs
 
 
 @dataclass(frozen=True)
 class Speed:
-    """seconds a run; rate in GB/s of memory that must be read and written, or in GOPS; torch's where it has such."""
+    """seconds: of one run. rate: GB/s of memory that must be read and written, or GOPS. torch_*: its counterpart."""
 
     name: str
     unit: str
@@ -46,7 +49,7 @@ class Speed:
 
 
 def measure(device: GpuDevice, small: bool = False) -> list[Speed]:
-    """Kernels on sizes that fill a device; small: the same on sizes that test this file."""
+    """Measure the kernels on sizes that fill a device. small: sizes for tests of this module."""
     return [*_elementwise(device, 4096 if small else 1 << 25), *_products(device, 32 if small else 4096, small)]
 
 
@@ -56,53 +59,28 @@ def _elementwise(device: GpuDevice, n: int) -> list[Speed]:
     whole, rows = granularity_of((n,), None, None), x.reshape(-1, 1024)
     token = granularity_of(tuple(rows.shape), 0, None)
     codes, y = launch.empty_codes((n,), _INT8, x), torch.empty_like(x)
-    affine = (scale, zero, -128, 127, whole)
+    affine: launch.Affine = (scale, zero, -128, 127, whole)
     launch.quantize(x, *affine, _INT8, out=codes)
-    found = [
-        _speed(device, "copy f32 (what memory gives)", 8 * n, lambda: y.copy_(x)),
-        _speed(
-            device,
-            "quantize f32 to int8",
-            5 * n,
-            lambda: launch.quantize(x, *affine, _INT8, out=codes),
-            "div, round, clamp, to",
-            lambda: (x / 0.02).round_().clamp_(-128, 127).to(torch.int8),
-        ),
-        _speed(
-            device,
-            "dequantize int8 to f32",
-            5 * n,
-            lambda: launch.dequantize(codes, scale, zero, whole, _INT8, out=y),
-            "to, mul",
-            lambda: codes.to(torch.float32).mul_(0.02),
-        ),
-        _speed(
-            device,
-            "fake_quantize f32",
-            8 * n,
-            lambda: launch.fake_quantize(x, *affine, out=y),
+    ours: dict[str, tuple[int, Callable[[], Any]]] = {  # bytes per element, kernel
+        "copy f32 (memory bandwidth)": (8, lambda: y.copy_(x)),
+        "quantize f32 to int8": (5, lambda: launch.quantize(x, *affine, _INT8, out=codes)),
+        "dequantize int8 to f32": (5, lambda: launch.dequantize(codes, scale, zero, whole, _INT8, out=y)),
+        "fake_quantize f32": (8, lambda: launch.fake_quantize(x, *affine, out=y)),
+        "fake_quantize backward": (12, lambda: launch.fake_quantize_backward(y, x, *affine, out=y)),
+        _ROWS: (5, lambda: quantize_dynamic(rows, token, -127, 127, _INT8, symmetric=True)),
+        "range of a tensor": (4, lambda: value_range(x, whole)),
+    }
+    peers: dict[str, tuple[str, Callable[[], Any]]] = {
+        "quantize f32 to int8": ("div, round, clamp, to", lambda: (x / 0.02).round_().clamp_(-128, 127).to(torch.int8)),
+        "dequantize int8 to f32": ("to, mul", lambda: codes.to(torch.float32).mul_(0.02)),
+        "fake_quantize f32": (
             "fake_quantize_per_tensor_affine",
             lambda: torch.fake_quantize_per_tensor_affine(x, 0.02, 0, -128, 127),
         ),
-        _speed(device, "fake_quantize backward", 12 * n, lambda: launch.fake_quantize_backward(y, x, *affine, out=y)),
-        _speed(
-            device,
-            "quantize rows of 1024 by their own range",
-            5 * n,
-            lambda: launch_reductions.quantize_dynamic(rows, token, -127, 127, _INT8, symmetric=True),
-            "amax, div, round, to",
-            lambda: (rows / (rows.abs().amax(1, True) / 127)).round_().to(torch.int8),
-        ),
-        _speed(
-            device,
-            "range of a tensor",
-            4 * n,
-            lambda: launch_reductions.value_range(x, whole),
-            "aminmax",
-            lambda: torch.aminmax(x),
-        ),
-    ]
-    return found
+        _ROWS: ("amax, div, round, to", lambda: (rows / (rows.abs().amax(1, True) / 127)).round_().to(torch.int8)),
+        "range of a tensor": ("aminmax", lambda: torch.aminmax(x)),
+    }
+    return [_speed(device, name, size * n, run, *peers.get(name, ())) for name, (size, run) in ours.items()]
 
 
 def _products(device: GpuDevice, size: int, small: bool) -> list[Speed]:
@@ -119,22 +97,12 @@ def _products(device: GpuDevice, size: int, small: bool) -> list[Speed]:
     for m in (1, 4) if small else (1, 16, 128, 4096):
         a, x = codes(m, size), torch.randn(m, size, device=device.memory, dtype=torch.float16)
         ops = 2 * m * size * size
-
-        def ours(a: Tensor = a) -> Tensor:
-            return gemm(a, weight, one, None, Finish(torch.float16))
-
-        def other(a: Tensor = a) -> Tensor:
-            return torch._int_mm(a, b.T)
-
-        def int4_ours(x: Tensor = x) -> Tensor:
-            return linear_int4(x, int4)
-
-        def half_other(x: Tensor = x) -> Tensor:
-            return x @ half.T
-
+        ours = partial(gemm, a, weight, one, None, GpuEpilogue(torch.float16))
+        int4_ours = partial(linear_int4, x, int4)
         name = f"{m} x {size} x {size}"
-        found.append(_speed(device, f"int8 product {name}", ops, ours, "_int_mm", other, "GOPS"))
-        found.append(_speed(device, f"int4 weights on f16 {name}", ops, int4_ours, "f16 matmul", half_other, "GOPS"))
+        peer, f16_peer = partial(torch._int_mm, a, b.T), partial(torch.matmul, x, half.T)
+        found.append(_speed(device, f"int8 product {name}", ops, ours, "_int_mm", peer, "GOPS"))
+        found.append(_speed(device, f"int4 weights on f16 {name}", ops, int4_ours, "f16 matmul", f16_peer, "GOPS"))
     n, channels, side = (1, 4, 4) if small else (32, 64, 56)
     image, filters = codes(n, side, side, channels), conv_weight(codes(channels, channels, 3, 3), one)
     found.append(
@@ -142,7 +110,7 @@ def _products(device: GpuDevice, size: int, small: bool) -> list[Speed]:
             device,
             f"int8 convolution 3 x 3, {n} x {channels} x {side} x {side}",
             18 * n * side * side * channels**2,
-            lambda: conv2d(image, filters, one, 0, Finish(torch.float16), padding=(1, 1, 1, 1), layout="NHWC"),
+            lambda: conv2d(image, filters, one, 0, GpuEpilogue(torch.float16), padding=(1, 1, 1, 1), layout="NHWC"),
             unit="GOPS",
         )
     )
@@ -162,7 +130,7 @@ def _speed(
     if torch_run is not None:
         try:
             theirs = _seconds(device, torch_run)
-        except (RuntimeError, NotImplementedError) as found:  # torch has no such kernel here: that is a result
+        except (RuntimeError, NotImplementedError) as found:  # torch has no such kernel on this device
             error = str(found).splitlines()[0][:200]
     return Speed(name, unit, seconds, amount / seconds / 1e9, torch_name, theirs, error)
 

@@ -67,9 +67,9 @@ class GpuQuantizedTensor:
     @classmethod
     def of(cls, q: QuantizedTensor, device: str = "cuda") -> GpuQuantizedTensor:
         """A copy of q on the device; Unsupported, with the reason, where there is none."""
-        place = find_device(device)
+        gpu = find_device(device)
         supported("q", q.params)
-        return cls(_moved(q.data, place), q.params, q.shape, place)
+        return cls(_moved(q.data, gpu), q.params, q.shape, gpu)
 
     @property
     def dtype(self) -> Any:
@@ -108,12 +108,12 @@ class GpuQuantizedTensor:
         """ "cpu": a QuantizedTensor equal to the one this was made from. It waits for the device."""
         if device == "cpu":
             return QuantizedTensor(self.data.cpu().numpy(), self.params, self.shape)
-        place = find_device(device)
-        if place == self.device:
+        gpu = find_device(device)
+        if gpu == self.device:
             return self
-        zero = None if self.zero_point is None else self.zero_point.to(place.memory)
-        scale = self.scale.to(place.memory)
-        return GpuQuantizedTensor(self.data.to(place.memory), self.params, self.shape, place, scale, zero)
+        zero = None if self.zero_point is None else self.zero_point.to(gpu.memory)
+        scale = self.scale.to(gpu.memory)
+        return GpuQuantizedTensor(self.data.to(gpu.memory), self.params, self.shape, gpu, scale, zero)
 
     def __repr__(self) -> str:
         where = "" if self.device.backend != "interpreter" else ", interpreted"

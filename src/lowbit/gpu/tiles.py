@@ -1,6 +1,6 @@
-"""Which tile a product is cut into, by its shape and the GPU: one table, with the reason for each row.
+"""The tile of a matrix product, by its shape and the GPU: one table, with the reason for each row.
 
-No row has been timed: there was no GPU. They follow from what the compiler emits and from the memory near the cores.
+No row has been measured on a GPU. The rows follow from the code that the compiler emits and the size of shared memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DP4A, DP4A_SMALL, DEPTHWISE = Tile(64, 64, 0, 4, 2), Tile(16, 64, 0, 4, 2), Tile
 
 _SMALL = Tile(16, 64, 128, 4, 3)  # few rows: the least a matrix unit takes; deep, since b is read once
 _MIDDLE = Tile(64, 64, 128, 4, 3)  # the least of wgmma and tcgen05
-_LARGE = Tile(128, 128, 128, 8, 3)  # 96 KiB of 99 on sm_89 and sm_120; depth 128 halves the repacking on sm_8x
+_LARGE = Tile(128, 128, 128, 8, 3)  # 96 KiB of 99 on sm_89 and sm_120; depth 128 takes half of the repacking on sm_8x
 _AMD_SMALL = Tile(16, 64, 128, 4, 2)
 _AMD_MIDDLE = Tile(64, 64, 64, 4, 2)
 _AMD_LARGE = Tile(128, 128, 64, 8, 2)  # two stages keep one buffer in the 64 KiB of LDS

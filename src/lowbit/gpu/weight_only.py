@@ -38,9 +38,9 @@ def int4_gemm(x, q, out, s, z, bias, shape, floor, ceiling, RULES: tl.constexpr,
     M, N, K, group = shape.M, shape.N, shape.K, shape.group
     rows, columns = tile_of(tl.program_id(0), M, N, TILE)
     depth = tl.arange(0, TILE.depth)
-    halves = tl.arange(0, TILE.depth // 2)
+    bytes_of_row = tl.arange(0, TILE.depth // 2)
     x_tile = x + (rows % M).to(tl.int64)[:, None] * shape.x_row + depth[None, :]
-    q_tile = q + (columns % N).to(tl.int64)[:, None] * shape.q_row + halves[None, :]
+    q_tile = q + (columns % N).to(tl.int64)[:, None] * shape.q_row + bytes_of_row[None, :]
     s_tile = s + (columns % N).to(tl.int64) * shape.s_row
     z_tile = z + (columns % N).to(tl.int64) * shape.s_row
 
@@ -56,7 +56,7 @@ def int4_gemm(x, q, out, s, z, bias, shape, floor, ceiling, RULES: tl.constexpr,
             else:
                 # 0 past the end of the group: whatever the codes are there, they do not count.
                 values = tl.load(x_tile + first + k, mask=depth[None, :] < length - k, other=0.0)
-                packed = tl.load(q_tile + (first + k) // 2, mask=2 * halves[None, :] < length - k, other=0)
+                packed = tl.load(q_tile + (first + k) // 2, mask=2 * bytes_of_row[None, :] < length - k, other=0)
             codes = nibbles(packed, RULES.SIGNED, TILE.columns, TILE.depth)
             if RULES.HAS_Z:
                 codes = codes - tl.load(z_tile + g)[:, None].to(tl.int8)
@@ -71,5 +71,5 @@ def int4_gemm(x, q, out, s, z, bias, shape, floor, ceiling, RULES: tl.constexpr,
         total += tl.load(bias + columns, mask=column_in, other=0.0)[None, :]
     total = tl.where(total < floor, floor, total)
     total = tl.where(total > ceiling, ceiling, total)
-    place = out + rows.to(tl.int64)[:, None] * shape.out_row + columns[None, :]
-    tl.store(place, total.to(out.dtype.element_ty), mask=row_in[:, None] & column_in[None, :])
+    offsets = out + rows.to(tl.int64)[:, None] * shape.out_row + columns[None, :]
+    tl.store(offsets, total.to(out.dtype.element_ty), mask=row_in[:, None] & column_in[None, :])

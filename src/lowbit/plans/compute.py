@@ -56,7 +56,7 @@ KINDS |= {"int8": ElementKind.S8, "uint8": ElementKind.U8}
 
 
 class ComputePlan(Plan[A]):
-    """Products of codes. `path` is one of those in docs/guide/compute.md, and part of the SKU's op."""
+    """A plan of integer compute. `path` is one of those in docs/guide/compute.md, and part of the SKU's op."""
 
     __slots__ = ("_epilogue", "path")
 

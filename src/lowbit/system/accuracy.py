@@ -61,8 +61,8 @@ class AccuracyImpact(float):
 def create_optimal_params(dtype: DTypeLike = "int8", accuracy_priority: bool = True) -> QuantizationParams:
     """Params to start from, before a range is known: call `from_statistics` on them.
 
-    Accuracy first: one scale a channel (axis 0), or a block of 32 where codes have four bits or fewer.
-    Speed first: one scale a tensor. Unsigned dtypes map asymmetrically, signed ones symmetrically.
+    Accuracy first: one scale per channel (axis 0), or per group of 32 where codes have four bits or fewer.
+    Speed first: one scale per tensor. Unsigned dtypes map asymmetrically, signed ones symmetrically.
 
     >>> create_optimal_params("uint8", accuracy_priority=False)
     QuantizationParams(uint8, asymmetric, scale=1.0, zero_point=0)

@@ -1,8 +1,8 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-"""Which scale an element has, from its position in memory: one rule for tensor, channel, token and group.
+"""The scale of each element, by its position in memory: one rule for tensor, channel, token and group.
 
-Arrays are taken flat, so that loads and stores are whole vectors whatever the shape; a program has BLOCK elements that
-lie side by side. For the scales the array is seen as rows of `columns` elements:
+Arrays are flat, so that loads and stores are whole vectors for every shape; a program has BLOCK consecutive elements.
+To find the scales, the array is read as rows of `columns` elements:
 
 | kind       | rows of          | scale of (row, column)                                               |
 |------------|------------------|----------------------------------------------------------------------|
@@ -23,7 +23,7 @@ TENSOR, ROWS, COLUMNS, FLAT, GROUPS, GROUP_ROWS = (tl.constexpr(i) for i in rang
 
 @jit
 def program_index(INDEX64: tl.constexpr):
-    """This program's number, in a type that any index into the arrays fits."""
+    """The index of this program, in a type wide enough for any offset into the arrays."""
     if INDEX64:
         return tl.program_id(0).to(tl.int64)
     else:
@@ -43,8 +43,8 @@ def _row_start(row, at, RULES: tl.constexpr):
 
 @jit
 def scale_index(first, at, RULES: tl.constexpr):
-    """The indices of the scales of BLOCK elements from `first` on. Where rows are LONG, a program sees two at most and
-    nothing is divided element by element."""
+    """The indices of the scales of BLOCK elements from `first` on. LONG: a program spans at most two rows, so no
+    division per element is needed."""
     columns = at.columns
     inside = tl.arange(0, RULES.BLOCK)
     if RULES.KIND == FLAT:
@@ -73,7 +73,7 @@ def scale_index(first, at, RULES: tl.constexpr):
 
 @jit
 def load_parameter(values, index, mask, other, KIND: tl.constexpr):
-    """One value for each element, or one for all."""
+    """One value per element, or one for all elements."""
     if KIND == TENSOR:
         return tl.load(values)
     else:
