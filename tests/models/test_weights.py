@@ -79,9 +79,10 @@ def test_a_report_is_json_whatever_it_holds(tmp_path: Path) -> None:
     assert (found["treated"], found["skipped"]) == (1, ["b"])
 
 
-def test_a_nan_is_found_in_every_piece_of_a_weight(monkeypatch):
-    monkeypatch.setattr("lowbit.models.weights._PIECE", 4)
+def test_a_nan_is_found_in_every_row_of_a_block():
     w = np.zeros((3, 5), np.float32)
     w[2, 1] = np.inf
     with pytest.raises(InvalidProblem, match=r"up: inf at index \(2, 1\)"):
         refuse_nonfinite(w, "up")
+    with pytest.raises(InvalidProblem, match=r"up: inf at index \(9, 1\)"):
+        refuse_nonfinite(w, "up", first_row=7)

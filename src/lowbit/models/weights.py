@@ -14,8 +14,8 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import fake_quantize, quantize
+from lowbit.runtime import arrays as cpu
 
-_PIECE = 1 << 20  # elements checked at a time
 _BINS = 64
 
 # Fractions of the full range that the "mse" method tries.
@@ -51,14 +51,10 @@ def quantize_weight(
 
 def refuse_nonfinite(weight: npt.NDArray[Any], name: str, first_row: int = 0) -> None:
     """Raise InvalidProblem with name and index where a weight has NaN or Inf; `first_row` is that of a block."""
-    flat = weight.reshape(-1)
-    for start in range(0, flat.size, _PIECE):
-        finite = np.isfinite(flat[start : start + _PIECE])
-        if not finite.all():
-            at = start + int(finite.argmin())
-            row, *rest = (int(i) for i in np.unravel_index(at, weight.shape))
-            index = (first_row + row, *rest)
-            raise InvalidProblem(f"{name}: {float(flat[at])} at index {index}; weights must be finite")
+    found = cpu.first_nonfinite(cpu.as_float_array(weight, name))
+    if found is not None:
+        value, (row, *rest) = found
+        raise InvalidProblem(f"{name}: {float(value)} at index {(first_row + row, *rest)}; weights must be finite")
 
 
 def spread(name: str, weight: npt.NDArray[Any], p: QuantizationParams) -> Histogram:

@@ -139,8 +139,7 @@ def qconcat(
     joined = _joined_params(parts, axis) if out_params is None else None
     params = joined or result_params(out_params, first, "tensors[0]", _compute_type(parts), shape)
     data = codes_for(params, shape, out)
-    given = [t.data for t in parts]
-    target = _apart(data, given)
+    target = cpu.apart(data, *(t.data for t in parts))
     wanted, bytes_of = codes.byte_params(params), [codes.byte_params(t.params) for t in parts]
     if wanted is not None and all(p is not None for p in bytes_of):
         start = 0
@@ -191,7 +190,7 @@ def _combined(
             y = function(a.dequantize(dtype=compute), b.dequantize(dtype=compute))
         _quantize_into(np.asarray(y, order="C"), params, data)
     else:
-        target = data if out is None else _apart(data, (a.data, b.data), in_place=True)
+        target = data if out is None else cpu.apart(data, a.data, b.data, in_place=True)
         codes.combine(plan, a.data, b.data, target)
         if target is not data:
             data[...] = target
@@ -210,7 +209,7 @@ def _bounded(a: QuantizedTensor, lo: float, hi: float, out: QuantizedTensor | Ar
         _quantize_into(np.asarray(np.minimum(np.maximum(x, x.dtype.type(lo)), x.dtype.type(hi))), params, data)
     else:
         low, high = _bounds(params, lo, hi)
-        target = data if out is None else _apart(data, (a.data,), in_place=True)
+        target = data if out is None else cpu.apart(data, a.data, in_place=True)
         codes.clamp(p, a.data, low, high, target)
         if target is not data:
             data[...] = target
@@ -242,20 +241,6 @@ def _compute_type(tensors: Sequence[QuantizedTensor]) -> np.dtype[Any]:
     """float64 where a tensor was made from float64, else float32."""
     wide = any(t.params.scale.dtype == np.float64 for t in tensors)
     return np.dtype(np.float64 if wide else np.float32)
-
-
-def _is_same(x: Array, data: Array) -> bool:
-    """Whether x is all of `data`, code by code at the same place."""
-    return x is data or (x.shape == data.shape and x.ctypes.data == data.ctypes.data and x.flags.c_contiguous)
-
-
-def _apart(data: Array, others: Sequence[Array], in_place: bool = False) -> Array:
-    """data, or room for a result where writing it would change what is still to be read. in_place: a code is read
-    before the one at its place is written, and no more."""
-    for x in others:
-        if np.may_share_memory(data, x) and not (in_place and _is_same(x, data)):
-            return np.empty_like(data)
-    return data
 
 
 def _quantize_into(x: Array, params: QuantizationParams, data: Array) -> None:

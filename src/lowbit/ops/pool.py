@@ -58,7 +58,7 @@ def qmax_pool2d(
     data = codes_for(x.params, shape, out)
     p = codes.byte_params(x.params)
     if p is not None:
-        target = np.empty_like(data) if np.may_share_memory(data, x.data) else data
+        target = cpu.apart(data, x.data)
         codes.max_pool(p, x.data, window, nhwc, target)
         if target is not data:
             data[...] = target
@@ -99,7 +99,7 @@ def qavg_pool2d(
     data = codes_for(params, shape, out)
     p, py = codes.byte_params(x.params), codes.byte_params(params)
     if p is not None and py is not None:
-        target = np.empty_like(data) if np.may_share_memory(data, x.data) else data
+        target = cpu.apart(data, x.data)
         places = codes.native_window(x.shape, window, nhwc)
         codes.average_pool(x.data, p, places, count_include_pad, target, py)
         if target is not data:

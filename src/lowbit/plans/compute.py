@@ -85,9 +85,7 @@ class ComputePlan(Plan[A]):
             same_params("output", value.params, self._epilogue.params, len(value.shape))
             value = value.data
         found = array("output", value, kind, shape, writable=True)
-        for name, other in others.items():
-            if isinstance(other, np.ndarray) and np.may_share_memory(found, other):
-                raise InvalidProblem(f"output: shares memory with {name}; expected memory of its own")
+        cpu.require_apart("output", found, False, **{n: a for n, a in others.items() if isinstance(a, np.ndarray)})
         return load(found, kind, shape)
 
     def _epilogue_with(self, bias: Any, n: int) -> Epilogue:

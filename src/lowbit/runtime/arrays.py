@@ -21,6 +21,7 @@ __all__ = [
     "LOWEST_CODE",
     "Element",
     "FloatArray",
+    "apart",
     "as_float_array",
     "bad_parameter",
     "code_of",
@@ -196,11 +197,22 @@ def writable_float(array: Any) -> FloatArray:
 def require_apart(name: str, out: Array, in_place: bool, **operands: Array | None) -> None:
     """Refuses a result that would be written over what is still to be read. in_place: it may be an operand itself."""
     for operand, x in operands.items():
-        if x is None or not np.may_share_memory(out, x):
-            continue
-        if not in_place or out.ctypes.data != x.ctypes.data:
+        if x is not None and _overlaps(out, x, in_place):
             whole = f", or all of {operand}" if in_place else ""
             raise InvalidProblem(f"{name}: shares memory with {operand}; expected memory of its own{whole}")
+
+
+def apart(out: Array, *operands: Array, in_place: bool = False) -> Array:
+    """out, or new memory like it where writing it would change what is still to be read."""
+    return np.empty_like(out) if any(_overlaps(out, x, in_place) for x in operands) else out
+
+
+def _overlaps(out: Array, x: Array, in_place: bool) -> bool:
+    """in_place: out may be all of x, as each element is read before its place is written."""
+    if not np.may_share_memory(out, x):
+        return False
+    same = x is out or (x.ctypes.data == out.ctypes.data and x.nbytes == out.nbytes and x.flags.c_contiguous)
+    return not (in_place and same)
 
 
 def bad_parameter(status: int, scale: Array, zero: Array, qmin: int, qmax: int) -> InvalidProblem:
