@@ -15,7 +15,7 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import conv_path_of
-from lowbit.ops.conv_geometry import ConvGeometry, check_kernel_shape, check_shapes, from_nhwc, to_nhwc
+from lowbit.ops.conv_geometry import ConvGeometry, check_kernel_shape, check_shapes, from_nhwc, require_layout, to_nhwc
 from lowbit.ops.conv_paths import convolution, general_convolution
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.fitting import Products
@@ -163,8 +163,7 @@ class QuantizedConv2d(Frozen):
 
 
 def _in_layout(name: str, g: ConvGeometry, layout: str) -> ConvGeometry:
-    if layout not in ("NCHW", "NHWC"):
-        raise InvalidProblem(f"{name}: {layout!r}; expected 'NCHW' or 'NHWC'")
+    require_layout(name, layout)
     return g._replace(layout=layout)
 
 

@@ -14,9 +14,10 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.fields import refuse_masked, whole
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import binary_kernels as binary
-from lowbit.ops.conv_geometry import ConvGeometry
+from lowbit.ops.conv_geometry import ConvGeometry, require_layout
 from lowbit.ops.epilogue import refuse_nan
 from lowbit.ops.operands import require_tensor
+from lowbit.ops.outputs import require_output
 from lowbit.ops.quantize import quantize
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.native import core
@@ -269,15 +270,10 @@ def _bias(bias: npt.ArrayLike | None, n: int) -> Float32 | None:
 def _output(out: Float32 | None, shape: tuple[int, ...]) -> Float32:
     if out is None:
         return np.empty(shape, np.float32)
-    if not isinstance(out, np.ndarray) or out.dtype != np.float32 or out.shape != shape:
-        found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
-        raise InvalidProblem(f"out: {found}; expected float32 of shape {shape}")
-    if not out.flags.carray:
-        raise InvalidProblem("out: expected a writable, aligned, C-contiguous array")
+    require_output(out, np.dtype(np.float32), shape)
     return out
 
 
 def _channels_first(layout: str) -> bool:
-    if layout not in ("NCHW", "NHWC"):
-        raise InvalidProblem(f"layout: {layout!r}; expected 'NCHW' or 'NHWC'")
+    require_layout("layout", layout)
     return layout == "NCHW"

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
-from lowbit.numerics.fields import refuse_masked
+from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv_geometry import (
@@ -38,9 +37,9 @@ from lowbit.ops.conv_geometry import (
 from lowbit.ops.conv_paths import ConvCall, convolution_sums, general_convolution
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.operands import (
-    BYTES,
     F32,
     Array,
+    byte_codes,
     float_operand,
     multiplies_as_bytes,
     require_tensor,
@@ -104,7 +103,10 @@ def conv2d_integer(
            [4, 4]], dtype=int32)
     """
     g = ConvGeometry.of(stride, padding, dilation, groups, layout)
-    image, kernel = _codes("x", x, 4), _codes("w", w, 4)
+    image, kernel = byte_codes("x", x), byte_codes("w", w)
+    for name, codes in (("x", image), ("w", kernel)):
+        if codes.ndim != 4:
+            raise InvalidProblem(f"{name}: shape {codes.shape}; expected 4 dimensions")
     zx = zero_points("x_zero_point", x_zero_point, image, 1)
     zw = zero_points("w_zero_point", w_zero_point, kernel, kernel.shape[0])
     check_fit(image.shape, kernel.shape, g)
@@ -237,13 +239,3 @@ def _raised_params(name: str, p: QuantizationParams, axis: int) -> QuantizationP
     blocks = p.group_size is not None and p.scale.ndim == 3
     more = {f: np.expand_dims(getattr(p, f), axis) for f in ("scale", "zero_point")} if blocks else {}
     return p.replace(axis=at + (at >= axis), **more)
-
-
-def _codes(name: str, value: Any, ndim: int) -> Array:
-    refuse_masked(name, value)
-    array = np.asarray(value)
-    if array.dtype not in BYTES:
-        raise UnsupportedDType(f"{name}: {array.dtype}; expected int8 or uint8")
-    if array.ndim != ndim:
-        raise InvalidProblem(f"{name}: shape {array.shape}; expected {ndim} dimensions")
-    return array

@@ -15,6 +15,11 @@ Array = npt.NDArray[Any]
 MAX_TAPS = 33024  # of a depthwise kernel whose sums always fit an int32
 
 
+def require_layout(name: str, layout: str) -> None:
+    if layout not in ("NCHW", "NHWC"):
+        raise InvalidProblem(f"{name}: {layout!r}; expected 'NCHW' or 'NHWC'")
+
+
 class ConvGeometry(NamedTuple):
     """How a kernel passes over an image."""
 
@@ -27,8 +32,7 @@ class ConvGeometry(NamedTuple):
     @classmethod
     def of(cls, stride: Any, padding: Any, dilation: Any, groups: Any, layout: str) -> ConvGeometry:
         """Raises for whatever cannot be, naming the argument."""
-        if layout not in ("NCHW", "NHWC"):
-            raise InvalidProblem(f"layout: {layout!r}; expected 'NCHW' or 'NHWC'")
+        require_layout("layout", layout)
         sides = counts("padding", padding, 0, (2, 4))
         if not _is_count(groups) or groups < 1:
             raise InvalidProblem(f"groups: {groups!r}; expected at least 1")

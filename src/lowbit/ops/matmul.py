@@ -22,17 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
-from lowbit.numerics.fields import refuse_masked
+from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.indexing import sliced
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.gemm_paths import PATHS, float_bias, multiply_into, multiply_rows, packed
 from lowbit.ops.operands import (
-    BYTES,
     F32,
     Array,
+    byte_codes,
     float_operand,
     require_tensor,
     sum_dtype,
@@ -72,13 +71,15 @@ def matmul_integer(
     >>> matmul_integer(np.uint8([[255, 1]]), np.int8([[-128], [2]]), 1, 0)
     array([[-32512]], dtype=int32)
     """
-    left = _codes("a", a)
+    left = byte_codes("a", a)
+    _require_matrix("a", left.shape)
     if isinstance(b, PackedMatrix):
         if left.shape[-1] != b.shape[0]:
             raise InvalidProblem(f"a: {left.shape[-1]} columns; b has {b.shape[0]} rows")
         rows = zero_points("a_zero_point", a_zero_point, left, left.shape[-2])
         return multiply_rows(left, rows, b.native)
-    right = _codes("b", b)
+    right = byte_codes("b", b)
+    _require_matrix("b", right.shape)
     if left.shape[-1] != right.shape[-2]:
         raise InvalidProblem(f"a: {left.shape[-1]} columns; b has {right.shape[-2]} rows")
     za = zero_points("a_zero_point", a_zero_point, left, left.shape[-2])
@@ -304,16 +305,6 @@ def _matrices(t: QuantizedTensor, batch: tuple[int, ...]) -> Callable[[tuple[int
         return QuantizedTensor.from_codes(codes[own], sliced(t.params, t.shape, own).params)
 
     return at
-
-
-def _codes(name: str, value: Any) -> Array:
-    refuse_masked(name, value)
-    array = np.asarray(value)
-    if array.dtype not in BYTES:
-        raise UnsupportedDType(f"{name}: {array.dtype}; expected int8 or uint8")
-    if array.ndim < 2:
-        raise InvalidProblem(f"{name}: shape {array.shape}; expected at least two dimensions")
-    return array
 
 
 def _batch(a: Any, b: Any) -> tuple[int, ...]:

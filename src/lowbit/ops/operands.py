@@ -39,6 +39,14 @@ def require_tensor(name: str, value: Any, otherwise: str = "") -> None:
         raise InvalidProblem(f"{name}: {type(value).__name__}; expected {expected}")
 
 
+def byte_codes(name: str, value: Any) -> Array:
+    refuse_masked(name, value)
+    array = np.asarray(value)
+    if array.dtype not in BYTES:
+        raise UnsupportedDType(f"{name}: {array.dtype}; expected int8 or uint8")
+    return array
+
+
 def float_operand(name: str, value: Any, how: str) -> cpu.FloatArray:
     """The floats given where a QuantizedTensor might be; `how` names the way they are quantized."""
     try:

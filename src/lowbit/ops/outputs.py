@@ -25,12 +25,17 @@ def codes_for(params: QuantizationParams, shape: tuple[int, ...], out: Quantized
     data = out.data if isinstance(out, QuantizedTensor) else out
     if isinstance(out, QuantizedTensor) and (out.shape != shape or out.dtype != dtype):
         raise InvalidProblem(f"out: {out.dtype} of shape {out.shape}; expected {dtype} of shape {shape}")
-    if not isinstance(data, np.ndarray) or data.dtype != dtype.storage_dtype or data.shape != expected:
-        found = f"{data.dtype} of shape {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise InvalidProblem(f"out: {found}; expected {dtype.storage_dtype} of shape {expected}")
-    if not data.flags.carray:
-        raise InvalidProblem("out: expected a writable, aligned, C-contiguous array")
+    require_output(data, dtype.storage_dtype, expected)
     return data
+
+
+def require_output(out: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Raises unless kernels can write a result of this type and shape to `out`."""
+    if not isinstance(out, np.ndarray) or out.dtype != dtype or out.shape != shape:
+        found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
+        raise InvalidProblem(f"out: {found}; expected {dtype} of shape {shape}")
+    if not out.flags.carray:
+        raise InvalidProblem("out: expected a writable, aligned, C-contiguous array")
 
 
 def finished(

@@ -20,6 +20,7 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import code_kernels as codes
 from lowbit.ops.code_kernels import Window
+from lowbit.ops.conv_geometry import require_layout
 from lowbit.ops.operands import require_tensor
 from lowbit.ops.outputs import codes_for, finished, result_params
 from lowbit.runtime import arrays as cpu
@@ -117,8 +118,7 @@ def _window(
 ) -> tuple[Window, bool, tuple[int, ...]]:
     """The window, whether the layout is NHWC, and the result's shape; raises where there is none."""
     require_tensor("x", x)
-    if layout not in ("NCHW", "NHWC"):
-        raise InvalidProblem(f"layout: {layout!r}; expected 'NCHW' or 'NHWC'")
+    require_layout("layout", layout)
     if x.ndim != 4:
         raise InvalidProblem(f"x: shape {x.shape}; expected four dimensions, {layout}")
     nhwc = layout == "NHWC"
