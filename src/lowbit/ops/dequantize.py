@@ -18,8 +18,6 @@ from lowbit.runtime.cache import cache_of
 from lowbit.runtime.devices import device_module
 from lowbit.runtime.native import core
 
-__all__ = ["dequantize", "dequantize_from_int8"]
-
 Array = npt.NDArray[Any]
 
 

@@ -30,8 +30,6 @@ from lowbit.reference import compute as reference_compute
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.native import core
 
-__all__ = ["PART", "Epilogue", "refuse_nan", "row_parts", "takes_sums"]
-
 Array = npt.NDArray[Any]
 F32 = np.float32
 _RESULTS = {

@@ -15,11 +15,6 @@ from lowbit.runtime import elementwise
 from lowbit.runtime.cache import Cache
 from lowbit.runtime.native import ELEMENTS, core
 
-__all__ = [
-    "dequantize_backward", "fake_quantize", "fake_quantize_backward", "fake_quantize_learned_backward",
-    "quantize_backward",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 
 
@@ -72,15 +67,7 @@ def fake_quantize_backward(
     >>> fake_quantize_backward(np.float32([1.0, 2.0]), np.float32([0.9, 9.0]), 0.5, qmin=-2, qmax=2)
     array([1., 0.], dtype=float32)
     """
-    plan = _settled(x, qmin, qmax, axis, group_size, dy, out)
-    if plan is not None:
-        dx = np.empty(x.shape, x.dtype) if out is None else out
-        if plan.backward(dy, x, dx, scale, zero_point) == -1:
-            return dx
-    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, group_size)
-    result, target = a.output(out, x)
-    elementwise.fake_quantize_backward(a.gradient(dy), a.x, a.affine, a.g, target)
-    return result
+    return _gradient("backward", dy, x, scale, zero_point, (qmin, qmax, axis, group_size), out)
 
 
 def quantize_backward(
@@ -100,15 +87,7 @@ def quantize_backward(
     >>> quantize_backward(np.float32([1.0, 2.0]), np.float32([0.9, 9.0]), 0.5, qmin=-2, qmax=2)
     array([2., 0.], dtype=float32)
     """
-    plan = _settled(x, qmin, qmax, axis, group_size, dy, out)
-    if plan is not None:
-        dx = np.empty(x.shape, x.dtype) if out is None else out
-        if plan.quantize_backward(dy, x, dx, scale, zero_point) == -1:
-            return dx
-    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, group_size)
-    result, target = a.output(out, x)
-    elementwise.quantize_backward(a.gradient(dy), a.x, a.affine, a.g, target)
-    return result
+    return _gradient("quantize_backward", dy, x, scale, zero_point, (qmin, qmax, axis, group_size), out)
 
 
 def dequantize_backward(
@@ -156,6 +135,29 @@ def fake_quantize_learned_backward(
     result, target = a.output(out, x)
     ds, dz = elementwise.fake_quantize_learned_backward(a.gradient(dy), a.x, a.affine, a.g, target)
     return result, ds, dz
+
+
+_GRADIENTS = {"backward": elementwise.fake_quantize_backward, "quantize_backward": elementwise.quantize_backward}
+
+
+def _gradient(
+    method: str,
+    dy: Any,
+    x: Any,
+    scale: npt.ArrayLike,
+    zero_point: npt.ArrayLike,
+    options: tuple[int, int, int | None, int | None],
+    out: Any,
+) -> Array:
+    plan = _settled(x, *options, dy, out)
+    if plan is not None:
+        dx: Array = np.empty(x.shape, x.dtype) if out is None else out
+        if getattr(plan, method)(dy, x, dx, scale, zero_point) == -1:
+            return dx
+    a = _Arguments(x, scale, zero_point, *options)
+    result, target = a.output(out, x)
+    _GRADIENTS[method](a.gradient(dy), a.x, a.affine, a.g, target)
+    return result
 
 
 _SETTLED: Cache[core.FakeQuantizePlan] = Cache()

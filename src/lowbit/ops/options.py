@@ -6,8 +6,6 @@ from typing import Any, TypedDict
 
 from lowbit.numerics.params import QuantizationParams
 
-__all__ = ["ConvOptions", "EpilogueOptions", "MatMulOptions"]
-
 
 class EpilogueOptions(TypedDict, total=False):
     """What follows the accumulation: floats of `out_dtype`, or codes of `out_params`, after the activation."""

@@ -23,8 +23,6 @@ from lowbit.runtime.arrays import refuse_nonfinite
 from lowbit.runtime.cache import Cache, cache_of
 from lowbit.runtime.native import core
 
-__all__ = ["quantize", "quantize_to_int8"]
-
 Array = npt.NDArray[Any]
 _DEFAULT_BLOCK = 32
 _NDARRAY = np.ndarray

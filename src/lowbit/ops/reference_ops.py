@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from lowbit.ops.options import EpilogueOptions
 
-__all__ = ["arrays_of", "calibrate", "dequantize", "qadd", "qconv2d", "qmatmul", "qrelu", "quantize"]
-
 Array = npt.NDArray[Any]
 F32 = np.float32
 
