@@ -80,13 +80,8 @@ def array(name: str, value: Any, kind: ElementKind, shape: tuple[int, ...], writ
 
 
 def _lent(name: str, value: Any, kind: ElementKind) -> Array:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        value = value.detach()
-        if value.device.type != "cpu":
-            raise Unsupported(f"{name}: on {value.device}; expected CPU memory")
-        given = str(value.dtype).removeprefix("torch.")
-        value = value.view(torch.int16).numpy().view(np.uint16) if value.dtype == torch.bfloat16 else value.numpy()
+    if cpu.is_torch_tensor(value):
+        value, given = cpu.borrowed(name, value)
     elif isinstance(value, np.ndarray):
         refuse_masked(name, value)
         given = value.dtype.name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,7 @@ class DynamicPlan(QuantizationPlan[DynamicArgs]):
         _require_all_apart(input=x, output=out, scale=scale, zero_point=zero, workspace=room)
         lo, hi, nans = elementwise.value_range(cpu.FloatArray(x, FLOATS[self.descriptor.input_element]), self._g)
         if np.any(nans) or not (np.isfinite(lo).all() and np.isfinite(hi).all()):
-            raise _not_finite(x, self.descriptor.input_element)
+            _refuse(x, self.descriptor.input_element)
         self._affine(lo, hi)
 
     def _affine(self, lo: Array, hi: Array) -> tuple[Array, Array]:
@@ -80,13 +80,13 @@ class DynamicPlan(QuantizationPlan[DynamicArgs]):
         if found is None:
             _require_all_apart(input=x, output=out, scale=scale, zero_point=zero, workspace=room)
         if found != (0, 0):
-            raise _not_finite(x, d.input_element)
+            _refuse(x, d.input_element)
 
     def _run_reference(self, x: Array, out: Array, scale: Array, zero: Array | None) -> None:
         d, g = self.descriptor, self._g
         wide = reference.widen(load(x, d.input_element, d.shape))
         if not np.isfinite(wide).all():
-            raise _not_finite(x, d.input_element)
+            _refuse(x, d.input_element)
         scale[...], z = self._affine(*reference.range_by_scale(wide, g))
         if zero is not None:
             zero[...] = z
@@ -102,8 +102,7 @@ def _require_all_apart(**arrays: Array | None) -> None:
         before[name] = a
 
 
-def _not_finite(x: Array, kind: ElementKind) -> InvalidProblem:
-    found = cpu.first_nonfinite(cpu.FloatArray(x, FLOATS[kind]))
-    if found is None:
-        return InvalidProblem(_TOO_LARGE)
-    return InvalidProblem(f"input: {found[0]} at index {found[1]}; a range needs finite numbers")
+def _refuse(x: Array, kind: ElementKind) -> NoReturn:
+    """Raises for the first NaN or Inf; without one, the values are too large."""
+    cpu.refuse_nonfinite(cpu.FloatArray(x, FLOATS[kind]), "input")
+    raise InvalidProblem(_TOO_LARGE)

@@ -24,12 +24,14 @@ __all__ = [
     "apart",
     "as_float_array",
     "bad_parameter",
+    "borrowed",
     "code_of",
     "contiguous",
     "empty_float",
     "empty_like",
     "first_nonfinite",
     "float_dtype",
+    "is_torch_tensor",
     "pack",
     "refuse_nonfinite",
     "require_apart",
@@ -106,19 +108,29 @@ def contiguous(x: Array) -> Array:
     return x if type(x) is np.ndarray else x.view(np.ndarray)
 
 
-def _imported(x: Any, name: str) -> Array | FloatArray:
+def is_torch_tensor(x: Any) -> bool:
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        x = x.detach()
-        if x.device.type != "cpu":
-            raise Unsupported(f"{name}: on {x.device}; expected CPU memory")
-        try:
-            if x.dtype == torch.bfloat16:
-                return FloatArray(contiguous(x.view(torch.int16).numpy()).view(np.uint16), BFLOAT16)
-            lent: Array = x.numpy()
-        except (TypeError, RuntimeError) as error:
-            raise UnsupportedDType(f"{name}: a {x.dtype} tensor does not lend its memory ({error})") from None
-        return lent
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def borrowed(name: str, tensor: Any) -> tuple[Array, str]:
+    """The memory of a torch tensor, without a copy, and the name of its dtype; bfloat16 as the uint16 of its bits."""
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu":
+        raise Unsupported(f"{name}: on {tensor.device}; expected CPU memory")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    try:
+        if dtype == "bfloat16":
+            return tensor.view(sys.modules["torch"].int16).numpy().view(np.uint16), dtype
+        return tensor.numpy(), dtype
+    except (TypeError, RuntimeError) as error:
+        raise UnsupportedDType(f"{name}: a {tensor.dtype} tensor does not lend its memory ({error})") from None
+
+
+def _imported(x: Any, name: str) -> Array | FloatArray:
+    if is_torch_tensor(x):
+        lent, dtype = borrowed(name, x)
+        return FloatArray(contiguous(lent), BFLOAT16) if dtype == "bfloat16" else lent
     if hasattr(x, "__dlpack__"):
         try:
             return np.from_dlpack(x)
