@@ -559,3 +559,13 @@ def test_torch_tensors_are_lent() -> None:
         y = torch.empty_like(x)
         plan_of("fake_quantize_per_tensor", (64,), {}, input_element=kind).run(ForwardArgs(x, 0.1, 0, y))
         same(y.to(torch.float64).numpy(), lb.fake_quantize(x, 0.1).astype(np.float64))
+
+
+def test_torch_tensors_without_cpu_memory_are_refused() -> None:
+    torch = pytest.importorskip("torch")
+    plan = plan_of("fake_quantize_per_tensor", (4,), {})
+    for x, error in ((torch.zeros(4, device="meta"), "expected CPU memory"), (torch.zeros(4).to_sparse(), "not lend")):
+        with pytest.raises(lb.Unsupported, match=f"^input: .*{error}"):
+            plan.run(ForwardArgs(x, 0.5, 0, np.empty(4, np.float32)))
+        with pytest.raises(lb.Unsupported, match=f"^x: .*{error}"):
+            lb.quantize(x)
