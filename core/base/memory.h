@@ -34,9 +34,9 @@ class Cutter {
   explicit Cutter(void* block) : at_(static_cast<char*>(block)) {}
   template <class T>
   T* take(int64_t n) {
-    T* piece = reinterpret_cast<T*>(at_);
+    T* part = reinterpret_cast<T*>(at_);
     at_ += lines(n * static_cast<int64_t>(sizeof(T)));
-    return piece;
+    return part;
   }
 
  private:

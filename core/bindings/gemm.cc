@@ -18,7 +18,6 @@
 #include "bindings/epilogue.h"
 #include "bindings/sizes.h"
 #include "drivers/conv/conv.h"
-#include "drivers/gemm/float_groups.h"
 #include "drivers/gemm/groups.h"
 #include "drivers/gemm/probe.h"
 

@@ -16,7 +16,7 @@
 #include "bindings/codes.h"
 #include "bindings/epilogue.h"
 #include "bindings/sizes.h"
-#include "drivers/gemm/float_groups.h"
+#include "drivers/gemm/groups.h"
 #include "drivers/gemm/weight_only.h"
 
 namespace nb = nanobind;

@@ -12,7 +12,6 @@
 #include "base/fp_environment.h"
 #include "base/threads.h"
 #include "drivers/conv/conv.h"
-#include "drivers/gemm/float_groups.h"
 #include "drivers/gemm/gemm.h"
 #include "drivers/gemm/groups.h"
 #include "tests/check.h"

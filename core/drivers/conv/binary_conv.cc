@@ -102,7 +102,7 @@ void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsCo
     binary_tiles(
         a.images * pixels, w.weights(g), 0xff, true, 1,
         [&](int64_t first, int64_t rows, uint8_t* room) {
-          const int64_t bytes = w.weights(g).bytes();
+          const int64_t bytes = w.weights(g).bytes;
           for (int64_t r = 0; r < rows; ++r) gather(a, s, x, g, Pixel(a, first + r, oh, ow), room + r * bytes);
           return room;
         },
@@ -115,7 +115,7 @@ void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsCo
             const Pixel pixel(a, tile.row + r, oh, ow);
             const Taps down(pixel.start[0], a.height, a.dilation[0], s.kernel[0]);
             const Taps across(pixel.start[1], a.width, a.dilation[1], s.kernel[1]);
-            BinaryEpilogueArgs f = tile.finish(r, 1, s.taps() * s.channels);
+            BinaryEpilogueArgs f = tile.epilogue_args(r, 1, s.taps() * s.channels);
             if ((down.last - down.first) * (across.last - across.first) < s.taps()) {
               for (int64_t j = 0; j < tile.columns; ++j)
                 fix[j] = w.correction(g, tile.column + j, down.first, across.first, down.last, across.last) +

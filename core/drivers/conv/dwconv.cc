@@ -101,8 +101,7 @@ class Run {
     if (sink.codes != nullptr) {
       const Epilogue& f = *sink.codes;
       const FpEnvironment environment;
-      const float row = f.row_scale == nullptr ? 1.0f : f.row_scale[0];
-      for (int64_t c = 0; c < n; ++c) by[c] = row * f.scale[f.scale_per_column ? c : 0] / f.out_scale;
+      column_scales(f, n, by);
       plan.row.arrange(by, plan.channels, multipliers);
       args_.multiplier = multipliers;
       args_.zero = f.zero, args_.qmin = f.lo, args_.qmax = f.hi, args_.is_signed = f.result == Result::s8;
@@ -220,21 +219,6 @@ void run(const DwconvShape& shape, const DwconvWeights& weights, const void* x, 
   });
 }
 
-// The epilogue to floats.
-struct FloatRows {
-  const EpilogueRow& row;
-  EpilogueArgs args;
-  char* y;
-  int64_t bytes;  // per pixel of y
-
-  static void epilogue(void* context, int64_t first, int64_t pixels, const int32_t* sums) {
-    const FloatRows& f = *static_cast<const FloatRows*>(context);
-    EpilogueArgs a = f.args;
-    a.acc = sums, a.rows = pixels, a.out = f.y + first * f.bytes;
-    f.row.run(a);
-  }
-};
-
 }  // namespace
 
 DwconvWeights::DwconvWeights(Isa isa, Code x_code, const DwconvShape& shape, Code w_code, const void* w,
@@ -264,15 +248,25 @@ void dwconv(const DwconvShape& shape, const DwconvWeights& weights, const void* 
   const int64_t n = shape.channels, padded = round_up(n, kEpiloguePad);
   std::vector<float> scale(padded, 0.0f), bias(padded, 0.0f);
   const FpEnvironment environment;  // for scales of channels
-  const float row_scale = epilogue.row_scale == nullptr ? 1.0f : epilogue.row_scale[0];
-  for (int64_t c = 0; c < n; ++c) scale[c] = row_scale * epilogue.scale[epilogue.scale_per_column ? c : 0];
+  column_scales(epilogue, n, scale.data());
   if (epilogue.bias != nullptr) std::copy(epilogue.bias, epilogue.bias + n, bias.begin());
-  FloatRows rows{
-      epilogue_row(active_isa(), epilogue.result), {}, static_cast<char*>(y), n * result_bytes(epilogue.result)};
-  rows.args.n = rows.args.acc_stride = rows.args.out_stride = n;
-  rows.args.scale = scale.data(), rows.args.bias = epilogue.bias == nullptr ? nullptr : bias.data();
-  rows.args.floor = epilogue.floor, rows.args.ceiling = epilogue.ceiling;
-  dwconv_each(shape, weights, x, zero, epilogue.add, FloatRows::epilogue, &rows);
+  struct {
+    const EpilogueRow& row;
+    EpilogueArgs args;
+    Result result;
+    char* y;
+  } floats{epilogue_row(active_isa(), epilogue.result), {}, epilogue.result, static_cast<char*>(y)};
+  EpilogueArgs& f = floats.args;
+  f.n = f.acc_stride = f.out_stride = n;
+  f.scale = scale.data(), f.bias = epilogue.bias == nullptr ? nullptr : bias.data();
+  f.floor = epilogue.floor, f.ceiling = epilogue.ceiling;
+  const auto to_floats = [](void* context, int64_t first, int64_t pixels, const int32_t* sums) {
+    const auto& all = *static_cast<const decltype(floats)*>(context);
+    EpilogueArgs a = all.args;
+    a.acc = sums, a.rows = pixels, a.out = all.y + first * a.n * result_bytes(all.result);
+    all.row.run(a);
+  };
+  dwconv_each(shape, weights, x, zero, epilogue.add, to_floats, &floats);
 }
 
 void dwconv_each(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero,

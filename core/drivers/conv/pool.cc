@@ -49,7 +49,7 @@ void for_each_output_row(const PoolShape& p, const void* x, T padding, Row&& row
   });
 }
 
-// Keeps every stride-th of the windows at all positions.
+// Keeps every stride-th of the windows at all positions, in increasing order: out may be `windows`.
 template <class T>
 void keep_strided(const T* windows, const PoolShape& p, T* out) {
   const int64_t d = p.depth, step = p.stride_w * d;
@@ -59,6 +59,20 @@ void keep_strided(const T* windows, const PoolShape& p, T* out) {
 
 // Whether to reduce the windows at all positions, in long runs, although the stride skips some.
 bool takes_every_window(const PoolShape& p) { return p.depth < kWideRun && p.kernel_w <= 16 && p.stride_w <= 8; }
+
+// Reduces the columns of every window. reduce(first, n, to): n elements of windows from column `first` on.
+template <class T, class Reduce>
+void reduce_across(const PoolShape& p, T* room, T* out, const Reduce& reduce) {
+  const int64_t d = p.depth, width = p.out_width();
+  if (p.stride_w == 1) {
+    reduce(0, width * d, out);
+  } else if (takes_every_window(p)) {
+    reduce(0, ((width - 1) * p.stride_w + 1) * d, room);
+    keep_strided(room, p, out);
+  } else {
+    for (int64_t j = 0; j < width; ++j) reduce(j * p.stride_w, d, out + j * d);
+  }
+}
 
 // The maximum of any number of rows, kRows per pass; each pass begins with the result of the one before.
 void largest(const PoolRow& row, const std::vector<const void*>& rows, int64_t n, void* out) {
@@ -88,43 +102,13 @@ void max_pool(const PoolShape& p, Code code, const void* x, void* q) {
                                  largest(row, rows, p.width * d, s.inside);
                                  uint8_t* out = static_cast<uint8_t*>(q) + i * out_line;
                                  std::vector<const void*> shifted(p.kernel_w);
-                                 const auto windows_at = [&](int64_t first, int64_t n, uint8_t* to) {
+                                 reduce_across(p, s.across.data(), out, [&](int64_t first, int64_t n, uint8_t* to) {
                                    for (int64_t k = 0; k < p.kernel_w; ++k)
                                      shifted[k] = s.padded.data() + (first + k) * d;
                                    largest(row, shifted, n, to);
-                                 };
-                                 if (p.stride_w == 1) {
-                                   windows_at(0, out_line, out);
-                                 } else if (takes_every_window(p)) {
-                                   windows_at(0, ((p.out_width() - 1) * p.stride_w + 1) * d, s.across.data());
-                                   keep_strided(s.across.data(), p, out);
-                                 } else {
-                                   for (int64_t j = 0; j < p.out_width(); ++j)
-                                     windows_at(j * p.stride_w, d, out + j * d);
-                                 }
+                                 });
                                });
 }
-
-namespace {
-
-// Sums the columns of each window into s.across.
-void sum_across(const PoolShape& p, RowScratch<int32_t>& s) {
-  const int64_t d = p.depth, step = p.stride_w * d;
-  const auto add = [&](const int32_t* from, int64_t n, int32_t* to) {
-    std::copy(from, from + n, to);
-    for (int64_t k = 1; k < p.kernel_w; ++k)
-      for (int64_t c = 0; c < n; ++c) to[c] += from[k * d + c];
-  };
-  if (p.stride_w == 1 || takes_every_window(p)) {
-    add(s.padded.data(), (p.out_width() - 1) * step + d, s.across.data());
-    if (p.stride_w > 1)
-      keep_strided(s.across.data(), p, s.across.data());  // in increasing order, so that it may run in place
-  } else {
-    for (int64_t j = 0; j < p.out_width(); ++j) add(s.padded.data() + j * step, d, s.across.data() + j * d);
-  }
-}
-
-}  // namespace
 
 void average_pool(const PoolShape& p, const AverageParams& f, Code code, const void* x, Code out_code, void* q) {
   if (p.count == 0 || p.depth == 0) return;
@@ -137,13 +121,19 @@ void average_pool(const PoolShape& p, const AverageParams& f, Code code, const v
   for_each_output_row<int32_t>(p, x, 0, [&](RowScratch<int32_t>& s, int64_t i, const std::vector<const void*>& rows) {
     const int64_t down = static_cast<int64_t>(rows.size());
     in.total({rows.data(), down, p.width * d, s.inside});
-    sum_across(p, s);
+    int32_t* sums = s.across.data();
+    reduce_across(p, sums, sums, [&](int64_t first, int64_t n, int32_t* to) {
+      const int32_t* from = s.padded.data() + first * d;
+      std::copy(from, from + n, to);
+      for (int64_t k = 1; k < p.kernel_w; ++k)
+        for (int64_t c = 0; c < n; ++c) to[c] += from[k * d + c];
+    });
     for (int64_t j = 0, end; j < out_width; j = end) {  // windows with as many columns inside share a factor
       for (end = j + 1; end < out_width && columns_inside(end) == columns_inside(j);) ++end;
       const int64_t places = down * columns_inside(j);
       const int64_t count = f.count_padding ? p.kernel_h * p.kernel_w : places;
       AverageArgs k{};
-      k.sum = s.across.data() + j * d, k.n = (end - j) * d;
+      k.sum = sums + j * d, k.n = (end - j) * d;
       k.q = static_cast<uint8_t*>(q) + (i * out_width + j) * d;
       k.zero = static_cast<int32_t>(places * f.z), k.by = (f.s / static_cast<float>(count)) / f.sy;
       k.zy = f.zy, k.qmin = f.qmin, k.qmax = f.qmax;

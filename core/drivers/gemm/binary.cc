@@ -30,13 +30,12 @@ uint64_t transposed(uint64_t x) {
 
 }  // namespace
 
-PackedBits::PackedBits(const uint8_t* rows, int64_t n, int64_t bytes, uint8_t mask)
-    : n_(n), bytes_(bytes), padded_(padded_bytes(bytes)) {
-  data_.reset(static_cast<uint8_t*>(::operator new[](static_cast<size_t>(nbytes() + 1), std::align_val_t{64})));
-  uint8_t* data = data_.get();
-  parallel_for(panels(), [&](int64_t p) {
-    uint8_t* to = data + p * padded_ * kBinaryColumns;
-    std::memset(to, 0, static_cast<size_t>(padded_ * kBinaryColumns));
+PackedBits::PackedBits(const uint8_t* rows, int64_t n, int64_t column_bytes, uint8_t mask)
+    : columns(n), bytes(column_bytes), padded(padded_bytes(bytes)), panels(ceil_div(n, kBinaryColumns)) {
+  data = aligned<uint8_t>(nbytes());
+  parallel_for(panels, [&](int64_t p) {
+    uint8_t* to = data.get() + p * padded * kBinaryColumns;
+    std::memset(to, 0, static_cast<size_t>(padded * kBinaryColumns));
     const uint8_t* from = rows + p * kBinaryColumns * bytes;
     const int64_t count = std::min(kBinaryColumns, n - p * kBinaryColumns);
     for (int64_t i = 0; i < bytes; ++i) {
@@ -46,18 +45,17 @@ PackedBits::PackedBits(const uint8_t* rows, int64_t n, int64_t bytes, uint8_t ma
   });
 }
 
-int64_t PackedBits::panels() const { return ceil_div(n_, kBinaryColumns); }
-const uint8_t* PackedBits::panel(int64_t i) const { return data_.get() + i * padded_ * kBinaryColumns; }
-int64_t PackedBits::nbytes() const { return panels() * padded_ * kBinaryColumns; }
+const uint8_t* PackedBits::panel(int64_t i) const { return data.get() + i * padded * kBinaryColumns; }
+int64_t PackedBits::nbytes() const { return panels * padded * kBinaryColumns; }
 
 void binary_matmul(const uint8_t* a, int64_t m, const PackedBits& b, int64_t k, const BinaryScales* scales, void* y) {
   const BinaryRow& row = gemm_binary_row(active_isa());
-  const int64_t n = b.columns(), bytes = b.bytes();
+  const int64_t n = b.columns, bytes = b.bytes;
   binary_tiles(
       m, b, last_mask(k), false, kBinaryTiles, [&](int64_t first, int64_t, uint8_t*) { return a + first * bytes; },
       [&](const BinaryTile& tile) {
         const BinaryColumnScales columns(scales, tile.column, tile.columns);
-        BinaryEpilogueArgs f = tile.finish(0, tile.rows, k);
+        BinaryEpilogueArgs f = tile.epilogue_args(0, tile.rows, k);
         f.y = static_cast<uint8_t*>(y) + 4 * (tile.row * n + tile.column), f.stride = n;
         f.sb = columns.scale, f.bias = columns.bias;
         if (scales) f.sa_each = scales->a_each, f.sa = scales->a + (f.sa_each ? tile.row : 0);

@@ -1,31 +1,22 @@
 // Matrix products and convolutions of bits that stand for +1 and -1: a dot product is k - 2 * popcount(a xor b).
 #pragma once
-#include <cstdint>
-#include <memory>
-#include <new>
 #include <vector>
+
+#include "base/memory.h"
 
 namespace lowbit {
 
 // The second operand, packed once: panels of 64 columns, whose bytes lie side by side.
-class PackedBits {
- public:
+struct PackedBits {
+  int64_t columns, bytes, padded;  // bytes of a column, and rounded up to a kernel step
+  int64_t panels;
+  Aligned<uint8_t> data;
+
   // rows [n][bytes]; of each row's last byte only the bits in last_mask count.
   PackedBits(const uint8_t* rows, int64_t n, int64_t bytes, uint8_t last_mask);
 
-  int64_t columns() const { return n_; }
-  int64_t bytes() const { return bytes_; }    // of a column
-  int64_t padded() const { return padded_; }  // rounded up to a kernel step
-  int64_t panels() const;
   const uint8_t* panel(int64_t i) const;
   int64_t nbytes() const;
-
- private:
-  struct Free {
-    void operator()(uint8_t* p) const { ::operator delete[](p, std::align_val_t{64}); }
-  };
-  int64_t n_, bytes_, padded_;
-  std::unique_ptr<uint8_t[], Free> data_;
 };
 
 // y = f32(acc) * (sa * sb) + bias; null: the int32 accumulators.

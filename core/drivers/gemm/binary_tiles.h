@@ -20,7 +20,7 @@ struct BinaryTile {
   const int32_t* before;  // [rows][kBinaryColumns], or null
 
   // The epilogue's arguments for `count` rows from r on, without scales and destination.
-  BinaryEpilogueArgs finish(int64_t r, int64_t count, int64_t k) const {
+  BinaryEpilogueArgs epilogue_args(int64_t r, int64_t count, int64_t k) const {
     BinaryEpilogueArgs f{};
     f.counts = counts + r * kBinaryColumns, f.next = kNext, f.rows = count, f.n = columns,
     f.k = static_cast<int32_t>(k);
@@ -44,22 +44,22 @@ struct BinaryColumnScales {
 constexpr int64_t kBinaryCodesAtOnce = 1 << 21;  // bytes of prepared rows, which stay in L2 or L3
 constexpr int64_t kBinaryTask = 1 << 25;         // bit products per task; expanding a panel counts as 4 rows
 
-// bits(first row, rows, room) gives rows of b.bytes() each, b.bytes() apart, perhaps in `room`; done(tile) takes a
+// bits(first row, rows, room) gives rows of b.bytes each, b.bytes apart, perhaps in `room`; done(tile) takes a
 // tile, or up to `most_tiles` of them.
 template <class Bits, class Done>
 void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_room, int64_t most_tiles,
                   const Bits& bits, const Done& done) {
-  if (m == 0 || b.columns() == 0) return;
+  if (m == 0 || b.columns == 0) return;
   const BinaryRow& row = gemm_binary_row(active_isa());
   const int64_t chunks = ceil_div(m, kBinaryRows);
   const int64_t chunk = round_up(ceil_div(m, chunks), 2);  // rows of each but the last, even
-  const int64_t code_bytes = row.code_bytes * chunk * b.padded(), room_bytes = needs_room ? chunk * b.bytes() : 0;
+  const int64_t code_bytes = row.code_bytes * chunk * b.padded, room_bytes = needs_room ? chunk * b.bytes : 0;
   const int64_t batch = std::clamp<int64_t>(kBinaryCodesAtOnce / (code_bytes + room_bytes + 1), 1, chunks);
   const Aligned<uint8_t> codes = aligned<uint8_t>(batch * code_bytes), room = aligned<uint8_t>(batch * room_bytes);
   const auto codes_of = [&](int64_t i) { return codes.get() + i * code_bytes; };
 
   // k-blocks of nearly equal length, even in steps, and no longer than the kernel takes.
-  const int64_t steps = b.padded() / kBinaryStep, most = row.block / kBinaryStep, blocks = ceil_div(steps, most);
+  const int64_t steps = b.padded / kBinaryStep, most = row.block / kBinaryStep, blocks = ceil_div(steps, most);
   const int64_t length = blocks == 0 ? 0 : round_up(ceil_div(steps, blocks), 2);
 
   const int64_t together = blocks > binary_most_blocks(row) ? 1 : most_tiles;
@@ -70,13 +70,13 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
     parallel_for(count, [&](int64_t i) {
       if (rows_of(i) == 0) return;
       const uint8_t* a = bits((first + i) * chunk, rows_of(i), room.get() + i * room_bytes);
-      row.prepare({a, b.bytes(), rows_of(i), b.bytes(), b.padded(), last_mask, codes_of(i)});
+      row.prepare({a, b.bytes, rows_of(i), b.bytes, b.padded, last_mask, codes_of(i)});
     });
 
-    const int64_t panel_products = (chunk + 4) * kBinaryColumns * (8 * b.padded() + 64);
-    const int64_t fair = ceil_div(count * b.panels(), 4 * num_threads());  // four tasks per thread
-    const int64_t panels = std::clamp<int64_t>(kBinaryTask / panel_products, 1, std::min(fair, b.panels()));
-    const int64_t tasks = ceil_div(b.panels(), panels);
+    const int64_t panel_products = (chunk + 4) * kBinaryColumns * (8 * b.padded + 64);
+    const int64_t fair = ceil_div(count * b.panels, 4 * num_threads());  // four tasks per thread
+    const int64_t panels = std::clamp<int64_t>(kBinaryTask / panel_products, 1, std::min(fair, b.panels));
+    const int64_t tasks = ceil_div(b.panels, panels);
     parallel_for(count * tasks, [&](int64_t t) {
       const FpEnvironment environment;
       alignas(64) uint8_t scratch[kBinaryScratch];
@@ -85,7 +85,7 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
       const int64_t i = t / tasks, rows = rows_of(i), begin = t % tasks * panels;
       if (rows == 0) return;
       const bool expand = row.expand != nullptr && rows >= kBinaryExpandRows;
-      const int64_t end = std::min(begin + panels, b.panels());
+      const int64_t end = std::min(begin + panels, b.panels);
       for (int64_t p = begin; p < end; ++p) {
         const int64_t tile = (p - begin) % together;
         uint16_t* counts = all_counts + tile * BinaryTile::kNext;
@@ -103,11 +103,11 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
             row.epilogue_s32(f);
             has_before = true;
           }
-          row.dot({codes_of(i), b.padded(), from, rows, columns, expand, to - from, counts, !fresh});
+          row.dot({codes_of(i), b.padded, from, rows, columns, expand, to - from, counts, !fresh});
         }
         if (tile + 1 < together && p + 1 < end) continue;
         const int64_t column = (p - tile) * kBinaryColumns;
-        done(BinaryTile{(first + i) * chunk, rows, column, std::min((tile + 1) * kBinaryColumns, b.columns() - column),
+        done(BinaryTile{(first + i) * chunk, rows, column, std::min((tile + 1) * kBinaryColumns, b.columns - column),
                         all_counts, has_before ? before : nullptr});
       }
     });

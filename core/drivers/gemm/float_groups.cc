@@ -1,5 +1,3 @@
-#include "drivers/gemm/float_groups.h"
-
 #include <algorithm>
 
 #include "drivers/gemm/float_tiles.h"
@@ -9,8 +7,7 @@
 namespace lowbit {
 namespace {
 
-constexpr int64_t kTaskColumns = 2 * kGroupCols;
-constexpr int64_t kThreadBytes = lines(kFloatTaskRows * kTaskColumns * 8) + lines(kTaskColumns * 4);
+constexpr int64_t kThreadBytes = lines(kFloatTaskRows * kGroupTaskColumns * 8) + lines(kGroupTaskColumns * 4);
 
 }  // namespace
 
@@ -34,21 +31,21 @@ void float_group_matmul(const FloatInput& input, const PackedGroups& b, const Fl
       for (int64_t first = 0, at = r * b.padded; first < b.k; first += length, at += room)
         widen(from + first * element_bytes(input.in), std::min(length, b.k - first), widened.get() + at);
     }
-    for_each_tile(count, b.columns, kTaskColumns, [&](int64_t r, int64_t rows, int64_t first, int64_t columns) {
+    for_each_tile(count, b.columns, kGroupTaskColumns, [&](int64_t r, int64_t rows, int64_t first, int64_t columns) {
       Cutter scratch(thread_block(kThreadBytes));
-      double* const totals = scratch.take<double>(kFloatTaskRows * kTaskColumns);
-      float* const sums = scratch.take<float>(kTaskColumns);
+      double* const totals = scratch.take<double>(kFloatTaskRows * kGroupTaskColumns);
+      float* const sums = scratch.take<float>(kGroupTaskColumns);
       FloatGroupwiseArgs a{};
       a.rows = rows, a.x = x + r * b.padded, a.x_stride = b.padded;
       a.has_zeros = b.has_zeros, a.zero_all = b.zero_all;
-      a.groups = b.groups, a.steps = b.steps, a.last_steps = b.last_steps, a.total_stride = kTaskColumns;
+      a.groups = b.groups, a.steps = b.steps, a.last_steps = b.last_steps, a.total_stride = kGroupTaskColumns;
       for (int64_t column = first; column < first + columns; column += kGroupCols) {
         a.columns = b.block_columns(column), a.b = b.block_at(column), a.totals = totals + column - first;
         kernel.run(a);
       }
       const float* bias = epilogue.bias == nullptr ? nullptr : epilogue.bias + first;
-      narrow_totals(narrow, epilogue, totals, kTaskColumns, bias, rows, std::min(first + columns, b.n) - first, sums,
-                    static_cast<char*>(out) + ((base + r) * b.n + first) * result_bytes(epilogue.result), b.n);
+      narrow_totals(narrow, epilogue, totals, kGroupTaskColumns, bias, rows, std::min(first + columns, b.n) - first,
+                    sums, static_cast<char*>(out) + ((base + r) * b.n + first) * result_bytes(epilogue.result), b.n);
     });
   }
 }

@@ -11,7 +11,7 @@
 
 namespace lowbit {
 
-constexpr int64_t kFloatTaskRows = 32;
+constexpr int64_t kFloatTaskRows = 32, kGroupTaskColumns = 2 * kGroupCols;
 
 // Rows of so many bytes that are converted at once, so that tasks read them from L2 or L3.
 inline int64_t staged_rows(int64_t row_bytes, int64_t m) {

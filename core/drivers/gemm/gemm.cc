@@ -5,7 +5,6 @@
 #include "base/fp_environment.h"
 #include "base/threads.h"
 #include "drivers/gemm/gemm_call.h"
-#include "drivers/gemm/select_kernel.h"
 
 namespace lowbit {
 namespace {

@@ -58,6 +58,10 @@ struct Epilogue {
   bool wide = false;  // s32: int64 instead, for any depth
 };
 
+// Writes the n factors of columns: scales, times the scale of rows and divided by the step of the result, where all
+// rows share these.
+void column_scales(const Epilogue& epilogue, int64_t n, float* to);
+
 // out: [m][n], rows `stride` elements apart.
 void gemm(const CodeRows& a, const PackedMatrix& b, const Epilogue& epilogue, void* out, int64_t stride);
 

@@ -5,6 +5,10 @@
 
 namespace lowbit {
 
+// The fastest micro-kernel that is exact for these codes. Some ISAs have faster ones for small codes: the codes of a
+// are read where that may find one.
+const GemmRow& select_kernel(const CodeRows& a, const PackedMatrix& b);
+
 // A thread's scratch, as GemmSchedule::scratch says.
 struct GemmScratch {
   char* a;

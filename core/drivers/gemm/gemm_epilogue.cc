@@ -6,27 +6,25 @@
 #include "simd/vec.h"
 
 namespace lowbit {
-namespace {
 
-// n values, or one repeated n times, padded with zeros to `size`.
-Aligned<float> padded(const float* from, int64_t n, int64_t size, bool repeat) {
-  Aligned<float> to = aligned<float>(size);
-  float* end = repeat ? std::fill_n(to.get(), n, from[0]) : std::copy_n(from, n, to.get());
-  std::fill(end, to.get() + size, 0.0f);
-  return to;
+void column_scales(const Epilogue& e, int64_t n, float* to) {
+  e.scale_per_column ? std::copy_n(e.scale, n, to) : std::fill_n(to, n, e.scale[0]);
+  if (e.scale_per_row) return;
+  const float row = e.row_scale == nullptr ? 1.0f : e.row_scale[0];
+  const float step = e.result >= Result::s8 ? e.out_scale : 1.0f;
+  for (int64_t i = 0; i < n; ++i) to[i] = row * to[i] / step;
 }
 
-}  // namespace
-
 void GemmCall::prepare_columns() {
-  const int64_t size = b.panels * kGemmCols;
-  if (epilogue.bias != nullptr) bias = padded(epilogue.bias, b.n, size, false);
+  const int64_t padding = b.panels * kGemmCols - b.n;
+  if (epilogue.bias != nullptr) {
+    bias = aligned<float>(b.n + padding);
+    std::fill_n(std::copy_n(epilogue.bias, b.n, bias.get()), padding, 0.0f);
+  }
   if (epilogue.result == Result::s32) return;
-  scale = padded(epilogue.scale, b.n, size, !epilogue.scale_per_column);
-  if (epilogue.scale_per_row) return;
-  const float row = epilogue.row_scale == nullptr ? 1.0f : epilogue.row_scale[0];
-  const float step = epilogue.result >= Result::s8 ? epilogue.out_scale : 1.0f;
-  for (int64_t i = 0; i < b.n; ++i) scale[i] = row * scale[i] / step;
+  scale = aligned<float>(b.n + padding);
+  column_scales(epilogue, b.n, scale.get());
+  std::fill_n(scale.get() + b.n, padding, 0.0f);
 }
 
 void GemmCall::apply_epilogue(const GemmScratch& s, const GemmArgs& x, int64_t row, int64_t done, int64_t panel,

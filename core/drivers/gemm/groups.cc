@@ -6,12 +6,6 @@
 #include "drivers/gemm/float_tiles.h"
 
 namespace lowbit {
-namespace {
-
-constexpr int64_t kTaskColumns = 2 * kGroupCols;
-
-}  // namespace
-
 GroupSizes::GroupSizes(int64_t k_, int64_t n_, int bits_, int64_t block_)
     : k(k_), n(n_), block(block_), bits(bits_), groups(ceil_div(k, block)), columns(round_up(n, kGroupVector)) {
   const int64_t step = 32 / bits, last = groups == 0 ? 0 : k - (groups - 1) * block;
@@ -93,39 +87,40 @@ void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_p
         std::memset(to + length, 0, static_cast<size_t>(room - length));
       }
     });
-    for_each_tile(count, b.columns, kTaskColumns, [&](int64_t r, int64_t tile_rows, int64_t first, int64_t columns) {
-      float* c = static_cast<float*>(thread_block(kFloatTaskRows * kTaskColumns * 4));
-      GroupwiseArgs x{};
-      x.rows = tile_rows;
-      x.a_stride = b.is_plain() ? b.k : b.padded;
-      x.a = b.is_plain() ? a + (base + r) * b.k : rows.get() + r * b.padded;
-      x.a_sum = sums.get() + r * b.groups;
-      x.a_scale = scale_per_group ? a_scale + (base + r) * b.groups : nullptr;
-      x.has_zeros = b.has_zeros, x.zero_all = b.zero_all, x.groups = b.groups, x.steps = b.steps,
-      x.last_steps = b.last_steps;
-      x.c_stride = kTaskColumns;
-      for (int64_t column = first; column < first + columns; column += kGroupCols) {
-        x.columns = b.block_columns(column);
-        x.b = b.block_at(column);
-        x.c = c + column - first;
-        kernel.run(x);
-      }
-      EpilogueArgs f{};
-      f.acc = c, f.acc_stride = kTaskColumns, f.rows = x.rows, f.n = std::min(first + columns, b.n) - first;
-      f.row_scale = scale_per_group ? nullptr : a_scale + base + r;
-      f.bias = epilogue.bias == nullptr ? nullptr : bias.get() + first;
-      f.floor = epilogue.floor, f.ceiling = epilogue.ceiling;
-      f.out = static_cast<char*>(out) + ((base + r) * b.n + first) * result_bytes(epilogue.result);
-      f.out_stride = b.n;
-      row.floats(f);
-    });
+    for_each_tile(
+        count, b.columns, kGroupTaskColumns, [&](int64_t r, int64_t tile_rows, int64_t first, int64_t columns) {
+          float* c = static_cast<float*>(thread_block(kFloatTaskRows * kGroupTaskColumns * 4));
+          GroupwiseArgs x{};
+          x.rows = tile_rows;
+          x.a_stride = b.is_plain() ? b.k : b.padded;
+          x.a = b.is_plain() ? a + (base + r) * b.k : rows.get() + r * b.padded;
+          x.a_sum = sums.get() + r * b.groups;
+          x.a_scale = scale_per_group ? a_scale + (base + r) * b.groups : nullptr;
+          x.has_zeros = b.has_zeros, x.zero_all = b.zero_all, x.groups = b.groups, x.steps = b.steps,
+          x.last_steps = b.last_steps;
+          x.c_stride = kGroupTaskColumns;
+          for (int64_t column = first; column < first + columns; column += kGroupCols) {
+            x.columns = b.block_columns(column);
+            x.b = b.block_at(column);
+            x.c = c + column - first;
+            kernel.run(x);
+          }
+          EpilogueArgs f{};
+          f.acc = c, f.acc_stride = kGroupTaskColumns, f.rows = x.rows, f.n = std::min(first + columns, b.n) - first;
+          f.row_scale = scale_per_group ? nullptr : a_scale + base + r;
+          f.bias = epilogue.bias == nullptr ? nullptr : bias.get() + first;
+          f.floor = epilogue.floor, f.ceiling = epilogue.ceiling;
+          f.out = static_cast<char*>(out) + ((base + r) * b.n + first) * result_bytes(epilogue.result);
+          f.out_stride = b.n;
+          row.floats(f);
+        });
   }
 }
 
 int64_t group_matmul_workspace(const GroupSizes& b, int64_t m) {
   const int64_t at_once = staged_rows(b.padded, m);
   return lines(b.is_plain() ? 0 : at_once * b.padded) + lines(at_once * b.groups * 4) + lines(b.columns * 4) +
-         num_threads() * kFloatTaskRows * kTaskColumns * 4;
+         num_threads() * kFloatTaskRows * kGroupTaskColumns * 4;
 }
 
 }  // namespace lowbit

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/memory.h"
+#include "base/types.h"
 #include "kernels/epilogue/epilogue.h"
 #include "kernels/gemm_groupwise/gemm_groupwise.h"
 
@@ -47,6 +48,12 @@ struct PackedGroups : GroupSizes {
   int64_t scales_at(int64_t first, int64_t group) const;  // offset in the block at column `first`; zeros follow
 };
 
+struct FloatInput {
+  const void* x;  // [m][k]
+  Element in;     // f32, f16 or bf16
+  int64_t m;
+};
+
 struct FloatEpilogue {
   Result result;  // f32, f16 or bf16
   const float* bias = nullptr;
@@ -57,5 +64,10 @@ struct FloatEpilogue {
 void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_per_group, const PackedGroups& b,
                   const FloatEpilogue& epilogue, void* out);
 int64_t group_matmul_workspace(const GroupSizes& b, int64_t m);  // bytes, for any number of threads
+
+// y[m][n] = clamp(bias[n] + sum over k of x[m][k] * w[n][k], floor, ceiling), as kernels/gemm_float_groupwise says. The
+// bias is added in f64, and the sum narrowed once. The result depends neither on the number of threads nor on m.
+void float_group_matmul(const FloatInput& input, const PackedGroups& b, const FloatEpilogue& epilogue, void* out);
+int64_t float_group_workspace(const GroupSizes& b, int64_t m);
 
 }  // namespace lowbit

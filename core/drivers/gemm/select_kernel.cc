@@ -1,9 +1,8 @@
-#include "drivers/gemm/select_kernel.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "base/threads.h"
+#include "drivers/gemm/gemm_call.h"
 
 namespace lowbit {
 namespace {

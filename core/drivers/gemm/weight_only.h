@@ -15,12 +15,6 @@
 
 namespace lowbit {
 
-struct FloatInput {
-  const void* x;  // [m][k]
-  Element in;     // f32, f16 or bf16
-  int64_t m;
-};
-
 // Weights. The arrays must outlive this object.
 class WeightOnly {
  public:
