@@ -590,7 +590,7 @@ lb.set_num_threads(8)
 before = len(os.listdir("/proc/self/task"))  # other libraries have threads, too
 with open("/proc/self/statm") as f:
     mapped = int(f.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (mapped + (1 << 20), resource.RLIM_INFINITY))  # less than a thread's stack
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (4 << 20), resource.RLIM_INFINITY))  # less than a thread's stack
 assert (lb.quantize(x, params=q.params, out=q).data == expected).all()
 assert len(os.listdir("/proc/self/task")) == before
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
