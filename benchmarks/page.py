@@ -28,8 +28,8 @@ FAMILIES = {
     "fake_quant": "`fake_quantize`, forward and backward",
     "gemm": "GEMM of 8-bit codes",
     "linear": "`QuantizedLinear`, float32 in and out",
-    "int4": "linear layers with 4-bit weights",
-    "conv": "convolutions of 8-bit codes",
+    "int4": "linear layers, 4-bit weights, int8 activations",
+    "conv": "convolutions of 8-bit codes, NHWC",
 }
 OTHERS = ["qat", "calls", "range", "calibration", "binary", "codes", "threads"]
 LISTED_BY_MEAN = ["sweep"]  # of many cases only those in which lowbit is the slower are listed

@@ -40,7 +40,7 @@ struct NeonBytes {
     return found;
   }
 
-  struct Halves {
+  struct WordPair {
     Words lo, hi;
   };
   struct Pair {
@@ -49,8 +49,8 @@ struct NeonBytes {
   struct Pairs {
     Pair lo, hi;
   };
-  LOWBIT_INLINE Halves widen(Bytes x) { return {vmovl_s8(vget_low_s8(s8(x))), vmovl_s8(vget_high_s8(s8(x)))}; }
-  LOWBIT_INLINE Bytes narrow(Halves w) { return u8(vcombine_s8(vqmovn_s16(w.lo), vqmovn_s16(w.hi))); }
+  LOWBIT_INLINE WordPair widen(Bytes x) { return {vmovl_s8(vget_low_s8(s8(x))), vmovl_s8(vget_high_s8(s8(x)))}; }
+  LOWBIT_INLINE Bytes narrow(WordPair w) { return u8(vcombine_s8(vqmovn_s16(w.lo), vqmovn_s16(w.hi))); }
   LOWBIT_INLINE Pairs pair(Bytes x, Bytes y) {
     return {{vget_low_s8(s8(x)), vget_low_s8(s8(y))}, {vget_high_s8(s8(x)), vget_high_s8(s8(y))}};
   }

@@ -9,10 +9,10 @@
 //   add_saturating_bytes(x, y)      of s8
 //   one_more_where_less(x, y, z)    x + 1 where y < z as u8, else x
 //
-// Where has_words, also 16-bit signed lanes, for codes that are s8. Halves are the two vectors of words that a vector
-// of bytes becomes, in the order that `narrow` restores.
-//   Halves widen(x), narrow(Halves)       exact; saturating
-//   Pairs pair(x, y)                      two halves of which each lane holds an x and a y
+// Where has_words, also 16-bit signed lanes, for codes that are s8. A WordPair is the two vectors of words that a
+// vector of bytes becomes, in the order that `narrow` restores.
+//   WordPair widen(x), narrow(WordPair)       exact; saturating
+//   Pairs pair(x, y)                      two vectors of which each lane holds an x and a y
 //   Weights(wx, wy), dot(weights, half)   x * wx + y * wy in words, 0 <= w < 128
 //   add, add_saturating, sub, shift_right<n>(w)
 //   scale(w, by)                          (w * by + 2^14) >> 15, by = words(...)

@@ -45,15 +45,15 @@ struct Avx2Bytes {
     return found;
   }
 
-  struct Halves {
+  struct WordPair {
     Words lo, hi;
   };
-  using Pairs = Halves;
-  LOWBIT_INLINE Halves widen(Bytes x) {
+  using Pairs = WordPair;
+  LOWBIT_INLINE WordPair widen(Bytes x) {
     const Bytes sign = _mm256_cmpgt_epi8(_mm256_setzero_si256(), x);
     return {_mm256_unpacklo_epi8(x, sign), _mm256_unpackhi_epi8(x, sign)};
   }
-  LOWBIT_INLINE Bytes narrow(Halves w) { return _mm256_packs_epi16(w.lo, w.hi); }
+  LOWBIT_INLINE Bytes narrow(WordPair w) { return _mm256_packs_epi16(w.lo, w.hi); }
   LOWBIT_INLINE Pairs pair(Bytes x, Bytes y) { return {_mm256_unpacklo_epi8(x, y), _mm256_unpackhi_epi8(x, y)}; }
   struct Weights {
     __m256i both = _mm256_setzero_si256();

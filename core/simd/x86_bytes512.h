@@ -45,15 +45,15 @@ struct Avx512Bytes {
     return found;
   }
 
-  struct Halves {
+  struct WordPair {
     Words lo, hi;
   };
-  using Pairs = Halves;
-  LOWBIT_INLINE Halves widen(Bytes x) {
+  using Pairs = WordPair;
+  LOWBIT_INLINE WordPair widen(Bytes x) {
     const Bytes sign = _mm512_movm_epi8(_mm512_movepi8_mask(x));
     return {_mm512_unpacklo_epi8(x, sign), _mm512_unpackhi_epi8(x, sign)};
   }
-  LOWBIT_INLINE Bytes narrow(Halves w) { return _mm512_packs_epi16(w.lo, w.hi); }
+  LOWBIT_INLINE Bytes narrow(WordPair w) { return _mm512_packs_epi16(w.lo, w.hi); }
   LOWBIT_INLINE Pairs pair(Bytes x, Bytes y) { return {_mm512_unpacklo_epi8(x, y), _mm512_unpackhi_epi8(x, y)}; }
   struct Weights {
     __m512i both = _mm512_setzero_si512();

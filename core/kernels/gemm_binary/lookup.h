@@ -1,10 +1,10 @@
 // Counting by lookup: for four bits of a row of a, a table of 16 bytes holds how many of them differ from each possible
 // nibble of b. One byte shuffle then counts four bits of as many columns as the vector has bytes.
 //
-// A count of four bits fits four bits, so one table serves two rows, one in each half of its bytes. There are 256 such
-// tables, and the codes of two rows are the offsets of their tables. Three lookups add up without a carry between the
-// halves. T accumulates whole bytes and H the upper halves; the lower halves are T - 16 * H modulo 256. Two upper
-// halves are added as an average, which cannot overflow: (16 p + 16 q + 1) >> 1 = 8 (p + q).
+// A count of four bits fits four bits, so one table serves two rows, one in each nibble of its bytes. There are 256
+// such tables, and the codes of two rows are the offsets of their tables. Three lookups add up without a carry between
+// the nibbles. T accumulates whole bytes and H the upper nibbles; the lower ones are T - 16 * H modulo 256. Two upper
+// nibbles are added as an average, which cannot overflow: (16 p + 16 q + 1) >> 1 = 8 (p + q).
 #pragma once
 #include "kernels/gemm_binary/gemm_binary.h"
 #include "simd/vec.h"
@@ -13,7 +13,7 @@ namespace lowbit {
 
 struct BinaryTables {
   alignas(64) uint8_t pair[256][16];  // [nibble of row 0 | nibble of row 1 << 4][nibble of a column]
-  uint8_t one[16][16];                // for a single last row: upper halves are 0
+  uint8_t one[16][16];                // for a single last row: upper nibbles are 0
 };
 
 constexpr BinaryTables make_binary_tables() {
