@@ -1,21 +1,10 @@
-// Sketches of streams, and what a histogram says of mappings.
+// Sketches of streams, and the errors of mappings on a histogram.
 #include "drivers/reduce/sketch.h"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/tuple.h>
-
 #include <cstring>
-#include <utility>
-#include <vector>
 
-#include "bindings/arrays.h"
 #include "bindings/bindings.h"
-#include "bindings/gil.h"
-#include "bindings/sizes.h"
 #include "drivers/reduce/scores.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {
@@ -28,7 +17,7 @@ int64_t add(Sketches& self, const Array<const void>& x, Element in, const Granul
   x.require(layout.elements() * element_bytes(in), "x");
   if (layout.scales() != self.scales()) throw nb::value_error("layout: another number of scales");
   const GilReleased released;
-  return self.add(layout, x.as(), in, skip).bad;
+  return self.add(layout, x.as(), in, skip);
 }
 
 void merge(Sketches& self, const Sketches& other) {
@@ -44,104 +33,74 @@ struct StateTotals {
   Array<uint64_t> counters;
   Array<double> extremes;
   Array<int64_t> limbs;
-
-  StateTotals(Array<uint64_t> a, Array<double> b, Array<int64_t> c)
-      : counters(std::move(a)), extremes(std::move(b)), limbs(std::move(c)) {}
-  void require_sizes_of(const Sketches& s) const {
-    const int64_t n = s.scales();
-    counters.require(n * kCounters * 8, "counters");
-    extremes.require(n * 16, "extremes");
-    limbs.require(n * Sketches::kMoments * kLimbs * 8, "limbs");
-  }
 };
 
 struct StateSamples {
   Array<uint64_t> counts;
   Array<uint32_t> priorities;
   Array<float> values, tails;
+};
 
-  StateSamples(Array<uint64_t> a, Array<uint32_t> b, Array<float> c, Array<float> d)
-      : counts(std::move(a)), priorities(std::move(b)), values(std::move(c)), tails(std::move(d)) {}
-  void require_sizes_of(const Sketches& s) const {
-    const int64_t n = s.scales();
-    counts.require(n * s.bins() * 8, "counts");
-    priorities.require(n * s.reservoir() * 4, "priorities");
-    values.require(n * s.reservoir() * 4, "values");
-    tails.require(static_cast<int64_t>(s.tails.size()) * 4, "tails");
+void require_sizes_of(const Sketches& s, const StateTotals& totals, const StateSamples& samples) {
+  const int64_t n = s.scales();
+  totals.counters.require(n * kCounters * 8, "counters");
+  totals.extremes.require(n * 16, "extremes");
+  totals.limbs.require(n * Sketches::kMoments * kLimbs * 8, "limbs");
+  samples.counts.require(n * s.bins() * 8, "counts");
+  samples.priorities.require(n * s.reservoir() * 4, "priorities");
+  samples.values.require(n * s.reservoir() * 4, "values");
+  samples.tails.require(static_cast<int64_t>(s.tails.size()) * 4, "tails");
+}
+
+// Indices in a row of `counters` that `restore` checks.
+constexpr int kTop = 8, kLeast = 9, kPositive = 10, kNegative = 11, kHeld = 13;
+
+// Calls move(field, stored) for every number of the state and its place in the arrays.
+template <class Move>
+void move_state(Sketches& self, const StateTotals& totals, const StateSamples& samples, Move&& move) {
+  for (int64_t s = 0; s < self.scales(); ++s) {
+    SketchTotals& t = self.totals[s];
+    uint64_t* c = totals.counters.data() + s * kCounters;
+    for (int64_t* count : {&t.n, &t.zeros, &t.samples, &t.nan, &t.above, &t.below}) move(*count, *c++);
+    move(t.hash[0], *c++), move(t.hash[1], *c++), move(t.top, *c++), move(t.least, *c++);
+    move(t.positive, *c++), move(t.negative, *c++);
+    ExactSum* moments = &self.moments[s * Sketches::kMoments];
+    uint64_t finite = 0;  // a bit per moment
+    for (int k = 0; k < Sketches::kMoments; ++k) finite |= static_cast<uint64_t>(moments[k].finite) << k;
+    move(finite, *c++);
+    int64_t* limb = totals.limbs.data() + s * Sketches::kMoments * kLimbs;
+    for (int k = 0; k < Sketches::kMoments; ++k) {
+      moments[k].finite = (finite >> k & 1) != 0;
+      for (int64_t& l : moments[k].limb) move(l, *limb++);
+    }
+    move(self.held[s], *c++);
+    move(t.lo, totals.extremes.data()[2 * s]), move(t.hi, totals.extremes.data()[2 * s + 1]);
+    for (int64_t i = s * self.reservoir(); i < s * self.reservoir() + self.held[s]; ++i)
+      move(self.kept[i].priority, samples.priorities.data()[i]), move(self.kept[i].value, samples.values.data()[i]);
   }
-};
-
-// Where each counter stands in a row of `counters`.
-enum Counter {
-  kN,
-  kZeros,
-  kSamples,
-  kNan,
-  kAbove,
-  kBelow,
-  kHash,
-  kTop = 8,
-  kLeast,
-  kPositive,
-  kNegative,
-  kFinite,
-  kHeld
-};
+  for (size_t i = 0; i < self.counts.size(); ++i) move(self.counts[i], samples.counts.data()[i]);
+  for (size_t i = 0; i < self.tails.size(); ++i) move(self.tails[i], samples.tails.data()[i]);
+}
 
 void state(Sketches& self, const StateTotals& to, const StateSamples& samples) {
-  to.require_sizes_of(self), samples.require_sizes_of(self);
+  require_sizes_of(self, to, samples);
   self.settle();
-  const int64_t kept = self.reservoir();
-  for (int64_t s = 0; s < self.scales(); ++s) {
-    const SketchTotals& t = self.totals[s];
-    const ExactSum* m = &self.moments[s * Sketches::kMoments];
-    uint64_t finite = 0;
-    for (int k = 0; k < Sketches::kMoments; ++k) {
-      finite |= static_cast<uint64_t>(m[k].finite) << k;
-      std::memcpy(to.limbs.data() + (s * Sketches::kMoments + k) * kLimbs, m[k].limb, sizeof m[k].limb);
-    }
-    uint64_t* c = to.counters.data() + s * kCounters;
-    const int64_t counts[] = {t.n, t.zeros, t.samples, t.nan, t.above, t.below};
-    for (int i = kN; i <= kBelow; ++i) c[i] = static_cast<uint64_t>(counts[i]);
-    c[kHash] = t.hash[0], c[kHash + 1] = t.hash[1], c[kTop] = t.top, c[kLeast] = t.least;
-    c[kPositive] = t.positive, c[kNegative] = t.negative, c[kFinite] = finite;
-    c[kHeld] = static_cast<uint64_t>(self.held[s]), c[kHeld + 1] = 0;
-    to.extremes.data()[2 * s] = t.lo, to.extremes.data()[2 * s + 1] = t.hi;
-    for (int64_t i = 0; i < kept; ++i) {
-      const Kept k = i < self.held[s] ? self.kept[s * kept + i] : Kept{0u, 0.0f};
-      samples.priorities.data()[s * kept + i] = k.priority, samples.values.data()[s * kept + i] = k.value;
-    }
-  }
-  if (!self.counts.empty()) std::memcpy(samples.counts.data(), self.counts.data(), self.counts.size() * 8);
-  if (!self.tails.empty()) std::memcpy(samples.tails.data(), self.tails.data(), self.tails.size() * 4);
+  // What no number is moved to is 0: the last counter, and places of the reservoir that hold no sample.
+  for (const Buffer* b : {static_cast<const Buffer*>(&to.counters), static_cast<const Buffer*>(&samples.priorities),
+                          static_cast<const Buffer*>(&samples.values)})
+    if (b->bytes() > 0) std::memset(b->as(), 0, static_cast<size_t>(b->bytes()));
+  move_state(self, to, samples, []<class F, class S>(const F& field, S& stored) { stored = static_cast<S>(field); });
 }
 
 void restore(Sketches& self, const StateTotals& from, const StateSamples& samples) {
-  from.require_sizes_of(self), samples.require_sizes_of(self);
-  const int64_t kept = self.reservoir();
+  require_sizes_of(self, from, samples);
   for (int64_t s = 0; s < self.scales(); ++s) {
     const uint64_t* c = from.counters.data() + s * kCounters;
-    if (c[kHeld] > static_cast<uint64_t>(kept) || c[kTop] > 0x7f7fffff || c[kLeast] > c[kTop] || c[kPositive] > 1 ||
-        c[kNegative] > 1)
+    if (c[kHeld] > static_cast<uint64_t>(self.reservoir()) || c[kTop] > 0x7f7fffff || c[kLeast] > c[kTop] ||
+        c[kPositive] > 1 || c[kNegative] > 1)
       throw nb::value_error("counters: not those of a sketch");
-    SketchTotals& t = self.totals[s];
-    int64_t* const counts[] = {&t.n, &t.zeros, &t.samples, &t.nan, &t.above, &t.below};
-    for (int i = kN; i <= kBelow; ++i) *counts[i] = static_cast<int64_t>(c[i]);
-    t.hash[0] = c[kHash], t.hash[1] = c[kHash + 1];
-    t.top = static_cast<uint32_t>(c[kTop]), t.least = static_cast<uint32_t>(c[kLeast]);
-    t.positive = c[kPositive] != 0, t.negative = c[kNegative] != 0;
-    t.lo = from.extremes.data()[2 * s], t.hi = from.extremes.data()[2 * s + 1];
-    self.held[s] = static_cast<int32_t>(c[kHeld]);
-    for (int k = 0; k < Sketches::kMoments; ++k) {
-      ExactSum& m = self.moments[s * Sketches::kMoments + k];
-      std::memcpy(m.limb, from.limbs.data() + (s * Sketches::kMoments + k) * kLimbs, sizeof m.limb);
-      m.finite = (c[kFinite] >> k & 1) != 0;
-    }
-    for (int64_t i = 0; i < self.held[s]; ++i)
-      self.kept[s * kept + i] = {samples.priorities.data()[s * kept + i], samples.values.data()[s * kept + i]};
   }
-  if (!self.counts.empty()) std::memcpy(self.counts.data(), samples.counts.data(), self.counts.size() * 8);
-  if (!self.tails.empty()) std::memcpy(self.tails.data(), samples.tails.data(), self.tails.size() * 4);
+  move_state(self, from, samples, []<class F, class S>(F& field, const S& stored) { field = static_cast<F>(stored); });
   self.restored();
 }
 
@@ -198,7 +157,7 @@ void bind_sketch(nb::module_& m) {
   nb::class_<StateSamples>(m, "SketchSamples", "The histogram, the reservoir and the tails of a state.")
       .def(nb::init<Array<uint64_t>, Array<uint32_t>, Array<float>, Array<float>>(), "counts"_a, "priorities"_a,
            "values"_a, "tails"_a);
-  nb::class_<Sketches>(m, "Sketches", "What streams of numbers look like, in fixed memory; one for each scale.")
+  nb::class_<Sketches>(m, "Sketches", "Statistics of streams of numbers in fixed memory, one sketch per scale.")
       .def(
           "__init__",
           [](Sketches* self, int64_t scales, int64_t bins, int64_t reservoir) {
@@ -230,7 +189,7 @@ void bind_sketch(nb::module_& m) {
   m.def("squared_error", &squared_error_of, "histogram"_a, "scale"_a, "least"_a, "most"_a, "out"_a,
         "Per mapping: the sum of squared errors.");
   m.def("divergence", &divergence_of, "histogram"_a, "scale"_a, "least"_a, "most"_a, "floor"_a, "out"_a,
-        "Per mapping: the Kullback-Leibler divergence from the clipped numbers to what their codes tell.");
+        "Per mapping: the Kullback-Leibler divergence of the quantized distribution from the clipped one.");
 }
 
 }  // namespace lowbit
