@@ -67,8 +67,8 @@ KernelTable<Row> best(const IsaTable<Row> (&tables)[N], Isa isa, bool extensions
     static constexpr const char* names[] = {__VA_ARGS__}; \
     return names[static_cast<int>(value)];                \
   }
-NAMED(Element, "f32", "f64", "f16", "bf16")
-NAMED(Code, "s8", "u8", "s16", "u16", "s4", "u4", "s2", "u2", "b1")
+std::string name(Element value) { return kElementNames[static_cast<int>(value)]; }
+std::string name(Code value) { return kCodeNames[static_cast<int>(value)]; }
 NAMED(Result, "s32", "f32", "f16", "bf16", "s8", "u8")
 NAMED(GemmFit, "any", "pairs", "fours")
 NAMED(AddMulOp, "add", "mul")

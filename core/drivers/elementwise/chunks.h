@@ -1,12 +1,23 @@
-// Flat work cut into chunks that do not depend on the number of threads.
+// What drivers over flat arrays share: addresses, and chunks that do not depend on the number of threads.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 
 #include "base/fp_environment.h"
 #include "base/threads.h"
+#include "base/types.h"
 
 namespace lowbit {
+
+inline const char* at(const void* p, int64_t bytes) { return static_cast<const char*>(p) + bytes; }
+inline char* at(void* p, int64_t bytes) { return static_cast<char*>(p) + bytes; }
+
+inline bool is_packed_signed(Code code) { return code == Code::s4 || code == Code::s2; }
+// The type that codes have before they are packed, one per byte.
+inline Code unpacked_code(Code code) {
+  if (code_bits(code) >= 8 || code == Code::b1) return code;
+  return is_packed_signed(code) ? Code::s8 : Code::u8;
+}
 
 // body(begin, end), on any thread, with the contract's floating-point environment.
 template <class Body>

@@ -14,60 +14,43 @@
 namespace lowbit {
 namespace {
 
-constexpr int64_t kChunk = 32768;   // elements a task: 128 KiB of f32, a multiple of every packing
+constexpr int64_t kChunk = 32768;   // elements per task: 128 KiB of f32, a multiple of every packing
 constexpr int64_t kScratch = 4096;  // codes held in L1 before packing
-constexpr int64_t kTile = 1024;     // columns prepared at once: their constants stay in L1 while rows pass
-constexpr int64_t kRows = 64;       // rows a task shares that preparation over
+constexpr int64_t kTile = 1024;     // columns prepared at once: their constants stay in L1 for all rows
+constexpr int64_t kRows = 64;       // rows per task that share this preparation
 
-// The row that makes codes of this kind, one a byte where they are narrower than a byte.
-Code wide_code(Code code) {
-  switch (code) {
-    case Code::s4:
-    case Code::s2:
-      return Code::s8;
-    case Code::u4:
-    case Code::u2:
-      return Code::u8;
-    default:
-      return code;
-  }
-}
-int wide_bytes(Code code) { return code_bits(code) == 16 ? 2 : 1; }
-bool is_signed(Code code) { return code == Code::s4 || code == Code::s2; }
+int unpacked_bytes(Code code) { return code_bits(code) == 16 ? 2 : 1; }
 
-const char* at(const void* p, int64_t bytes) { return static_cast<const char*>(p) + bytes; }
-char* at(void* p, int64_t bytes) { return static_cast<char*>(p) + bytes; }
-
-int64_t scale_bytes(Element e) { return e == Element::f64 ? 8 : 4; }
 const int32_t* zero_at(const int32_t* zero, int64_t i) { return zero ? zero + i : nullptr; }
 
-// Elements a task: kChunk, or more where columns have scales of their own.
+// Elements per task: kChunk, or more where columns have scales of their own.
 int64_t chunk_of(const Granularity& layout) {
   if (!layout.varying()) return kChunk;
   const int64_t columns = layout.kind == GranularityKind::channel ? layout.axis : layout.inner;
   return std::max(kChunk, kRows * columns);
 }
 
-// Calls codes(begin, end, buffer) for pieces (at most kChunk) of [begin, end) and packs what it wrote.
+// Calls codes(begin, end, buffer) for blocks of at most `step` <= kChunk elements of [begin, end), and packs the
+// buffer.
 template <class Codes>
-void pack_pieces(Code code, int64_t begin, int64_t end, int64_t piece, void* q, Codes&& codes) {
+void pack_blocks(Code code, int64_t begin, int64_t end, int64_t step, void* q, Codes&& codes) {
   const PackRow& row = pack_row(active_isa(), code_bits(code));
   alignas(64) uint8_t buffer[kChunk];
-  for (int64_t b = begin; b < end; b += piece) {
-    const int64_t e = std::min(end, b + piece);
+  for (int64_t b = begin; b < end; b += step) {
+    const int64_t e = std::min(end, b + step);
     codes(b, e, buffer);
     row.pack(buffer, e - b, reinterpret_cast<uint8_t*>(at(q, b * code_bits(code) / 8)));
   }
 }
 
-// Unpacks pieces of [begin, end), which starts on a whole byte, and calls use(begin, end, codes).
+// Unpacks blocks of [begin, end), which starts on a whole byte, and calls use(begin, end, codes).
 template <class Use>
-void unpack_pieces(Code code, int64_t begin, int64_t end, const void* q, Use&& use) {
+void unpack_blocks(Code code, int64_t begin, int64_t end, const void* q, Use&& use) {
   const PackRow& row = pack_row(active_isa(), code_bits(code));
   alignas(64) uint8_t buffer[kScratch];
   for (int64_t b = begin; b < end; b += kScratch) {
     const int64_t e = std::min(end, b + kScratch);
-    row.unpack(reinterpret_cast<const uint8_t*>(at(q, b * code_bits(code) / 8)), e - b, buffer, is_signed(code));
+    row.unpack(reinterpret_cast<const uint8_t*>(at(q, b * code_bits(code) / 8)), e - b, buffer, is_packed_signed(code));
     use(b, e, buffer);
   }
 }
@@ -75,7 +58,7 @@ void unpack_pieces(Code code, int64_t begin, int64_t end, const void* q, Use&& u
 // Codes of elements [begin, end) into q, which is where element `begin` goes.
 void quantize_range(const Granularity& layout, const Affine& f, const QuantizeRow& row, const void* x, Element in,
                     int64_t begin, int64_t end, void* q) {
-  const int64_t xb = element_bytes(in), sb = scale_bytes(in), qb = wide_bytes(row.code);
+  const int64_t xb = element_bytes(in), sb = compute_bytes(in), qb = unpacked_bytes(row.code);
   QuantizeArgs a{};
   a.qmin = f.qmin, a.qmax = f.qmax;
   for_each_segment(
@@ -102,7 +85,7 @@ void quantize_range(const Granularity& layout, const Affine& f, const QuantizeRo
 // Numbers of elements [begin, end); q and y are where element `begin` is and goes.
 void dequantize_range(const Granularity& layout, const Affine& f, const DequantizeRow& row, const void* q,
                       int64_t begin, int64_t end, void* y, Element out) {
-  const int64_t yb = element_bytes(out), sb = scale_bytes(out), qb = wide_bytes(row.code);
+  const int64_t yb = element_bytes(out), sb = compute_bytes(out), qb = unpacked_bytes(row.code);
   DequantizeArgs a{};
   const auto place = [&](int64_t start, int64_t scale) {
     a.q = at(q, (start - begin) * qb), a.y = at(y, (start - begin) * yb);
@@ -127,13 +110,13 @@ void dequantize_range(const Granularity& layout, const Affine& f, const Dequanti
 // One chunk, whatever the width of its codes.
 void quantize_chunk(const Granularity& layout, const Affine& f, const void* x, Element in, int64_t begin, int64_t end,
                     void* q) {
-  const QuantizeRow& row = quantize_row(active_isa(), in, wide_code(f.code));
+  const QuantizeRow& row = quantize_row(active_isa(), in, unpacked_code(f.code));
   if (code_bits(f.code) >= 8) {
-    quantize_range(layout, f, row, x, in, begin, end, at(q, begin * wide_bytes(f.code)));
+    quantize_range(layout, f, row, x, in, begin, end, at(q, begin * unpacked_bytes(f.code)));
   } else {
-    // Columns with scales of their own are prepared once a piece: longer ones pay for it.
-    const int64_t piece = layout.varying() ? kChunk : kScratch;
-    pack_pieces(f.code, begin, end, piece, q,
+    // Columns with scales of their own are prepared once per block: longer blocks amortise that.
+    const int64_t step = layout.varying() ? kChunk : kScratch;
+    pack_blocks(f.code, begin, end, step, q,
                 [&](int64_t b, int64_t e, uint8_t* buffer) { quantize_range(layout, f, row, x, in, b, e, buffer); });
   }
 }
@@ -142,11 +125,11 @@ void quantize_chunk(const Granularity& layout, const Affine& f, const void* x, E
 
 void dequantize_part(const Granularity& layout, const Affine& f, const void* q, int64_t begin, int64_t end, void* y,
                      Element out) {
-  const DequantizeRow& row = dequantize_row(active_isa(), wide_code(f.code), out);
+  const DequantizeRow& row = dequantize_row(active_isa(), unpacked_code(f.code), out);
   if (code_bits(f.code) >= 8) {
-    dequantize_range(layout, f, row, at(q, begin * wide_bytes(f.code)), begin, end, y, out);
+    dequantize_range(layout, f, row, at(q, begin * unpacked_bytes(f.code)), begin, end, y, out);
   } else {
-    unpack_pieces(f.code, begin, end, q, [&](int64_t b, int64_t e, const uint8_t* codes) {
+    unpack_blocks(f.code, begin, end, q, [&](int64_t b, int64_t e, const uint8_t* codes) {
       dequantize_range(layout, f, row, codes, b, e, at(y, (b - begin) * element_bytes(out)), out);
     });
   }
@@ -165,25 +148,25 @@ void dequantize(const Granularity& layout, const Affine& affine, const void* q, 
 
 namespace {
 
-// Calls piece(channel, begin, length) for every piece of every channel.
-template <class Piece>
-void for_each_mixed_piece(const MixedArgs& m, Piece&& piece) {
-  const int64_t pieces = (m.length + kChunk - 1) / kChunk;
-  parallel_for(m.channels * pieces, [&](int64_t i) {
+// Calls body(channel, begin, length) for the chunks of every channel.
+template <class Body>
+void for_each_mixed_chunk(const MixedArgs& m, Body&& body) {
+  const int64_t chunks = (m.length + kChunk - 1) / kChunk;
+  parallel_for(m.channels * chunks, [&](int64_t i) {
     const FpEnvironment environment;
-    const int64_t begin = i % pieces * kChunk;
-    piece(i / pieces, begin, std::min(kChunk, m.length - begin));
+    const int64_t begin = i % chunks * kChunk;
+    body(i / chunks, begin, std::min(kChunk, m.length - begin));
   });
 }
 
 Affine channel_affine(const MixedArgs& m, int64_t c, Element e) {
-  return {m.code[c], at(m.scale, c * scale_bytes(e)), zero_at(m.zero, c), m.qmin[c], m.qmax[c]};
+  return {m.code[c], at(m.scale, c * compute_bytes(e)), zero_at(m.zero, c), m.qmin[c], m.qmax[c]};
 }
 
 }  // namespace
 
 void quantize_mixed(const MixedArgs& m, const void* x, Element in, void* q) {
-  for_each_mixed_piece(m, [&](int64_t c, int64_t begin, int64_t length) {
+  for_each_mixed_chunk(m, [&](int64_t c, int64_t begin, int64_t length) {
     const Affine f = channel_affine(m, c, in);
     const Granularity whole{GranularityKind::tensor, 1, 1, length, 1};
     const void* from = at(x, (c * m.length + begin) * element_bytes(in));
@@ -199,7 +182,7 @@ void quantize_mixed(const MixedArgs& m, const void* x, Element in, void* q) {
 }
 
 void dequantize_mixed(const MixedArgs& m, const void* q, void* y, Element out) {
-  for_each_mixed_piece(m, [&](int64_t c, int64_t begin, int64_t length) {
+  for_each_mixed_chunk(m, [&](int64_t c, int64_t begin, int64_t length) {
     const Affine f = channel_affine(m, c, out);
     const Granularity whole{GranularityKind::tensor, 1, 1, length, 1};
     const char* from = at(q, m.offset[c] + begin * code_bits(f.code) / 8);
@@ -217,7 +200,7 @@ void dequantize_mixed(const MixedArgs& m, const void* q, void* y, Element out) {
 void pack(int bits, const uint8_t* codes, int64_t n, uint8_t* bytes) {
   const Code code = bits == 4 ? Code::u4 : (bits == 2 ? Code::u2 : Code::b1);
   for_each_chunk(n, kChunk, [&](int64_t b, int64_t e) {
-    pack_pieces(code, b, e, kScratch, bytes, [&](int64_t first, int64_t last, uint8_t* buffer) {
+    pack_blocks(code, b, e, kScratch, bytes, [&](int64_t first, int64_t last, uint8_t* buffer) {
       std::memcpy(buffer, codes + first, last - first);
     });
   });
@@ -231,7 +214,7 @@ void unpack(int bits, bool is_signed, const uint8_t* bytes, int64_t n, uint8_t* 
 
 namespace {
 
-// A segment iterator for the look-up kernels, which take one scale a call.
+// A segment iterator for the look-up kernels, which take one scale per call.
 template <class T, class Call>
 void with_one_scale(const Granularity& layout, const T* scales, int64_t begin, int64_t end, Call&& call) {
   for_each_segment(
@@ -245,7 +228,7 @@ void with_one_scale(const Granularity& layout, const T* scales, int64_t begin, i
       });
 }
 
-template <class T, class C, class Call>
+template <class T, class Call>
 void with_element(Element e, Call&& call) {
   if constexpr (sizeof(T) == 8) {
     call(double{});
@@ -267,8 +250,7 @@ template <class T>
 void log_quantize(const Granularity& layout, const LogTable<T>& table, Code code, const T* scale, const void* x,
                   Element in, void* q) {
   const auto encode = [&](int64_t b, int64_t e, auto* codes) {
-    using C = std::remove_pointer_t<decltype(codes)>;
-    with_element<T, C>(in, [&](auto tag) {
+    with_element<T>(in, [&](auto tag) {
       const auto* data = static_cast<const decltype(tag)*>(x);
       with_one_scale(layout, scale, b, e, [&](int64_t start, int64_t n, T s) {
         log_encode(table, data + start, codes + (start - b), n, s);
@@ -281,7 +263,7 @@ void log_quantize(const Granularity& layout, const LogTable<T>& table, Code code
     } else if (code == Code::s8) {
       encode(b, e, static_cast<int8_t*>(q) + b);
     } else {
-      pack_pieces(code, b, e, kScratch, q, [&](int64_t first, int64_t last, uint8_t* buffer) {
+      pack_blocks(code, b, e, kScratch, q, [&](int64_t first, int64_t last, uint8_t* buffer) {
         encode(first, last, reinterpret_cast<int8_t*>(buffer));
       });
     }
@@ -292,8 +274,7 @@ template <class T>
 void log_dequantize_part(const Granularity& layout, const LogTable<T>& table, Code code, const T* scale, const void* q,
                          int64_t begin, int64_t end, void* y, Element out) {
   const auto decode = [&](int64_t b, int64_t e, const auto* codes) {
-    using C = std::remove_cv_t<std::remove_pointer_t<decltype(codes)>>;
-    with_element<T, C>(out, [&](auto tag) {
+    with_element<T>(out, [&](auto tag) {
       auto* data = static_cast<decltype(tag)*>(y);
       with_one_scale(layout, scale, b, e, [&](int64_t start, int64_t n, T s) {
         log_decode(table, codes + (start - b), data + (start - begin), n, s);
@@ -305,7 +286,7 @@ void log_dequantize_part(const Granularity& layout, const LogTable<T>& table, Co
   } else if (code == Code::s8) {
     decode(begin, end, static_cast<const int8_t*>(q) + begin);
   } else {
-    unpack_pieces(code, begin, end, q, [&](int64_t b, int64_t e, const uint8_t* buffer) {
+    unpack_blocks(code, begin, end, q, [&](int64_t b, int64_t e, const uint8_t* buffer) {
       decode(b, e, reinterpret_cast<const int8_t*>(buffer));
     });
   }

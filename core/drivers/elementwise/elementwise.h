@@ -1,5 +1,5 @@
-// Element-wise work on whole arrays: cut into chunks that do not depend on the number of threads,
-// each chunk into segments, each segment one kernel call. No intrinsics here.
+// Element-wise operations on whole arrays. They are cut into chunks that do not depend on the number of threads, each
+// chunk into segments; a segment is one kernel call.
 #pragma once
 #include "base/granularity.h"
 #include "base/types.h"
@@ -18,7 +18,7 @@ struct Affine {
 void quantize(const Granularity& layout, const Affine& affine, const void* x, Element in, void* q);
 void dequantize(const Granularity& layout, const Affine& affine, const void* q, void* y, Element out);
 
-// x > threshold-free forms of the above for logarithmic codes (s8, s16 and packed s4, s2).
+// The same for logarithmic codes: s8, s16 and packed s4, s2.
 template <class T>
 void log_quantize(const Granularity& layout, const LogTable<T>& table, Code code, const T* scale, const void* x,
                   Element in, void* q);
@@ -57,13 +57,14 @@ struct DynamicResult {
 bool fused_groups_fit(const Granularity& layout, Code code);
 DynamicResult quantize_dynamic(const Granularity& layout, const DynamicArgs& args, const void* x, Element in, void* q);
 
-// The same for any layout: in two reads where quantize_dynamic does not serve it. Stops after the first on NaN, Inf or
-// a range too wide. workspace: dynamic_workspace bytes. A zero point of symmetric codes is 0, or the nearest code.
+// The same for any layout, reading x twice where quantize_dynamic does not serve it; then NaN, Inf or a range too wide
+// end the call after the first read. workspace: dynamic_workspace bytes. A zero point of symmetric codes is 0, or the
+// nearest code.
 int64_t dynamic_workspace(const Granularity& layout, Element in);
 DynamicResult quantize_from_data(const Granularity& layout, const DynamicArgs& args, const void* x, Element in, void* q,
                                  void* workspace);
 
-// A code width a channel: channel c is x[c * length, (c + 1) * length), stored at q + offset[c].
+// One code width per channel: channel c is x[c * length, (c + 1) * length), stored at q + offset[c].
 struct MixedArgs {
   int64_t channels, length;
   const Code* code;
@@ -80,7 +81,7 @@ inline bool is_misaligned(Code code, const void* q) {
 void quantize_mixed(const MixedArgs& args, const void* x, Element in, void* q);
 void dequantize_mixed(const MixedArgs& args, const void* q, void* y, Element out);
 
-// Sub-byte codes, one a byte <-> dense.
+// Sub-byte codes, one per byte <-> dense.
 void pack(int bits, const uint8_t* codes, int64_t n, uint8_t* bytes);
 void unpack(int bits, bool is_signed, const uint8_t* bytes, int64_t n, uint8_t* codes);
 

@@ -11,12 +11,10 @@
 namespace lowbit {
 namespace {
 
-constexpr int64_t kTask = 32768;   // elements a task, about
+constexpr int64_t kTask = 32768;   // elements per task, about
 constexpr int64_t kTaskRows = 32;  // or rows, where columns have scales of their own
 
-const char* at(const void* p, int64_t bytes) { return p ? static_cast<const char*>(p) + bytes : nullptr; }
-char* at(void* p, int64_t bytes) { return static_cast<char*>(p) + bytes; }
-int64_t scale_bytes(Element e) { return e == Element::f64 ? 8 : 4; }
+const char* at_optional(const void* p, int64_t bytes) { return p ? at(p, bytes) : nullptr; }
 
 // Whether so many bytes, read and written, leave nothing in the caches for a later reader.
 bool exceeds_caches(int64_t bytes) { return bytes >= 64 << 20; }
@@ -27,14 +25,14 @@ FakeQuantArgs common(const Affine& f) {
   return a;
 }
 
-// Where a scale's elements lie, as sums see them. Runs: `count` pieces of elements side by side; columns: tables of
-// rows, one scale a column.
+// Where the elements of a scale lie. Without columns: runs of consecutive elements. With columns: tables of rows, one
+// scale per column.
 struct Sums {
   const Granularity& l;
   bool columns = l.varying();
 
   int64_t lines() const { return l.kind == GranularityKind::group ? l.outer : 1; }
-  // Runs in a line, and elements of run r.
+  // Runs per line; where run r begins, and its elements.
   int64_t runs() const {
     if (l.kind == GranularityKind::tensor) return 1;
     return l.kind == GranularityKind::channel ? l.outer * l.axis : l.groups();
@@ -47,9 +45,9 @@ struct Sums {
     if (l.kind == GranularityKind::tensor) return l.elements();
     return l.kind == GranularityKind::channel ? l.inner : std::min(l.block, l.axis - r * l.block);
   }
-  int64_t blocks_a_run() const { return std::max<int64_t>(1, (length(0) + kSumBlock - 1) / kSumBlock); }
+  int64_t blocks_per_run() const { return std::max<int64_t>(1, (length(0) + kSumBlock - 1) / kSumBlock); }
 
-  // Tables, rows of table t, columns of all, and bands a table has room for.
+  // Tables, their columns, the rows of table t, and the bands per table.
   int64_t tables() const { return l.kind == GranularityKind::channel ? 1 : l.outer * l.groups(); }
   int64_t width() const { return l.kind == GranularityKind::channel ? l.axis : l.inner; }
   int64_t rows(int64_t t) const {
@@ -60,14 +58,14 @@ struct Sums {
     if (l.kind == GranularityKind::channel) return 0;
     return t / l.groups() * l.axis + t % l.groups() * l.block;
   }
-  int64_t bands_a_table() const {
+  int64_t bands_per_table() const {
     const int64_t most = l.kind == GranularityKind::channel ? l.outer : std::min(l.block, l.axis);
     return std::max<int64_t>(1, (most + kBand - 1) / kBand);
   }
 
   int64_t pairs() const {
     if (l.elements() == 0) return 0;
-    return columns ? tables() * bands_a_table() * width() : lines() * runs() * blocks_a_run();
+    return columns ? tables() * bands_per_table() * width() : lines() * runs() * blocks_per_run();
   }
 };
 
@@ -84,7 +82,7 @@ void narrow_sums(const double* ds, const double* dz, int64_t n, void* s, void* z
 void fake_quant(FakeOp op, const Granularity& layout, const Affine& f, const void* x, const void* dy, void* y,
                 Element e) {
   const FakeQuantRow& row = fake_quant_row(active_isa(), e);
-  const int64_t n = layout.elements(), eb = element_bytes(e), sb = scale_bytes(e);
+  const int64_t n = layout.elements(), eb = element_bytes(e), sb = compute_bytes(e);
   const int64_t arrays = op == FakeOp::fake || op == FakeOp::scaled ? 2 : 3;
   const bool stream = exceeds_caches(n * eb * arrays) && y != x && y != dy;
   const int64_t task = layout.varying() ? std::max(kTask, kTaskRows * Sums{layout}.width()) : kTask;
@@ -92,7 +90,7 @@ void fake_quant(FakeOp op, const Granularity& layout, const Affine& f, const voi
     FakeQuantArgs a = common(f);
     a.stream = stream;
     const auto place = [&](int64_t start, int64_t scale) {
-      a.x = at(x, start * eb), a.dy = at(dy, start * eb), a.y = at(y, start * eb);
+      a.x = at_optional(x, start * eb), a.dy = at_optional(dy, start * eb), a.y = at(y, start * eb);
       a.scale = at(f.scale, scale * sb), a.zero = f.zero + scale;
     };
     for_each_segment(
@@ -119,7 +117,7 @@ bool mask_fits(const Granularity& layout) {
 
 void fake_quant_masked(const Granularity& layout, const Affine& f, const void* x, void* y, uint8_t* bits, Element e) {
   const FakeQuantRow& row = fake_quant_row(active_isa(), e);
-  const int64_t n = layout.elements(), eb = element_bytes(e), sb = scale_bytes(e);
+  const int64_t n = layout.elements(), eb = element_bytes(e), sb = compute_bytes(e);
   const bool stream = exceeds_caches(n * eb * 2) && y != x;
   for_each_chunk(n, kTask, [&](int64_t begin, int64_t end) {
     FakeQuantArgs a = common(f);
@@ -150,7 +148,7 @@ void fake_quant_learned(const Granularity& layout, const Affine& f, const void* 
                         double* partial, void* ds, void* dz) {
   const FakeQuantRow& row = fake_quant_row(active_isa(), e);
   const Sums sums{layout};
-  const int64_t eb = element_bytes(e), sb = scale_bytes(e), pairs = sums.pairs(), scales = layout.scales();
+  const int64_t eb = element_bytes(e), sb = compute_bytes(e), pairs = sums.pairs(), scales = layout.scales();
   double *part_s = partial, *part_z = partial + pairs, *total_s = part_z + pairs, *total_z = total_s + scales;
   if (layout.elements() == 0) {  // sums of nothing
     std::memset(ds, 0, static_cast<size_t>(scales * sb)), std::memset(dz, 0, static_cast<size_t>(scales * sb));
@@ -161,8 +159,8 @@ void fake_quant_learned(const Granularity& layout, const Affine& f, const void* 
     a.step.x = at(x, start * eb), a.step.dy = at(dy, start * eb), a.step.y = at(dx, start * eb);
     a.step.scale = at(f.scale, scale * sb), a.step.zero = f.zero + scale;
   };
-  const auto in_tasks = [](int64_t units, int64_t elements_a_unit, auto&& unit) {
-    const int64_t each = std::max<int64_t>(1, kTask / std::max<int64_t>(1, elements_a_unit));
+  const auto in_tasks = [](int64_t units, int64_t elements_per_unit, auto&& unit) {
+    const int64_t each = std::max<int64_t>(1, kTask / std::max<int64_t>(1, elements_per_unit));
     parallel_for((units + each - 1) / each, [&](int64_t t) {
       const FpEnvironment environment;
       for (int64_t u = t * each; u < std::min(units, (t + 1) * each); ++u) unit(u);
@@ -170,7 +168,7 @@ void fake_quant_learned(const Granularity& layout, const Affine& f, const void* 
   };
   const FpEnvironment environment;
   if (sums.columns) {
-    const int64_t bands = sums.bands_a_table(), width = sums.width();
+    const int64_t bands = sums.bands_per_table(), width = sums.width();
     in_tasks(sums.tables() * bands, kBand * width, [&](int64_t u) {
       const int64_t table = u / bands, first = u % bands * kBand, rows = sums.rows(table);
       if (first >= rows) return;
@@ -185,7 +183,7 @@ void fake_quant_learned(const Granularity& layout, const Affine& f, const void* 
         total_z[u / bands * width + c] += part_z[u * width + c];
       }
   } else {
-    const int64_t runs = sums.runs(), blocks = sums.blocks_a_run();
+    const int64_t runs = sums.runs(), blocks = sums.blocks_per_run();
     const auto scale_of = [&](int64_t line, int64_t run) {
       if (layout.kind == GranularityKind::tensor) return int64_t{0};
       return layout.kind == GranularityKind::channel ? run % layout.axis : line * runs + run;

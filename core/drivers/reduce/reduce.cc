@@ -7,6 +7,7 @@
 
 #include "base/fp_environment.h"
 #include "base/threads.h"
+#include "drivers/elementwise/chunks.h"
 #include "drivers/elementwise/elementwise.h"
 #include "kernels/pack/pack.h"
 #include "kernels/quantize/quantize.h"
@@ -15,14 +16,11 @@
 namespace lowbit {
 namespace {
 
-constexpr int64_t kTask = 65536;             // elements a task reads, about
+constexpr int64_t kTask = 65536;             // elements that a task reads, about
 constexpr int64_t kScratch = 8192;           // codes held in L1 before packing
 constexpr int64_t kLongestGroup = 1 << 16;   // a longer one would not stay in L2 between its two reads
 constexpr int64_t kColumns = 2048;           // columns of a rectangle reduced at once
 constexpr int64_t kPrivateScales = 1 << 21;  // bound on the memory of private ranges
-
-const char* at(const void* p, int64_t bytes) { return static_cast<const char*>(p) + bytes; }
-char* at(void* p, int64_t bytes) { return static_cast<char*>(p) + bytes; }
 
 template <class T>
 void clear(T* lo, T* hi, int64_t n) {
@@ -56,8 +54,8 @@ struct Units {
   }
 };
 
-// A group is folded by the one task that owns it. A tensor or a channel has pieces everywhere: each task
-// folds into lo/hi of its own, merged at the end; min and max do not care about the order.
+// A group is reduced by the one task that owns it. A tensor or a channel extends over all tasks: each reduces into
+// ranges of its own, which are merged at the end. Minimum and maximum do not depend on the order.
 template <class T>
 int64_t range_as(const Granularity& layout, const void* x, Element in, T* lo, T* hi) {
   const RangeRow& row = range_row(active_isa(), in);
@@ -140,14 +138,14 @@ bool fused_groups_fit(const Granularity& layout, Code code) {
   if (layout.kind == GranularityKind::tensor || layout.varying()) return false;
   const int64_t length = layout.kind == GranularityKind::channel ? layout.inner : layout.block;
   const int64_t line = layout.kind == GranularityKind::channel ? layout.axis * layout.inner : layout.axis;
-  if (layout.kind == GranularityKind::channel && layout.outer != 1) return false;  // a channel in several pieces
+  if (layout.kind == GranularityKind::channel && layout.outer != 1) return false;  // a channel is not contiguous
   const int64_t bits = code_bits(code);
   return code != Code::b1 && length <= kLongestGroup && length * bits % 8 == 0 && line * bits % 8 == 0;
 }
 
 namespace {
 
-// Parameters of no numbers are those of zeros alone.
+// A scale without elements gets the parameters of zeros.
 template <class T>
 void fill_unit_scales(int64_t n, const DynamicArgs& d) {
   std::fill_n(static_cast<T*>(d.scale), n, T{1});
@@ -164,22 +162,21 @@ DynamicResult quantize_dynamic(const Granularity& layout, const DynamicArgs& d, 
   if (layout.elements() == 0) return unit_scales(layout, d, in);
   const Isa isa = active_isa();
   const int bits = code_bits(d.code);
-  const Code wide = bits >= 8 ? d.code : (d.code == Code::s4 || d.code == Code::s2 ? Code::s8 : Code::u8);
-  const QuantizeRow& row = quantize_row(isa, in, wide);
-  const int64_t xb = element_bytes(in), sb = in == Element::f64 ? 8 : 4;
+  const QuantizeRow& row = quantize_row(isa, in, unpacked_code(d.code));
+  const int64_t xb = element_bytes(in), sb = compute_bytes(in);
   std::atomic<int64_t> nan{0}, bad{0};
 
   const int64_t line = layout.kind == GranularityKind::channel ? layout.inner : layout.axis;
   const int64_t lines = layout.elements() / line;
-  const int64_t lines_a_task = std::max<int64_t>(1, kTask / line);
-  parallel_for((lines + lines_a_task - 1) / lines_a_task, [&](int64_t t) {
+  const int64_t lines_per_task = std::max<int64_t>(1, kTask / line);
+  parallel_for((lines + lines_per_task - 1) / lines_per_task, [&](int64_t t) {
     const FpEnvironment environment;
     alignas(64) uint8_t buffer[kLongestGroup];
     int64_t nans = 0, bads = 0;
     DynamicGroupsArgs a{};
     a.qmin = d.qmin, a.qmax = d.qmax, a.divisor = d.divisor, a.nan = &nans, a.bad_scale = &bads;
     for_each_segment(
-        layout, t * lines_a_task * line, std::min(lines, (t + 1) * lines_a_task) * line,
+        layout, t * lines_per_task * line, std::min(lines, (t + 1) * lines_per_task) * line,
         [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
           a.nibbles = bits == 4 && row.nibble_block != 0 && length % row.nibble_block == 0;
           const bool pack = bits < 8 && !a.nibbles;
@@ -205,9 +202,11 @@ DynamicResult quantize_dynamic(const Granularity& layout, const DynamicArgs& d, 
 
 namespace {
 
-// lowbit/ranges.py in C++.
+// Scales and zero points of ranges, as numerics/ranges.py computes them.
 template <class T>
-int64_t parameters(const T* lo, const T* hi, int64_t n, const DynamicArgs& d, T* scale, int32_t* zero) {
+int64_t parameters(const void* least_of, const void* greatest_of, int64_t n, const DynamicArgs& d, int32_t* zero) {
+  const T *lo = static_cast<const T*>(least_of), *hi = static_cast<const T*>(greatest_of);
+  T* scale = static_cast<T*>(d.scale);
   constexpr T least = static_cast<T>(0x1p-125), most_allowed = static_cast<T>(0x1.fffffep+127f / 65536.0f);
   const T qmin = static_cast<T>(d.qmin), qmax = static_cast<T>(d.qmax);
   int64_t bad = 0;
@@ -230,27 +229,22 @@ int64_t parameters(const T* lo, const T* hi, int64_t n, const DynamicArgs& d, T*
 }  // namespace
 
 int64_t dynamic_workspace(const Granularity& layout, Element in) {
-  return layout.scales() * (2 * (in == Element::f64 ? 8 : 4) + 4);
+  return layout.scales() * (2 * compute_bytes(in) + 4);
 }
 
 DynamicResult quantize_from_data(const Granularity& layout, const DynamicArgs& d, const void* x, Element in, void* q,
                                  void* workspace) {
   if (layout.elements() == 0) return unit_scales(layout, d, in);
   if (fused_groups_fit(layout, d.code) && d.qmin <= 0 && d.qmax > 0) return quantize_dynamic(layout, d, x, in, q);
-  const int64_t n = layout.scales(), width = in == Element::f64 ? 8 : 4;
+  const int64_t n = layout.scales(), width = compute_bytes(in);
   char *lo = static_cast<char*>(workspace), *hi = lo + n * width;
   int32_t* zero = d.zero ? d.zero : reinterpret_cast<int32_t*>(hi + n * width);
   DynamicResult result;
   result.nan = range(layout, x, in, lo, hi);
   if (result.nan != 0) return result;
   const FpEnvironment environment;
-  if (in == Element::f64) {
-    result.bad_scale = parameters(reinterpret_cast<double*>(lo), reinterpret_cast<double*>(hi), n, d,
-                                  static_cast<double*>(d.scale), zero);
-  } else {
-    result.bad_scale = parameters(reinterpret_cast<float*>(lo), reinterpret_cast<float*>(hi), n, d,
-                                  static_cast<float*>(d.scale), zero);
-  }
+  result.bad_scale =
+      in == Element::f64 ? parameters<double>(lo, hi, n, d, zero) : parameters<float>(lo, hi, n, d, zero);
   if (result.bad_scale == 0) quantize(layout, {d.code, d.scale, zero, d.qmin, d.qmax}, x, in, q);
   return result;
 }

@@ -26,7 +26,7 @@ double rounding_integral(double u) {
 double mean_error(double a, double b, double least, double most) {
   if (b <= least + 0.5) return from_point(a, b, least);
   if (a >= most - 0.5) return from_point(a, b, most);
-  if (a < least - 0.5) {  // partly beyond: each part with its weight
+  if (a < least - 0.5) {  // partly clipped: a weighted mean of both parts
     const double share = (least - 0.5 - a) / (b - a);
     return share * from_point(a, least - 0.5, least) + (1 - share) * mean_error(least - 0.5, b, least, most);
   }
@@ -36,7 +36,7 @@ double mean_error(double a, double b, double least, double most) {
   }
   const double first = std::rint(a);
   if (first == std::rint(b)) return from_point(a, b, first);
-  // Counted from the first code, so that long ranges lose nothing.
+  // Relative to the first code, so that long ranges do not lose precision.
   return (rounding_integral(b - first) - rounding_integral(a - first)) / (b - a);
 }
 
@@ -57,7 +57,7 @@ void squared_error(const Histogram& h, const Mapping* mappings, int64_t count, d
 void divergence(const Histogram& h, const Mapping* mappings, int64_t count, double floor, double* out) {
   double total = 0;
   for (int64_t i = 0; i < h.bins; ++i) total += h.count[i];
-  struct Piece {
+  struct Part {
     double number, width;
   };
   parallel_for(count, [&](int64_t c) {
@@ -65,16 +65,16 @@ void divergence(const Histogram& h, const Mapping* mappings, int64_t count, doub
     const Mapping& m = mappings[c];
     const double least = static_cast<double>(m.least), most = static_cast<double>(m.most);
     double below = 0, above = 0, inside = 0, sum = 0;
-    for (int64_t i = 0; i < h.bins; ++i) {  // how many lie beyond the ends
+    for (int64_t i = 0; i < h.bins; ++i) {  // how many are clipped
       const double a = h.lower[i] / m.scale, b = h.upper[i] / m.scale, density = h.count[i] / (b - a);
       const double low = density * std::max(0.0, std::min(b, least - 0.5) - a);
       const double high = density * std::max(0.0, b - std::max(a, most + 0.5));
       below += low, above += high, inside += h.count[i] - low - high;
     }
-    std::vector<Piece> cell;
+    std::vector<Part> cell;
     double number = 0, width = 0, code = least;
     bool first = true;
-    // P against Q over the pieces of one cell, the last one if `last`.
+    // Adds the divergence over the parts of a cell, the last one if `last`.
     const auto close = [&](bool last) {
       const double q = number > 0 && inside > 0 ? number / (width * inside) : 0;
       for (size_t i = 0; i < cell.size(); ++i) {
@@ -102,7 +102,7 @@ void divergence(const Histogram& h, const Mapping* mappings, int64_t count, doub
       }
     }
     close(true);
-    // Nothing inside: all of it is beyond, and no code tells of it.
+    // No number lies inside: all are clipped, and Q is zero.
     if (first) {
       for (const double own : {below, above})
         if (own > 0) sum += own / total * std::log(own / total / floor);
