@@ -23,7 +23,7 @@
 
 namespace lowbit {
 
-// An argument that a plan takes only if it is just as described: see Buffer::exactly. Others are no error.
+// An argument that a plan takes only if it matches the description of Buffer::exactly. Others are no error.
 struct Candidate {
   PyObject* object = nullptr;
 };
@@ -70,9 +70,9 @@ class Buffer {
     return held_ = true;
   }
 
-  // The candidate's memory if it is just what is asked for, else nothing and no error: NumPy's own array type (a masked
-  // array lends its memory too, and would lose its mask), C-contiguous, aligned, of this struct-module format and
-  // shape. Format 0 is not compared: some types of 16 bits have none.
+  // The candidate's memory, or none and no error unless it is an array of NumPy's own type (a masked array would lose
+  // its mask), C-contiguous, aligned, of this struct-module format and shape. Format 0 is not compared: some types of
+  // 16 bits have none.
   static Buffer exactly(Candidate array, char format, const std::vector<int64_t>& shape, bool writable) {
     Buffer b;
     if (std::strcmp(Py_TYPE(array.object)->tp_name, "numpy.ndarray") != 0) return b;
@@ -110,7 +110,7 @@ class Buffer {
     return *this;
   }
 
-  // Refuses anything but exactly `expected` bytes: the last line of defence behind the Python checks.
+  // Refuses anything but exactly `expected` bytes. The Python layer has checked sizes already.
   const Buffer& require(int64_t expected, const char* name) const {
     if (bytes() != expected)
       throw nanobind::value_error(
@@ -127,54 +127,23 @@ class Buffer {
 // The struct-module format of an element type, and its name in stubs.
 template <class T>
 struct ElementType;
-template <>
-struct ElementType<float> {
-  static constexpr char format = 'f';
-  static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[numpy.float32]");
-};
-template <>
-struct ElementType<double> {
-  static constexpr char format = 'd';
-  static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[numpy.float64]");
-};
-template <>
-struct ElementType<int8_t> {
-  static constexpr char format = 'b';
-  static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[numpy.int8]");
-};
-template <>
-struct ElementType<uint8_t> {
-  static constexpr char format = 'B';
-  static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[numpy.uint8]");
-};
-template <>
-struct ElementType<int32_t> {
-  static constexpr char format = 'i';
-  static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[numpy.int32]");
-};
-template <>
-struct ElementType<uint32_t> {
-  static constexpr char format = 'I';
-  static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[numpy.uint32]");
-};
-template <>
-struct ElementType<int64_t> {
-  static constexpr char format = 'l';
-  static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[numpy.int64]");
-};
-template <>
-struct ElementType<uint64_t> {
-  static constexpr char format = 'L';
-  static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[numpy.uint64]");
-};
-template <>
-struct ElementType<Real> {
-  static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[numpy.floating[typing.Any]]");
-};
-template <>
-struct ElementType<void> {
-  static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[typing.Any]");
-};
+#define ELEMENT_TYPE(type, code, stub)                                                           \
+  template <>                                                                                    \
+  struct ElementType<type> {                                                                     \
+    static constexpr char format = code;                                                         \
+    static constexpr auto name = nanobind::detail::const_name("numpy.typing.NDArray[" stub "]"); \
+  };
+ELEMENT_TYPE(float, 'f', "numpy.float32")
+ELEMENT_TYPE(double, 'd', "numpy.float64")
+ELEMENT_TYPE(int8_t, 'b', "numpy.int8")
+ELEMENT_TYPE(uint8_t, 'B', "numpy.uint8")
+ELEMENT_TYPE(int32_t, 'i', "numpy.int32")
+ELEMENT_TYPE(uint32_t, 'I', "numpy.uint32")
+ELEMENT_TYPE(int64_t, 'l', "numpy.int64")
+ELEMENT_TYPE(uint64_t, 'L', "numpy.uint64")
+ELEMENT_TYPE(Real, 0, "numpy.floating[typing.Any]")
+ELEMENT_TYPE(void, 0, "typing.Any")
+#undef ELEMENT_TYPE
 
 template <class T>
 class Array : public Buffer {
@@ -255,30 +224,19 @@ struct type_caster<lowbit::Array<T>> {
   bool from_python(handle object, uint8_t, cleanup_list*) noexcept { return value.borrow_typed(object); }
 };
 
-template <>
-struct type_caster<lowbit::Candidate> {
-  NB_TYPE_CASTER(lowbit::Candidate, const_name("numpy.typing.NDArray[typing.Any]"))
-  bool from_python(handle object, uint8_t, cleanup_list*) noexcept {
-    value.object = object.ptr();
-    return true;
-  }
-};
-template <>
-struct type_caster<lowbit::ScaleCandidate> {
-  NB_TYPE_CASTER(lowbit::ScaleCandidate, const_name("numpy.typing.ArrayLike"))
-  bool from_python(handle object, uint8_t, cleanup_list*) noexcept {
-    value.object = object.ptr();
-    return true;
-  }
-};
-template <>
-struct type_caster<lowbit::ZeroPointCandidate> {
-  NB_TYPE_CASTER(lowbit::ZeroPointCandidate, const_name("numpy.typing.ArrayLike"))
-  bool from_python(handle object, uint8_t, cleanup_list*) noexcept {
-    value.object = object.ptr();
-    return true;
-  }
-};
+#define CANDIDATE(type, stub)                                          \
+  template <>                                                          \
+  struct type_caster<lowbit::type> {                                   \
+    NB_TYPE_CASTER(lowbit::type, const_name("numpy.typing." stub))     \
+    bool from_python(handle object, uint8_t, cleanup_list*) noexcept { \
+      value.object = object.ptr();                                     \
+      return true;                                                     \
+    }                                                                  \
+  };
+CANDIDATE(Candidate, "NDArray[typing.Any]")
+CANDIDATE(ScaleCandidate, "ArrayLike")
+CANDIDATE(ZeroPointCandidate, "ArrayLike")
+#undef CANDIDATE
 template <>
 struct type_caster<lowbit::Address> {
   NB_TYPE_CASTER(lowbit::Address, const_name("int"))

@@ -1,23 +1,11 @@
 // Matrices and images of bits that stand for +1 and -1.
 #include "drivers/gemm/binary.h"
 
-#include <nanobind/stl/array.h>
-#include <nanobind/stl/shared_ptr.h>
-
-#include <array>
 #include <limits>
-#include <memory>
-#include <optional>
-#include <utility>
 
-#include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/codes.h"
-#include "bindings/sizes.h"
 #include "bindings/window.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {

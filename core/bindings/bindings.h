@@ -1,31 +1,57 @@
-// The parts of the module: one file an operation.
+// What every file of this folder includes; each file binds one operation.
 //
 // Conventions of this folder:
+//   - Every type caster is included here, so that all files convert a type in the same way.
 //   - Arrays are Array<T> (arrays.h), sizes are checked with product_of (sizes.h), enums are the core's own, bound in
 //     enums.cc. A missing array is std::optional<Array<T>>.
 //   - Nothing takes more than six parameters besides self: what belongs together is a small bound struct.
 //   - Work on many elements runs in without_gil (gil.h).
 #pragma once
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/arrays.h"
+#include "bindings/errors.h"
+#include "bindings/gil.h"
+#include "bindings/sizes.h"
 
 namespace lowbit {
 
-void bind_errors(nanobind::module_& m);
-void bind_enums(nanobind::module_& m);
-void bind_granularity(nanobind::module_& m);
-void bind_quantize(nanobind::module_& m);
-void bind_dynamic(nanobind::module_& m);
-void bind_fake_quantize(nanobind::module_& m);
-void bind_range(nanobind::module_& m);
-void bind_pack(nanobind::module_& m);
-void bind_epilogue(nanobind::module_& m);
-void bind_gemm(nanobind::module_& m);
-void bind_linear(nanobind::module_& m);
-void bind_conv(nanobind::module_& m);
-void bind_elementwise(nanobind::module_& m);
-void bind_binary(nanobind::module_& m);
-void bind_schedule(nanobind::module_& m);
-void bind_sketch(nanobind::module_& m);
-void bind_hardware(nanobind::module_& m);
+namespace nb = nanobind;
+using namespace nb::literals;
+
+// An enum whose members are 0, 1, ... with these names.
+template <class E, size_t N>
+void bind_enum(nb::module_& m, const char* type, const char* doc, const char* const (&names)[N]) {
+  nb::enum_<E> bound(m, type, doc);
+  for (size_t i = 0; i < N; ++i) bound.value(names[i], static_cast<E>(i));
+}
+
+void bind_enums(nb::module_& m);
+
+void bind_errors(nb::module_& m);
+void bind_granularity(nb::module_& m);
+void bind_quantize(nb::module_& m);
+void bind_dynamic(nb::module_& m);
+void bind_fake_quantize(nb::module_& m);
+void bind_range(nb::module_& m);
+void bind_pack(nb::module_& m);
+void bind_epilogue(nb::module_& m);
+void bind_gemm(nb::module_& m);
+void bind_linear(nb::module_& m);
+void bind_conv(nb::module_& m);
+void bind_elementwise(nb::module_& m);
+void bind_binary(nb::module_& m);
+void bind_schedule(nb::module_& m);
+void bind_sketch(nb::module_& m);
+void bind_hardware(nb::module_& m);
 
 }  // namespace lowbit

@@ -1,27 +1,12 @@
 // Convolutions of codes, channels last: windows, weights and plans.
 #include "drivers/conv/conv.h"
 
-#include <nanobind/stl/array.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/unique_ptr.h>
-#include <nanobind/stl/vector.h>
-
-#include <array>
-#include <memory>
-#include <utility>
-#include <vector>
-
 #include "base/threads.h"
-#include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/codes.h"
 #include "bindings/epilogue.h"
-#include "bindings/sizes.h"
 #include "bindings/window.h"
 #include "drivers/conv/dwconv.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {

@@ -1,21 +1,10 @@
 // Quantization with parameters found in the data.
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <optional>
-#include <string>
-#include <utility>
 
-#include "bindings/arrays.h"
 #include "bindings/bindings.h"
-#include "bindings/gil.h"
 #include "bindings/shapes.h"
 #include "drivers/elementwise/elementwise.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {
@@ -25,9 +14,6 @@ struct DynamicQuantizePlan {
   Code code;
   ScaledShape shape;
   int32_t qmin, qmax, divisor;  // divisor > 0: symmetric, scale = max|x| / divisor
-
-  DynamicQuantizePlan(Element of, Code to, ScaledShape s, int32_t lo, int32_t hi, int32_t by)
-      : element(of), code(to), shape(std::move(s)), qmin(lo), qmax(hi), divisor(by) {}
 
   bool fused() const { return fused_groups_fit(shape.granularity, code) && qmin <= 0 && qmax > 0; }
   int64_t workspace_bytes() const { return dynamic_workspace(shape.granularity, element); }

@@ -1,20 +1,12 @@
 // Sums, products, bounds and lookups of codes, and pooling.
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <vector>
 
-#include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/codes.h"
-#include "bindings/gil.h"
-#include "bindings/sizes.h"
 #include "bindings/window.h"
 #include "drivers/conv/pool.h"
 #include "drivers/elementwise/combine.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {
@@ -40,10 +32,13 @@ Shape broadcast_shape(const Buffer& operand, const Buffer& out, const char* name
   return shape;
 }
 
-class CombinePlan {
- public:
-  CombinePlan(AddMulOp op, const CodeParams& a, const CodeParams& b, const CodeParams& out)
-      : op_(op), a_(a), b_(b), out_(out) {}
+CodesOperand operand(const Array<const void>& codes, const CodeParams& p, const Shape& shape) {
+  return {p.code, static_cast<const uint8_t*>(codes.data()), p.scale, p.zero_point, shape};
+}
+
+struct CombinePlan {
+  AddMulOp op;
+  CodeParams a_params, b_params, out_params;
 
   void run(const Array<const void>& a, const Array<const void>& b, const Array<void>& out) const {
     if (a.view().itemsize != 1 || b.view().itemsize != 1 || out.view().itemsize != 1)
@@ -53,19 +48,11 @@ class CombinePlan {
     const Shape shape = same ? flat : broadcast_shape(out, out, "out");
     const Shape a_shape = same ? flat : broadcast_shape(a, out, "a"),
                 b_shape = same ? flat : broadcast_shape(b, out, "b");
-    const CodesOperand x = operand(a, a_, a_shape), y = operand(b, b_, b_shape);
-    const CodesResult q{out_.code, static_cast<uint8_t*>(out.data()), out_.scale, out_.zero_point, out_.qmin, out_.qmax,
-                        shape};
-    without_gil(out.bytes(), [&] { combine(op_, x, y, q); });
+    const CodesOperand x = operand(a, a_params, a_shape), y = operand(b, b_params, b_shape);
+    const CodeParams& p = out_params;
+    const CodesResult q{p.code, static_cast<uint8_t*>(out.data()), p.scale, p.zero_point, p.qmin, p.qmax, shape};
+    without_gil(out.bytes(), [&] { combine(op, x, y, q); });
   }
-
- private:
-  static CodesOperand operand(const Array<const void>& codes, const CodeParams& p, const Shape& shape) {
-    return {p.code, static_cast<const uint8_t*>(codes.data()), p.scale, p.zero_point, shape};
-  }
-
-  AddMulOp op_;
-  CodeParams a_, b_, out_;
 };
 
 void clamp_of(Code code, const Array<const void>& x, int32_t lo, int32_t hi, const Array<void>& out) {
@@ -140,9 +127,7 @@ class AveragePoolPlan {
 }  // namespace
 
 void bind_elementwise(nb::module_& m) {
-  nb::enum_<AddMulOp>(m, "CombineOp", "What two arrays are combined by.")
-      .value("add", AddMulOp::add)
-      .value("mul", AddMulOp::mul);
+  bind_enum<AddMulOp>(m, "CombineOp", "What two arrays are combined by.", {"add", "mul"});
   nb::class_<CombinePlan>(m, "CombinePlan", "Codes of the sum or product of two arrays of codes.")
       .def(nb::init<AddMulOp, const CodeParams&, const CodeParams&, const CodeParams&>(), "op"_a, "a"_a, "b"_a, "out"_a)
       .def("run", &CombinePlan::run, "a"_a, "b"_a, "out"_a, "a and b are broadcast to the shape of out.");

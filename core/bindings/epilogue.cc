@@ -1,13 +1,6 @@
 #include "bindings/epilogue.h"
 
-#include <nanobind/stl/pair.h>
-
-#include <utility>
-
 #include "bindings/bindings.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {
@@ -63,13 +56,7 @@ FloatEpilogue EpilogueSpec::float_epilogue(int64_t n) const {
 }
 
 void bind_epilogue(nb::module_& m) {
-  nb::enum_<Result>(m, "Result", "The element type of a result.")
-      .value("s32", Result::s32)
-      .value("f32", Result::f32)
-      .value("f16", Result::f16)
-      .value("bf16", Result::bf16)
-      .value("s8", Result::s8)
-      .value("u8", Result::u8);
+  bind_enum<Result>(m, "Result", "The element type of a result.", {"s32", "f32", "f16", "bf16", "s8", "u8"});
   nb::class_<CodeParams>(m, "CodeParams", "One scale, zero point and range for codes of a byte.")
       .def(
           "__init__",

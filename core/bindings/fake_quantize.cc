@@ -1,20 +1,11 @@
 // Fake quantization and its straight-through gradients.
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include <limits>
-#include <string>
-#include <utility>
 
-#include "bindings/arrays.h"
 #include "bindings/bindings.h"
-#include "bindings/gil.h"
 #include "bindings/shapes.h"
 #include "drivers/elementwise/checks.h"
 #include "drivers/elementwise/gradients.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {
@@ -65,18 +56,12 @@ class CallParameters {
 struct LearnedGradients {
   Array<Real> scale, zero;
   Array<void> workspace;
-
-  LearnedGradients(Array<Real> d_scale, Array<Real> d_zero_point, Array<void> room)
-      : scale(std::move(d_scale)), zero(std::move(d_zero_point)), workspace(std::move(room)) {}
 };
 
 struct FakeQuantizePlan {
   Element element;
   ScaledShape shape;
   int32_t qmin, qmax;
-
-  FakeQuantizePlan(Element of, ScaledShape s, int32_t lo, int32_t hi)
-      : element(of), shape(std::move(s)), qmin(lo), qmax(hi) {}
 
   std::string kernel() const { return kernel_name("fake_quant", name_of(element), ""); }
   int64_t workspace_bytes() const { return learned_workspace(shape.granularity) * 8; }
@@ -155,6 +140,8 @@ struct FakeQuantizePlan {
 }  // namespace
 
 void bind_fake_quantize(nb::module_& m) {
+  const auto dy = "dy"_a.none(), x = "x"_a.none(), out = "out"_a.none(), scale = "scale"_a.none(),
+             zero = "zero_point"_a.none();
   nb::class_<LearnedGradients>(m, "LearnedGradients", "Where the gradients of scales and zero points go.")
       .def(nb::init<Array<Real>, Array<Real>, Array<void>>(), "scale"_a, "zero_point"_a, "workspace"_a);
   nb::class_<FakeQuantizePlan>(m, "FakeQuantizePlan",
@@ -168,15 +155,14 @@ void bind_fake_quantize(nb::module_& m) {
       .def_prop_ro("workspace_bytes", &FakeQuantizePlan::workspace_bytes, "Bytes learned_backward works in.")
       .def_prop_ro("has_mask", &FakeQuantizePlan::has_mask, "Whether scales hold for whole bytes of a mask.")
       .def_prop_ro("mask_bytes", &FakeQuantizePlan::mask_bytes)
-      .def("run", &FakeQuantizePlan::run, "x"_a.none(), "out"_a.none(), "scale"_a.none(), "zero_point"_a.none())
-      .def("backward", &FakeQuantizePlan::backward, "dy"_a.none(), "x"_a.none(), "out"_a.none(), "scale"_a.none(),
-           "zero_point"_a.none(), "dy where the code was not clipped, else 0.")
-      .def("quantize_backward", &FakeQuantizePlan::quantize_backward, "dy"_a.none(), "x"_a.none(), "out"_a.none(),
-           "scale"_a.none(), "zero_point"_a.none(), "dy / scale where the code was not clipped, else 0.")
-      .def("dequantize_backward", &FakeQuantizePlan::dequantize_backward, "dy"_a.none(), "out"_a.none(),
-           "scale"_a.none(), "zero_point"_a.none(), "dy * scale.")
-      .def("learned_backward", &FakeQuantizePlan::learned_backward, "dy"_a.none(), "x"_a.none(), "out"_a.none(),
-           "scale"_a.none(), "zero_point"_a.none(), "gradients"_a, "The gradients by x, scale and zero point.")
+      .def("run", &FakeQuantizePlan::run, x, out, scale, zero)
+      .def("backward", &FakeQuantizePlan::backward, dy, x, out, scale, zero,
+           "dy where the code was not clipped, else 0.")
+      .def("quantize_backward", &FakeQuantizePlan::quantize_backward, dy, x, out, scale, zero,
+           "dy / scale where the code was not clipped, else 0.")
+      .def("dequantize_backward", &FakeQuantizePlan::dequantize_backward, dy, out, scale, zero, "dy * scale.")
+      .def("learned_backward", &FakeQuantizePlan::learned_backward, dy, x, out, scale, zero, "gradients"_a,
+           "The gradients by x, scale and zero point.")
       .def("run_masked", &FakeQuantizePlan::run_masked, "x"_a, "out"_a, "bits"_a, "scale"_a, "zero_point"_a,
            "As run, and a bit per element that was not clipped, by addresses of contiguous memory.")
       .def("masked_backward", &FakeQuantizePlan::masked_backward, "dy"_a, "bits"_a, "out"_a,

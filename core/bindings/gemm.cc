@@ -1,28 +1,12 @@
 // Integer GEMM: packed weights and plans.
 #include "drivers/gemm/gemm.h"
 
-#include <nanobind/stl/array.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/unique_ptr.h>
-#include <nanobind/stl/variant.h>
-
-#include <array>
-#include <memory>
-#include <utility>
-#include <variant>
-
-#include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/codes.h"
 #include "bindings/epilogue.h"
-#include "bindings/sizes.h"
 #include "drivers/conv/conv.h"
 #include "drivers/gemm/groups.h"
 #include "drivers/gemm/probe.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {
@@ -171,20 +155,11 @@ void bind_weights(nb::module_& m) {
 }
 
 void bind_limits(nb::module_& m) {
-  m.def(
-      "dot_limit",
-      [] {
-        const GilReleased released;
-        return dot_limit();
-      },
-      "Measured operations per second of 8-bit dot products on one thread, arithmetic alone; 0 where unknown.");
-  m.def(
-      "fma_limit",
-      [] {
-        const GilReleased released;
-        return fma_limit();
-      },
-      "Measured operations per second of float32 multiply-adds on one thread, arithmetic alone.");
+  const nb::call_guard<GilReleased> gil_released;
+  m.def("dot_limit", &dot_limit, gil_released,
+        "Measured operations per second of 8-bit dot products on one thread, arithmetic alone; 0 where unknown.");
+  m.def("fma_limit", &fma_limit, gil_released,
+        "Measured operations per second of float32 multiply-adds on one thread, arithmetic alone.");
   m.def(
       "read_limit",
       [](int64_t bytes, double seconds) {

@@ -1,15 +1,7 @@
 #include "base/granularity.h"
 
-#include <nanobind/stl/vector.h>
-
-#include <vector>
-
 #include "bindings/bindings.h"
 #include "bindings/shapes.h"
-#include "bindings/sizes.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 

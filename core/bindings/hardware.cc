@@ -1,20 +1,9 @@
 // The CPU, threads and the kernels there are.
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
-#include <string>
-#include <tuple>
-#include <vector>
 
 #include "base/arch.h"
 #include "base/threads.h"
 #include "bindings/bindings.h"
 #include "kernels/families.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {

@@ -1,26 +1,13 @@
 // Linear layers on floats: activations quantized on the way, or multiplied as they are.
 #include "drivers/gemm/linear.h"
 
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/variant.h>
-
-#include <memory>
 #include <type_traits>
-#include <utility>
-#include <variant>
-#include <vector>
 
-#include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/codes.h"
 #include "bindings/epilogue.h"
-#include "bindings/sizes.h"
 #include "drivers/gemm/groups.h"
 #include "drivers/gemm/weight_only.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {

@@ -1,15 +1,8 @@
 // Codes of fewer than 8 bits, and arrays NumPy does not know.
 #include <nanobind/ndarray.h>
 
-#include <vector>
-
-#include "bindings/arrays.h"
 #include "bindings/bindings.h"
-#include "bindings/gil.h"
 #include "drivers/elementwise/elementwise.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {

@@ -1,21 +1,9 @@
 // Quantize and dequantize with given parameters.
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
-#include <string>
-#include <utility>
-#include <variant>
-#include <vector>
-
-#include "bindings/arrays.h"
 #include "bindings/bindings.h"
-#include "bindings/gil.h"
 #include "bindings/shapes.h"
 #include "drivers/elementwise/checks.h"
 #include "drivers/elementwise/elementwise.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {

@@ -1,17 +1,9 @@
 // Ranges and means of arrays, and the first element that is not finite.
-#include <nanobind/stl/string.h>
 
-#include <string>
-
-#include "bindings/arrays.h"
 #include "bindings/bindings.h"
-#include "bindings/gil.h"
 #include "bindings/shapes.h"
 #include "drivers/elementwise/checks.h"
 #include "drivers/elementwise/elementwise.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {

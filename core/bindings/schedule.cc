@@ -1,18 +1,10 @@
 // The schedule of a matrix product, to read: `lowbit tune --explain`.
 #include "drivers/gemm/schedule.h"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
-
 #include "base/arch.h"
 #include "base/cpu_model.h"
 #include "bindings/bindings.h"
-#include "bindings/errors.h"
-#include "bindings/sizes.h"
 #include "drivers/gemm/packed_matrix.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace lowbit {
 namespace {
@@ -48,14 +40,9 @@ void bind_schedule(nb::module_& m) {
       .def_ro("staging", &CpuModel::staging);
   m.def("cpu_model", &cpu_model, nb::rv_policy::reference, "The model of this CPU.");
 
-  nb::enum_<TileOrder>(m, "TileOrder", "What consecutive tasks share.")
-      .value("by_columns", TileOrder::by_columns)
-      .value("by_rows", TileOrder::by_rows);
-  nb::enum_<RowAccess>(m, "RowAccess", "Where the micro-kernel reads the rows of a.")
-      .value("in_place", RowAccess::in_place)
-      .value("packed_per_task", RowAccess::packed_per_task)
-      .value("packed_once", RowAccess::packed_once)
-      .value("image_lines", RowAccess::image_lines);
+  bind_enum<TileOrder>(m, "TileOrder", "What consecutive tasks share.", {"by_columns", "by_rows"});
+  bind_enum<RowAccess>(m, "RowAccess", "Where the micro-kernel reads the rows of a.",
+                       {"in_place", "packed_per_task", "packed_once", "image_lines"});
   nb::class_<GemmSchedule>(m, "GemmSchedule", "How a matrix product is cut into tasks.")
       .def_prop_ro("kernel", [](const GemmSchedule& s) { return std::string(s.problem.kernel->method); })
       .def_prop_ro("tile_rows", [](const GemmSchedule& s) { return s.problem.kernel->rows; })

@@ -14,8 +14,6 @@
 
 namespace lowbit {
 
-inline int64_t compute_bytes(Element e) { return e == Element::f64 ? 8 : 4; }
-
 // The struct-module format of an element or code as it is stored. bfloat16 has none (0): arrays of it are lent as
 // uint16, or as a type of 16 bits without a format.
 inline char format_of(Element e) { return "fde"[static_cast<int>(e)]; }
@@ -33,14 +31,8 @@ inline char format_of(Code code) {
   }
 }
 
-inline const char* name_of(Element e) {
-  constexpr const char* names[] = {"f32", "f64", "f16", "bf16"};
-  return names[static_cast<int>(e)];
-}
-inline const char* name_of(Code c) {
-  constexpr const char* names[] = {"s8", "u8", "s16", "u16", "s4", "u4", "s2", "u2", "b1"};
-  return names[static_cast<int>(c)];
-}
+inline const char* name_of(Element e) { return kElementNames[static_cast<int>(e)]; }
+inline const char* name_of(Code c) { return kCodeNames[static_cast<int>(c)]; }
 // The kernel a plan runs: family/ISA/types.
 inline std::string kernel_name(const char* family, const char* from, const char* to) {
   const std::string key = *to == '\0' ? from : std::string(from) + " " + to;

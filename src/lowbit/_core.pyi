@@ -757,7 +757,7 @@ class SketchSamples:
 
 class Sketches:
     """
-    What streams of numbers look like, in fixed memory; one for each scale.
+    Statistics of streams of numbers in fixed memory, one sketch per scale.
     """
 
     def __init__(self, scales: int, bins: int, reservoir: int) -> None: ...
@@ -810,7 +810,7 @@ def squared_error(histogram: Histogram, scale: numpy.typing.NDArray[numpy.float6
 
 def divergence(histogram: Histogram, scale: numpy.typing.NDArray[numpy.float64], least: numpy.typing.NDArray[numpy.int64], most: numpy.typing.NDArray[numpy.int64], floor: float, out: numpy.typing.NDArray[numpy.float64]) -> None:
     """
-    Per mapping: the Kullback-Leibler divergence from the clipped numbers to what their codes tell.
+    Per mapping: the Kullback-Leibler divergence of the quantized distribution from the clipped one.
     """
 
 def num_threads() -> int: ...
