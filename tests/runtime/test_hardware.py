@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import importlib
 import json
 import os
 import platform
@@ -24,6 +25,14 @@ CACHE_ROOT = Path("/sys/devices/system/cpu/cpu0/cache")
 
 # Our name -> the kernel's flag on x86, where they differ.
 LINUX_FLAG = {"sse4.1": "sse4_1", "avx512_vbmi": "avx512vbmi"}
+
+
+def test_hardware_is_a_function_whatever_was_imported():
+    for statement in ("import lowbit.runtime.hardware", "from lowbit.runtime import hardware", "import lowbit.cli"):
+        code = f"{statement}; import lowbit as lb; assert type(lb.hardware).__name__ == 'function'; lb.hardware().isa"
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("lowbit.hardware")
 
 
 def linux_flags() -> set[str]:

@@ -15,30 +15,6 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.ranges import SCALES
 from lowbit.runtime.native import CODES, ELEMENTS, core
 
-__all__ = [
-    "BFLOAT16",
-    "HIGHEST_CODE",
-    "LOWEST_CODE",
-    "Element",
-    "FloatArray",
-    "apart",
-    "as_float_array",
-    "bad_parameter",
-    "borrowed",
-    "code_of",
-    "contiguous",
-    "empty_float",
-    "empty_like",
-    "first_nonfinite",
-    "float_dtype",
-    "is_torch_tensor",
-    "pack",
-    "refuse_nonfinite",
-    "require_apart",
-    "unpack",
-    "writable_float",
-]
-
 Array = npt.NDArray[Any]
 
 Element = core.Element

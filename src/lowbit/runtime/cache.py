@@ -1,4 +1,4 @@
-"""The memory of settled calls: what was described, checked and planned once, found again by its key."""
+"""Settled calls: plans that were described and checked once, by key."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any, Generic, TypeVar
 
 from lowbit.numerics.params import QuantizationParams
 from lowbit.runtime.native import core
-
-__all__ = ["Cache", "cache_of"]
 
 T = TypeVar("T")
 _LOCK = threading.Lock()

@@ -1,7 +1,7 @@
-"""JSON kept between runs, in the user's cache folder: whole or absent, safe with several writers, never trusted.
+"""JSON files in the user's cache folder: written atomically, safe with several writers, validated when read.
 
-A file that is damaged, or of another version, is reported by a warning and begun anew. What it says may only
-choose among things that are correct whichever is chosen.
+A damaged file, or one of another version, is reported by a warning and replaced. Its content may only choose
+among alternatives that are all correct.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Any
 
 from lowbit.runtime.files.atomic import written_whole
 
-__all__ = ["CacheFile", "cache_folder", "clear_caches"]
-
 _VERSION = 1
 
 
@@ -32,7 +30,7 @@ def cache_folder() -> Path:
 
 
 def clear_caches() -> list[Path]:
-    """Removes every cache file that lowbit wrote; gives those there were."""
+    """Remove every cache file that lowbit wrote, and return their paths."""
     found = sorted(path for path in cache_folder().glob("*.json") if _is_cache(path))
     for path in found:
         path.unlink(missing_ok=True)
@@ -40,7 +38,7 @@ def clear_caches() -> list[Path]:
 
 
 def _is_cache(path: Path) -> bool:
-    """Whether a file begins as lowbit writes caches, or is cut short before that: others are kept as they are."""
+    """Whether a file begins like a cache of lowbit, or is a truncated one; others are never deleted."""
     try:
         with open(path, "rb") as file:
             return re.match(rb'\s*(\{\s*"version":|[][{}\s]*\Z)', file.read(64)) is not None
@@ -65,12 +63,11 @@ class CacheFile:
         )
 
     def get(self, key: str) -> Any:
-        """What was put there; None if nothing was."""
+        """The value of this key, or None."""
         return self._read().get(key)
 
     def put(self, key: str, value: Any) -> None:
-        """Keeps a value. Where it cannot be written, or the file is another program's, a warning says so and nothing
-        is kept."""
+        """Store a value. If the file cannot be written, or belongs to another program, warn and store nothing."""
         if self._is_foreign():
             warnings.warn(f"{self.path}: not a cache of lowbit's; it is kept as it is", stacklevel=2)
             return
@@ -83,12 +80,12 @@ class CacheFile:
             warnings.warn(f"{self.path}: not written ({error})", stacklevel=2)
 
     def remove(self) -> None:
-        """Deletes the file, unless it is another program's."""
+        """Delete the file, unless it belongs to another program."""
         if not self._is_foreign():
             self.path.unlink(missing_ok=True)
 
     def _is_foreign(self) -> bool:
-        """A file outside of the cache folder that lowbit did not write."""
+        """Whether it is a file outside of the cache folder that lowbit did not write."""
         return self.path.parent != cache_folder() and self.path.exists() and not _is_cache(self.path)
 
     def _read(self) -> dict[str, Any]:
@@ -109,7 +106,7 @@ class CacheFile:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Between reading and replacing, no other process writes."""
+        """Hold the lock: no other process writes between reading and replacing."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(self.path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
         try:

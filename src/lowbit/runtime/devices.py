@@ -17,8 +17,6 @@ from typing import Any, Literal
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.runtime.gpu_features import GpuFeatures, architecture_of, gpu_features
 
-__all__ = ["EXPERIMENTAL", "OLDEST", "GpuDevice", "device_module", "find_device", "is_interpreted", "why_not"]
-
 OLDEST = (7, 5)  # what the kernels have been compiled for
 EXPERIMENTAL = "GPU kernels are experimental: no GPU has run them yet"
 

@@ -16,26 +16,6 @@ from lowbit.runtime.arrays import Element, FloatArray, bad_parameter, code_of, c
 from lowbit.runtime.cache import Cache, cache_of
 from lowbit.runtime.native import CODES, KINDS, core
 
-__all__ = [
-    "Affine",
-    "codes_plan",
-    "dequantize",
-    "dequantize_backward",
-    "dynamic_plan",
-    "fake_quantize",
-    "fake_quantize_backward",
-    "fake_quantize_learned_backward",
-    "fake_quantize_plan",
-    "granularity",
-    "mapping_of",
-    "mean_abs",
-    "quantize",
-    "quantize_backward",
-    "require_good",
-    "require_run",
-    "value_range",
-]
-
 Array = npt.NDArray[Any]
 P = TypeVar("P", core.QuantizePlan, core.DequantizePlan)
 _PLANS: Cache[Any] = Cache(4096)

@@ -1,6 +1,6 @@
-"""What a GPU can multiply, from the name of its architecture: facts of the vendors' instruction sets.
+"""The formats that a GPU multiplies, by the name of its architecture, from the vendors' instruction sets.
 
-An unknown architecture has nothing: what is not in the table is not promised.
+An unknown architecture has no features.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import re
 from typing import NamedTuple
 
 from lowbit.numerics.errors import InvalidProblem
-
-__all__ = ["GpuFeatures", "architecture_of", "gpu_features"]
 
 
 class GpuFeatures(NamedTuple):

@@ -1,6 +1,6 @@
-"""What this machine is: instructions, caches, memory and GPUs, found by asking and never guessed.
+"""The facts of this machine: instruction sets, caches, memory and GPUs, as the system reports them.
 
-A fact that cannot be found is absent (an empty tuple, None, False), not filled in.
+A fact that the system does not report is absent: an empty tuple, None or False.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from typing import Any
 from lowbit.runtime.gpu_features import GpuFeatures, architecture_of, gpu_features
 from lowbit.runtime.native import core
 
-__all__ = ["Cache", "Gpu", "HardwareFeatures", "hardware"]
-
 _CPU_ROOT = Path("/sys/devices/system/cpu")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
@@ -30,7 +28,7 @@ _MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 16, 75, 76
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One cache as CPU 0 sees it; `shared_by` counts the logical CPUs that use it together."""
+    """One cache of CPU 0; `shared_by` is the number of logical CPUs that share it."""
 
     level: int
     kind: str
@@ -40,8 +38,8 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, as its driver describes it. gfx: AMD's name of the architecture; empty for NVIDIA's, which have a
-    compute capability instead."""
+    """One GPU, as its driver describes it. gfx: the name of an AMD architecture; empty for NVIDIA GPUs, which have
+    a compute capability instead."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -59,7 +57,7 @@ class Gpu:
 
     @property
     def features(self) -> GpuFeatures:
-        """What it multiplies, and by which instructions."""
+        """The formats it multiplies, and its instructions for them."""
         return gpu_features(self.architecture)
 
 
@@ -75,7 +73,7 @@ class _Feature:
 
 @dataclass(frozen=True)
 class HardwareFeatures:
-    """The machine's facts, and how lowbit uses it at the time of asking.
+    """The facts of the machine, and how lowbit uses it at the time of the call.
 
     >>> features = hardware()
     >>> features.isa in features.available_isas
@@ -86,12 +84,12 @@ class HardwareFeatures:
 
     architecture: str
     cpu: str
-    # Every feature that was asked about, present or not; the properties below name the common ones.
+    # All features that are detected, present or not; the properties below name the common ones.
     features: Mapping[str, bool] = field(hash=False)
-    # The kernels in use and those that could be; LOWBIT_MAX_ISA caps the first.
+    # The ISA that kernels use, capped by LOWBIT_MAX_ISA, and those that this CPU can run.
     isa: str
     available_isas: tuple[str, ...]
-    # Logical CPUs of the system, physical cores where the system tells, and CPUs this process may use.
+    # Logical CPUs, physical cores where the system reports them, and the CPUs this process may use.
     cores: int
     physical_cores: int | None
     usable_cpus: int
@@ -121,7 +119,7 @@ class HardwareFeatures:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs, looked for at the first access: a process that starts CUDA must not fork."""
+        """The GPUs, detected at the first access: a process that starts CUDA must not fork."""
         return _cuda_gpus() + _amd_gpus()
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,7 +145,7 @@ class HardwareFeatures:
         }
 
     def summary(self) -> list[tuple[str, str]]:
-        """(label, text) pairs for people; `str()` prints them a line each."""
+        """(label, text) pairs to read; `str()` prints one per line."""
         physical = f", {self.physical_cores} physical cores" if self.physical_cores else ""
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         present = [name for name, found in self.features.items() if found]
@@ -166,9 +164,9 @@ class HardwareFeatures:
 
 
 def hardware() -> HardwareFeatures:
-    """What this machine is and how lowbit uses it now.
+    """The facts of this machine, and how lowbit uses it now.
 
-    The machine is asked once; threads and isa are read at each call, as they can be set at run time.
+    Facts are detected once; threads and ISA are read by each call, since they can be set at run time.
 
     >>> isinstance(hardware().avx2, bool)
     True
@@ -307,7 +305,7 @@ def _cuda_gpu(cuda: Any, ordinal: int) -> Gpu | None:
 
 @cache
 def _amd_gpus() -> tuple[Gpu, ...]:
-    """What the kernel driver shows of AMD's: gfx_target_version 90010 is gfx90a, 110000 is gfx1100."""
+    """The AMD GPUs that the kernel driver lists: gfx_target_version 90010 is gfx90a, 110000 is gfx1100."""
     found = []
     for node in sorted(_KFD_ROOT.glob("[0-9]*")):
         facts = _properties(node / "properties")

@@ -1,6 +1,6 @@
-"""What follows from what the machine is: which dtypes run fast, how work is best cut, and why.
+"""Recommendations for this machine, with reasons: fast dtypes, group and batch sizes, threads, memory layouts.
 
-Each from a measurement, or from a kernel that is there.
+Each follows from a measurement or from the kernels that run.
 """
 
 from __future__ import annotations
@@ -12,13 +12,19 @@ from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.runtime.hardware import HardwareFeatures, hardware
 from lowbit.runtime.limits import Limits, limits
 
-__all__ = [
-    "PerformanceHint", "QuantizationPerformanceHints", "QuantizedMemoryLayout", "efficient_dtypes", "memory_layouts",
-    "optimal_block_size", "performance_hints",
-]  # fmt: skip
-
-# As kernels read weights: kGemmCols, kGemmDepth, kGroupCols and kBinaryColumns of core/kernels.
+# The order in which kernels read weights: kGemmCols, kGemmDepth, kGroupCols and kBinaryColumns of core/kernels.
 _GEMM_COLUMNS, _GEMM_DEPTH, _GROUP_COLUMNS, _BINARY_COLUMNS = 16, 1152, 64, 64
+
+# The instructions of matrix products by ISA: codes of 8 bits, of 4 and 2 bits, of 1 bit.
+_INSTRUCTIONS = {
+    "vnni": ("vpdpbusd", "vpdpbusd", "vpopcnt or vpshufb"),
+    "avxvnni": ("vpdpbusd", "vpdpbusd", "vpshufb"),
+    "avx512": ("vpmaddwd", "vpmaddubsw", "vpshufb"),
+    "avx2": ("vpmaddwd", "vpmaddubsw", "vpshufb"),
+    "i8mm": ("smmla", "sdot", "cnt"),
+    "dotprod": ("sdot", "sdot", "cnt"),
+    "neon": ("smull", "smull", "cnt"),
+}
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,13 @@ class PerformanceHint:
 
 @dataclass(frozen=True)
 class QuantizedMemoryLayout:
-    """How kernels want weights of a dtype in memory; `prepack` and layers arrange them so once."""
+    """The order of packed weights of a dtype in memory; `prepack` and layers pack them once."""
 
     dtype: str
     name: str
-    columns: int  # outputs of a block
-    depth: int  # inputs of each that lie side by side, before those of the next output
-    bytes_per_tile: int  # of so many outputs and inputs
+    columns: int  # outputs per panel
+    depth: int  # consecutive inputs of an output, before those of the next
+    bytes_per_tile: int  # of `columns` outputs and `depth` inputs
     reason: str
 
 
@@ -63,29 +69,14 @@ def _text(value: Any) -> str:
 
 
 def efficient_dtypes(machine: HardwareFeatures | None = None) -> dict[str, str]:
-    """Dtypes whose products have vector kernels on this CPU, with the instruction that does them.
+    """Dtypes with vector kernels for matrix products on this CPU, and the instruction they use.
 
     >>> "int8" in efficient_dtypes() or hardware().isa == "scalar"
     True
     """
-    isa = (machine or hardware()).isa
-    bytes_by = {
-        "vnni": "vpdpbusd", "avxvnni": "vpdpbusd", "avx512": "vpmaddwd", "avx2": "vpmaddwd",
-        "i8mm": "smmla", "dotprod": "sdot", "neon": "smull",
-    }  # fmt: skip
-    few_by = {
-        "vnni": "vpdpbusd", "avxvnni": "vpdpbusd", "avx512": "vpmaddubsw", "avx2": "vpmaddubsw",
-        "i8mm": "sdot", "dotprod": "sdot", "neon": "smull",
-    }  # fmt: skip
-    bits_by = {
-        "vnni": "vpopcnt or vpshufb", "avxvnni": "vpshufb", "avx512": "vpshufb", "avx2": "vpshufb",
-        "i8mm": "cnt", "dotprod": "cnt", "neon": "cnt",
-    }  # fmt: skip
-    if isa not in bytes_by:
-        return {}
-    found = dict.fromkeys(("int8", "uint8"), bytes_by[isa])
-    found |= dict.fromkeys(("int4", "uint4", "int2", "uint2"), few_by[isa])
-    return {**found, "binary": bits_by[isa]}
+    instructions = _INSTRUCTIONS.get((machine or hardware()).isa, ())
+    dtypes = ("int8", "uint8"), ("int4", "uint4", "int2", "uint2"), ("binary",)
+    return {dtype: name for group, name in zip(dtypes, instructions, strict=False) for dtype in group}
 
 
 def memory_layouts() -> tuple[QuantizedMemoryLayout, ...]:
@@ -94,14 +85,14 @@ def memory_layouts() -> tuple[QuantizedMemoryLayout, ...]:
     >>> [(layout.dtype, layout.columns, layout.depth) for layout in memory_layouts()]
     [('int8', 16, 4), ('int4', 64, 8), ('int2', 64, 16), ('binary', 64, 8)]
     """
-    piece = f"k-blocks of at most {_GEMM_DEPTH} codes, so that blocks of columns stay in L2 while rows pass them"
-    groups = "unpacked in registers; one row reads them from front to back, with the scales of a group behind its codes"
-    bits = "a vector holds the same eight inputs of many outputs, so that counts need no sum across its lanes"
+    blocks = f"k-blocks of at most {_GEMM_DEPTH} codes, so that a panel stays in L2 for all rows"
+    groups = "unpacked in registers; one row reads them sequentially, with the scales of a group after its codes"
+    bits = "a vector holds the same eight inputs of many outputs, so that counts need no horizontal sum"
     return (
-        _layout("int8", 8, "blocks of columns, four codes of each side by side", _GEMM_COLUMNS, 4, piece),
-        _layout("int4", 4, "blocks of columns, four bytes of each side by side", _GROUP_COLUMNS, 8, groups),
-        _layout("int2", 2, "blocks of columns, four bytes of each side by side", _GROUP_COLUMNS, 16, groups),
-        _layout("binary", 1, "panels of columns, a byte of each side by side", _BINARY_COLUMNS, 8, bits),
+        _layout("int8", 8, "panels, four codes of each column side by side", _GEMM_COLUMNS, 4, blocks),
+        _layout("int4", 4, "panels, four bytes of each column side by side", _GROUP_COLUMNS, 8, groups),
+        _layout("int2", 2, "panels, four bytes of each column side by side", _GROUP_COLUMNS, 16, groups),
+        _layout("binary", 1, "panels, one byte of each column side by side", _BINARY_COLUMNS, 8, bits),
     )
 
 
@@ -110,12 +101,12 @@ def _layout(dtype: str, bits: int, name: str, columns: int, depth: int, reason: 
 
 
 def optimal_block_size(machine: HardwareFeatures | None = None) -> int:
-    """Codes a group for weights in blocks: as few as cost no speed, since fewer are more accurate.
+    """The group size for weights: the smallest that costs no speed, since smaller groups are more accurate.
 
     >>> optimal_block_size() in (32, 128)
     True
     """
-    # A group ends with a multiplication by its scale: two vectors of codes pay for it, one does not.
+    # A group ends with a multiplication by its scale, which two vectors of codes amortise and one does not.
     width = {"vnni": 64, "avx512": 64, "avxvnni": 32, "avx2": 32, "neon": 16, "dotprod": 16, "i8mm": 16}
     return 128 if width.get((machine or hardware()).isa, 16) >= 64 else 32
 
@@ -123,7 +114,7 @@ def optimal_block_size(machine: HardwareFeatures | None = None) -> int:
 def performance_hints(
     machine: HardwareFeatures | None = None, measured: Limits | None = None
 ) -> QuantizationPerformanceHints:
-    """What to prefer here, from the kernels in use and the limits measured."""
+    """Recommendations for this machine, from the kernels in use and the measured limits."""
     m, rates = machine or hardware(), measured or limits()
     gain = rates.dot_ops / rates.fma_ops if rates.fma_ops else 0.0
     dram = rates.read_bytes["DRAM"]
@@ -133,7 +124,7 @@ def performance_hints(
         why = f"{arithmetic}: {gain:.1f} times as many; int4 where reading weights is the limit"
     else:
         dtypes = ["int4", "int8"]
-        why = f"{arithmetic}: little to gain but in reading weights, of which int4 has an eighth of the bytes"
+        why = f"{arithmetic}: the gain is in reading weights, of which int4 has an eighth of the bytes"
     # Rows at which computing a weight byte takes as long as reading it.
     batch = max(1, round(rates.dot_ops / 2 / dram)) if rates.dot_ops else 1
     schemes = [QuantizationScheme.SYMMETRIC, QuantizationScheme.ASYMMETRIC]
@@ -142,8 +133,9 @@ def performance_hints(
     )
     cpus = "cores this process may use" if m.threads == m.usable_cpus else "as set"
     return QuantizationPerformanceHints(
-        PerformanceHint(dtypes, why), PerformanceHint(schemes, scheme),
-        PerformanceHint(batch, f"below so many rows reading weights at {dram / 1e9:.0f} GB/s is the limit"),
-        PerformanceHint(m.threads, cpus),
-        PerformanceHint(optimal_block_size(m), "codes a group that kernels take without loss of speed"),
-    )  # fmt: skip
+        preferred_dtypes=PerformanceHint(dtypes, why),
+        preferred_schemes=PerformanceHint(schemes, scheme),
+        batch_size=PerformanceHint(batch, f"with fewer rows reading weights at {dram / 1e9:.0f} GB/s is the limit"),
+        threads=PerformanceHint(m.threads, cpus),
+        group_size=PerformanceHint(optimal_block_size(m), "codes per group: the fewest without loss of speed"),
+    )

@@ -1,4 +1,4 @@
-"""What this machine can do at all, measured by short loops and remembered: arithmetic and reading, on one thread."""
+"""The limits of one thread, measured by short loops and cached: arithmetic and memory reads."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from lowbit.runtime.cache_file import CacheFile
 from lowbit.runtime.hardware import HardwareFeatures, hardware
 from lowbit.runtime.native import core
 
-__all__ = ["Limits", "limits"]
-
-_ROUNDS, _SECONDS = 5, 0.015  # for each size that is read. All take turns, so that a slow moment hits none alone
-_SAME = 1.5  # figures of one machine are no further apart, whatever else it does
-_FALLBACK = {"L1": 32 << 10, "L2": 512 << 10, "L3": 8 << 20}  # where the system does not tell
+_ROUNDS, _SECONDS = 5, 0.015  # per size that is read. Sizes alternate, so that a slow moment does not affect only one
+_SAME = 1.5  # the largest ratio of two measurements of the same machine
+_FALLBACK = {"L1": 32 << 10, "L2": 512 << 10, "L3": 8 << 20}  # where the system does not report sizes
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Rates of one thread: the best of many runs, as other work on the machine only takes away."""
+    """Rates of one thread: the best of many runs, since other work on the machine can only lower them."""
 
     cpu: str
     isa: str
-    dot_ops: float  # a second, of 8-bit dot products in registers; 0 where no loop measures it
-    fma_ops: float  # a second, of f32 multiplications and additions in registers
-    read_bytes: dict[str, float]  # a second, from L1, L2, L3 and DRAM
+    dot_ops: float  # per second, of 8-bit dot products in registers; 0 where no loop measures it
+    fma_ops: float  # per second, of f32 multiplications and additions in registers
+    read_bytes: dict[str, float]  # per second, from L1, L2, L3 and DRAM
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -40,8 +38,8 @@ class Limits:
 
 
 def limits(refresh: bool = False) -> Limits:
-    """The limits of this CPU with the kernels in use; measured in about a second the first time, then remembered.
-    `refresh` measures again, and each limit becomes the better of its two figures.
+    """The limits of this CPU with the kernels in use; measured in about a second by the first call, then cached.
+    `refresh` measures again; each limit becomes the greater of the two.
 
     >>> limits().fma_ops > 0
     True
@@ -68,15 +66,14 @@ def _measured(machine: HardwareFeatures) -> Limits:
 
 
 def _better(found: Limits, kept: Limits) -> Limits:
-    """The greater of each two rates; the new one where the old is none that this machine could have had."""
+    """The greater of each two rates; the new one where the old one is implausible for this machine."""
 
     def of(new: float, old: float) -> float:
         return max(new, old) if old <= _SAME * new else new
 
     read = {name: of(rate, kept.read_bytes[name]) for name, rate in found.read_bytes.items()}
-    return replace(
-        found, dot_ops=of(found.dot_ops, kept.dot_ops), fma_ops=of(found.fma_ops, kept.fma_ops), read_bytes=read
-    )
+    dot, fma = of(found.dot_ops, kept.dot_ops), of(found.fma_ops, kept.fma_ops)
+    return replace(found, dot_ops=dot, fma_ops=fma, read_bytes=read)
 
 
 def _sizes(machine: HardwareFeatures) -> dict[str, int]:
@@ -85,9 +82,8 @@ def _sizes(machine: HardwareFeatures) -> dict[str, int]:
     for cache in machine.caches:
         if cache.kind != "instruction" and f"L{cache.level}" in size:
             size[f"L{cache.level}"] = cache.size_bytes
-    last = max(size.values())
-    return {"L1": size["L1"] // 2, "L2": size["L2"] // 2, "L3": max(size["L2"] * 4, size["L3"] // 4),
-            "DRAM": min(max(4 * last, 64 << 20), 512 << 20)}  # fmt: skip
+    dram = min(max(4 * max(size.values()), 64 << 20), 512 << 20)
+    return {"L1": size["L1"] // 2, "L2": size["L2"] // 2, "L3": max(size["L2"] * 4, size["L3"] // 4), "DRAM": dram}
 
 
 def _from_entry(entry: Any) -> Limits | None:

@@ -48,5 +48,5 @@ def require_bits(dy: Tensor, bits: Tensor) -> None:
     size = (dy.numel() + 7) // 8
     if bits.dtype is not torch.uint8 or bits.shape != (size,):
         raise InvalidProblem(
-            f"bits: {bits.dtype} {tuple(bits.shape)}; expected torch.uint8 {(size,)}, a bit an element"
+            f"bits: {bits.dtype} {tuple(bits.shape)}; expected torch.uint8 {(size,)}, a bit per element"
         )
