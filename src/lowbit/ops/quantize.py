@@ -30,7 +30,7 @@ _FINITE = "a range needs finite numbers (on_nonfinite='ignore' leaves such value
 
 
 class _WithParams(NamedTuple):
-    """A settled call: the plan for arrays of one type and shape, and the parameters it runs with."""
+    """A settled call: the plan for arrays of one type and shape, and its parameters."""
 
     plan: core.QuantizePlan
     mapping: core.Mapping
@@ -40,7 +40,7 @@ class _WithParams(NamedTuple):
     storage: np.dtype[Any]
 
     def run(self, x: Array, out: QuantizedTensor | Array | None) -> QuantizedTensor | None:
-        """The codes of x; None where x or `out` needs a closer look, and nothing was done."""
+        """The codes of x; None, and nothing was done, where x or `out` does not match the plan."""
         if type(out) is QuantizedTensor:
             fits = out.params is self.params and out.shape == self.shape
             return out if fits and self.plan.run(x, out.data, self.mapping) else None
@@ -73,8 +73,8 @@ class _FromData(NamedTuple):
                 return None
             data = out.data
         scale, zero = np.empty(self.scale_shape, self.compute), np.zeros(self.scale_shape, np.int32)
-        room = np.empty(self.workspace, np.uint8) if self.workspace else None
-        if self.plan.run(x, data, scale, None if self.divisor else zero, room) != (0, 0):
+        workspace = np.empty(self.workspace, np.uint8) if self.workspace else None
+        if self.plan.run(x, data, scale, None if self.divisor else zero, workspace) != (0, 0):
             return None
         return finished(data, self.template._with_arrays(scale, zero, self.qmin), self.shape, out)
 
@@ -82,6 +82,7 @@ class _FromData(NamedTuple):
 _FROM_DATA: Cache[_FromData] = Cache()
 
 
+# Above 60 lines: most are its signature and docstring, and a call more would slow the settled call down.
 def quantize(
     x: Any,
     dtype: DTypeLike = "int8",
@@ -186,27 +187,18 @@ def _from_data(
     out: QuantizedTensor | Array | None,
     key: Any,
 ) -> QuantizedTensor:
+    """The codes under parameters found in x: by one native call where it serves them, else from statistics of x."""
     dtype, g = template.dtype, template.granularity(x.shape)
     affine = not (dtype.is_mixed or dtype.is_binary or template.is_logarithmic)
     narrow = affine and template.is_symmetric and dtype.is_signed and not has_range and not full_range
     qmin, qmax = -template.qmax if narrow else template.qmin, template.qmax
     if affine and on_nonfinite == "raise" and qmin <= 0 <= qmax and qmin < qmax:
         divisor = max(1, -qmin if full_range and qmin < 0 else qmax) if template.is_symmetric else 0
-        data = codes_for(template, x.shape, out)
-        if out is not None:
-            cpu.require_apart("out", data, False, x=x.array)
-        plan = elementwise.dynamic_plan(x.element, template, x.shape, g, qmin, divisor)
-        room = 0 if plan.fused else plan.workspace_bytes
-        call = _FromData(plan, template, qmin, divisor, x.shape, data.shape, g.scale_shape, x.compute, room)
-        done = call.run(x.array, data.view(np.ndarray))
-        if done is None:
-            refuse_nonfinite(x, name, _FINITE)
-            raise InvalidProblem(f"{name}: values too large: a scale would exceed {MAX_SCALE:.6g}")
-        if divisor and not dtype.is_signed:
+        warns = template.is_symmetric and not dtype.is_signed  # by the data of each call: not to be settled
+        made = _in_one_call(x, template, g, qmin, divisor, name, out, None if warns else key)
+        if warns:
             _warn_unsigned(x, name)
-        elif key is not None:  # the warning looks at the data every time
-            _FROM_DATA.put(key, call)
-        return finished(data, done.params, x.shape, out)
+        return made
     lo, hi = _finite_range(x, g, on_nonfinite, name)
     mean = elementwise.mean_abs(_finite_only(x, on_nonfinite), g) if dtype.is_binary or 1 in dtype.widths else None
     least, most = (template.qmin, template.qmax) if has_range else (None, None)
@@ -216,10 +208,33 @@ def _from_data(
         raise InvalidProblem(f"{name}: {error}") from None
     if affine and params.is_symmetric and not dtype.is_signed and (lo < 0).any():
         _warn_unsigned(x, name)
-    params = params.for_compute(x.compute)
-    data = codes_for(params, x.shape, out)
-    elementwise.quantize(x, params, data)
-    return finished(data, params, x.shape, out)
+    return _with_params(x, params, out, None)
+
+
+def _in_one_call(
+    x: cpu.FloatArray,
+    template: QuantizationParams,
+    g: Granularity,
+    qmin: int,
+    divisor: int,
+    name: str,
+    out: QuantizedTensor | Array | None,
+    key: Any,
+) -> QuantizedTensor:
+    """The codes and their parameters from one native call, which is settled under `key`, if it has one."""
+    data = codes_for(template, x.shape, out)
+    if out is not None:
+        cpu.require_apart("out", data, False, x=x.array)
+    plan = elementwise.dynamic_plan(x.element, template, x.shape, g, qmin, divisor)
+    workspace = 0 if plan.fused else plan.workspace_bytes
+    call = _FromData(plan, template, qmin, divisor, x.shape, data.shape, g.scale_shape, x.compute, workspace)
+    done = call.run(x.array, data.view(np.ndarray))
+    if done is None:
+        refuse_nonfinite(x, name, _FINITE)
+        raise InvalidProblem(f"{name}: values too large: a scale would exceed {MAX_SCALE:.6g}")
+    if key is not None:
+        _FROM_DATA.put(key, call)
+    return finished(data, done.params, x.shape, out)
 
 
 def _finite_range(x: cpu.FloatArray, g: Granularity, on_nonfinite: str, name: str) -> tuple[Array, Array]:
@@ -258,7 +273,7 @@ def _only_params(
     full_range: bool,
     params: QuantizationParams,
 ) -> None:
-    """With params given, every other choice is theirs: saying it again is fine, contradicting it is not."""
+    """Refuse options that contradict given params; options equal to theirs are accepted."""
     for key, value in zip(("axis", "group_size", "qmin", "qmax", "steps_per_octave"), options, strict=True):
         if value is not None and value != getattr(params, key):
             raise InvalidProblem(f"{key}: {value} contradicts params, which have {getattr(params, key)}")
