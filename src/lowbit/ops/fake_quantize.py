@@ -29,7 +29,7 @@ def fake_quantize(
     group_size: int | None = None,
     out: Any = None,
 ) -> Array:
-    """What is left of x after quantization and back, in x's own type: dequantize(quantize(x)). NaN stays NaN.
+    """The values of x after quantization and back, in the type of x: dequantize(quantize(x)). NaN stays NaN.
 
     scale, zero_point: one for all; with `axis` one for each of its indices; with `group_size` one for each block along
     `axis` (default the last). out: an array of x's shape and type to write into; it may be x.
