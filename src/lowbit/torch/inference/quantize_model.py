@@ -42,6 +42,7 @@ _CALLER = 5  # stack level of the call of `lowbit.torch.quantize`, for warnings
 _NEVER_CALLED = "not called in the run on the example: its weight may be read without it"
 
 
+# Above 60 lines: its signature and docstring take a third of them, and the steps share their results.
 def quantize_model(
     model: M,
     recipe: RecipeLike = "dynamic-int8",
