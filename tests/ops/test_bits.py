@@ -16,6 +16,7 @@ from lowbit import QuantizationParams, _core, reference
 from lowbit.numerics import packing
 from lowbit.numerics.ranges import MAX_SCALE
 from lowbit.runtime import native
+from lowbit.runtime.arrays import as_float_array
 from strategies import FLOATS, LINEAR, Case, cases, hard_values
 
 Array = np.ndarray[Any, Any]
@@ -269,7 +270,8 @@ def test_block_sums_of_mean_abs_are_added_in_order(isa: str, dtype: Any, threads
     for row, order in zip(rows, ("gssss", "ssssg", "sgsss", "ssgss", "sggss", "sssgs"), strict=True):
         row[: 5 * 4096 : 4096] = [2.0**53 if block == "g" else 1 for block in order]
     out = np.empty(len(rows))
-    _core.mean_abs(rows, native.ELEMENTS[np.dtype(dtype)], rows.shape[1], out)
+    x = as_float_array(rows)
+    _core.mean_abs(x.array, x.element, rows.shape[1], out)
     assert same(out, reference.mean_abs(rows))
     blocks = rows[:, : 5 * 4096 : 4096].astype(np.float64)
     for other in (np.cumsum(blocks[:, ::-1], 1)[:, -1], blocks[:, 1::2].sum(1) + blocks[:, ::2].sum(1)):

@@ -14,6 +14,7 @@ import lowbit as lb
 from every_kind import DTYPES, SIDE, kinds, tensor
 from lowbit import reference
 from lowbit.gpu.ops import GpuQuantizationOps
+from lowbit.ops.options import ConvOptions, MatMulOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:x. has negative values")  # which symmetric unsigned codes clip
 
@@ -180,10 +181,16 @@ def test_backends_take_what_the_protocol_says(backend: type) -> None:
     methods = [name for name, value in vars(lb.QuantizationOps).items() if inspect.isfunction(value)]
     public = {name for name in methods if not name.startswith("_")}
     assert public == {"calibrate", "quantize", "dequantize", "qmatmul", "qconv2d", "qadd", "qrelu"}
+    options = {"qmatmul": MatMulOptions, "qconv2d": ConvOptions}
+    defaults = {name: inspect.signature(getattr(lb, name)).parameters for name in options}
     for name in public:
         wanted, found = (inspect.signature(getattr(cls, name)).parameters for cls in (lb.QuantizationOps, backend))
         open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in found.values())
-        for parameter in wanted.values():
+        named = {p.name: p for p in list(wanted.values())[1:] if p.kind is not inspect.Parameter.VAR_KEYWORD}
+        assert (len(named) < len(wanted) - 1) == (name in options)
+        if name in options:
+            named |= {option: defaults[name][option] for option in options[name].__annotations__}
+        for parameter in named.values():
             if parameter.name in found:
                 assert found[parameter.name].default == parameter.default
             else:
