@@ -90,6 +90,7 @@ check: $(VENV)/.check $(VENV)/.built build/python/lowbit_tests docs
 	$(BIN)/ruff format --check $(PYTHONS)
 	$(BIN)/mypy
 	$(BIN)/python scripts/mutants.py --check
+	$(BIN)/python scripts/check_language.py src core docs benchmarks examples README.md CHANGELOG.md CONTRIBUTING.md
 	find core -name '*.cc' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run -Werror
 
 format: $(VENV)/.check

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -144,7 +146,22 @@ class AffinePlan(QuantizationPlan[A]):
     """A plan for given scales: quantize, dequantize, fake-quantize, and their gradients. Gradients look at the forward
     input again, as its mask is not kept."""
 
-    __slots__ = ()
+    __slots__ = ("_direct", "_given")
+
+    _direct: Callable[..., int] | None  # one native call for plain arrays; -1: it was done
+    _given: Callable[[Any], tuple[Any, ...]]  # its arguments, from args
+
+    def __init__(self, descriptor: PerTensorDescriptor, device: str, preference: Preference) -> None:
+        super().__init__(descriptor, device, preference)
+        row, direct = self.operation, None
+        # Native plans cannot tell bfloat16 from other types of 16 bits.
+        if device == "cpu" and preference == "fastest" and row.native and self._number is not ElementKind.BF16:
+            run = direct = getattr(self._native, row.native)
+            if not row.has_zero_point:
+                zero = self._no_zero
+                direct = lambda *given: run(*given[:-1], zero)  # noqa: E731
+        fields = (*row.reads, row.writes, "scale", "zero_point" if row.has_zero_point else "scale")
+        self._set(_direct=direct, _given=attrgetter(*fields))
 
     def _native_plan(self) -> core.QuantizePlan | core.DequantizePlan | core.FakeQuantizePlan:
         d, element = self.descriptor, FLOATS[self._number]
@@ -179,15 +196,17 @@ class AffinePlan(QuantizationPlan[A]):
         self._require_values(scale, zero)
 
     def run(self, args: A) -> None:
-        if self.preference == "fastest" and self._run_plain(args):
-            return
+        if self._direct is not None:
+            plain = self._given(args)
+            if plain[-3] is not None and plain[-2] is not None and self._direct(*plain) == -1:
+                return
         reads, out, scale, zero = self._buffers(args)
         row, d = self.operation, self.descriptor
         if self.preference == "reference":
             kind, out_kind = self._kinds()
             assert row.formula is not None
-            given = [load(a, kind, d.shape) for a in reads]
-            store(row.formula(*given, scale, zero, d.qmin, d.qmax, self._g), out, out_kind)
+            loaded = [load(a, kind, d.shape) for a in reads]
+            store(row.formula(*loaded, scale, zero, d.qmin, d.qmax, self._g), out, out_kind)
             return
         cpu.require_apart(row.writes, out, False, scale=scale, zero_point=zero)
         if row.native is None:
@@ -196,18 +215,6 @@ class AffinePlan(QuantizationPlan[A]):
             elementwise.require_run(self._native.run(*reads, out, mapping))
         else:
             self._require_good(getattr(self._native, row.native)(*reads, out, scale, zero), scale, zero)
-
-    def _run_plain(self, args: Any) -> bool:
-        """Runs in one native call where the arguments are plain arrays; False if it was not done."""
-        row = self.operation
-        out = getattr(args, row.writes)
-        if row.native is None or out is None or args.scale is None:
-            return False
-        if self._number is ElementKind.BF16:  # native plans cannot tell it from other types of 16 bits
-            return False
-        reads = [getattr(args, name) for name in row.reads]
-        zero = args.zero_point if row.has_zero_point else self._no_zero
-        return getattr(self._native, row.native)(*reads, out, args.scale, zero) == -1  # type: ignore[no-any-return]
 
 
 class LearnedPlan(AffinePlan[BackwardArgs]):

@@ -36,10 +36,10 @@ def squared_error(lower: Array, upper: Array, count: Array, scale: float, least:
 
 
 def divergence(lower: Array, upper: Array, count: Array, scale: float, least: int, most: int, floor: float) -> float:
-    """Kullback-Leibler divergence, in nats, from what clipping leaves of the numbers to what their codes tell of them.
+    """Kullback-Leibler divergence, in nats, from the clipped numbers to what their codes describe.
 
     The cell of code n is scale * [n - 1/2, n + 1/2). Bins are cut where cells meet. P is the share of all numbers in
-    each piece, those beyond the ends being in the outermost two. Q has what the codes tell: each cell's own numbers,
+    each piece, those beyond the ends being in the outermost two. Q is what the codes describe: each cell's own numbers,
     without those from beyond, spread evenly over its pieces, as shares again. Then: sum P log(P / max(Q, floor)).
 
     That Q leaves out the clipped ones makes clipping cost; that it is even within a cell makes steps cost.
