@@ -47,7 +47,7 @@ class Cutter {
 // them later and fails, as in a thread's first `throw std::bad_alloc`, it ends the process.
 void prepare_thread();
 
-// A block of at least so many bytes that belongs to this thread, with undefined contents. Reused by later calls.
+// A block of at least `bytes` bytes that belongs to this thread, with undefined contents. Reused by later calls.
 void* thread_block(int64_t bytes);
 
 }  // namespace lowbit

@@ -8,7 +8,7 @@
 
 namespace lowbit {
 
-// More than any memory holds, and little enough that bytes, bits and padded sizes of so many elements fit an int64.
+// More than any memory holds, and few enough that the bytes, bits and padded sizes of such an array fit an int64.
 constexpr int64_t kMostElements = int64_t{1} << 56;
 
 // The product of sizes, none negative. As NumPy does, refuses sizes whose product is beyond memory even where another

@@ -13,7 +13,7 @@
 namespace lowbit {
 namespace {
 
-// Waits until so many tasks have begun: each then has a thread of its own.
+// Waits until this many tasks have begun: each then has a thread of its own.
 class Meeting {
  public:
   explicit Meeting(int expected) : expected_(expected) {}

@@ -16,7 +16,7 @@ constexpr int64_t kTaskRows = 32;  // or rows, where columns have scales of thei
 
 const char* at_optional(const void* p, int64_t bytes) { return p ? at(p, bytes) : nullptr; }
 
-// Whether so many bytes, read and written, leave nothing in the caches for a later reader.
+// Whether reading and writing `bytes` bytes evicts from the caches what a later reader needs.
 bool exceeds_caches(int64_t bytes) { return bytes >= 64 << 20; }
 
 FakeQuantArgs common(const Affine& f) {

@@ -13,7 +13,7 @@ namespace lowbit {
 
 constexpr int64_t kFloatTaskRows = 32, kGroupTaskColumns = 2 * kGroupCols;
 
-// Rows of so many bytes that are converted at once, so that tasks read them from L2 or L3.
+// The number of rows of `row_bytes` bytes that are converted in one step, so that tasks read them from L2 or L3.
 inline int64_t staged_rows(int64_t row_bytes, int64_t m) {
   return std::clamp<int64_t>(cpu_model().staging / std::max<int64_t>(1, row_bytes), 1, std::max<int64_t>(1, m));
 }

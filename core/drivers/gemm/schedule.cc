@@ -91,7 +91,7 @@ RowAccess access_of(const GemmSchedule& s, const CpuModel& cpu) {
   return readable && !aliases ? RowAccess::in_place : RowAccess::packed_per_task;
 }
 
-// Whether so many rows, each written a line wide before the next line, need more lines of an L1 set than it has for
+// Whether `rows` rows, each written one cache line wide before the next, need more lines of an L1 set than it has for
 // them: a store then waits until an older line is evicted.
 bool written_rows_alias(int64_t stride, int64_t rows, const CpuModel& cpu) {
   std::array<int16_t, 64> written{};

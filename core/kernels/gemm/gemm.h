@@ -17,7 +17,7 @@
 namespace lowbit {
 
 constexpr int kGemmCols = 16;     // columns of a panel
-constexpr int kGemmQuads = 2;     // k is padded to a multiple of so many quads, which smmla multiplies at once
+constexpr int kGemmQuads = 2;     // k is padded to a multiple of this many quads, which smmla multiplies at once
 constexpr int kGemmDepth = 1152;  // of a k-block at most: its panels and the rows of a task fit L2
 
 // A run of consecutive quads of a row of a.

@@ -15,7 +15,7 @@
 //   chains(rows), sum(acc, acc)  optional: alternating accumulators per sum, where a tile has too few accumulators to
 //                          hide the latency of dot
 //   is_one                 whether dot is opaque to compilers, so that `peak` is not optimized away
-//   max_rows, wide(rows)   rows of a full tile; groups of columns of a tile with so many rows
+//   max_rows, wide(rows)   rows of a full tile; column vectors of a tile with `rows` rows
 #pragma once
 #include <type_traits>
 

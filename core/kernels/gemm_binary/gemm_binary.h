@@ -13,7 +13,7 @@ namespace lowbit {
 constexpr int64_t kBinaryRows = 64, kBinaryColumns = 64;
 constexpr int64_t kBinaryTiles = 8;  // adjacent tiles of one epilogue, so that results are written in long runs
 constexpr int64_t kBinaryStep = 3, kBinaryBlock = 30;
-constexpr int64_t kBinaryExpandRows = 4;  // from so many rows on, expanding the columns pays
+constexpr int64_t kBinaryExpandRows = 4;  // the least number of rows for which expanding the columns pays
 constexpr int64_t kBinaryScratch = 2 * kBinaryBlock * kBinaryColumns;
 
 // Rows of bits in the form that `dot` reads. codes has room for code_bytes * (rows, made even) * padded bytes.
