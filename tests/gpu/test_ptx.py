@@ -17,8 +17,9 @@ from gpu.ptx_executor import decode
 from gpu.ptx_launch import on_target
 from gpu.ptx_tensors import CODES, FLOATS, GRANULARITIES, TARGETS, Affine, affine_of, as_numpy, same_bits, tensor_of
 from lowbit import reference
-from lowbit.gpu import elementwise_cases, gemm_cases, launch, launch_reductions
+from lowbit.gpu import launch, launch_reductions
 from lowbit.gpu.ahead import Case, compile_case
+from lowbit.gpu.cases import CASES
 from lowbit.gpu.language import jit, tl
 from lowbit.numerics.packing import unpack
 
@@ -211,7 +212,7 @@ def test_learned_gradients(target: str, floats: str, granularity: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("case", [*elementwise_cases.CASES, *gemm_cases.CASES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_instruction_of_every_case_is_known(case: Case, target: str) -> None:
     """Nothing approximate, nothing that may be contracted, nothing that the executor would have to guess."""
     if target not in case.not_on:

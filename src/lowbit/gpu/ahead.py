@@ -9,11 +9,9 @@ interprets it, so nothing can be compiled in a process that has TRITON_INTERPRET
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +71,7 @@ def compile_case(case: Case, target: str) -> dict[str, str]:
     if target in case.not_on:
         raise Unsupported(f"{case.name}: not for {target}: {case.not_on[target]}")
     from triton import compile as compile_source  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    from triton import knobs
     from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found,import-untyped,unused-ignore]
     from triton.compiler import ASTSource  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
@@ -94,7 +93,9 @@ def compile_case(case: Case, target: str) -> dict[str, str]:
     )
     gpu = GPUTarget("hip", target, _WAVE[target]) if backend == "hip" else GPUTarget("cuda", int(target[3:]), 32)
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages, "enable_fp_fusion": False}
-    with _empty_cache():
+    # A cache folder of its own, so that no text of an earlier compiler or kernel is ever seen.
+    with tempfile.TemporaryDirectory(prefix="lowbit-triton-") as folder, knobs.cache.scope():
+        knobs.cache.dir = folder
         compiled = compile_source(source, target=gpu, options=options)
         texts = {name: str(compiled.asm[name]) for name in _TEXTS if name in compiled.asm}
     texts["shared"] = str(compiled.metadata.shared)
@@ -109,18 +110,3 @@ def _path(case: Case, name: str) -> tuple[int, ...]:
     argument, _, member = name.partition(".")
     index = case.kernel.arg_names.index(argument)
     return (index, case.signature[argument]._fields.index(member)) if member else (index,)
-
-
-@contextmanager
-def _empty_cache() -> Iterator[None]:
-    """A cache folder of its own, so that no text of an earlier compiler or kernel is ever seen."""
-    before = os.environ.get("TRITON_CACHE_DIR")
-    with tempfile.TemporaryDirectory(prefix="lowbit-triton-") as folder:
-        os.environ["TRITON_CACHE_DIR"] = folder
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["TRITON_CACHE_DIR"]
-            else:
-                os.environ["TRITON_CACHE_DIR"] = before

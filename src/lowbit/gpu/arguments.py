@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import NamedTuple
 
+# Pointers: scales and zero points of a and b, and the sums of b's centred codes by column.
+Scales = namedtuple("Scales", "sa za sb zb column_sums")
 
-class Scales(NamedTuple):
-    """Pointers: scales and zero points of a and b, and the sums of b's centred codes by column."""
+# The bias (a pointer), scale, zero point and code range of the result, and the bounds of float results.
+Epilogue = namedtuple("Epilogue", "bias sy zy lo hi floor ceiling")
 
-    sa: Any
-    za: Any
-    sb: Any
-    zb: Any
-    column_sums: Any
+# Sizes, and row strides in elements.
+GemmShape = namedtuple("GemmShape", "M N K a_row b_row out_row")
 
+# Sizes, codes per group, and row strides in elements.
+Int4Shape = namedtuple("Int4Shape", "M N K group x_row q_row out_row s_row")
 
-class Epilogue(NamedTuple):
-    """The bias (a pointer), scale, zero point and code range of the result, and the bounds of float results."""
+# M rows and N columns of the product (of one group), the image, the result, the filters, and how they move.
+ConvShape = namedtuple(
+    "ConvShape", "M N H W C OH OW KW taps per_group stride_h stride_w top left dilation_h dilation_w"
+)
 
-    bias: Any
-    sy: Any
-    zy: Any
-    lo: Any
-    hi: Any
-    floor: Any
-    ceiling: Any
+# How many elements there are, and which scale each has: see scale_access.py.
+Spread = namedtuple("Spread", "n columns axis groups")
+
+# divisor: into how many steps a range is divided.
+CodeRange = namedtuple("CodeRange", "qmin qmax divisor")
 
 
 class Rules(NamedTuple):
@@ -43,51 +45,6 @@ class Rules(NamedTuple):
     BIAS: str
 
 
-class GemmShape(NamedTuple):
-    """Sizes, and row strides in elements."""
-
-    M: Any
-    N: Any
-    K: Any
-    a_row: Any
-    b_row: Any
-    out_row: Any
-
-
-class ConvShape(NamedTuple):
-    """M rows and N columns of the product (of one group), the image, the result, the filters, and how they move."""
-
-    M: Any
-    N: Any
-    H: Any
-    W: Any
-    C: Any
-    OH: Any
-    OW: Any
-    KW: Any
-    taps: Any
-    per_group: Any
-    stride_h: Any
-    stride_w: Any
-    top: Any
-    left: Any
-    dilation_h: Any
-    dilation_w: Any
-
-
-class Int4Shape(NamedTuple):
-    """Sizes, codes per group, and row strides in elements."""
-
-    M: Any
-    N: Any
-    K: Any
-    group: Any
-    x_row: Any
-    q_row: Any
-    out_row: Any
-    s_row: Any
-
-
 class Int4Rules(NamedTuple):
     """Constants. EVEN_K: the tile's depth divides `group`, and `group` divides K. Otherwise `group` is even, or there
     is one group."""
@@ -96,15 +53,6 @@ class Int4Rules(NamedTuple):
     HAS_Z: bool
     HAS_BIAS: bool
     EVEN_K: bool
-
-
-class Spread(NamedTuple):
-    """How many elements there are, and which scale each has: see scale_access.py."""
-
-    n: Any
-    columns: Any
-    axis: Any
-    groups: Any
 
 
 class SpreadRules(NamedTuple):
@@ -117,48 +65,25 @@ class SpreadRules(NamedTuple):
     BLOCK: int
 
 
-class CodeRange(NamedTuple):
-    """divisor: into how many steps a range is divided."""
-
-    qmin: Any
-    qmax: Any
-    divisor: Any
-
-
 class CodeRules(NamedTuple):
     SYMMETRIC: bool
     PACKED: bool
 
 
-class RunBlock(NamedTuple):
-    """What a program has: RUNS runs, WIDTH elements of each at a time. UNIFORM: every run is a whole group."""
+class Block(NamedTuple):
+    """What a program has: COUNT runs, columns or scales, and LENGTH elements, rows or parts of each at a time.
+    UNIFORM: every run is a whole group."""
 
     INDEX64: bool
-    UNIFORM: bool
-    RUNS: int
-    WIDTH: int
-
-
-class ColumnBlock(NamedTuple):
-    """What a program has: COLUMNS columns, HEIGHT rows of each at a time."""
-
-    INDEX64: bool
-    HEIGHT: int
-    COLUMNS: int
-
-
-class FoldBlock(NamedTuple):
-    """What a program has: SCALES scales, WIDTH parts of each at a time."""
-
-    INDEX64: bool
-    SCALES: int
-    WIDTH: int
+    COUNT: int
+    LENGTH: int
+    UNIFORM: bool = False
 
 
 class SumBlock(NamedTuple):
-    """What a program has: SIZE runs, columns or scales; so many rows and pieces at a time."""
+    """What a program has: COUNT runs, columns or scales; so many rows and pieces at a time."""
 
     INDEX64: bool
-    SIZE: int
+    COUNT: int
     UNROLL: int
     UNROLL_PIECES: int = 1

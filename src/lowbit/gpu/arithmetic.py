@@ -50,9 +50,11 @@ def low_and_high(z, qmin, qmax, like):
 
 
 @jit
-def steps_clamped(y, low, high):
-    """clamp(rne(y), low, high); NaN gives low. Clamped first: the ends are whole, so rounding cannot leave them."""
-    return round_to_even(tl.minimum(tl.maximum(y, low), high))
+def steps_clamped(v, s, z, qmin, qmax):
+    """clamp(rne(v / s), qmin - z, qmax - z); NaN gives the least. Clamped first: the ends are whole, so rounding cannot
+    leave them."""
+    low, high = low_and_high(z, qmin, qmax, v)
+    return round_to_even(tl.minimum(tl.maximum(divide(v, s), low), high))
 
 
 @jit
@@ -60,13 +62,6 @@ def steps_seen(y, low, high):
     """rne(y), or one step outside where it is below low or above high: enough to tell inside from outside. NaN is
     below."""
     return round_to_even(tl.minimum(tl.maximum(y, low - 1), high + 1))
-
-
-@jit
-def masked(y, low, high):
-    """low <= rne(y) <= high, where gradients pass; False for NaN and ±Inf."""
-    steps = steps_seen(y, low, high)
-    return (steps >= low) & (steps <= high)
 
 
 @jit

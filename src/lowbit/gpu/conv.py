@@ -10,9 +10,8 @@ add nothing and the corrections of epilogue.py hold as they are.
 
 from __future__ import annotations
 
-from lowbit.gpu.dp4a import dp4a
-from lowbit.gpu.epilogue import centred
-from lowbit.gpu.gemm import apply_epilogue, store_tile, tile_of
+from lowbit.gpu.epilogue import apply_epilogue, centred, store_tile
+from lowbit.gpu.gemm import dp4a, tile_of
 from lowbit.gpu.language import jit, tl
 
 

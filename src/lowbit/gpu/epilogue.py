@@ -81,3 +81,55 @@ def applied(sums, sa, sb, bias, epilogue, RULES: tl.constexpr):
                 y = y + bias
             y = tl.where(y < epilogue.floor, epilogue.floor, y)
             return tl.where(y > epilogue.ceiling, epilogue.ceiling, y)
+
+
+@jit
+def apply_epilogue(dot, row_sum, rows, columns, first, out, out_row, scales, M, N, K, epilogue, RULES: tl.constexpr):
+    """Corrects a tile [rows, columns] of dot products of centred codes, applies the epilogue and stores what is inside.
+    first: the column of the whole result at which this product's N begin."""
+    row_in = rows < M
+    column_in = columns < N
+    za = tl.zeros((1, 1), tl.int32)
+    zb = tl.zeros((1, 1), tl.int32)
+    of_columns = tl.zeros((1, 1), tl.int32)
+    # One value for all rows or columns stays one, so that what depends on it is computed once.
+    if RULES.HAS_ZA:
+        if RULES.ZA_STEP:
+            za = tl.load(scales.za + rows, mask=row_in, other=0)[:, None] - (128 if RULES.A_UNSIGNED else 0)
+        else:
+            za += tl.load(scales.za) - (128 if RULES.A_UNSIGNED else 0)
+        of_columns = tl.load(scales.column_sums + first + columns, mask=column_in, other=0)[None, :]
+    if RULES.HAS_ZB:
+        if RULES.ZB_STEP:
+            zb = tl.load(scales.zb + first + columns, mask=column_in, other=0)[None, :]
+            zb -= 128 if RULES.B_UNSIGNED else 0
+        else:
+            zb += tl.load(scales.zb) - (128 if RULES.B_UNSIGNED else 0)
+    sums = corrected(dot, row_sum[:, None], of_columns, za, zb, K, RULES)
+
+    sa = tl.zeros((1, 1), tl.float32)
+    if RULES.OUT != "sums":
+        if RULES.SA_STEP:
+            sa = tl.load(scales.sa + rows, mask=row_in, other=1.0)[:, None]
+        else:
+            sa += tl.load(scales.sa)
+    store_tile(sums, sa, rows, columns, first, out, out_row, scales, M, N, epilogue, RULES)
+
+
+@jit
+def store_tile(sums, sa, rows, columns, first, out, out_row, scales, M, N, epilogue, RULES: tl.constexpr):
+    """Applies the epilogue to a tile of exact sums and stores what is inside."""
+    row_in = rows < M
+    column_in = columns < N
+    sb = tl.zeros((1, 1), tl.float32)
+    bias = tl.zeros((1, 1), tl.float32)
+    if RULES.OUT != "sums":
+        if RULES.SB_STEP:
+            sb = tl.load(scales.sb + first + columns, mask=column_in, other=1.0)[None, :]
+        else:
+            sb += tl.load(scales.sb)
+    if RULES.BIAS != "none":
+        bias = tl.load(epilogue.bias + first + columns, mask=column_in, other=0)[None, :]
+    y = applied(sums, sa, sb, bias, epilogue, RULES)
+    offsets = out + first + rows.to(tl.int64)[:, None] * out_row + columns[None, :]
+    tl.store(offsets, y.to(out.dtype.element_ty), mask=row_in[:, None] & column_in[None, :])

@@ -11,8 +11,8 @@ import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
-from lowbit.gpu import elementwise_cases, gemm_cases
-from lowbit.gpu.ahead import TARGETS, Case, compile_case
+from lowbit.gpu.ahead import TARGETS, compile_case
+from lowbit.gpu.cases import CASES
 
 HEADER = """\
 # Kernels and the instructions they become
@@ -65,31 +65,27 @@ def fused(texts: dict[str, str]) -> int:
     return len(re.findall(_FUSED, code)) - 5 * len(re.findall(r"\bv_div_fixup_f\d+", code))
 
 
-def all_cases() -> list[Case]:
-    return [*gemm_cases.CASES, *elementwise_cases.CASES]
-
-
 def pairs() -> list[tuple[int, str]]:
     """(number of a case, target) of everything that is compiled."""
-    return [(i, target) for i, case in enumerate(all_cases()) for target in case.targets]
+    return [(i, target) for i, case in enumerate(CASES) for target in case.targets]
 
 
 def emitted(pair: tuple[int, str]) -> dict[str, str]:
     """The last texts of a case on a target, for another process."""
-    texts = compile_case(all_cases()[pair[0]], pair[1])
+    texts = compile_case(CASES[pair[0]], pair[1])
     return {name: texts[name] for name in ("ptx", "amdgcn", "llir", "shared") if name in texts}
 
 
 def rows(of: dict[tuple[int, str], str]) -> dict[tuple[str, str], str]:
     """Cells by (kernel, target), of cells by pair. Where no case of a name serves a target, the reason."""
-    cases, found = all_cases(), {}
-    for i, case in enumerate(cases):
+    found = {}
+    for i, case in enumerate(CASES):
         for target in TARGETS:
             if (i, target) in of:
                 found[case.name, target] = of[i, target]
             elif target not in case.targets:
                 found.setdefault((case.name, target), f"not compiled: {case.not_on[target]}")
-    order = {name: n for n, name in enumerate(dict.fromkeys(case.name for case in cases))}
+    order = {name: n for n, name in enumerate(dict.fromkeys(case.name for case in CASES))}
     return dict(sorted(found.items(), key=lambda item: (order[item[0][0]], TARGETS.index(item[0][1]))))
 
 
@@ -101,19 +97,6 @@ def table(cells: dict[tuple[str, str], str]) -> str:
         for text in dict.fromkeys(own.values()):
             lines.append(f"| {kernel} | {', '.join(t for t in own if own[t] == text)} | {text} |")
     return HEADER + "\n".join(lines) + "\n"
-
-
-def parsed(document: str) -> dict[tuple[str, str], str]:
-    """The cells of a document that `table` made.
-
-    >>> parsed(table({("k", "sm_80"): "`a`", ("k", "sm_90"): "`a`"})) == {("k", "sm_80"): "`a`", ("k", "sm_90"): "`a`"}
-    True
-    """
-    cells = {}
-    for line in document.split("|---|---|---|\n")[1].splitlines():
-        kernel, targets, text = line.strip("| ").split(" | ")
-        cells.update({(kernel, target): text for target in targets.split(", ")})
-    return cells
 
 
 def _cell_of(pair: tuple[int, str]) -> str:

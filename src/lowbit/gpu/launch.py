@@ -93,12 +93,12 @@ def fake_quantize(x: Tensor, *affine: Unpack[Affine], out: Tensor | None = None)
 
 def fake_quantize_backward(dy: Tensor, x: Tensor, *affine: Unpack[Affine], out: Tensor | None = None) -> Tensor:
     """dx = m ? dy : 0, m = qmin <= rne(x / s) + z <= qmax. out may be dy or x."""
-    return _run_affine(elementwise.fake_quantize_backward, (dy, x), affine, out)
+    return _run_affine(elementwise.backward, (dy, x), affine, out, False)
 
 
 def quantize_backward(dy: Tensor, x: Tensor, *affine: Unpack[Affine], out: Tensor | None = None) -> Tensor:
     """dx = m ? dy / s : 0, m = qmin <= rne(x / s) + z <= qmax. out may be dy or x."""
-    return _run_affine(elementwise.quantize_backward, (dy, x), affine, out)
+    return _run_affine(elementwise.backward, (dy, x), affine, out, True)
 
 
 def dequantize_backward(dy: Tensor, scale: Tensor, g: Granularity, *, out: Tensor | None = None) -> Tensor:
@@ -135,10 +135,10 @@ def _same_device(*tensors: Tensor | None) -> None:
             )
 
 
-def _run_affine(kernel: Any, reads: tuple[Tensor, ...], affine: Affine, out: Tensor | None) -> Tensor:
+def _run_affine(kernel: Any, reads: tuple[Tensor, ...], affine: Affine, out: Tensor | None, *rest: bool) -> Tensor:
     scale, zero, qmin, qmax, g = affine
     out = torch.empty_like(reads[0]) if out is None else out
-    _run(kernel, reads[-1], scale, g, (*reads, scale, zero, out), qmin, qmax)
+    _run(kernel, reads[-1], scale, g, (*reads, scale, zero, out), qmin, qmax, *rest)
     return out
 
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 from lowbit.gpu.arguments import Epilogue, GemmShape, Int4Rules, Int4Shape, Rules, Scales
-from lowbit.gpu.dp4a import int8_gemm_dp4a, int8_gemv_dp4a
-from lowbit.gpu.gemm import int8_gemm
+from lowbit.gpu.gemm import int8_gemm, int8_gemm_dp4a, int8_gemv_dp4a
 from lowbit.gpu.tiles import DP4A, DP4A_SMALL, Gpu, int4_tile, int8_tile
 from lowbit.gpu.weight_only import int4_gemm
 from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType

@@ -6,19 +6,22 @@ Arguments are as in launch.py, and no function waits for the GPU. A workspace is
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lowbit.gpu import launch as plain
-from lowbit.gpu import learned, reductions
-from lowbit.gpu.arguments import CodeRange, CodeRules, ColumnBlock, FoldBlock, RunBlock, SumBlock
+from lowbit.gpu import reductions
+from lowbit.gpu.arguments import Block, CodeRange, CodeRules, SumBlock
 from lowbit.gpu.grids import PIECE, RANGE_PIECE, Parts, indices_are_wide, parts_of, power_of_two
-from lowbit.gpu.launch import empty_codes, launch, warps
+from lowbit.gpu.launch import Affine, empty_codes, launch, warps
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.granularity import Granularity
 from lowbit.runtime.torch_types import compute_dtype
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _LONGEST_FUSED = 8192  # longest run, in elements, that one program processes
 
@@ -43,28 +46,12 @@ def value_range(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(min, max, number of NaN) per scale. NaN is ignored, -0 becomes +0; both are NaN where all elements are."""
     wide = compute_dtype(x.dtype)
-    lo, hi, nans = (
-        out
-        if out is not None
-        else (
-            *(torch.empty(g.scale_shape, dtype=wide, device=x.device) for _ in range(2)),
-            torch.empty(g.scale_shape, dtype=torch.int64, device=x.device),
-        )
-    )
-    parts, found = _partial_ranges(x, g, False, workspace)
-    _fold(reductions.whole_range, x, parts, (*found, lo, hi, nans))
-    return lo, hi, nans
-
-
-def absmax(
-    x: Tensor, g: Granularity, *, out: Tensor | None = None, workspace: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """(max |x|, number of NaN) per scale. NaN is ignored; the maximum is NaN where all elements are."""
-    most = torch.empty(g.scale_shape, dtype=compute_dtype(x.dtype), device=x.device) if out is None else out
-    least, nans = torch.empty_like(most), torch.empty(g.scale_shape, dtype=torch.int64, device=x.device)
-    parts, found = _partial_ranges(x, g, True, workspace)
-    _fold(reductions.whole_range, x, parts, (*found, least, most, nans))
-    return most, nans
+    if out is None:
+        lo, hi, nans = (torch.empty(g.scale_shape, dtype=t, device=x.device) for t in (wide, wide, torch.int64))
+        out = lo, hi, nans
+    parts, found = _partial_ranges(x, g, workspace)
+    _fold(reductions.whole_range, x, parts, (*found, *out))
+    return out
 
 
 def quantize_dynamic(
@@ -97,9 +84,14 @@ def quantize_dynamic(
     divisor = max(1, (-qmin if full_range and qmin < 0 else qmax) if symmetric else qmax - qmin)
     numbers = CodeRange(qmin, qmax, divisor)
     if _is_fused(g, dtype):
-        _quantize_runs(x, out, parts_of(g, _LONGEST_FUSED), numbers, CodeRules(symmetric, dtype.is_sub_byte))
+        parts = parts_of(g, _LONGEST_FUSED)
+        width = power_of_two(max(2, parts.longest))
+        block, programs, threads = _run_block(x, parts, width)
+        sizes = (parts.total, -(-parts.group // 2), parts)
+        rules = CodeRules(symmetric, dtype.is_sub_byte)
+        launch(reductions.quantize_runs, programs, x, threads, x, *out, *sizes, numbers, rules, block)
         return out
-    parts, found = _partial_ranges(x, g, False, workspace)
+    parts, found = _partial_ranges(x, g, workspace)
     _fold(reductions.parameters_from_ranges, x, parts, (*found, scale, zero), numbers, symmetric)
     plain.quantize(x, scale, zero, qmin, qmax, g, dtype, out=codes)
     return out
@@ -108,18 +100,14 @@ def quantize_dynamic(
 def fake_quantize_learned_backward(
     dy: Tensor,
     x: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    qmin: int,
-    qmax: int,
-    g: Granularity,
-    *,
+    *affine: Unpack[Affine],
     out: tuple[Tensor, Tensor, Tensor] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dx, ds, dz) of fake_quantize with a learned scale and zero point; the same bits as on the CPU. There is a scale
     for each of the granularity. dx may be dy."""
-    dx, ds, dz = out if out is not None else (torch.empty_like(dy), *(torch.empty_like(scale) for _ in range(2)))
+    scale, zero, qmin, qmax, g = affine
+    dx, ds, dz = (torch.empty_like(dy), torch.empty_like(scale), torch.empty_like(scale)) if out is None else out
     if not x.numel():
         ds.zero_(), dz.zero_()
         return dx, ds, dz
@@ -133,17 +121,17 @@ def fake_quantize_learned_backward(
     unroll = power_of_two(-(-parts.longest // (1 if parts.by_columns else 8)), 8)
     if parts.by_columns:
         block = SumBlock(wide, power_of_two(parts.columns, plain.THREADS // 2), unroll)
-        programs = _column_programs(parts, block.SIZE)
-        launch(learned.learned_of_columns, programs, x, warps(block.SIZE, x), *tensors, parts, qmin, qmax, block)
+        programs = _column_programs(parts, block.COUNT)
+        launch(reductions.learned_of_columns, programs, x, warps(block.COUNT, x), *tensors, parts, qmin, qmax, block)
     else:
         block = SumBlock(wide, plain.THREADS // 16, unroll)
-        programs, threads = -(-parts.total // block.SIZE), warps(8 * block.SIZE, x)
-        launch(learned.learned_of_runs, programs, x, threads, *tensors, parts.total, parts, qmin, qmax, block)
+        programs, threads = -(-parts.total // block.COUNT), warps(8 * block.COUNT, x)
+        launch(reductions.learned_of_runs, programs, x, threads, *tensors, parts.total, parts, qmin, qmax, block)
     if not parts.is_final:
         # A chain of additions cannot be shortened, but many loads can be in flight at a time.
         size = power_of_two(parts.scales, plain.THREADS // 2)
         block = SumBlock(wide, size, *((16, 1) if parts.pieces == 1 else (1, 16)))
-        launch(learned.add_in_order, -(-parts.scales // size), x, warps(size, x), *sums, ds, dz, parts, block)
+        launch(reductions.add_in_order, -(-parts.scales // size), x, warps(size, x), *sums, ds, dz, parts, block)
     return dx, ds, dz
 
 
@@ -163,29 +151,29 @@ def _column_programs(parts: Parts, block: int) -> int:
     return parts.total // parts.columns * -(-parts.columns // block)
 
 
-def _partial_ranges(
-    x: Tensor, g: Granularity, absolute: bool, workspace: Tensor | None
-) -> tuple[Parts, tuple[Tensor, Tensor, Tensor]]:
+def _partial_ranges(x: Tensor, g: Granularity, workspace: Tensor | None) -> tuple[Parts, tuple[Tensor, Tensor, Tensor]]:
     if not x.numel():
         raise InvalidProblem(f"x: empty (shape {tuple(x.shape)}); there is nothing to find a range in")
     parts = parts_of(g, RANGE_PIECE)
     wide = compute_dtype(x.dtype)
     room, end = _workspace(workspace, range_workspace(g, x.dtype), x), parts.total * wide.itemsize
-    lo, hi, nans = room[:end].view(wide), room[end : 2 * end].view(wide), room[2 * end :].view(torch.int32)
-    wide_index, given = indices_are_wide(x.numel()), (x, lo, hi, nans)
+    found = room[:end].view(wide), room[end : 2 * end].view(wide), room[2 * end :].view(torch.int32)
     if parts.by_columns:
         columns = power_of_two(parts.columns, plain.THREADS)
         height = power_of_two(parts.longest, _tile(x) // columns)
-        threads, block = _warps_of(height * columns, x), ColumnBlock(wide_index, height, columns)
-        launch(
-            reductions.range_of_columns, _column_programs(parts, columns), x, threads, *given, parts, absolute, block
-        )
+        block, programs = Block(indices_are_wide(x.numel()), columns, height), _column_programs(parts, columns)
+        launch(reductions.range_of_columns, programs, x, _warps_of(height * columns, x), x, *found, parts, block)
     else:
-        width = power_of_two(parts.longest, _tile(x))
-        runs = power_of_two(parts.total, _tile(x) // width)
-        rest = (parts.total, parts, absolute, RunBlock(wide_index, parts.is_uniform, runs, width))
-        launch(reductions.range_of_runs, -(-parts.total // runs), x, _warps_of(runs * width, x), *given, *rest)
-    return parts, (lo, hi, nans)
+        block, programs, threads = _run_block(x, parts, power_of_two(parts.longest, _tile(x)))
+        launch(reductions.range_of_runs, programs, x, threads, x, *found, parts.total, parts, block)
+    return parts, found
+
+
+def _run_block(x: Tensor, parts: Parts, width: int) -> tuple[Block, int, int]:
+    """What a program has of runs, `width` elements of each at a time; how many programs there are, and their warps."""
+    runs = power_of_two(parts.total, max(1, _tile(x) // width))
+    block = Block(indices_are_wide(x.numel()), runs, width, parts.is_uniform)
+    return block, -(-parts.total // runs), _warps_of(runs * width, x)
 
 
 def _warps_of(elements: int, x: Tensor) -> int:
@@ -196,7 +184,7 @@ def _warps_of(elements: int, x: Tensor) -> int:
 def _fold(kernel: Any, x: Tensor, parts: Parts, tensors: tuple[Tensor | None, ...], *rest: Any) -> None:
     width = power_of_two(parts.outer * parts.pieces, 1024)
     scales = power_of_two(parts.scales, 1024 // width)
-    block = FoldBlock(indices_are_wide(x.numel()), scales, width)
+    block = Block(indices_are_wide(x.numel()), scales, width)
     launch(kernel, -(-parts.scales // scales), x, warps(width * scales // 4, x), *tensors, parts, *rest, block)
 
 
@@ -208,13 +196,3 @@ def _is_fused(g: Granularity, codes: QuantizedDType) -> bool:
     rows = parts.scales // parts.groups
     whole_bytes = (parts.groups == 1 or parts.group % 2 == 0) and (rows == 1 or parts.length % 2 == 0)
     return whole_bytes or not codes.is_sub_byte
-
-
-def _quantize_runs(
-    x: Tensor, out: tuple[Tensor, Tensor, Tensor | None], parts: Parts, codes: CodeRange, rules: CodeRules
-) -> None:
-    width = power_of_two(max(2, parts.longest))
-    runs = power_of_two(parts.total, max(1, _tile(x) // width))
-    block = RunBlock(indices_are_wide(x.numel()), parts.is_uniform, runs, width)
-    rest = (parts.total, -(-parts.group // 2), parts, codes, rules, block)
-    launch(reductions.quantize_runs, -(-parts.total // runs), x, _warps_of(runs * width, x), x, *out, *rest)

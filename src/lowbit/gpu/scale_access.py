@@ -81,17 +81,20 @@ def load_parameter(values, index, mask, other, KIND: tl.constexpr):
 
 
 @jit
-def load_affine(scale, zero, first, at, RULES: tl.constexpr):
-    """(s, z) of BLOCK elements from `first` on. zero may be None: all are 0."""
-    mask = first + tl.arange(0, RULES.BLOCK) < at.n
+def affine_elements(scale, zero, at, RULES: tl.constexpr):
+    """A program's BLOCK elements: (the first, the offset of each, which of them exist, s, z). zero may be None: all are
+    0."""
+    first = program_index(RULES.INDEX64) * RULES.BLOCK
+    offsets = first + tl.arange(0, RULES.BLOCK)
+    here = offsets < at.n
     index = 0
     if RULES.KIND != TENSOR:
         index = scale_index(first, at, RULES)
-    s = load_parameter(scale, index, mask, 1.0, RULES.KIND)
+    s = load_parameter(scale, index, here, 1.0, RULES.KIND)
     z = tl.zeros((1,), tl.int32)
     if zero is not None:
-        z = load_parameter(zero, index, mask, 0, RULES.KIND)
-    return s, z
+        z = load_parameter(zero, index, here, 0, RULES.KIND)
+    return first, offsets, here, s, z
 
 
 @jit
