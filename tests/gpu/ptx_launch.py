@@ -132,7 +132,7 @@ def on_target(
         )  # fmt: skip
 
     from lowbit.gpu import launch as elementwise
-    from lowbit.gpu import launch_reductions as reductions
+    from lowbit.gpu import launch_conv, launch_gemm, launch_reductions
 
     host = elementwise.launch
 
@@ -142,7 +142,9 @@ def on_target(
     with (
         mock.patch.object(JITFunction, "run", launch),
         mock.patch.object(elementwise, "launch", host_launch),
-        mock.patch.object(reductions, "launch", host_launch),
+        mock.patch.object(launch_reductions, "launch", host_launch),
+        mock.patch.object(launch_gemm, "launch", host_launch),
+        mock.patch.object(launch_conv, "launch", host_launch),
         mock.patch.object(torch, "empty", _filled(torch.empty)),
         mock.patch.object(torch, "empty_like", _filled(torch.empty_like)),
     ):

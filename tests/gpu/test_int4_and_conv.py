@@ -18,6 +18,7 @@ from lowbit.gpu.launch_gemm import GpuEpilogue, Int4Weight, linear_int4  # noqa:
 from lowbit.gpu.tiles import Gpu  # noqa: E402
 from lowbit.numerics.errors import InvalidProblem, Unsupported  # noqa: E402
 from lowbit.numerics.packing import pack_bits  # noqa: E402
+from lowbit.ops.conv_geometry import ConvGeometry  # noqa: E402
 from lowbit.reference import compute as reference  # noqa: E402
 
 F32 = np.float32
@@ -108,6 +109,7 @@ def test_convolutions(name: str) -> None:
     sy = F32(abs(floats).max() / 100)
     steps = np.rint(bias / (sx * sw)).astype(np.int64)
     requantized = reference.requantize(rows + steps, sx, sw, sy, 5, 5, 255).reshape(floats.shape)
+    geometry = ConvGeometry.of(stride, padding, dilation, groups, "NCHW")
     for path in paths:
         for finish, expected in (
             (GpuEpilogue(torch.int32), sums),
@@ -115,10 +117,7 @@ def test_convolutions(name: str) -> None:
             (GpuEpilogue(torch.uint8, torch.from_numpy(bias), scale=float(sy), zero_point=5, lo=5),
              np.moveaxis(requantized, -1, 1)),
         ):  # fmt: skip
-            found = conv2d(
-                torch.from_numpy(x), weight, torch.tensor(sx), zero, finish, stride=stride, padding=padding,
-                dilation=dilation, groups=groups, gpu=AMPERE, path=path,
-            )  # fmt: skip
+            found = conv2d(torch.from_numpy(x), weight, torch.tensor(sx), zero, finish, geometry, gpu=AMPERE, path=path)
             np.testing.assert_array_equal(found.numpy(), expected, err_msg=path)
 
 
@@ -126,14 +125,16 @@ def test_convolutions_by_layout_and_gpu() -> None:
     rng = np.random.default_rng(3)
     x, w = torch.from_numpy(codes(rng, "u8", 1, 8, 5, 5)), torch.from_numpy(codes(rng, "s8", 4, 8, 3, 3))
     weight = conv_weight(w, ONE)
-    found = [conv2d(x, weight, ONE, 9, GpuEpilogue(torch.int32), gpu=gpu) for gpu in (AMPERE, TURING, Gpu("hip", 0))]
-    last = conv2d(x.permute(0, 2, 3, 1), weight, ONE, 9, GpuEpilogue(torch.int32), layout="NHWC", gpu=AMPERE)
+    plain, gpus = ConvGeometry.of(1, 0, 1, 1, "NCHW"), (AMPERE, TURING, Gpu("hip", 0))
+    found = [conv2d(x, weight, ONE, 9, GpuEpilogue(torch.int32), plain, gpu=gpu) for gpu in gpus]
+    nhwc = plain._replace(layout="NHWC")
+    last = conv2d(x.permute(0, 2, 3, 1), weight, ONE, 9, GpuEpilogue(torch.int32), nhwc, gpu=AMPERE)
     found.append(last.permute(0, 3, 1, 2))
     expected = torch.from_numpy(reference.conv2d_integer(x.numpy(), w.numpy(), 9))
     assert all(torch.equal(y.long(), expected) for y in found)
     with pytest.raises(Unsupported, match="matrix on sm_75"):
-        conv2d(x, weight, ONE, 9, GpuEpilogue(torch.int32), gpu=TURING, path="matrix")
+        conv2d(x, weight, ONE, 9, GpuEpilogue(torch.int32), plain, gpu=TURING, path="matrix")
     with pytest.raises(InvalidProblem, match="groups: 3"):
-        conv2d(x, weight, ONE, 9, GpuEpilogue(torch.int32), groups=3, gpu=AMPERE)
+        conv2d(x, weight, ONE, 9, GpuEpilogue(torch.int32), plain._replace(groups=3), gpu=AMPERE)
     with pytest.raises(InvalidProblem, match="smaller than the kernel"):
-        conv2d(x[:, :, :2], weight, ONE, 9, GpuEpilogue(torch.int32), gpu=AMPERE)
+        conv2d(x[:, :, :2], weight, ONE, 9, GpuEpilogue(torch.int32), plain, gpu=AMPERE)

@@ -27,7 +27,6 @@ from lowbit.gpu import (  # noqa: E402
     launch,
     launch_reductions,
     self_check,
-    self_check_compute,
 )
 from lowbit.gpu.linear import GpuLinear  # noqa: E402
 from lowbit.gpu.ops import GpuQuantizationOps, pack, pack_conv  # noqa: E402
@@ -592,7 +591,7 @@ def test_what_operators_refuse(arguments: tuple[Any, ...], words: str) -> None:
 def quick_checks() -> list[Any]:
     """One of each family and kind here; the others are tested file by file, and all of them in deep tests."""
     chosen, seen = [], set()
-    for check in self_check_compute.all_checks(find_device("cuda"), large=False):
+    for check in self_check.all_checks(find_device("cuda"), large=False):
         family = tuple(check.name.split(", ")[:2])
         chosen.append(pytest.param(check, id=check.name, marks=[pytest.mark.deep] if family in seen else []))
         seen.add(family)

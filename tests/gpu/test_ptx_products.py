@@ -11,6 +11,7 @@ from gpu.ptx_products import S8, U8, codes_of, floats_of, multiply, product_case
 from gpu.ptx_tensors import FLOATS, TARGETS, gpu_of, same_bits
 from lowbit.gpu import launch_conv, launch_gemm
 from lowbit.gpu.launch_gemm import GpuEpilogue
+from lowbit.ops.conv_geometry import ConvGeometry
 
 PATHS = [(t, p) for t in TARGETS for p in ("gemv", "dp4a", "matrix") if not (t == "sm_75" and p == "matrix")]
 
@@ -85,12 +86,12 @@ def test_convolution(target: str, path: str) -> None:
     channels = 6 if path == "depthwise" else 4
     x = torch.randint(0, 256, (2, channels, 9, 7), generator=make).to(U8)
     w = torch.randint(-128, 128, (6, channels // groups, 3, 3), generator=make).to(S8)
+    geometry = ConvGeometry.of((2, 1), 1, 1, groups, "NCHW")
     with on_target(target):
         weight = launch_conv.conv_weight(w, torch.ones(6))
         found = launch_conv.conv2d(
-            x, weight, torch.ones(1), 77, GpuEpilogue(torch.int32), stride=(2, 1), padding=(1, 1, 1, 1), groups=groups,
-            gpu=gpu_of(target), path=path,
-        )  # fmt: skip
+            x, weight, torch.ones(1), 77, GpuEpilogue(torch.int32), geometry, gpu=gpu_of(target), path=path
+        )
     exact = torch.nn.functional.conv2d(x.double() - 77, w.double(), stride=(2, 1), padding=1, groups=groups)
     assert (found.double() == exact).all()
 

@@ -65,8 +65,7 @@ def gpu_check(
 
 
 def _run(place: "GpuDevice", only: str, speeds: bool) -> "tuple[list[Result], list[Speed]]":
-    from lowbit.gpu.self_check import result_of
-    from lowbit.gpu.self_check_compute import all_checks
+    from lowbit.gpu.self_check import all_checks, result_of
     from lowbit.gpu.speed import measure
 
     real = place.backend != "interpreter"

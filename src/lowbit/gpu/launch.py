@@ -17,6 +17,7 @@ import torch
 from lowbit.gpu import elementwise
 from lowbit.gpu.arguments import Spread, SpreadRules
 from lowbit.gpu.grids import ScaleLayout, indices_are_wide, scale_layout
+from lowbit.gpu.tiles import Tile
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.granularity import Granularity
@@ -44,18 +45,20 @@ def warps(threads: int, like: Tensor) -> int:
     return max(1, min(threads, 1024) // size)
 
 
-def launch(kernel: Any, programs: int, like: Tensor, num_warps: int, *args: Any) -> None:
-    """Runs a kernel's programs on the GPU of `like`. Contraction is off: it would change codes at ties."""
-    if programs == 0:
+def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, by: int | Tile, *args: Any) -> None:
+    """Runs a grid of a kernel's programs on the GPU of `like`. by: warps of a program, or the tile that says so.
+    Contraction is off: it would change codes at ties."""
+    if 0 in grid:
         return
-    if programs >= 1 << 31:
-        raise Unsupported(f"shape: {programs} programs; a launch has fewer than 2^31")
-    options = {"num_warps": num_warps, "enable_fp_fusion": False}
+    if grid[0] >= 1 << 31:
+        raise Unsupported(f"shape: {grid[0]} programs; a launch has fewer than 2^31")
+    options = {"num_warps": by} if isinstance(by, int) else {"num_warps": by.warps, "num_stages": by.stages}
+    options["enable_fp_fusion"] = False
     if like.is_cuda:
         with torch.cuda.device(like.device):
-            kernel[(programs,)](*args, **options)
+            kernel[grid](*args, **options)
     elif not hasattr(kernel, "cache_key"):  # an interpreted function
-        kernel[(programs,)](*args, **options)
+        kernel[grid](*args, **options)
     else:
         raise Unsupported(f"x: on {like.device}; expected a GPU's memory")
 
@@ -115,7 +118,7 @@ def add(*operands: Unpack[Operands], out: Tensor, scale: Tensor, zero: Tensor | 
     tensors = (*operands[:6], out, scale, zero)
     _same_device(*tensors)
     n, block = a.numel(), 4 * THREADS
-    launch(elementwise.add, -(-n // block), a, warps(THREADS, a), *tensors, n, *bounds, indices_are_wide(n), block)
+    launch(elementwise.add, (-(-n // block),), a, warps(THREADS, a), *tensors, n, *bounds, indices_are_wide(n), block)
     return out
 
 
@@ -152,7 +155,7 @@ def _run(
     at = Spread(n, layout.columns, layout.axis, layout.groups)
     rules = SpreadRules(layout.kind, layout.group, layout.columns >= block, indices_are_wide(n), block)
     threads = warps(block * numbers.element_size() // 16, numbers)
-    launch(kernel, -(-n // block), numbers, threads, *tensors, at, *rest, rules)
+    launch(kernel, (-(-n // block),), numbers, threads, *tensors, at, *rest, rules)
 
 
 def _block(numbers: Tensor, layout: ScaleLayout) -> int:

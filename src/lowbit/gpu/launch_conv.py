@@ -1,7 +1,7 @@
 """Integer convolutions on a GPU, of torch tensors. Kernels read images as [n, h, w, c].
 
 weight = conv_weight(codes, scale, zero_point)                  # once; codes [out, c / groups, kh, kw]
-y = conv2d(x, weight, x_scale, x_zero, GpuEpilogue(torch.float16), stride=(2, 2), padding=(1, 1, 1, 1))
+y = conv2d(x, weight, x_scale, x_zero, GpuEpilogue(torch.float16), ConvGeometry.of(2, 1, 1, 1, "NCHW"))
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from lowbit.gpu.arguments import ConvShape, Rules
 from lowbit.gpu.conv import int8_conv2d, int8_conv2d_depthwise, int8_conv2d_dp4a
-from lowbit.gpu.launch_gemm import GpuEpilogue, Weight, gpu_of, on_device, vector
+from lowbit.gpu.launch import launch
+from lowbit.gpu.launch_gemm import GpuEpilogue, Weight, gpu_of, usable_path, vector
 from lowbit.gpu.tiles import DEPTHWISE, DP4A, Gpu, int8_tile
 from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.ops.conv_geometry import ConvGeometry, check_fit
 
 _FLAT = 32  # channels per group; with fewer, a k-block spans taps
 
@@ -31,36 +33,26 @@ def conv2d(
     x_scale: torch.Tensor,
     x_zero: int,
     epilogue: GpuEpilogue,
+    geometry: ConvGeometry,
     *,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
-    layout: str = "NCHW",
     gpu: Gpu | None = None,
     path: str | None = None,
 ) -> torch.Tensor:
-    """x of bytes, padded (top, left, bottom, right) with its zero point, by `conv_weight`'s filters; in x's layout.
+    """x of bytes, padded with its zero point, by `conv_weight`'s filters; in x's layout.
 
     path: "matrix" (Tensor Cores), "dp4a" or "depthwise"; chosen by the shape and the GPU where it is None.
     """
-    if layout not in ("NCHW", "NHWC"):
-        raise InvalidProblem(f"layout: {layout!r}; expected 'NCHW' or 'NHWC'")
     if x.ndim != 4 or x.dtype not in (torch.int8, torch.uint8):
         raise InvalidProblem(f"x: {x.dtype} {tuple(x.shape)}; expected bytes of 4 axes")
-    image = (x.permute(0, 2, 3, 1) if layout == "NCHW" else x).contiguous()
-    n, h, w, c = image.shape
-    out_channels, kh, kw, per_group = weight.codes.shape
-    if groups < 1 or c != groups * per_group or out_channels % groups:
-        raise InvalidProblem(f"groups: {groups} of {c} channels, filters {tuple(weight.codes.shape)}; they do not fit")
-    least = -128 if x.dtype == torch.int8 else 0
+    least = torch.iinfo(x.dtype).min
     if not least <= x_zero <= least + 255:
         raise InvalidProblem(f"x_zero: {x_zero}; expected a code of {x.dtype}")
-    top, left, bottom, right = padding
-    oh = (h + top + bottom - dilation[0] * (kh - 1) - 1) // stride[0] + 1
-    ow = (w + left + right - dilation[1] * (kw - 1) - 1) // stride[1] + 1
-    if oh < 1 or ow < 1:
-        raise InvalidProblem(f"x: {h} by {w} with padding {padding} is smaller than the kernel, {kh} by {kw}")
+    out_channels, kh, kw, per_group = weight.codes.shape
+    groups = geometry.groups
+    check_fit(x.shape, (out_channels, per_group, kh, kw), geometry)
+    image = (x.permute(0, 2, 3, 1) if geometry.layout == "NCHW" else x).contiguous()
+    n, h, w, c = image.shape
+    oh, ow = geometry.output((h, w), (kh, kw))
     rows, columns = n * oh * ow, out_channels // groups
     # Kernels index inside an image, and count rows, in 32 bits; offsets of images and rows are 64-bit.
     if h * w * c >= 2**31 or rows >= 2**31:
@@ -68,10 +60,7 @@ def conv2d(
     out = torch.empty((n, oh, ow, out_channels), dtype=epilogue.dtype, device=x.device)
 
     gpu = gpu_of(x) if gpu is None else gpu
-    if path is None:
-        path = "depthwise" if per_group == 1 else "matrix" if gpu.has_int8_dot else "dp4a"
-    if path == "matrix" and not gpu.has_int8_dot:
-        raise Unsupported(f"path: matrix on sm_{gpu.capability}; expected dp4a, Triton has no int8 products there")
+    path = usable_path("depthwise" if path is None and per_group == 1 else path, gpu)
     if path == "dp4a" and per_group % 4:
         image, weight = _whole_words(image, weight, x_zero, groups)
         c, per_group = image.shape[3], weight.codes.shape[3]
@@ -80,29 +69,28 @@ def conv2d(
     zero = torch.full((1,), x_zero, dtype=torch.int32, device=x.device)
     scales, fields, rules = weight.arguments(image, scale, zero, has_zero, epilogue, kh * kw * per_group)
     sizes = (rows, columns, h, w, c, oh, ow, kw, kh * kw, per_group)
-    shape = ConvShape(*sizes, *stride, top, left, *dilation)
-    if out.numel():
-        with on_device(x):
-            _launch(path, (image, weight.codes, out, scales), shape, fields, rules, groups, gpu)
-    return out.permute(0, 3, 1, 2) if layout == "NCHW" else out
+    g = ConvShape(*sizes, *geometry.stride, *geometry.padding[:2], *geometry.dilation)
+    _launch(path, (image, weight.codes, out, scales), g, fields, rules, groups, gpu)
+    return out.permute(0, 3, 1, 2) if geometry.layout == "NCHW" else out
 
 
 def _launch(
     path: str, tensors: tuple[Any, ...], g: ConvShape, epilogue: Any, rules: Rules, groups: int, gpu: Gpu
 ) -> None:
+    image = tensors[0]
     if path == "matrix":
         flat = g.per_group < _FLAT
         tile = int8_tile(g.M, g.N, g.per_group * g.taps if flat else g.per_group, gpu)
-        int8_conv2d[(tile.tiles(g.M, g.N), groups)](*tensors, g, epilogue, rules, flat, tile, **tile.options)
+        launch(int8_conv2d, (tile.tiles(g.M, g.N), groups), image, tile, *tensors, g, epilogue, rules, flat, tile)
     elif path == "dp4a":
         grid = (DP4A.tiles(g.M, g.N), groups)
-        int8_conv2d_dp4a[grid](*tensors, g, epilogue, rules, gpu.backend, DP4A, **DP4A.options)
+        launch(int8_conv2d_dp4a, grid, image, DP4A, *tensors, g, epilogue, rules, gpu.backend, DP4A)
     elif path == "depthwise":
         if g.per_group != 1 or rules.WIDE:
             raise Unsupported(f"path: depthwise of {g.per_group} channels per group, {g.taps} taps")
         whole, tile = g._replace(N=g.N * groups), DEPTHWISE
         grid = (-(-g.M // tile.rows), -(-whole.N // tile.columns))
-        int8_conv2d_depthwise[grid](*tensors, whole, epilogue, g.N, rules, tile, **tile.options)
+        launch(int8_conv2d_depthwise, grid, image, tile, *tensors, whole, epilogue, g.N, rules, tile)
     else:
         raise InvalidProblem(f"path: {path!r}; expected 'matrix', 'dp4a' or 'depthwise'")
 

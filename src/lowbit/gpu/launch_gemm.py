@@ -10,13 +10,12 @@ Checked here: k <= 131,071, since int32 sums of Tensor Cores saturate (`.satfini
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from lowbit.gpu.arguments import Epilogue, GemmShape, Int4Rules, Int4Shape, Rules, Scales
 from lowbit.gpu.gemm import int8_gemm, int8_gemm_dp4a, int8_gemv_dp4a
+from lowbit.gpu.launch import launch
 from lowbit.gpu.tiles import DP4A, DP4A_SMALL, Gpu, int4_tile, int8_tile
 from lowbit.gpu.weight_only import int4_gemm
 from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
@@ -24,6 +23,7 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
 MAX_DEPTH = 131071  # 128 * 128 * k < 2^31
 _BYTES = (torch.int8, torch.uint8)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_KINDS = {"sums": (torch.int32, torch.int64), "floats": _FLOATS, "codes": _BYTES}
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,9 @@ class GpuEpilogue:
 
     @property
     def kind(self) -> str:
-        if self.dtype in (torch.int32, torch.int64):
-            return "sums"
-        if self.dtype in _FLOATS:
-            return "floats"
-        if self.dtype in _BYTES:
-            return "codes"
+        for kind, dtypes in _KINDS.items():
+            if self.dtype in dtypes:
+                return kind
         raise UnsupportedDType(f"out: {self.dtype}; expected int32, int64, float32, float16, bfloat16, int8 or uint8")
 
     def arguments(self, n: int, depth: int, product: int, no_bias: torch.Tensor) -> tuple[Epilogue, bool, str]:
@@ -63,16 +60,15 @@ class GpuEpilogue:
         wide = product * depth >= 2**31
         if wide and self.dtype == torch.int32:
             raise Unsupported(f"out: int32 sums of {depth} products may pass 2^31; expected int64")
-        least = {torch.int8: -128, torch.uint8: 0}.get(self.dtype, 0)
+        least = -128 if self.dtype == torch.int8 else 0
         lo, hi = (least if self.lo is None else self.lo), (least + 255 if self.hi is None else self.hi)
         if kind == "codes" and not (least <= lo <= hi <= least + 255 and least <= self.zero_point <= least + 255):
             raise InvalidProblem(
                 f"out: codes [{lo}, {hi}], zero point {self.zero_point}; expected {self.dtype}'s range"
             )
-        if bias is not None and bias.shape != (n,):
-            raise InvalidProblem(f"bias: shape {tuple(bias.shape)}; expected ({n},), one per output")
         bias_kind = "none"
         if bias is not None:
+            require_bias(bias, n)
             if kind == "sums":
                 raise InvalidProblem("bias: with sums; expected none")
             if bias.dtype != torch.int32 and bias.dtype not in _FLOATS:
@@ -125,6 +121,11 @@ class Weight:
         return Scales(scale, zero, self.scale, self.sums if zb is None else zb, self.sums), fields, rules
 
 
+def require_bias(bias: torch.Tensor | None, n: int) -> None:
+    if bias is not None and bias.shape != (n,):
+        raise InvalidProblem(f"bias: shape {tuple(bias.shape)}; expected ({n},), one per output")
+
+
 def vector(name: str, values: torch.Tensor, dtype: torch.dtype, count: int) -> torch.Tensor:
     flat = values.reshape(-1).to(dtype).contiguous()
     if flat.numel() not in (1, count):
@@ -146,9 +147,13 @@ def gpu_of(x: torch.Tensor) -> Gpu:
     return Gpu("cuda", 10 * major + minor)
 
 
-def on_device(x: torch.Tensor) -> AbstractContextManager[Any]:
-    """Make x's device the current one: Triton launches there."""
-    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
+def usable_path(path: str | None, gpu: Gpu) -> str:
+    """The path, or one that the GPU has; Unsupported where it does not have the given one."""
+    if path is None:
+        return "matrix" if gpu.has_int8_dot else "dp4a"
+    if path == "matrix" and not gpu.has_int8_dot:
+        raise Unsupported(f"path: matrix on sm_{gpu.capability}; expected dp4a, Triton has no int8 products there")
+    return path
 
 
 def _greatest(codes: torch.Tensor, has_zero: bool) -> int:
@@ -176,31 +181,25 @@ def gemm(
     m, k = a.shape
     n = weight.codes.shape[0]
     gpu = gpu_of(a) if gpu is None else gpu
-    if path is None:
-        path = "gemv" if m == 1 else "matrix" if gpu.has_int8_dot else "dp4a"
-    if path == "matrix" and not gpu.has_int8_dot:
-        raise Unsupported(f"path: matrix on sm_{gpu.capability}; expected dp4a, Triton has no int8 products there")
+    path = usable_path("gemv" if path is None and m == 1 else path, gpu)
     a = a if a.stride(1) == 1 else a.contiguous()
     out = torch.empty((m, n), dtype=epilogue.dtype, device=a.device)
     has_za = a_zero is not None or a.dtype == torch.uint8
     zero = torch.zeros(1, dtype=torch.int32, device=a.device) if a_zero is None else a_zero
     scale, zero = vector("a_scale", a_scale, torch.float32, m), vector("a_zero", zero, torch.int32, m)
     scales, fields, rules = weight.arguments(a, scale, zero, has_za, epilogue, k)
-    if not m or not n:
-        return out
     given = (a, weight.codes, out, scales, GemmShape(m, n, k, a.stride(0), k, n), fields, rules)
     whole = k % 4 == 0 and a.stride(0) % 4 == 0 and a.data_ptr() % 4 == 0 and weight.codes.data_ptr() % 4 == 0
-    with on_device(a):
-        if path == "gemv":
-            int8_gemv_dp4a[(-(-n // 16), m)](*given, whole, gpu.backend, num_warps=4, enable_fp_fusion=False)
-        elif path == "dp4a":
-            tile = DP4A_SMALL if m <= 16 else DP4A
-            int8_gemm_dp4a[(tile.tiles(m, n),)](*given, whole, gpu.backend, tile, **tile.options)
-        elif path == "matrix":
-            tile = int8_tile(m, n, k, gpu)
-            int8_gemm[(tile.tiles(m, n),)](*given, k % tile.depth == 0, tile, **tile.options)
-        else:
-            raise InvalidProblem(f"path: {path!r}; expected 'matrix', 'dp4a' or 'gemv'")
+    if path == "gemv":
+        launch(int8_gemv_dp4a, (-(-n // 16), m), a, 4, *given, whole, gpu.backend)
+    elif path == "dp4a":
+        tile = DP4A_SMALL if m <= 16 else DP4A
+        launch(int8_gemm_dp4a, (tile.tiles(m, n),), a, tile, *given, whole, gpu.backend, tile)
+    elif path == "matrix":
+        tile = int8_tile(m, n, k, gpu)
+        launch(int8_gemm, (tile.tiles(m, n),), a, tile, *given, k % tile.depth == 0, tile)
+    else:
+        raise InvalidProblem(f"path: {path!r}; expected 'matrix', 'dp4a' or 'gemv'")
     return out
 
 
@@ -246,14 +245,11 @@ def linear_int4(
     if x.dtype not in _FLOATS or x.ndim != 2 or x.shape[1] != weight.k:
         raise InvalidProblem(f"x: {x.dtype} {tuple(x.shape)}; expected floats [m, {weight.k}]")
     m, n = x.shape[0], weight.codes.shape[0]
-    if bias is not None and bias.shape != (n,):
-        raise InvalidProblem(f"bias: shape {tuple(bias.shape)}; expected ({n},), one per output")
+    require_bias(bias, n)
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty((m, n), dtype=x.dtype if dtype is None else dtype, device=x.device)
     if out.dtype not in _FLOATS:
         raise UnsupportedDType(f"out: {out.dtype}; expected float32, float16 or bfloat16")
-    if not m or not n:
-        return out
     scale = weight.scale.float().contiguous()
     zero = None if weight.zero_point is None else weight.zero_point.to(torch.int8).contiguous()
     group = min(weight.group, weight.k) if weight.k else 1
@@ -263,8 +259,5 @@ def linear_int4(
     even = group % tile.depth == 0 and weight.k % group == 0
     rules = Int4Rules(weight.signed, zero is not None, bias is not None, even)
     pointers = (codes if zero is None else zero, scale if bias is None else bias.float().contiguous())
-    with on_device(x):
-        int4_gemm[(tile.tiles(m, n),)](
-            x, codes, out, scale, *pointers, shape, floor, ceiling, rules, tile, **tile.options
-        )
+    launch(int4_gemm, (tile.tiles(m, n),), x, tile, x, codes, out, scale, *pointers, shape, floor, ceiling, rules, tile)
     return out

@@ -89,7 +89,7 @@ def quantize_dynamic(
         block, programs, threads = _run_block(x, parts, width)
         sizes = (parts.total, -(-parts.group // 2), parts)
         rules = CodeRules(symmetric, dtype.is_sub_byte)
-        launch(reductions.quantize_runs, programs, x, threads, x, *out, *sizes, numbers, rules, block)
+        launch(reductions.quantize_runs, (programs,), x, threads, x, *out, *sizes, numbers, rules, block)
         return out
     parts, found = _partial_ranges(x, g, workspace)
     _fold(reductions.parameters_from_ranges, x, parts, (*found, scale, zero), numbers, symmetric)
@@ -122,16 +122,16 @@ def fake_quantize_learned_backward(
     if parts.by_columns:
         block = SumBlock(wide, power_of_two(parts.columns, plain.THREADS // 2), unroll)
         programs = _column_programs(parts, block.COUNT)
-        launch(reductions.learned_of_columns, programs, x, warps(block.COUNT, x), *tensors, parts, qmin, qmax, block)
+        launch(reductions.learned_of_columns, (programs,), x, warps(block.COUNT, x), *tensors, parts, qmin, qmax, block)
     else:
         block = SumBlock(wide, plain.THREADS // 16, unroll)
         programs, threads = -(-parts.total // block.COUNT), warps(8 * block.COUNT, x)
-        launch(reductions.learned_of_runs, programs, x, threads, *tensors, parts.total, parts, qmin, qmax, block)
+        launch(reductions.learned_of_runs, (programs,), x, threads, *tensors, parts.total, parts, qmin, qmax, block)
     if not parts.is_final:
         # A chain of additions cannot be shortened, but many loads can be in flight at a time.
         size = power_of_two(parts.scales, plain.THREADS // 2)
         block = SumBlock(wide, size, *((16, 1) if parts.pieces == 1 else (1, 16)))
-        launch(reductions.add_in_order, -(-parts.scales // size), x, warps(size, x), *sums, ds, dz, parts, block)
+        launch(reductions.add_in_order, (-(-parts.scales // size),), x, warps(size, x), *sums, ds, dz, parts, block)
     return dx, ds, dz
 
 
@@ -162,10 +162,10 @@ def _partial_ranges(x: Tensor, g: Granularity, workspace: Tensor | None) -> tupl
         columns = power_of_two(parts.columns, plain.THREADS)
         height = power_of_two(parts.longest, _tile(x) // columns)
         block, programs = Block(indices_are_wide(x.numel()), columns, height), _column_programs(parts, columns)
-        launch(reductions.range_of_columns, programs, x, _warps_of(height * columns, x), x, *found, parts, block)
+        launch(reductions.range_of_columns, (programs,), x, _warps_of(height * columns, x), x, *found, parts, block)
     else:
         block, programs, threads = _run_block(x, parts, power_of_two(parts.longest, _tile(x)))
-        launch(reductions.range_of_runs, programs, x, threads, x, *found, parts.total, parts, block)
+        launch(reductions.range_of_runs, (programs,), x, threads, x, *found, parts.total, parts, block)
     return parts, found
 
 
@@ -185,7 +185,7 @@ def _fold(kernel: Any, x: Tensor, parts: Parts, tensors: tuple[Tensor | None, ..
     width = power_of_two(parts.outer * parts.pieces, 1024)
     scales = power_of_two(parts.scales, 1024 // width)
     block = Block(indices_are_wide(x.numel()), scales, width)
-    launch(kernel, -(-parts.scales // scales), x, warps(width * scales // 4, x), *tensors, parts, *rest, block)
+    launch(kernel, (-(-parts.scales // scales),), x, warps(width * scales // 4, x), *tensors, parts, *rest, block)
 
 
 def _is_fused(g: Granularity, codes: QuantizedDType) -> bool:

@@ -107,19 +107,7 @@ def convolve(
         raise Unsupported(f"qconv2d: {x.params!r} by {w.params!r} takes path {way!r}; GPU kernels have 'integer'")
     check_image(x.shape, x.params, w.shape, g)
     check_kernel(w.shape, w.params, g.groups)
-    return conv2d(
-        _bytes("x", x),
-        w.weight,
-        x.scale,
-        int(x.params.zero_point),
-        epilogue,
-        stride=g.stride,
-        padding=g.padding,
-        dilation=g.dilation,
-        groups=g.groups,
-        layout=g.layout,
-        path=path,
-    )
+    return conv2d(_bytes("x", x), w.weight, x.scale, int(x.params.zero_point), epilogue, g, path=path)
 
 
 class GpuQuantizationOps:

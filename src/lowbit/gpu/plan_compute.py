@@ -10,11 +10,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from lowbit.gpu.launch_gemm import MAX_DEPTH, GpuEpilogue
+from lowbit.gpu.launch_gemm import MAX_DEPTH, GpuEpilogue, require_bias
 from lowbit.gpu.linear import GpuLinear, gpu_linear_path
 from lowbit.gpu.ops import GpuPacked, convolve, gpu_epilogue, multiply, pack, pack_conv
-from lowbit.gpu.plan_arguments import tensor
-from lowbit.gpu.plans import OnGpu
+from lowbit.gpu.plans import OnGpu, tensor
 from lowbit.gpu.tensors import GpuQuantizedTensor
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
@@ -54,10 +53,14 @@ class _Compute(OnGpu):
         wide = math.prod(reach) * depth >= 2**31
         self._promise("integer", PrecisionGuarantee(ElementKind.F32, "s64" if wide else "s32"))
 
-    def _operand(
-        self, name: str, value: Any, shape: tuple[int, ...], params: QuantizationParams, only: type | None = None
-    ) -> None:
-        kinds: Any = (GpuQuantizedTensor, GpuPacked) if only is None else (only,)
+    def can_implement(self, args: Any) -> None:
+        self._checked(args)
+
+    def _checked(self, args: Any) -> tuple[Any, Tensor]:
+        """What the kernels need besides args, and the memory of the output."""
+        raise NotImplementedError
+
+    def _operand(self, name: str, value: Any, shape: tuple[int, ...], params: QuantizationParams, *kinds: Any) -> None:
         if not isinstance(value, kinds):
             raise InvalidProblem(
                 f"{name}: {type(value).__name__}; expected a {' or '.join(kind.__name__ for kind in kinds)}"
@@ -72,8 +75,7 @@ class _Compute(OnGpu):
     def _epilogue_with(self, bias: Any, n: int) -> GpuEpilogue:
         """The epilogue, its bias checked."""
         epilogue = gpu_epilogue(self._epilogue, bias, self._gpu)
-        if epilogue.bias is not None and tuple(epilogue.bias.shape) != (n,):
-            raise InvalidProblem(f"bias: shape {tuple(epilogue.bias.shape)}; expected ({n},), one per output")
+        require_bias(epilogue.bias, n)
         return epilogue
 
     def _output(self, value: Any, shape: tuple[int, ...]) -> Tensor:
@@ -102,18 +104,17 @@ class _MatMul(_Compute):
         codes = _UNPACKING * d.m * d.k if d.a.dtype.is_packed else 0
         return d.m * d.n * self._epilogue.dtype.itemsize + packing + codes + _BIAS * d.n
 
-    def can_implement(self, args: MatMulArgs) -> None:
+    def _checked(self, args: MatMulArgs) -> tuple[GpuEpilogue, Tensor]:
         d = self.descriptor
         self._operand("a", args.a, (d.m, d.k), d.a, GpuQuantizedTensor)
-        self._operand("b", args.b, (d.k, d.n), d.b, GpuPacked if d.prepacked else None)
-        self._output(args.output, (d.m, d.n))
-        self._epilogue_with(args.bias, d.n)
+        self._operand("b", args.b, (d.k, d.n), d.b, *_kinds(d))
+        out = self._output(args.output, (d.m, d.n))
+        return self._epilogue_with(args.bias, d.n), out
 
     def run(self, args: MatMulArgs) -> None:
-        self.can_implement(args)
+        epilogue, out = self._checked(args)
         b = args.b if isinstance(args.b, GpuPacked) else pack(args.b)
-        y = multiply(args.a, b, self._epilogue_with(args.bias, self.descriptor.n))
-        self._output(args.output, (self.descriptor.m, self.descriptor.n)).copy_(y)
+        out.copy_(multiply(args.a, b, epilogue))
 
 
 class _Conv2d(_Compute):
@@ -136,18 +137,17 @@ class _Conv2d(_Compute):
         w = (4 if d.prepacked else 5 + _UNPACKING) * math.prod(d.w_shape) + 12 * d.w_shape[0]
         return math.prod(d.output_shape) * self._epilogue.dtype.itemsize + x + w + _BIAS * d.w_shape[0]
 
-    def can_implement(self, args: Conv2dArgs) -> None:
+    def _checked(self, args: Conv2dArgs) -> tuple[GpuEpilogue, Tensor]:
         d = self.descriptor
         self._operand("x", args.x, d.x_shape, d.x, GpuQuantizedTensor)
-        self._operand("w", args.w, d.w_shape, d.w, GpuPacked if d.prepacked else None)
-        self._output(args.output, d.output_shape)
-        self._epilogue_with(args.bias, d.w_shape[0])
+        self._operand("w", args.w, d.w_shape, d.w, *_kinds(d))
+        out = self._output(args.output, d.output_shape)
+        return self._epilogue_with(args.bias, d.w_shape[0]), out
 
     def run(self, args: Conv2dArgs) -> None:
-        self.can_implement(args)
+        epilogue, out = self._checked(args)
         w = args.w if isinstance(args.w, GpuPacked) else pack_conv(args.w)
-        y = convolve(args.x, w, self.descriptor.geometry, self._epilogue_with(args.bias, self.descriptor.w_shape[0]))
-        self._output(args.output, self.descriptor.output_shape).copy_(y)
+        out.copy_(convolve(args.x, w, self.descriptor.geometry, epilogue))
 
 
 class _Linear(_Compute):
@@ -173,22 +173,23 @@ class _Linear(_Compute):
             1 + d.in_features // 16384
         )
 
-    def can_implement(self, args: LinearArgs) -> None:
-        self._input(args)
-        self._output(args.output, (self.descriptor.rows, self.descriptor.out_features))
-
-    def run(self, args: LinearArgs) -> None:
-        self.can_implement(args)
-        y = args.layer(self._input(args))
-        found = y.data if isinstance(y, GpuQuantizedTensor) else y
-        self._output(args.output, (self.descriptor.rows, self.descriptor.out_features)).copy_(found)
-
-    def _input(self, args: LinearArgs) -> Tensor:
+    def _checked(self, args: LinearArgs) -> tuple[Tensor, Tensor]:
         d, layer = self.descriptor, args.layer
         same_layer(layer, GpuLinear, d)
         if layer.device != self._gpu:
             raise Unsupported(f"layer: on {layer.device.name}; expected {self._gpu.name}")
-        return tensor("x", args.x, d.input_element, (d.rows, d.in_features), self._gpu)
+        x = tensor("x", args.x, d.input_element, (d.rows, d.in_features), self._gpu)
+        return x, self._output(args.output, (d.rows, d.out_features))
+
+    def run(self, args: LinearArgs) -> None:
+        x, out = self._checked(args)
+        y = args.layer(x)
+        out.copy_(y.data if isinstance(y, GpuQuantizedTensor) else y)
+
+
+def _kinds(d: MatMulDescriptor | Conv2dDescriptor) -> tuple[type, ...]:
+    """What the weight may be."""
+    return (GpuPacked,) if d.prepacked else (GpuQuantizedTensor, GpuPacked)
 
 
 COMPUTE_ON_GPU = ((MatMulPlan, _MatMul), (Conv2dPlan, _Conv2d), (LinearPlan, _Linear))

@@ -3,30 +3,96 @@
 Arguments are torch tensors in that GPU's memory. Kernels go to torch's current stream, and `run` returns before they
 are done. Results are those of the CPU, to the bit. What the CPU finds out while it computes, a bad scale or NaN in data
 whose range is looked for, is not found out here, since that would wait: a scale found in such data is NaN, and codes
-are undefined.
+are undefined. Numbers that come from the host are checked.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
+import numpy as np
+
 import torch
 from lowbit.gpu import launch, launch_reductions
-from lowbit.gpu.plan_arguments import TORCH, output_tensor, parameter_tensor, tensor, workspace_tensor
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.fields import check_scale
 from lowbit.numerics.granularity import Granularity
 from lowbit.plans.arguments import BackwardArgs, DynamicArgs
 from lowbit.plans.base import Plan, Preference, select_again
 from lowbit.plans.descriptors import PerTensorDescriptor
 from lowbit.plans.dynamic import DynamicPlan
-from lowbit.plans.kinds import ElementKind, KernelSku
+from lowbit.plans.kinds import CODES, ElementKind, KernelSku
 from lowbit.plans.operations import Operation
 from lowbit.plans.quantization import AffinePlan, LearnedPlan
 from lowbit.runtime.devices import GpuDevice, find_device
+from lowbit.runtime.torch_types import STORED
 from torch import Tensor
+
+_TORCH = {kind: STORED[QuantizedDType.of(kind.value).name] for kind in CODES} | {
+    ElementKind.F32: torch.float32,
+    ElementKind.F64: torch.float64,
+    ElementKind.F16: torch.float16,
+    ElementKind.BF16: torch.bfloat16,
+}
+
+
+def tensor(name: str, value: Any, kind: ElementKind, shape: tuple[int, ...], gpu: GpuDevice) -> Tensor:
+    """The memory of an argument, as kernels take it; no copy is made."""
+    bits = CODES[kind][1] if kind in CODES else 8
+    expected = shape if bits >= 8 else (-(-math.prod(shape) * bits // 8),)
+    found = _held(name, value, _TORCH[kind], gpu, f", which the descriptor calls {kind}")
+    return _shaped(name, found, expected)
+
+
+def _parameter_tensor(
+    name: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...], gpu: GpuDevice, bounds: tuple[int, int]
+) -> Tensor:
+    """Scales or zero points. A number of the host becomes a tensor, without waiting."""
+    if isinstance(value, (int, float, np.generic)) and not isinstance(value, bool) and not shape:
+        number = float(value)
+        if dtype is not torch.int32:
+            check_scale(np.asarray(number, np.float64 if dtype is torch.float64 else np.float32))
+        elif not number.is_integer() or not bounds[0] <= number <= bounds[1]:
+            raise InvalidProblem(f"{name}: {value!r}; expected an integer in [{bounds[0]}, {bounds[1]}]")
+        return torch.full((), number, dtype=dtype, device=gpu.memory)
+    return _output_tensor(name, value, dtype, shape, gpu)
+
+
+def _output_tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...], gpu: GpuDevice) -> Tensor:
+    """Parameters in the GPU's memory, as they must be to be written."""
+    found = _held(name, value, dtype, gpu, "")
+    return _shaped(name, found.reshape(()) if not shape and tuple(found.shape) == (1,) else found, shape)
+
+
+def _workspace_tensor(value: Any, size: int, gpu: GpuDevice) -> Tensor | None:
+    if not size:
+        return None
+    found = _held("workspace", value, torch.uint8, gpu, "")
+    if not found.is_contiguous() or found.numel() < size or found.data_ptr() % 8:
+        raise InvalidProblem(f"workspace: {found.numel()} bytes; expected {size}, contiguous and aligned to 8")
+    return found
+
+
+def _held(name: str, value: Any, dtype: torch.dtype, gpu: GpuDevice, why: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise InvalidProblem(f"{name}: {type(value).__name__}; expected a torch tensor on {gpu.name}")
+    if not gpu.holds(value):
+        raise Unsupported(f"{name}: on {value.device}; expected {gpu.name}")
+    if value.dtype is not dtype:
+        raise Unsupported(f"{name}: {value.dtype}; expected {dtype}{why}")
+    return value.detach()
+
+
+def _shaped(name: str, found: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if tuple(found.shape) != shape:
+        raise InvalidProblem(f"{name}: shape {tuple(found.shape)}; expected {shape}")
+    if not found.is_contiguous():
+        raise InvalidProblem(f"{name}: expected a contiguous tensor")
+    return found
 
 
 class OnGpu:
@@ -65,7 +131,7 @@ class _Quantization(OnGpu):
     @property
     def _wide(self) -> torch.dtype:
         """Of scales."""
-        return TORCH[ElementKind(self.sku.precision_guarantee.math_precision)]
+        return _TORCH[ElementKind(self.sku.precision_guarantee.math_precision)]
 
     @property
     def _dtype(self) -> QuantizedDType:
@@ -83,13 +149,13 @@ class _Quantization(OnGpu):
     def _scale(self, value: Any) -> Tensor:
         if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
             value = value.to(self._wide)  # exact
-        return parameter_tensor("scale", value, self._wide, self._scales, self._gpu, (0, 0))
+        return _parameter_tensor("scale", value, self._wide, self._scales, self._gpu, (0, 0))
 
     def _zero(self, value: Any) -> Tensor | None:
         if value is None or (type(value) is int and value == 0):
             return None
         bounds = self.descriptor.qmin, self.descriptor.qmax
-        return parameter_tensor("zero_point", value, torch.int32, self._scales, self._gpu, bounds)
+        return _parameter_tensor("zero_point", value, torch.int32, self._scales, self._gpu, bounds)
 
 
 class _Affine(_Quantization):
@@ -123,9 +189,9 @@ class _Learned(_Affine):
     def _learned_buffers(self, args: BackwardArgs) -> tuple[Tensor, Tensor, Tensor | None]:
         gpu = self._gpu
         return (
-            output_tensor("d_scale", args.d_scale, self._wide, self._scales, gpu),
-            output_tensor("d_zero_point", args.d_zero_point, self._wide, self._scales, gpu),
-            workspace_tensor(args.workspace, self.workspace_size, gpu),
+            _output_tensor("d_scale", args.d_scale, self._wide, self._scales, gpu),
+            _output_tensor("d_zero_point", args.d_zero_point, self._wide, self._scales, gpu),
+            _workspace_tensor(args.workspace, self.workspace_size, gpu),
         )
 
     def can_implement(self, args: BackwardArgs) -> None:
@@ -147,20 +213,20 @@ class _Learned(_Affine):
 class _Dynamic(_Quantization):
     @property
     def workspace_size(self) -> int:
-        return launch_reductions.dynamic_workspace(self._g, TORCH[self._number], self._dtype)
+        return launch_reductions.dynamic_workspace(self._g, _TORCH[self._number], self._dtype)
 
     def _buffers(self, args: DynamicArgs) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         d, gpu, zero = self.descriptor, self._gpu, None
         if 0 in d.shape:
             raise InvalidProblem(f"input: empty (shape {d.shape}); there is nothing to find a range in")
         if args.zero_point is not None or not (self.operation.is_symmetric and d.qmin <= 0 <= d.qmax):
-            zero = output_tensor("zero_point", args.zero_point, torch.int32, self._scales, gpu)
+            zero = _output_tensor("zero_point", args.zero_point, torch.int32, self._scales, gpu)
         return (
             self._memory("input", args.input, self._number),
             self._memory("output", args.output, self._code),
-            output_tensor("scale", args.scale, self._wide, self._scales, gpu),
+            _output_tensor("scale", args.scale, self._wide, self._scales, gpu),
             zero,
-            workspace_tensor(args.workspace, self.workspace_size, gpu),
+            _workspace_tensor(args.workspace, self.workspace_size, gpu),
         )
 
     def run(self, args: DynamicArgs) -> None:
@@ -170,19 +236,12 @@ class _Dynamic(_Quantization):
         launch_reductions.quantize_dynamic(*given, symmetric=symmetric, out=(out, scale, zero), workspace=room)
 
 
-_ON_GPU: tuple[tuple[type[Plan[Any]], type[OnGpu]], ...] = (
-    (LearnedPlan, _Learned),
-    (AffinePlan, _Affine),
-    (DynamicPlan, _Dynamic),
-)
-
-
 @cache
 def gpu_plan(plan: Any) -> Any:
     """The class of plan's plans on GPUs; the same one each time, so that plans can be compared."""
     from lowbit.gpu.plan_compute import COMPUTE_ON_GPU
 
-    families: Any = (*_ON_GPU, *COMPUTE_ON_GPU)
+    families: Any = ((LearnedPlan, _Learned), (AffinePlan, _Affine), (DynamicPlan, _Dynamic), *COMPUTE_ON_GPU)
     for family, on_gpu in families:
         if issubclass(plan, family):
             return type(f"_{plan.__name__}OnGpu", (on_gpu, plan), {"_plan": plan})

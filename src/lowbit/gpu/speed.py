@@ -20,6 +20,7 @@ from lowbit.gpu.launch_gemm import GpuEpilogue, Int4Weight, Weight, gemm, linear
 from lowbit.gpu.launch_reductions import quantize_dynamic, value_range
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.granularity import granularity_of
+from lowbit.ops.conv_geometry import ConvGeometry
 from lowbit.runtime.devices import GpuDevice
 from torch import Tensor
 
@@ -104,13 +105,14 @@ def _products(device: GpuDevice, size: int, small: bool) -> list[Speed]:
         found.append(_speed(device, f"int8 product {name}", ops, ours, "_int_mm", peer, "GOPS"))
         found.append(_speed(device, f"int4 weights on f16 {name}", ops, int4_ours, "f16 matmul", f16_peer, "GOPS"))
     n, channels, side = (1, 4, 4) if small else (32, 64, 56)
+    geometry = ConvGeometry.of(1, 1, 1, 1, "NHWC")
     image, filters = codes(n, side, side, channels), conv_weight(codes(channels, channels, 3, 3), one)
     found.append(
         _speed(
             device,
             f"int8 convolution 3 x 3, {n} x {channels} x {side} x {side}",
             18 * n * side * side * channels**2,
-            lambda: conv2d(image, filters, one, 0, GpuEpilogue(torch.float16), padding=(1, 1, 1, 1), layout="NHWC"),
+            lambda: conv2d(image, filters, one, 0, GpuEpilogue(torch.float16), geometry),
             unit="GOPS",
         )
     )

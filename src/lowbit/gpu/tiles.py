@@ -5,7 +5,7 @@ No row has been measured on a GPU. The rows follow from the code that the compil
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Gpu(NamedTuple):
@@ -30,11 +30,6 @@ class Tile(NamedTuple):
     def tiles(self, m: int, n: int) -> int:
         """How many cover m rows and n columns."""
         return -(-m // self.rows) * -(-n // self.columns)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Of a launch. Contraction is off: it would change codes at ties."""
-        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": False}
 
 
 DP4A, DP4A_SMALL, DEPTHWISE = Tile(64, 64, 0, 4, 2), Tile(16, 64, 0, 4, 2), Tile(32, 64, 0, 4, 2)
