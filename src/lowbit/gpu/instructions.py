@@ -30,7 +30,7 @@ like; `.aligned`, `.row.col` and `cta_group` are dropped from names. A dash: not
 _MATRIX = r"mma\.sync\S*|wgmma\.mma_async\S*|tcgen05\.mma\S*|v_s?mfmac?_\w+|v_wmma_\w+"
 _DOT = r"dp4a\.\S+|v_dot4\w*"
 _DIVISION = r"div\.\w+(?:\.ftz)?\.f\d+|v_div_fixup_f\d+"
-_FUSED = r"\bfma\.rn\.\S+|\bv_(?:dual_|pk_)?(?:fma|fmac|fmaak|fmamk|mad|mac)_f\d+\w*"
+FUSED = r"\bfma\.rn\.\S+|\bv_(?:dual_|pk_)?(?:fma|fmac|fmaak|fmamk|mad|mac)_f\d+\w*"
 _OPCODE = re.compile(r"^\s*(?:@!?%p\d+\s+)?([a-z]\w*(?:[.:]+\w+)*)", re.M)
 
 
@@ -47,7 +47,7 @@ def instructions(texts: dict[str, str]) -> list[str]:
     found = sorted(set(opcodes(texts)))
     product = [f for f in found if re.fullmatch(_MATRIX, f)] or [f for f in found if re.fullmatch(_DOT, f)]
     division = [f for f in found if re.fullmatch(_DIVISION, f)]
-    steps = [] if product or division else [f for f in found if re.fullmatch(_FUSED, f)]
+    steps = [] if product or division else [f for f in found if re.fullmatch(FUSED, f)]
     return [*product, *division, *steps]
 
 
@@ -55,14 +55,6 @@ def cell(texts: dict[str, str]) -> str:
     """One cell of the table."""
     short = (re.sub(r"\.aligned|\.row\.col|\.cta_group::1", "", name) for name in instructions(texts))
     return ", ".join(f"`{name}`" for name in short) or "–"
-
-
-def fused(texts: dict[str, str]) -> int:
-    """How many fused multiply-adds of floats the text has, beyond AMD's divisions: five steps of each are fused."""
-    if "ptx" in texts:
-        return len(re.findall(r"\bfma\.", texts["ptx"]))
-    code = texts["amdgcn"]
-    return len(re.findall(_FUSED, code)) - 5 * len(re.findall(r"\bv_div_fixup_f\d+", code))
 
 
 def pairs() -> list[tuple[int, str]]:
@@ -85,15 +77,14 @@ def rows(of: dict[tuple[int, str], str]) -> dict[tuple[str, str], str]:
                 found[case.name, target] = of[i, target]
             elif target not in case.targets:
                 found.setdefault((case.name, target), f"not compiled: {case.not_on[target]}")
-    order = {name: n for n, name in enumerate(dict.fromkeys(case.name for case in CASES))}
-    return dict(sorted(found.items(), key=lambda item: (order[item[0][0]], TARGETS.index(item[0][1]))))
+    return found
 
 
 def table(cells: dict[tuple[str, str], str]) -> str:
     """The document: targets of a kernel with the same instructions share a line."""
     lines = []
     for kernel in dict.fromkeys(name for name, _ in cells):
-        own = {target: text for (name, target), text in cells.items() if name == kernel}
+        own = {target: cells[kernel, target] for target in TARGETS if (kernel, target) in cells}
         for text in dict.fromkeys(own.values()):
             lines.append(f"| {kernel} | {', '.join(t for t in own if own[t] == text)} | {text} |")
     return HEADER + "\n".join(lines) + "\n"

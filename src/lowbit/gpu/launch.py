@@ -36,8 +36,10 @@ _SHORTEST_LONG_ROW = 256
 
 def empty_codes(shape: tuple[int, ...], dtype: QuantizedDType, like: Tensor) -> Tensor:
     """An uninitialized tensor for codes of this dtype; packed codes take a flat tensor of bytes."""
+    if dtype.name not in STORED:
+        raise Unsupported(f"dtype: {dtype}; kernels on GPUs have {', '.join(STORED)}")
     stored = (dtype.storage_bytes(math.prod(shape)),) if dtype.is_sub_byte else shape
-    return torch.empty(stored, dtype=_stored(dtype), device=like.device)
+    return torch.empty(stored, dtype=STORED[dtype.name], device=like.device)
 
 
 def warps(threads: int, like: Tensor) -> int:
@@ -120,13 +122,6 @@ def add(*operands: Unpack[Operands], out: Tensor, scale: Tensor, zero: Tensor | 
     n, block = a.numel(), 4 * THREADS
     launch(elementwise.add, (-(-n // block),), a, warps(THREADS, a), *tensors, n, *bounds, indices_are_wide(n), block)
     return out
-
-
-def _stored(dtype: QuantizedDType) -> torch.dtype:
-    try:
-        return STORED[dtype.name]
-    except KeyError:
-        raise Unsupported(f"dtype: {dtype}; kernels on GPUs have {', '.join(STORED)}") from None
 
 
 def _same_device(*tensors: Tensor | None) -> None:

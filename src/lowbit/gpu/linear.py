@@ -40,8 +40,7 @@ def gpu_linear_path(p: QuantizationParams, activation_dtype: str, given: Quantiz
         return path
     raise Unsupported(
         f"weight: {p!r} with activation_dtype {activation_dtype!r} takes path {path!r}; "
-        "GPU kernels have 'integer', and 'float' "
-        "for weights of 4 bits"
+        "GPU kernels have 'integer', and 'float' for weights of 4 bits"
     )
 
 
@@ -49,22 +48,19 @@ class GpuLinear:
     """A `QuantizedLinear` on a device. NaN and Inf in x make codes undefined: nothing waits to say so."""
 
     def __init__(self, layer: QuantizedLinear, device: str = "cuda") -> None:
-        import torch
-
         self.device = find_device(device)
+        from lowbit.gpu.tensors import moved
+
         self.path = gpu_linear_path(layer.params, layer.activation_dtype, layer.input_params)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.params, self.activation_dtype = layer.params, layer.activation_dtype
         self.input_params, self.out_params = layer.input_params, layer.out_params
         bias = layer.bias
-        self.bias = None if bias is None else torch.from_numpy(np.array(bias)).to(self.device.memory)
+        self.bias = None if bias is None else moved(bias, self.device)
         self._fixed: tuple[Tensor, Tensor | None] | None = None  # scale and zero point of x, where they are given
-        if self.input_params is not None:
-            scale, zero = (
-                torch.from_numpy(np.array(v)) for v in (self.input_params.scale, self.input_params.zero_point)
-            )
-            moved = scale.to(self.device.memory, torch.float32), zero.to(self.device.memory, torch.int32)
-            self._fixed = moved if self.input_params.zero_point.any() else (moved[0], None)
+        if (p := self.input_params) is not None:
+            scale, zero = moved(p.scale.astype(np.float32), self.device), p.zero_point.astype(np.int32)
+            self._fixed = scale, moved(zero, self.device) if zero.any() else None
         self._packed: GpuPacked | None = None
         self._int4: Int4Weight | None = None
         if self.path == "integer":
@@ -84,8 +80,8 @@ class GpuLinear:
 
     def _nibbles(self, weight: QuantizedTensor) -> Int4Weight:
         """Rows that start on a byte, scales [out, groups]."""
-        import torch
         from lowbit.gpu.launch_gemm import Int4Weight
+        from lowbit.gpu.tensors import moved
 
         (n, k), p = weight.shape, weight.params
         group = k if p.group_size is None else min(p.group_size, k)
@@ -96,15 +92,9 @@ class GpuLinear:
         scale, zero = (
             np.broadcast_to(v.reshape(-1, groups) if v.size > 1 else v, (n, groups)) for v in (p.scale, p.zero_point)
         )
-        there = self.device.memory
-        return Int4Weight(
-            torch.from_numpy(np.array(packed)).to(there),
-            torch.from_numpy(np.array(scale, np.float32)).to(there),
-            torch.from_numpy(np.array(zero, np.int8)).to(there) if zero.any() else None,
-            k,
-            group,
-            p.dtype.is_signed,
-        )
+        there = moved(zero.astype(np.int8), self.device) if zero.any() else None
+        scales = moved(scale.astype(np.float32), self.device)
+        return Int4Weight(moved(packed, self.device), scales, there, k, group, p.dtype.is_signed)
 
     def __call__(self, x: Tensor) -> Any:
         """x [..., in] on the device to [..., out] of x's type, or a GpuQuantizedTensor of out_params."""

@@ -27,6 +27,7 @@ from lowbit.runtime.hardware import HardwareFeatures, hardware
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    import torch
     from lowbit.gpu.launch_gemm import GpuEpilogue, Weight
     from lowbit.gpu.tensors import GpuQuantizedTensor
     from lowbit.ops.options import EpilogueOptions
@@ -62,38 +63,22 @@ def gpu_epilogue(epilogue: Epilogue, bias: Any, device: GpuDevice) -> GpuEpilogu
     import torch
     from lowbit.gpu.launch_gemm import GpuEpilogue
 
-    given = _bias(bias, device)
-    if epilogue.params is None:
-        return GpuEpilogue(getattr(torch, epilogue.dtype.name), given, epilogue.floor, epilogue.ceiling)
-    p = epilogue.params
-    if epilogue.dtype.name not in ("int8", "uint8") or p.dtype.is_packed or p.is_logarithmic or p.axis is not None:
-        raise Unsupported(f"out_params: {p!r}; GPU kernels have linear int8 or uint8 with one scale")
-    return GpuEpilogue(
-        getattr(torch, epilogue.dtype.name),
-        given,
-        scale=float(p.scale),
-        zero_point=int(p.zero_point),
-        lo=epilogue.lo,
-        hi=epilogue.hi,
-    )
+    dtype, given, p = getattr(torch, epilogue.dtype.name), _bias(bias, device), epilogue.params
+    if p is None:
+        return GpuEpilogue(dtype, given, epilogue.floor, epilogue.ceiling)
+    scale, zero = float(p.scale), int(p.zero_point)
+    return GpuEpilogue(dtype, given, scale=scale, zero_point=zero, lo=epilogue.lo, hi=epilogue.hi)
 
 
 def multiply(a: GpuQuantizedTensor, b: GpuPacked, epilogue: GpuEpilogue, path: str | None = None) -> Tensor:
     """a [..., k] by b [k, n], after the epilogue. path: as in `launch_gemm.gemm`."""
     from lowbit.gpu.launch_gemm import gemm
 
-    _require_integer_path(a, b)
     if a.ndim < 1 or a.shape[-1] != b.shape[0]:
         raise InvalidProblem(f"a: shape {a.shape}; expected (..., {b.shape[0]})")
     codes = _bytes("a", a)
     y = gemm(codes.reshape(-1, b.shape[0]), b.weight, a.scale, a.zero_point, epilogue, path=path)
     return y.reshape(*a.shape[:-1], b.shape[1])
-
-
-def _require_integer_path(a: GpuQuantizedTensor, b: GpuPacked | GpuQuantizedTensor) -> None:
-    way = path_of(a.params, b.params, a.ndim, len(b.shape))
-    if way != "integer":
-        raise Unsupported(f"qmatmul: {a.params!r} by {b.params!r} takes path {way!r}; GPU kernels have 'integer'")
 
 
 def convolve(
@@ -151,17 +136,8 @@ class GpuQuantizationOps:
         )
 
     def quantize(self, x: Any, params: QuantizationParams) -> GpuQuantizedTensor:
-        import torch
-        from lowbit.gpu import launch
-        from lowbit.gpu.tensors import GpuQuantizedTensor, supported
-
         there = self._floats("x", x)
-        p = supported("params", params.for_compute(np.float64 if there.dtype is torch.float64 else np.float32))
-        empty = launch.empty_codes(tuple(there.shape), p.dtype, there)
-        q = GpuQuantizedTensor(empty, p, tuple(there.shape), self.device)
-        g = p.granularity(q.shape)
-        launch.quantize(there, q.scale, q.zero_point, p.qmin, p.qmax, g, p.dtype, out=q.data)
-        return q
+        return self._quantized(there, _usable("params", params, there.dtype))
 
     def dequantize(self, q: Any) -> Tensor:
         return self._there("q", q).dequantize()
@@ -169,7 +145,10 @@ class GpuQuantizationOps:
     def qmatmul(self, a: Any, b: Any, *, bias: Any = None, **options: Unpack[EpilogueOptions]) -> Any:
         """a @ b. b may be a GpuPacked of `pack`, which saves a copy per call."""
         left, right = self._there("a", a), b if isinstance(b, GpuPacked) else self._there("b", b)
-        _require_integer_path(left, right)
+        if (way := path_of(left.params, right.params, left.ndim, len(right.shape))) != "integer":
+            raise Unsupported(
+                f"qmatmul: {left.params!r} by {right.params!r} takes path {way!r}; GPU kernels have 'integer'"
+            )
         packed = right if isinstance(right, GpuPacked) else pack(right)
         epilogue = Epilogue.of(packed.shape[-1], None, **options)
         y = multiply(left, packed, gpu_epilogue(epilogue, bias, self.device), self.path)
@@ -200,25 +179,21 @@ class GpuQuantizationOps:
         one shape with one scale take one kernel; packed codes, more scales and broadcasting take three."""
         import torch
         from lowbit.gpu import launch
-        from lowbit.gpu.tensors import GpuQuantizedTensor, supported
 
         left, right = self._there("a", a), self._there("b", b)
         compute = torch.promote_types(left.scale.dtype, right.scale.dtype)
-        given = left.params if out_params is None else out_params
-        p = supported("out_params", given.for_compute(np.float64 if compute is torch.float64 else np.float32))
+        p = _usable("out_params", left.params if out_params is None else out_params, compute)
         try:
-            shape = np.broadcast_shapes(left.shape, right.shape)
+            np.broadcast_shapes(left.shape, right.shape)
         except ValueError:
             raise InvalidProblem(f"a, b: shapes {left.shape} and {right.shape} do not broadcast") from None
-        q = GpuQuantizedTensor(launch.empty_codes(shape, p.dtype, left.data), p, shape, self.device)
-        plain = all(not t.dtype.is_packed and t.params.axis is None for t in (left, right, q))
-        if plain and left.shape == right.shape:
-            operands = (left.data, left.scale.to(compute), left.zero_point)
-            others = (right.data, right.scale.to(compute), right.zero_point)
-            launch.add(*operands, *others, p.qmin, p.qmax, out=q.data, scale=q.scale, zero=q.zero_point)
-            return q
-        y = (left.dequantize(compute) + right.dequantize(compute)).contiguous()
-        launch.quantize(y, q.scale, q.zero_point, p.qmin, p.qmax, p.granularity(shape), p.dtype, out=q.data)
+        plain = all(not q.dtype.is_packed and q.axis is None for q in (left.params, right.params, p))
+        if not plain or left.shape != right.shape:
+            return self._quantized((left.dequantize(compute) + right.dequantize(compute)).contiguous(), p)
+        q = self._empty(left.data, left.shape, p)
+        operands = (left.data, left.scale.to(compute), left.zero_point)
+        others = (right.data, right.scale.to(compute), right.zero_point)
+        launch.add(*operands, *others, p.qmin, p.qmax, out=q.data, scale=q.scale, zero=q.zero_point)
         return q
 
     def qrelu(self, a: Any) -> GpuQuantizedTensor:
@@ -230,6 +205,19 @@ class GpuQuantizationOps:
             raise Unsupported(f"qrelu: {q.params!r}; on GPUs it takes int8, uint8 or int16 with one scale")
         codes = q.data.clamp(min=int(q.params.zero_point))
         return GpuQuantizedTensor(codes, q.params, q.shape, self.device, q.scale, q.zero_point)
+
+    def _quantized(self, x: Tensor, p: QuantizationParams) -> GpuQuantizedTensor:
+        from lowbit.gpu import launch
+
+        q = self._empty(x, tuple(x.shape), p)
+        launch.quantize(x, q.scale, q.zero_point, p.qmin, p.qmax, p.granularity(q.shape), p.dtype, out=q.data)
+        return q
+
+    def _empty(self, like: Tensor, shape: tuple[int, ...], p: QuantizationParams) -> GpuQuantizedTensor:
+        from lowbit.gpu import launch
+        from lowbit.gpu.tensors import GpuQuantizedTensor
+
+        return GpuQuantizedTensor(launch.empty_codes(shape, p.dtype, like), p, shape, self.device)
 
     def _floats(self, name: str, x: Any) -> Tensor:
         """x on the device."""
@@ -260,6 +248,13 @@ class GpuQuantizationOps:
 
     def __repr__(self) -> str:
         return f"GpuQuantizationOps({self.device.name!r}, {self.device.architecture})"
+
+
+def _usable(name: str, params: QuantizationParams, dtype: torch.dtype) -> QuantizationParams:
+    """The params for data of this dtype, with an error for those that no kernel on GPUs has."""
+    from lowbit.gpu.tensors import supported
+
+    return supported(name, params.for_compute(np.float64 if str(dtype) == "torch.float64" else np.float32))
 
 
 def _bytes(name: str, q: GpuQuantizedTensor) -> Tensor:

@@ -32,13 +32,6 @@ class GpuQuantizedTensor:
 
     __slots__ = ("data", "device", "params", "scale", "shape", "zero_point")
 
-    data: Tensor
-    scale: Tensor
-    zero_point: Tensor | None
-    params: QuantizationParams
-    shape: tuple[int, ...]
-    device: GpuDevice
-
     def __init__(
         self,
         data: Tensor,
@@ -59,9 +52,9 @@ class GpuQuantizedTensor:
         if not device.holds(data) or not data.is_contiguous():
             raise InvalidProblem(f"data: on {data.device}; expected a contiguous tensor on {device.memory}")
         self.data, self.params, self.shape, self.device = data, p, tuple(shape), device
-        self.scale = _moved(p.scale, device) if scale is None else scale
+        self.scale = moved(p.scale, device) if scale is None else scale
         if zero_point is None and p.zero_point.any():
-            zero_point = _moved(p.zero_point.astype(np.int32), device)
+            zero_point = moved(p.zero_point.astype(np.int32), device)
         self.zero_point = zero_point
 
     @classmethod
@@ -69,7 +62,7 @@ class GpuQuantizedTensor:
         """A copy of q on the device; Unsupported, with the reason, where there is none."""
         gpu = find_device(device)
         supported("q", q.params)
-        return cls(_moved(q.data, gpu), q.params, q.shape, gpu)
+        return cls(moved(q.data, gpu), q.params, q.shape, gpu)
 
     @property
     def dtype(self) -> Any:
@@ -120,6 +113,6 @@ class GpuQuantizedTensor:
         return f"GpuQuantizedTensor(shape={self.shape}, {self.params!r}, device={self.device.name!r}{where})"
 
 
-def _moved(array: Any, device: GpuDevice) -> Tensor:
+def moved(array: Any, device: GpuDevice) -> Tensor:
     """A copy, always: on the interpreter's device too, whose memory is the CPU's."""
     return torch.from_numpy(np.array(array, order="C")).to(device.memory)

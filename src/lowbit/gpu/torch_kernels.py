@@ -22,9 +22,11 @@ from torch import Tensor
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Arguments of the operators' schemas: s, z, qmin, qmax, axis, block; qmin, qmax, axis, block, gradient_scale.
+# Arguments of the operators' schemas: s, z, qmin, qmax, axis, block; qmin, qmax, axis, block, gradient_scale; axis,
+# block, name, ignore.
 Affine: TypeAlias = tuple[Tensor, Tensor, int, int, int | None, int | None]
 Learned: TypeAlias = tuple[int, int, int | None, int | None, float]
+Scope: TypeAlias = tuple[int | None, int | None, str, bool]
 
 _granularity = functools.lru_cache(4096)(granularity)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -104,11 +106,10 @@ def fake_quantize_learned_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     scale, zero = _learned(s, z, *rest[:2])
     scale, zero, qmin, qmax, g = _affine(x, scale, zero, *rest[:4])
-    given = (_gradient(dy, x), _floats(x), _one_each(scale, g), _one_each(zero, g), qmin, qmax, g)
-    dx, ds, dz = launch_reductions.fake_quantize_learned_backward(*given)
-    gradient_scale = rest[4]
-    if gradient_scale != 1.0:
-        ds, dz = ds * gradient_scale, dz * gradient_scale
+    affine = (_one_each(scale, g), _one_each(zero, g), qmin, qmax, g)
+    dx, ds, dz = launch_reductions.fake_quantize_learned_backward(_gradient(dy, x), _floats(x), *affine)
+    if rest[4] != 1.0:
+        ds, dz = ds * rest[4], dz * rest[4]
     return dx, ds.to(s.dtype), dz.to(z.dtype if z.is_floating_point() else compute_dtype(x))
 
 
@@ -154,27 +155,17 @@ def _spread(values: Tensor, g: Granularity, shape: torch.Size) -> Tensor:
     return groups.repeat_interleave(g.block, 1)[:, : g.axis].reshape(shape)
 
 
-def range_params(
-    x: Tensor, qmin: int, qmax: int, symmetric: bool, axis: int | None, block: int | None, name: str, ignore: bool
-) -> tuple[Tensor, Tensor]:
-    lo, hi = _value_range(x, axis, block, name, ignore)
+def range_params(x: Tensor, qmin: int, qmax: int, symmetric: bool, *scope: Unpack[Scope]) -> tuple[Tensor, Tensor]:
+    lo, hi = _value_range(x, *scope)
     # As on the CPU: Inf counts as MAX_SCALE, and a scope of NaN alone as 0.
     lo, hi = (torch.where(lo <= hi, v, 0).clamp(-MAX_SCALE, MAX_SCALE) for v in (lo, hi))
     return affine_params(lo, hi, qmin, qmax, symmetric)
 
 
 def observe_(
-    x: Tensor,
-    lo: Tensor,
-    hi: Tensor,
-    left_out: Tensor,
-    momentum: float | None,
-    axis: int | None,
-    block: int | None,
-    name: str,
-    ignore: bool,
+    x: Tensor, lo: Tensor, hi: Tensor, left_out: Tensor, momentum: float | None, *scope: Unpack[Scope]
 ) -> None:
-    new_lo, new_hi = _value_range(x, axis, block, name, ignore)
+    new_lo, new_hi = _value_range(x, *scope)
     usable = ((new_lo <= new_hi) & (new_lo >= -WIDEST) & (new_hi <= WIDEST)).all()
     left_out += (~usable).to(left_out.dtype)
     low, high = torch.minimum(lo, new_lo.to(lo.dtype)), torch.maximum(hi, new_hi.to(hi.dtype))
