@@ -201,7 +201,7 @@ def _add(a: str, b: str, code: str, zero: bool) -> Case:
     pointers = ", ".join(f"{n} {c}, {n}_scale f32, {n}_zero {z}" for n, c in operands)
     name = f"add_{a}_{b}_{code}" + ("" if zero else "_no_zero")
     sizes = dict.fromkeys(("n", "qmin", "qmax"), "i32")
-    return _case(name, elementwise.add, pointers, sizes, {"INDEX64": False, "BLOCK": 1024})
+    return _case(name, elementwise.add, pointers, sizes, {"BLOCK": Block(False, 1, 1024)})
 
 
 def _learned(by: str, element: str) -> Case:

@@ -76,34 +76,18 @@ def dequantize_backward(dy, scale, out, at, RULES: tl.constexpr):
 
 
 @jit
-def add(
-    a,
-    a_scale,
-    a_zero,
-    b,
-    b_scale,
-    b_zero,
-    out,
-    out_scale,
-    out_zero,
-    n,
-    qmin,
-    qmax,
-    INDEX64: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """q = quantize((qa - za) * sa + (qb - zb) * sb), every step rounded; one scale for each of the three."""
-    first = program_index(INDEX64) * BLOCK
-    offsets = first + tl.arange(0, BLOCK)
-    y = _number(a, a_scale, a_zero, first, n, BLOCK) + _number(b, b_scale, b_zero, first, n, BLOCK)
+def add(a, a_scale, a_zero, b, b_scale, b_zero, out, out_scale, out_zero, n, qmin, qmax, BLOCK: tl.constexpr):
+    """q = quantize((qa - za) * sa + (qb - zb) * sb), every step rounded; one scale for each of the three. BLOCK: a
+    Block of one run."""
+    offsets = program_index(BLOCK.INDEX64) * BLOCK.LENGTH + tl.arange(0, BLOCK.LENGTH)
+    y = _number(a, a_scale, a_zero, offsets, n) + _number(b, b_scale, b_zero, offsets, n)
     s, z = load_one(out_scale, out_zero)
     codes = steps_clamped(y, s, z, qmin, qmax).to(tl.int32) + z
     tl.store(out + offsets, codes.to(out.dtype.element_ty), mask=offsets < n)
 
 
 @jit
-def _number(codes, scale, zero, first, n, BLOCK: tl.constexpr):
-    """float(q - z) * s of BLOCK elements from `first` on."""
-    offsets = first + tl.arange(0, BLOCK)
+def _number(codes, scale, zero, offsets, n):
+    """float(q - z) * s of the codes at these offsets."""
     s, z = load_one(scale, zero)
     return (tl.load(codes + offsets, mask=offsets < n, other=0).to(tl.int32) - z).to(s.dtype) * s

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from lowbit.numerics.granularity import Granularity
 
 TENSOR, ROWS, COLUMNS, FLAT, GROUPS, GROUP_ROWS = range(6)  # as in scale_access.py
-PIECE, BAND = 4096, 64  # of learned sums: the contract's order, as in learned.py
+PIECE, BAND = 4096, 64  # of learned sums: the contract's order, as in reductions.py
 RANGE_PIECE = 16384  # of ranges: the result does not depend on it
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from lowbit.gpu import elementwise
-from lowbit.gpu.arguments import Spread, SpreadRules
+from lowbit.gpu.arguments import Block, Spread, SpreadRules
 from lowbit.gpu.grids import ScaleLayout, indices_are_wide, scale_layout
 from lowbit.gpu.tiles import Tile
 from lowbit.numerics.dtypes import QuantizedDType
@@ -27,7 +27,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Affine: TypeAlias = tuple[Tensor, Tensor | None, int, int, Granularity]  # scale, zero, qmin, qmax, g
+# Scale, zero, qmin, qmax, g; and the dtype of codes.
+Affine: TypeAlias = tuple[Tensor, Tensor | None, int, int, Granularity]
+Coded: TypeAlias = tuple[Tensor, Tensor | None, int, int, Granularity, QuantizedDType]
 # Codes, scale and zero point of a and of b, qmin, qmax.
 Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor | None, int, int]
 THREADS = 256  # of a program, each with 16 bytes of floats
@@ -65,18 +67,9 @@ def launch(kernel: Any, grid: tuple[int, ...], like: Tensor, by: int | Tile, *ar
         raise Unsupported(f"x: on {like.device}; expected a GPU's memory")
 
 
-def quantize(
-    x: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    qmin: int,
-    qmax: int,
-    g: Granularity,
-    dtype: QuantizedDType,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+def quantize(x: Tensor, *coded: Unpack[Coded], out: Tensor | None = None) -> Tensor:
     """Codes of x as the dtype stores them: q = int(clamp(rne(x / s), qmin - z, qmax - z)) + z."""
+    scale, zero, qmin, qmax, g, dtype = coded
     out = empty_codes(tuple(x.shape), dtype, x) if out is None else out
     _run(elementwise.quantize, x, scale, g, (x, scale, zero, out), out.numel(), qmin, qmax, dtype.is_sub_byte)
     return out
@@ -119,8 +112,9 @@ def add(*operands: Unpack[Operands], out: Tensor, scale: Tensor, zero: Tensor | 
     a, bounds = operands[0], operands[6:]
     tensors = (*operands[:6], out, scale, zero)
     _same_device(*tensors)
-    n, block = a.numel(), 4 * THREADS
-    launch(elementwise.add, (-(-n // block),), a, warps(THREADS, a), *tensors, n, *bounds, indices_are_wide(n), block)
+    n, length = a.numel(), 4 * THREADS
+    block = Block(indices_are_wide(n), 1, length)
+    launch(elementwise.add, (-(-n // length),), a, warps(THREADS, a), *tensors, n, *bounds, block)
     return out
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.gpu.ops import GpuPacked, gpu_epilogue, pack
+from lowbit.gpu.ops import gpu_epilogue, pack
 from lowbit.layers import QuantizedLinear, linear_path
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, Unsupported
@@ -24,7 +24,7 @@ from lowbit.ops.epilogue import Epilogue
 from lowbit.runtime.devices import find_device
 
 if TYPE_CHECKING:
-    from lowbit.gpu.launch_gemm import Int4Weight
+    from lowbit.gpu.launch_gemm import Int4Weight, Weight
     from torch import Tensor
 
 
@@ -61,22 +61,17 @@ class GpuLinear:
         if (p := self.input_params) is not None:
             scale, zero = moved(p.scale.astype(np.float32), self.device), p.zero_point.astype(np.int32)
             self._fixed = scale, moved(zero, self.device) if zero.any() else None
-        self._packed: GpuPacked | None = None
-        self._int4: Int4Weight | None = None
-        if self.path == "integer":
-            self._packed = self._turned(layer.weight)
-        elif self.out_params is not None or (bias is not None and bias.dtype.kind != "f"):
+        if self.path == "float" and (self.out_params is not None or (bias is not None and bias.dtype.kind != "f")):
             raise Unsupported("out_params, bias: codes or integers; on GPUs int4 weights give floats")
-        else:
-            self._int4 = self._nibbles(layer.weight)
+        self._weight: Any = (self._turned if self.path == "integer" else self._nibbles)(layer.weight)
 
-    def _turned(self, weight: QuantizedTensor) -> GpuPacked:
+    def _turned(self, weight: QuantizedTensor) -> Weight:
         from lowbit.gpu.tensors import GpuQuantizedTensor
 
         p = weight.params
         across = p.replace(axis=None if p.axis is None else 1)
         codes = np.ascontiguousarray(weight.unpack().T)
-        return pack(GpuQuantizedTensor.of(QuantizedTensor.from_codes(codes, across), self.device.name))
+        return pack(GpuQuantizedTensor.of(QuantizedTensor.from_codes(codes, across), self.device.name)).weight
 
     def _nibbles(self, weight: QuantizedTensor) -> Int4Weight:
         """Rows that start on a byte, scales [out, groups]."""
@@ -105,13 +100,12 @@ class GpuLinear:
             raise InvalidProblem(f"x: {tuple(x.shape)} on {x.device}; expected (..., {self.in_features}) on the device")
         rows = x.detach().reshape(-1, self.in_features).contiguous()
         shape = (*x.shape[:-1], self.out_features)
-        if self._int4 is not None:
-            return linear_int4(rows, self._int4, self.bias).reshape(shape)
-        assert self._packed is not None
+        if self.path == "float":
+            return linear_int4(rows, self._weight, self.bias).reshape(shape)
         epilogue = Epilogue.of(self.out_features, None, self.out_params, str(x.dtype).removeprefix("torch."))
         given = gpu_epilogue(epilogue, self.bias, self.device)
         codes, scale, zero = self._codes(rows)
-        y = gemm(codes, self._packed.weight, scale, zero, given).reshape(shape)
+        y = gemm(codes, self._weight, scale, zero, given).reshape(shape)
         return y if epilogue.params is None else GpuQuantizedTensor(y, epilogue.params, shape, self.device)
 
     def _codes(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

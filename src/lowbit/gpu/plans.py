@@ -48,35 +48,6 @@ def tensor(name: str, value: Any, kind: ElementKind, shape: tuple[int, ...], gpu
     return _shaped(name, found, expected)
 
 
-def _parameter_tensor(
-    name: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...], gpu: GpuDevice, bounds: tuple[int, int]
-) -> Tensor:
-    """Scales or zero points. A number of the host becomes a tensor, without waiting."""
-    if isinstance(value, (int, float, np.generic)) and not isinstance(value, bool) and not shape:
-        number = float(value)
-        if dtype is not torch.int32:
-            check_scale(np.asarray(number, np.float64 if dtype is torch.float64 else np.float32))
-        elif not number.is_integer() or not bounds[0] <= number <= bounds[1]:
-            raise InvalidProblem(f"{name}: {value!r}; expected an integer in [{bounds[0]}, {bounds[1]}]")
-        return torch.full((), number, dtype=dtype, device=gpu.memory)
-    return _output_tensor(name, value, dtype, shape, gpu)
-
-
-def _output_tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int, ...], gpu: GpuDevice) -> Tensor:
-    """Parameters in the GPU's memory, as they must be to be written."""
-    found = _held(name, value, dtype, gpu, "")
-    return _shaped(name, found.reshape(()) if not shape and tuple(found.shape) == (1,) else found, shape)
-
-
-def _workspace_tensor(value: Any, size: int, gpu: GpuDevice) -> Tensor | None:
-    if not size:
-        return None
-    found = _held("workspace", value, torch.uint8, gpu, "")
-    if not found.is_contiguous() or found.numel() < size or found.data_ptr() % 8:
-        raise InvalidProblem(f"workspace: {found.numel()} bytes; expected {size}, contiguous and aligned to 8")
-    return found
-
-
 def _held(name: str, value: Any, dtype: torch.dtype, gpu: GpuDevice, why: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise InvalidProblem(f"{name}: {type(value).__name__}; expected a torch tensor on {gpu.name}")
@@ -137,25 +108,48 @@ class _Quantization(OnGpu):
     def _dtype(self) -> QuantizedDType:
         return QuantizedDType.of(self._code.value)
 
-    def _memory(self, name: str, value: Any, kind: ElementKind) -> Tensor:
-        return tensor(name, value, kind, self.descriptor.shape, self._gpu)
-
     def can_implement(self, args: Any) -> None:
         self._buffers(args)
 
     def _buffers(self, args: Any) -> tuple[Any, ...]:
         raise NotImplementedError
 
+    def _memory(self, name: str, value: Any, kind: ElementKind) -> Tensor:
+        return tensor(name, value, kind, self.descriptor.shape, self._gpu)
+
+    def _parameters(self, name: str, value: Any, dtype: torch.dtype) -> Tensor:
+        """Scales or zero points in the GPU's memory, as they must be to be written."""
+        found = _held(name, value, dtype, self._gpu, "")
+        return _shaped(name, found.reshape(()) if self._scales == () and found.shape == (1,) else found, self._scales)
+
+    def _number_or_parameters(self, name: str, value: Any, dtype: torch.dtype) -> Tensor:
+        """Scales or zero points. A number of the host becomes a tensor, without waiting."""
+        if self._scales or isinstance(value, bool) or not isinstance(value, (int, float, np.generic)):
+            return self._parameters(name, value, dtype)
+        number, d = float(value), self.descriptor
+        if dtype is not torch.int32:
+            check_scale(np.asarray(number, np.float64 if dtype is torch.float64 else np.float32))
+        elif not number.is_integer() or not d.qmin <= number <= d.qmax:
+            raise InvalidProblem(f"{name}: {value!r}; expected an integer in [{d.qmin}, {d.qmax}]")
+        return torch.full((), number, dtype=dtype, device=self._gpu.memory)
+
     def _scale(self, value: Any) -> Tensor:
         if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
             value = value.to(self._wide)  # exact
-        return _parameter_tensor("scale", value, self._wide, self._scales, self._gpu, (0, 0))
+        return self._number_or_parameters("scale", value, self._wide)
 
     def _zero(self, value: Any) -> Tensor | None:
         if value is None or (type(value) is int and value == 0):
             return None
-        bounds = self.descriptor.qmin, self.descriptor.qmax
-        return _parameter_tensor("zero_point", value, torch.int32, self._scales, self._gpu, bounds)
+        return self._number_or_parameters("zero_point", value, torch.int32)
+
+    def _workspace(self, value: Any, size: int) -> Tensor | None:
+        if not size:
+            return None
+        found = _held("workspace", value, torch.uint8, self._gpu, "")
+        if not found.is_contiguous() or found.numel() < size or found.data_ptr() % 8:
+            raise InvalidProblem(f"workspace: {found.numel()} bytes; expected {size}, contiguous and aligned to 8")
+        return found
 
 
 class _Affine(_Quantization):
@@ -186,28 +180,25 @@ class _Learned(_Affine):
     def workspace_size(self) -> int:
         return launch_reductions.learned_workspace(self._g) if self.descriptor.learned else 0
 
-    def _learned_buffers(self, args: BackwardArgs) -> tuple[Tensor, Tensor, Tensor | None]:
-        gpu = self._gpu
-        return (
-            _output_tensor("d_scale", args.d_scale, self._wide, self._scales, gpu),
-            _output_tensor("d_zero_point", args.d_zero_point, self._wide, self._scales, gpu),
-            _workspace_tensor(args.workspace, self.workspace_size, gpu),
-        )
+    def _sums(self, args: BackwardArgs) -> tuple[Tensor, Tensor, Tensor | None]:
+        """d_scale, d_zero_point and what their sums need."""
+        d_scale = self._parameters("d_scale", args.d_scale, self._wide)
+        d_zero_point = self._parameters("d_zero_point", args.d_zero_point, self._wide)
+        return d_scale, d_zero_point, self._workspace(args.workspace, self.workspace_size)
 
     def can_implement(self, args: BackwardArgs) -> None:
         self._buffers(args)
         if self.descriptor.learned:
-            self._learned_buffers(args)
+            self._sums(args)
 
     def run(self, args: BackwardArgs) -> None:
         d = self.descriptor
         if not d.learned:
             return super().run(args)
         (dy, x), dx, scale, zero = self._buffers(args)
-        ds, dz, room = self._learned_buffers(args)
-        launch_reductions.fake_quantize_learned_backward(
-            dy, x, scale, zero, d.qmin, d.qmax, self._g, out=(dx, ds, dz), workspace=room
-        )
+        ds, dz, room = self._sums(args)
+        affine = (scale, zero, d.qmin, d.qmax, self._g)
+        launch_reductions.fake_quantize_learned_backward(dy, x, *affine, out=(dx, ds, dz), workspace=room)
 
 
 class _Dynamic(_Quantization):
@@ -216,18 +207,14 @@ class _Dynamic(_Quantization):
         return launch_reductions.dynamic_workspace(self._g, _TORCH[self._number], self._dtype)
 
     def _buffers(self, args: DynamicArgs) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        d, gpu, zero = self.descriptor, self._gpu, None
+        d, zero = self.descriptor, None
         if 0 in d.shape:
             raise InvalidProblem(f"input: empty (shape {d.shape}); there is nothing to find a range in")
         if args.zero_point is not None or not (self.operation.is_symmetric and d.qmin <= 0 <= d.qmax):
-            zero = _output_tensor("zero_point", args.zero_point, torch.int32, self._scales, gpu)
-        return (
-            self._memory("input", args.input, self._number),
-            self._memory("output", args.output, self._code),
-            _output_tensor("scale", args.scale, self._wide, self._scales, gpu),
-            zero,
-            _workspace_tensor(args.workspace, self.workspace_size, gpu),
-        )
+            zero = self._parameters("zero_point", args.zero_point, torch.int32)
+        x, out = self._memory("input", args.input, self._number), self._memory("output", args.output, self._code)
+        room = self._workspace(args.workspace, self.workspace_size)
+        return x, out, self._parameters("scale", args.scale, self._wide), zero, room
 
     def run(self, args: DynamicArgs) -> None:
         x, out, scale, zero, room = self._buffers(args)

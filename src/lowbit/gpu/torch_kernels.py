@@ -134,25 +134,16 @@ def dequantize(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int | N
 
 
 def dequantize_ste(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int | None) -> Tensor:
-    g = _granularity(q.shape, axis, block)
-    each = _spread(_each("zero_point", z, torch.int32, g), g, q.shape)
-    wide = q.detach().to(compute_dtype(q)) - each  # exact
-    return dequantize_ste_backward(wide, s, axis, block).to(q.dtype)
+    g, wide = _granularity(q.shape, axis, block), q.detach().to(compute_dtype(q)).contiguous()
+    zero = _each("zero_point", z, torch.int32, g).to(wide.dtype)
+    # z of each element is 1 * z: a kernel spreads z as it spreads scales.
+    each = zero.reshape(()) if zero.numel() == 1 else launch.dequantize_backward(torch.ones_like(wide), zero, g)
+    return dequantize_ste_backward(wide - each, s, axis, block).to(q.dtype)  # the difference is exact
 
 
 def dequantize_ste_backward(dy: Tensor, s: Tensor, axis: int | None, block: int | None) -> Tensor:
     g = _granularity(dy.shape, axis, block)
     return launch.dequantize_backward(_floats(dy, "dy"), _each("scale", s, compute_dtype(dy), g), g)
-
-
-def _spread(values: Tensor, g: Granularity, shape: torch.Size) -> Tensor:
-    """One value for each element."""
-    if values.numel() == 1:
-        return values.reshape(())
-    if g.kind == 1:
-        return values.reshape(1, g.axis, 1).expand(g.outer, g.axis, g.inner).reshape(shape)
-    groups = values.reshape(g.outer, -1, g.inner)
-    return groups.repeat_interleave(g.block, 1)[:, : g.axis].reshape(shape)
 
 
 def range_params(x: Tensor, qmin: int, qmax: int, symmetric: bool, *scope: Unpack[Scope]) -> tuple[Tensor, Tensor]:
