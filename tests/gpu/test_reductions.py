@@ -49,11 +49,11 @@ def wanted_range(x: Array, g: Granularity) -> tuple[Array, Array, Array]:
 
 
 def wanted_dynamic(
-    x: Array, g: Granularity, dtype: QuantizedDType, symmetric: bool, full_range: bool = False, qmin: int | None = None
+    x: Array, g: Granularity, dtype: QuantizedDType, symmetric: bool, qmin: int | None = None
 ) -> tuple[Array, Array, Array]:
     bounds = (dtype.qmin if qmin is None else qmin), dtype.qmax
     lo, hi, _ = wanted_range(x, g)
-    s, z = affine_from_range(lo, hi, *bounds, symmetric=symmetric, full_range=full_range)
+    s, z = affine_from_range(lo, hi, *bounds, symmetric=symmetric)
     wide = reference.widen(x)
     q = reference.quantize_affine(wide, *(reference.spread(v, g, x.shape) for v in (s, z)), *bounds)
     return pack(q.astype(dtype.code_dtype), dtype), s, z
@@ -212,8 +212,7 @@ def test_long_rows_take_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         same(a, b)
 
 
-@pytest.mark.parametrize("full_range", [True, False])
-def test_zeros_constants_and_tiny_ranges(full_range: bool) -> None:
+def test_zeros_constants_and_tiny_ranges() -> None:
     rows = [[0.0, -0.0, 0.0], [3.0, 3.0, 3.0], [-2.0, -2.0, -2.0], [1e-45, 0.0, -1e-45], [1e-37, 2e-37, 1e-38]]
     x = np.array(rows, F32)
     for axis, a in ((0, x), (1, np.ascontiguousarray(x.T))):
@@ -221,10 +220,8 @@ def test_zeros_constants_and_tiny_ranges(full_range: bool) -> None:
         for code in CODES:
             dtype = QuantizedDType.of(code)
             for symmetric in (True, False):
-                got = reductions.quantize_dynamic(
-                    tensor(a), g, dtype.qmin, dtype.qmax, dtype, symmetric=symmetric, full_range=full_range
-                )
-                want = wanted_dynamic(a, g, dtype, symmetric, full_range)
+                got = reductions.quantize_dynamic(tensor(a), g, dtype.qmin, dtype.qmax, dtype, symmetric=symmetric)
+                want = wanted_dynamic(a, g, dtype, symmetric)
                 for found, expected in zip(got, want, strict=True):
                     if found is not None:
                         same(found, expected)

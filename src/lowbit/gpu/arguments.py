@@ -25,9 +25,6 @@ ConvShape = namedtuple(
 # How many elements there are, and which scale each has: see scale_access.py.
 Spread = namedtuple("Spread", "n columns axis groups")
 
-# divisor: into how many steps a range is divided.
-CodeRange = namedtuple("CodeRange", "qmin qmax divisor")
-
 
 class Rules(NamedTuple):
     """Constants. *_STEP: 1 with a value per row or column, 0 with one for all. OUT, BIAS: see epilogue.py."""

@@ -70,24 +70,25 @@ def nan_of(like):
 
 
 @jit
-def affine_from_range(lo, hi, qmin, qmax, divisor, SYMMETRIC: tl.constexpr):
+def affine_from_range(lo, hi, qmin, qmax, SYMMETRIC: tl.constexpr):
     """(s, z) that cover [lo, hi], NaN left out of it and -0 as +0. A range that no scale can cover gives s = NaN.
 
-    symmetric   s = max(-lo, hi) / divisor, z = 0
-    asymmetric  widen to contain 0, s = (hi - lo) / divisor, z = clamp(rne(qmin - lo / s), qmin, qmax)
+    symmetric   s = max(-lo, hi) / qmax, z = 0
+    asymmetric  widen to contain 0, s = (hi - lo) / (qmax - qmin), z = clamp(rne(qmin - lo / s), qmin, qmax)
     s is at least 2^-125; all-zero data gets s = 1 and z = 0, clamped into the codes' range.
     """
     whole = tl.zeros_like(lo).to(tl.int32)
     first, last = (whole + qmin).to(lo.dtype), (whole + qmax).to(lo.dtype)
-    parts = (whole + divisor).to(lo.dtype)
+    parts = whole + qmax
     if SYMMETRIC:
         span = tl.maximum(-lo, hi)
     else:
+        parts -= qmin
         lo = tl.minimum(lo, 0.0)
         hi = tl.maximum(hi, 0.0)
         span = hi - lo
     some = span > 0
-    s = tl.where(some, tl.maximum(divide(span, parts), MIN_SCALE), 1.0)
+    s = tl.where(some, tl.maximum(divide(span, tl.maximum(parts, 1).to(lo.dtype)), MIN_SCALE), 1.0)
     steps = tl.zeros_like(lo)
     if not SYMMETRIC:
         steps = tl.where(some, first - divide(lo, s), 0.0)

@@ -13,7 +13,6 @@ from lowbit.gpu import elementwise, reductions
 from lowbit.gpu.ahead import AMD, NVIDIA, Case
 from lowbit.gpu.arguments import (
     Block,
-    CodeRange,
     CodeRules,
     ConvShape,
     Epilogue,
@@ -43,22 +42,35 @@ _EVEN = {
 }
 
 
+# Types of the arguments that are neither pointers nor constants, by name.
+_SIZES: dict[str, Any] = {
+    **dict.fromkeys(("n", "stored", "qmin", "qmax", "runs", "bytes_of_group", "multiplier"), "i32"),
+    "at": Spread(*["i32"] * 4),
+    "parts": Parts(*["i32"] * 9),  # type: ignore[arg-type]
+    "shape": GemmShape(*["i32"] * 6),
+    "g": ConvShape(*["i32"] * 16),
+    "scales": Scales("*fp32", "*i32", "*fp32", "*i32", "*i32"),
+    "epilogue": Epilogue("*fp32", "fp32", "i32", "i32", "i32", "fp32", "fp32"),
+}
+
+
 def _case(
     name: str,
     kernel: Any,
     pointers: str,
-    sizes: dict[str, Any],
     constants: dict[str, Any],
     *,
     warps: int = 8,
     stages: int = 2,
     ragged: bool = False,
     not_on: Mapping[str, str] | None = None,
+    **sizes: Any,
 ) -> Case:
-    """pointers: "x f32, zero -": what each points to, "-" where there is none. sizes: all other arguments that are no
-    constants. ragged: no size is a multiple of 16."""
+    """pointers: "x f32, zero -": what each points to, "-" where there is none. ragged: no size is a multiple of 16.
+    sizes: arguments of another type than they have in _SIZES."""
     elements = dict(pair.split() for pair in pointers.split(", "))
-    signature = {n: f"*{_TYPES[kind]}" for n, kind in elements.items() if kind != "-"} | sizes
+    signature = {n: f"*{_TYPES[kind]}" for n, kind in elements.items() if kind != "-"}
+    signature |= {n: sizes.get(n, _SIZES[n]) for n in kernel.arg_names if n in _SIZES}
     types: dict[str, str] = {}
     for n, kind in signature.items():
         types |= {n: kind} if isinstance(kind, str) else {f"{n}.{f}": k for f, k in kind._asdict().items()}
@@ -72,10 +84,6 @@ def _case(
 _NO_DOT = {"sm_75": "Triton has no int8 products on Turing's Tensor Cores: the DP4A path"}
 _OWN_TILE = "has a tile of its own"
 _GPUS = Gpu("cuda", 80), Gpu("hip", 80)
-_SCALES = Scales("*fp32", "*i32", "*fp32", "*i32", "*i32")
-_EPILOGUE = Epilogue("*fp32", "fp32", "i32", "i32", "i32", "fp32", "fp32")
-_GEMM = {"scales": _SCALES, "shape": GemmShape(*["i32"] * 6), "epilogue": _EPILOGUE}
-_CONV = {"scales": _SCALES, "g": ConvShape(*["i32"] * 16), "epilogue": _EPILOGUE}
 
 
 def _rules(a: str, b: str, out: str, *, tokens: bool = True, zb: bool = False) -> Rules:
@@ -85,17 +93,15 @@ def _rules(a: str, b: str, out: str, *, tokens: bool = True, zb: bool = False) -
     return Rules(*steps, a == "u8", b == "u8", a == "u8", zb or b == "u8", False, kind, bias)
 
 
-def _tiled(
-    name: str, kernel: Any, pointers: str, sizes: dict[str, Any], constants: dict[str, Any], tiles: Any, ragged: bool
-) -> list[Case]:
+def _tiled(name: str, kernel: Any, pointers: str, constants: dict[str, Any], tiles: Any, **more: Any) -> list[Case]:
     """A case for NVIDIA and one for AMD, each with its tile."""
     cases = []
     for tile, others in zip(tiles, (AMD, NVIDIA), strict=True):
         not_on = dict.fromkeys(others, _OWN_TILE)
         if others is AMD and kernel is not int4_gemm:
             not_on |= _NO_DOT
-        launch: Any = {"warps": tile.warps, "stages": tile.stages, "ragged": ragged, "not_on": not_on}
-        cases.append(_case(name.format(rows=tile.rows), kernel, pointers, sizes, constants | {"TILE": tile}, **launch))
+        launch = {"warps": tile.warps, "stages": tile.stages, "not_on": not_on, **more}
+        cases.append(_case(name.format(rows=tile.rows), kernel, pointers, constants | {"TILE": tile}, **launch))
     return cases
 
 
@@ -104,7 +110,7 @@ def _int8(name: str, a: str, b: str, out: str, m: int, *, ragged: bool = False, 
     constants = {"RULES": _rules(a, b, out, **rules), "EVEN_K": not ragged}
     tiles = (int8_tile(m, 4096, 4095 if ragged else 4096, gpu) for gpu in _GPUS)
     full = f"int8_gemm {a}·{b} → {out}, {name}"
-    return _tiled(full, int8_gemm, f"a {a}, b {b}, out {out}", _GEMM, constants, tiles, ragged)
+    return _tiled(full, int8_gemm, f"a {a}, b {b}, out {out}", constants, tiles, ragged=ragged)
 
 
 def _dp4a(kernel: Any, a: str, b: str, out: str, *, whole: bool = True, **rules: Any) -> Case:
@@ -112,30 +118,26 @@ def _dp4a(kernel: Any, a: str, b: str, out: str, *, whole: bool = True, **rules:
     if kernel is int8_gemm_dp4a:
         constants["TILE"] = DP4A
     name = f"{kernel.__name__} {a}·{b} → {out}{'' if whole else ', odd K'}"
-    return _case(name, kernel, f"a {a}, b {b}, out {out}", _GEMM, constants, warps=4, ragged=not whole)
+    return _case(name, kernel, f"a {a}, b {b}, out {out}", constants, warps=4, ragged=not whole)
 
 
 def _int4(x: str, m: int, group: int = 128, *, signed: bool = True, even: bool = True) -> list[Case]:
-    sizes = {"shape": Int4Shape(*["i32"] * 8), "floor": "fp32", "ceiling": "fp32"}
     name = f"int4_gemm {x}·{'s4' if signed else 'u4'}, {{rows}} rows{'' if even else ', ragged K'}"
     constants = {"RULES": Int4Rules(signed, not signed, True, even)}
     tiles = (int4_tile(m, 4096, group, gpu) for gpu in _GPUS)
-    return _tiled(name, int4_gemm, f"x {x}, q u8, out {x}, s f32, z s8, bias f32", sizes, constants, tiles, not even)
+    pointers, shape = f"x {x}, q u8, out {x}, s f32, z s8, bias f32", Int4Shape(*["i32"] * 8)
+    return _tiled(name, int4_gemm, pointers, constants, tiles, ragged=not even, shape=shape)
 
 
 def _conv(kernel: Any, a: str, b: str, out: str, *, flat: bool = False) -> list[Case]:
     name = f"{kernel.__name__} {a}·{b} → {out}{', few channels' if flat else ''}"
-    pointers, sizes = f"x {a}, w {b}, out {out}", dict[str, Any](_CONV)
+    pointers = f"x {a}, w {b}, out {out}"
     constants: dict[str, Any] = {"RULES": _rules(a, b, out, tokens=False)}
     if kernel is int8_conv2d:
         tiles = (int8_tile(4096, 256, 27 if flat else 256, gpu) for gpu in _GPUS)
-        return _tiled(name, kernel, pointers, sizes, constants | {"FLAT": flat}, tiles, flat)
-    if kernel is int8_conv2d_depthwise:
-        sizes["multiplier"] = "i32"
-        constants |= {"TILE": DEPTHWISE}
-    else:
-        constants |= {"BACKEND": "cuda", "TILE": DP4A}
-    return [_case(name, kernel, pointers, sizes, constants, warps=4, ragged=flat)]
+        return _tiled(name, kernel, pointers, constants | {"FLAT": flat}, tiles, ragged=flat)
+    constants |= {"TILE": DEPTHWISE} if kernel is int8_conv2d_depthwise else {"BACKEND": "cuda", "TILE": DP4A}
+    return [_case(name, kernel, pointers, constants, warps=4)]
 
 
 # ---- the quantize family ----------------------------------------------------------------------------------------
@@ -149,8 +151,6 @@ _KINDS = {
     GROUP_ROWS: "group_of_rows",
 }
 _ELEMENTS = {"f32": 1024, "f64": 512, "f16": 2048, "bf16": 2048}  # of a program: 16 bytes for each of 256 threads
-_PARTS = {"parts": Parts(*["i32"] * 9)}  # type: ignore[arg-type]
-_RANGE = {"codes": CodeRange("i32", "i32", "i32")}
 
 
 def _wide(element: str) -> str:
@@ -177,22 +177,19 @@ def _flat(
         "fake_quantize": f"x {element}, {affine}, out {element}",
         "dequantize_backward": f"dy {element}, scale {_wide(element)}, out {element}",
     }.get(op, f"dy {element}, x {element}, {affine}, out {element}")
-    sizes: dict[str, Any] = {"at": Spread(index, index, index, "i32")}
+    sizes: dict[str, Any] = {"at": Spread(index, index, index, "i32"), "stored": index}
     constants: dict[str, Any] = {"RULES": SpreadRules(by, group, long, wide_index, _ELEMENTS[element])}
     kernel = getattr(elementwise, op, elementwise.backward)
     if op in ("quantize", "dequantize"):
-        sizes |= {"stored": index}
         constants |= {"PACKED": code in ("s4", "u4")}
     if op == "dequantize":
         constants |= {"SIGNED": code in ("s4", "s8")}
-    if not op.startswith("dequantize"):
-        sizes |= {"qmin": "i32", "qmax": "i32"}
     if kernel is elementwise.backward:
         constants |= {"DIVIDE": op == "quantize_backward"}
     pair = {"quantize": f"{element}_{code}", "dequantize": f"{code}_{element}"}.get(op, element)
     marks = ("" if zero or op == "dequantize_backward" else "_no_zero") + ("" if long else "_short_rows")
     marks += ("_wide_index" if wide_index else "") + ("_uneven" if uneven else "")
-    return _case(f"{op}_{pair}_per_{_KINDS[by]}{marks}", kernel, pointers, sizes, constants, ragged=uneven)
+    return _case(f"{op}_{pair}_per_{_KINDS[by]}{marks}", kernel, pointers, constants, ragged=uneven, **sizes)
 
 
 def _add(a: str, b: str, code: str, zero: bool) -> Case:
@@ -200,24 +197,21 @@ def _add(a: str, b: str, code: str, zero: bool) -> Case:
     operands = (("a", a), ("b", b), ("out", code))
     pointers = ", ".join(f"{n} {c}, {n}_scale f32, {n}_zero {z}" for n, c in operands)
     name = f"add_{a}_{b}_{code}" + ("" if zero else "_no_zero")
-    sizes = dict.fromkeys(("n", "qmin", "qmax"), "i32")
-    return _case(name, elementwise.add, pointers, sizes, {"BLOCK": Block(False, 1, 1024)})
+    return _case(name, elementwise.add, pointers, {"BLOCK": Block(False, 1, 1024)})
 
 
 def _learned(by: str, element: str) -> Case:
     pointers = f"dy {element}, x {element}, scale {_wide(element)}, zero s32, dx {element}, ds f64, dz f64"
-    sizes = _PARTS | {"qmin": "i32", "qmax": "i32"} | ({"runs": "i32"} if by == "runs" else {})
     kernel = reductions.learned_of_runs if by == "runs" else reductions.learned_of_columns
     block = SumBlock(False, 16 if by == "runs" else 128, 8)
-    return _case(f"learned_of_{by}_{element}", kernel, pointers, sizes, {"BLOCK": block}, warps=4)
+    return _case(f"learned_of_{by}_{element}", kernel, pointers, {"BLOCK": block}, warps=4)
 
 
 def _added(element: str, pieces: int) -> Case:
     pointers = f"parts_s f64, parts_z f64, ds {_wide(element)}, dz {_wide(element)}"
     name = f"add_in_order_{element}_by_{'pieces' if pieces > 1 else 'rows'}"
-    return _case(
-        name, reductions.add_in_order, pointers, _PARTS, {"BLOCK": SumBlock(False, 128, 16 // pieces, pieces)}, warps=4
-    )
+    block = SumBlock(False, 128, 16 // pieces, pieces)
+    return _case(name, reductions.add_in_order, pointers, {"BLOCK": block}, warps=4)
 
 
 def _range(by: str, element: str, width: int = 0) -> Case:
@@ -225,10 +219,10 @@ def _range(by: str, element: str, width: int = 0) -> Case:
     pointers = f"x {element}, lo {wide}, hi {wide}, nans s32"
     if by == "columns":
         constants = {"BLOCK": Block(False, 256, tile // 256)}
-        return _case(f"range_of_columns_{element}", reductions.range_of_columns, pointers, _PARTS, constants)
+        return _case(f"range_of_columns_{element}", reductions.range_of_columns, pointers, constants)
     constants = {"BLOCK": Block(False, tile // width, width, width < 256)}
     name = f"range_of_runs_{element}_of_{width}"
-    return _case(name, reductions.range_of_runs, pointers, _PARTS | {"runs": "i32"}, constants)
+    return _case(name, reductions.range_of_runs, pointers, constants)
 
 
 def _fold(element: str, symmetric: bool | None = None) -> Case:
@@ -237,21 +231,20 @@ def _fold(element: str, symmetric: bool | None = None) -> Case:
     pointers = f"lo {wide}, hi {wide}, nans s32"
     if symmetric is None:
         pointers += f", out_lo {wide}, out_hi {wide}, out_nans s64"
-        return _case(f"whole_range_{element}", reductions.whole_range, pointers, _PARTS, block)
+        return _case(f"whole_range_{element}", reductions.whole_range, pointers, block)
     pointers += f", out_scale {wide}, out_zero {'-' if symmetric else 's32'}"
     name = f"parameters_{'symmetric' if symmetric else 'asymmetric'}_{element}"
     constants = {"SYMMETRIC": symmetric, **block}
-    return _case(name, reductions.parameters_from_ranges, pointers, _PARTS | _RANGE, constants)
+    return _case(name, reductions.parameters_from_ranges, pointers, constants)
 
 
 def _fused(element: str, code: str, width: int, symmetric: bool, ragged: bool = False) -> Case:
     pointers = f"x {element}, out {code}, out_scale {_wide(element)}, out_zero {'-' if symmetric else 's32'}"
     mode = "symmetric" if symmetric else "asymmetric"
     name = f"quantize_runs_{mode}_{element}_{code}_of_{width}" + ("_ragged" if ragged else "")
-    sizes = {"runs": "i32", "bytes_of_group": "i32", **_PARTS, **_RANGE}
     block = Block(False, max(1, _ELEMENTS[element] // width), width, not ragged)
     constants = {"RULES": CodeRules(symmetric, code in ("s4", "u4")), "BLOCK": block}
-    return _case(name, reductions.quantize_runs, pointers, sizes, constants)
+    return _case(name, reductions.quantize_runs, pointers, constants)
 
 
 CASES: list[Case] = [

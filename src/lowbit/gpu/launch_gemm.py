@@ -237,11 +237,9 @@ def linear_int4(
     bias: torch.Tensor | None = None,
     *,
     dtype: torch.dtype | None = None,
-    floor: float = -math.inf,
-    ceiling: float = math.inf,
     gpu: Gpu | None = None,
 ) -> torch.Tensor:
-    """clamp(x @ w.T + bias, floor, ceiling) as [m, n] of x's type, or `dtype`; x [m, k] of f32, f16 or bf16."""
+    """x @ w.T + bias as [m, n] of x's type, or `dtype`; x [m, k] of f32, f16 or bf16."""
     if x.dtype not in _FLOATS or x.ndim != 2 or x.shape[1] != weight.k:
         raise InvalidProblem(f"x: {x.dtype} {tuple(x.shape)}; expected floats [m, {weight.k}]")
     m, n = x.shape[0], weight.codes.shape[0]
@@ -259,5 +257,5 @@ def linear_int4(
     even = group % tile.depth == 0 and weight.k % group == 0
     rules = Int4Rules(weight.signed, zero is not None, bias is not None, even)
     pointers = (codes if zero is None else zero, scale if bias is None else bias.float().contiguous())
-    launch(int4_gemm, (tile.tiles(m, n),), x, tile, x, codes, out, scale, *pointers, shape, floor, ceiling, rules, tile)
+    launch(int4_gemm, (tile.tiles(m, n),), x, tile, x, codes, out, scale, *pointers, shape, rules, tile)
     return out

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lowbit.gpu import launch as plain
 from lowbit.gpu import reductions
-from lowbit.gpu.arguments import Block, CodeRange, CodeRules, SumBlock
+from lowbit.gpu.arguments import Block, CodeRules, SumBlock
 from lowbit.gpu.grids import PIECE, RANGE_PIECE, Parts, indices_are_wide, parts_of, power_of_two
 from lowbit.gpu.launch import Affine, empty_codes, launch, warps
 from lowbit.numerics.dtypes import QuantizedDType
@@ -62,7 +62,6 @@ def quantize_dynamic(
     dtype: QuantizedDType,
     *,
     symmetric: bool,
-    full_range: bool = False,
     out: tuple[Tensor, Tensor, Tensor | None] | None = None,
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -81,18 +80,16 @@ def quantize_dynamic(
     codes, scale, zero = out
     if zero is None and not (symmetric and qmin <= 0 <= qmax):
         raise InvalidProblem("zero_point: None; expected room for them, since they are not all 0")
-    divisor = max(1, (-qmin if full_range and qmin < 0 else qmax) if symmetric else qmax - qmin)
-    numbers = CodeRange(qmin, qmax, divisor)
     if _is_fused(g, dtype):
         parts = parts_of(g, _LONGEST_FUSED)
         width = power_of_two(max(2, parts.longest))
         block, programs, threads = _run_block(x, parts, width)
         sizes = (parts.total, -(-parts.group // 2), parts)
         rules = CodeRules(symmetric, dtype.is_sub_byte)
-        launch(reductions.quantize_runs, (programs,), x, threads, x, *out, *sizes, numbers, rules, block)
+        launch(reductions.quantize_runs, (programs,), x, threads, x, *out, *sizes, qmin, qmax, rules, block)
         return out
     parts, found = _partial_ranges(x, g, workspace)
-    _fold(reductions.parameters_from_ranges, x, parts, (*found, scale, zero), numbers, symmetric)
+    _fold(reductions.parameters_from_ranges, x, parts, (*found, scale, zero), qmin, qmax, symmetric)
     plain.quantize(x, scale, zero, qmin, qmax, g, dtype, out=codes)
     return out
 

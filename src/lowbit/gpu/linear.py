@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.gpu.ops import gpu_epilogue, pack
+from lowbit.gpu.ops import gpu_epilogue, pack, wrapped
 from lowbit.layers import QuantizedLinear, linear_path
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, Unsupported
@@ -48,7 +48,7 @@ class GpuLinear:
     """A `QuantizedLinear` on a device. NaN and Inf in x make codes undefined: nothing waits to say so."""
 
     def __init__(self, layer: QuantizedLinear, device: str = "cuda") -> None:
-        self.device = find_device(device)
+        self.device = find_device(device)  # first, as the import needs torch and Triton
         from lowbit.gpu.tensors import moved
 
         self.path = gpu_linear_path(layer.params, layer.activation_dtype, layer.input_params)
@@ -94,7 +94,6 @@ class GpuLinear:
     def __call__(self, x: Tensor) -> Any:
         """x [..., in] on the device to [..., out] of x's type, or a GpuQuantizedTensor of out_params."""
         from lowbit.gpu.launch_gemm import gemm, linear_int4
-        from lowbit.gpu.tensors import GpuQuantizedTensor
 
         if not self.device.holds(x) or x.shape[-1:] != (self.in_features,):
             raise InvalidProblem(f"x: {tuple(x.shape)} on {x.device}; expected (..., {self.in_features}) on the device")
@@ -105,8 +104,7 @@ class GpuLinear:
         epilogue = Epilogue.of(self.out_features, None, self.out_params, str(x.dtype).removeprefix("torch."))
         given = gpu_epilogue(epilogue, self.bias, self.device)
         codes, scale, zero = self._codes(rows)
-        y = gemm(codes, self._weight, scale, zero, given).reshape(shape)
-        return y if epilogue.params is None else GpuQuantizedTensor(y, epilogue.params, shape, self.device)
+        return wrapped(gemm(codes, self._weight, scale, zero, given).reshape(shape), epilogue, self.device)
 
     def _codes(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Codes of x with their scales and zero points, none of which leaves the device."""

@@ -95,6 +95,14 @@ def convolve(
     return conv2d(_bytes("x", x), w.weight, x.scale, int(x.params.zero_point), epilogue, g, path=path)
 
 
+def wrapped(y: Tensor, epilogue: Epilogue, device: GpuDevice) -> Any:
+    """The result of an epilogue as callers get it: floats, or codes as a GpuQuantizedTensor."""
+    from lowbit.gpu.tensors import GpuQuantizedTensor
+
+    p = epilogue.params
+    return y if p is None else GpuQuantizedTensor(y.contiguous(), p, tuple(y.shape), device)
+
+
 class GpuQuantizationOps:
     """QuantizationOps on a device: GpuQuantizedTensor and torch tensors in and out. Those of the host, QuantizedTensor
     and arrays, are copied there first; results stay there. `path` fixes the instruction: None, "matrix" or "dp4a".
@@ -152,7 +160,7 @@ class GpuQuantizationOps:
         packed = right if isinstance(right, GpuPacked) else pack(right)
         epilogue = Epilogue.of(packed.shape[-1], None, **options)
         y = multiply(left, packed, gpu_epilogue(epilogue, bias, self.device), self.path)
-        return self._result(y, epilogue)
+        return wrapped(y, epilogue, self.device)
 
     def qconv2d(
         self,
@@ -172,7 +180,7 @@ class GpuQuantizationOps:
         packed = w if isinstance(w, GpuPacked) else pack_conv(self._there("w", w))
         epilogue = Epilogue.of(packed.shape[0], None, **options)
         y = convolve(self._there("x", x), packed, g, gpu_epilogue(epilogue, bias, self.device), self.path)
-        return self._result(y, epilogue)
+        return wrapped(y, epilogue, self.device)
 
     def qadd(self, a: Any, b: Any, *, out_params: QuantizationParams | None = None) -> GpuQuantizedTensor:
         """quantize((qa - za) * sa + (qb - zb) * sb), with the params of `a` where no others are given. Whole codes of
@@ -238,13 +246,6 @@ class GpuQuantizationOps:
         if q.device != self.device:
             raise InvalidProblem(f"{name}: on {q.device.name}; expected {self.device.name}")
         return q
-
-    def _result(self, y: Tensor, epilogue: Epilogue) -> Any:
-        from lowbit.gpu.tensors import GpuQuantizedTensor
-
-        if epilogue.params is None:
-            return y
-        return GpuQuantizedTensor(y.contiguous(), epilogue.params, tuple(y.shape), self.device)
 
     def __repr__(self) -> str:
         return f"GpuQuantizationOps({self.device.name!r}, {self.device.architecture})"

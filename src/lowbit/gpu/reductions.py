@@ -158,13 +158,13 @@ def whole_range(lo, hi, nans, out_lo, out_hi, out_nans, parts, BLOCK: tl.constex
 
 @jit
 def parameters_from_ranges(
-    lo, hi, nans, out_scale, out_zero, parts, codes, SYMMETRIC: tl.constexpr, BLOCK: tl.constexpr
+    lo, hi, nans, out_scale, out_zero, parts, qmin, qmax, SYMMETRIC: tl.constexpr, BLOCK: tl.constexpr
 ):
     """(s, z) by scale, from the ranges of the parts. s = NaN where the data has NaN, or a range no scale can cover.
-    out_zero may be None. codes: a CodeRange."""
+    out_zero may be None."""
     scale = program_index(BLOCK.INDEX64) * BLOCK.COUNT + tl.arange(0, BLOCK.COUNT)
     least, most, count = _folded(lo, hi, nans, scale, parts, BLOCK)
-    s, z = affine_from_range(least, most, codes.qmin, codes.qmax, codes.divisor, SYMMETRIC)
+    s, z = affine_from_range(least, most, qmin, qmax, SYMMETRIC)
     tl.store(out_scale + scale, tl.where(count == 0, s, nan_of(s)), mask=scale < parts.scales)
     if out_zero is not None:
         tl.store(out_zero + scale, z, mask=scale < parts.scales)
@@ -172,7 +172,7 @@ def parameters_from_ranges(
 
 @jit
 def quantize_runs(
-    x, out, out_scale, out_zero, runs, bytes_of_group, parts, codes, RULES: tl.constexpr, BLOCK: tl.constexpr
+    x, out, out_scale, out_zero, runs, bytes_of_group, parts, qmin, qmax, RULES: tl.constexpr, BLOCK: tl.constexpr
 ):
     """(s, z) of whole runs of at most LENGTH elements, and their codes: the data is read once.
 
@@ -188,13 +188,13 @@ def quantize_runs(
     nans = tl.zeros((BLOCK.COUNT, BLOCK.LENGTH), tl.int32)
     least, most, nans = _wider(least, -least, nans, v, here)
     lo, hi = tl.min(least, 1) + 0.0, tl.max(most, 1) + 0.0
-    s, z = affine_from_range(lo, hi, codes.qmin, codes.qmax, codes.divisor, RULES.SYMMETRIC)
+    s, z = affine_from_range(lo, hi, qmin, qmax, RULES.SYMMETRIC)
     s = tl.where(tl.sum(nans, 1) == 0, s, nan_of(s))
     tl.store(out_scale + run, s, mask=run < runs)
     if out_zero is not None:
         tl.store(out_zero + run, z, mask=run < runs)
     z = z[:, None]
-    q = steps_clamped(v, s[:, None], z, codes.qmin, codes.qmax).to(tl.int32) + z
+    q = steps_clamped(v, s[:, None], z, qmin, qmax).to(tl.int32) + z
     if RULES.PACKED:
         packed = join_nibbles(tl.reshape(tl.where(here, q, 0), (BLOCK.COUNT, BLOCK.LENGTH // 2, 2)))
         column = tl.arange(0, BLOCK.LENGTH // 2)

@@ -1,7 +1,7 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 """Floats times int4 weights:
 
-    y[m, n] = clamp(bias[n] + sum over groups g of s[n, g] * (sum over k in g of x[m, k] * (q[n, k] - z[n, g])))
+    y[m, n] = bias[n] + sum over groups g of s[n, g] * (sum over k in g of x[m, k] * (q[n, k] - z[n, g]))
 
 x: [M, K] of f16, bf16 or f32; q: [N, ceil(K / 2)] bytes, two codes each, the first in the low nibble; s, z:
 [N, groups].
@@ -33,7 +33,7 @@ def nibbles(packed, SIGNED: tl.constexpr, ROWS: tl.constexpr, CODES: tl.constexp
 
 
 @jit
-def int4_gemm(x, q, out, s, z, bias, shape, floor, ceiling, RULES: tl.constexpr, TILE: tl.constexpr):
+def int4_gemm(x, q, out, s, z, bias, shape, RULES: tl.constexpr, TILE: tl.constexpr):
     """shape: an Int4Shape; RULES: Int4Rules."""
     M, N, K, group = shape.M, shape.N, shape.K, shape.group
     rows, columns = tile_of(tl.program_id(0), M, N, TILE)
@@ -69,7 +69,5 @@ def int4_gemm(x, q, out, s, z, bias, shape, floor, ceiling, RULES: tl.constexpr,
     column_in = columns < N
     if RULES.HAS_BIAS:
         total += tl.load(bias + columns, mask=column_in, other=0.0)[None, :]
-    total = tl.where(total < floor, floor, total)
-    total = tl.where(total > ceiling, ceiling, total)
     offsets = out + rows.to(tl.int64)[:, None] * shape.out_row + columns[None, :]
     tl.store(offsets, total.to(out.dtype.element_ty), mask=row_in[:, None] & column_in[None, :])
