@@ -131,20 +131,18 @@ def on_target(
             most=most, contraction=bool(fusion),
         )  # fmt: skip
 
-    from lowbit.gpu import launch as elementwise
-    from lowbit.gpu import launch_conv, launch_gemm, launch_reductions
+    from lowbit.gpu import launch as family
+    from lowbit.gpu import launch_compute
 
-    host = elementwise.launch
+    host = family.launch
 
     def host_launch(kernel: Any, *arguments: Any, **constants: Any) -> None:
         host(_Sent(kernel), *arguments, **constants)
 
     with (
         mock.patch.object(JITFunction, "run", launch),
-        mock.patch.object(elementwise, "launch", host_launch),
-        mock.patch.object(launch_reductions, "launch", host_launch),
-        mock.patch.object(launch_gemm, "launch", host_launch),
-        mock.patch.object(launch_conv, "launch", host_launch),
+        mock.patch.object(family, "launch", host_launch),
+        mock.patch.object(launch_compute, "launch", host_launch),
         mock.patch.object(torch, "empty", _filled(torch.empty)),
         mock.patch.object(torch, "empty_like", _filled(torch.empty_like)),
     ):

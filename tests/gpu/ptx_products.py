@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from gpu.ptx_launch import on_target
 from gpu.ptx_tensors import gpu_of
-from lowbit.gpu import launch_gemm
-from lowbit.gpu.launch_gemm import GpuEpilogue, Weight
+from lowbit.gpu import launch_compute
+from lowbit.gpu.launch_compute import GpuEpilogue, Weight
 
 __all__ = ["S8", "U8", "codes_of", "floats_of", "multiply", "product_case", "sums_of"]
 
@@ -43,7 +43,7 @@ def sums_of(c: dict[str, Any]) -> Any:
 def multiply(c: dict[str, Any], finish: GpuEpilogue, target: str, path: str, **more: Any) -> torch.Tensor:
     with on_target(target, **more):
         weight = Weight.of(c["b"], c["sb"], c["zb"])
-        return launch_gemm.gemm(c["a"], weight, c["sa"], c["za"], finish, gpu=gpu_of(target), path=path)
+        return launch_compute.gemm(c["a"], weight, c["sa"], c["za"], finish, gpu=gpu_of(target), path=path)
 
 
 def floats_of(c: dict[str, Any]) -> Any:

@@ -164,7 +164,7 @@ def test_every_case_has_a_quick_target() -> None:
 
 def test_saturating_sums_cannot_saturate() -> None:
     """`.satfinite` stops at int32's ends; the host refuses a k with which a sum of products of bytes could be there."""
-    from lowbit.gpu.launch_gemm import MAX_DEPTH
+    from lowbit.gpu.launch_compute import MAX_DEPTH
 
     assert 128 * 128 * MAX_DEPTH < 2**31 <= 128 * 128 * (MAX_DEPTH + 1)
 

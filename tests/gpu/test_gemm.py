@@ -13,7 +13,7 @@ from gpu import interpreter_shim
 
 interpreter_shim.install()
 
-from lowbit.gpu.launch_gemm import MAX_DEPTH, GpuEpilogue, Weight, gemm  # noqa: E402
+from lowbit.gpu.launch_compute import MAX_DEPTH, GpuEpilogue, Weight, gemm  # noqa: E402
 from lowbit.gpu.tiles import Gpu  # noqa: E402
 from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType  # noqa: E402
 from lowbit.reference import compute as reference  # noqa: E402
@@ -204,11 +204,11 @@ def test_rows_a_gigabyte_apart(path: str) -> None:
 
 
 def test_paths_follow_shape_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowbit.gpu import launch_gemm
+    from lowbit.gpu import launch_compute
 
     seen: list[str] = []
     for name in ("int8_gemm", "int8_gemm_dp4a", "int8_gemv_dp4a"):
-        kernel = getattr(launch_gemm, name)
+        kernel = getattr(launch_compute, name)
 
         class Spy:
             def __init__(self, name: str, kernel: Any) -> None:
@@ -218,7 +218,7 @@ def test_paths_follow_shape_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
                 seen.append(self.name)
                 return self.kernel[grid]
 
-        monkeypatch.setattr(launch_gemm, name, Spy(name, kernel))
+        monkeypatch.setattr(launch_compute, name, Spy(name, kernel))
     weight = Weight.of(torch.ones((3, 8), dtype=torch.int8), ONE)
     for rows, gpu in ((1, AMPERE), (2, AMPERE), (2, TURING), (2, Gpu("hip", 0))):
         gemm(torch.ones((rows, 8), dtype=torch.int8), weight, ONE, None, GpuEpilogue(torch.int32), gpu=gpu)

@@ -13,8 +13,7 @@ from gpu import interpreter_shim
 
 interpreter_shim.install()
 
-from lowbit.gpu.launch_conv import conv2d, conv_weight  # noqa: E402
-from lowbit.gpu.launch_gemm import GpuEpilogue, Int4Weight, linear_int4  # noqa: E402
+from lowbit.gpu.launch_compute import GpuEpilogue, Int4Weight, conv2d, conv_weight, linear_int4  # noqa: E402
 from lowbit.gpu.tiles import Gpu  # noqa: E402
 from lowbit.numerics.errors import InvalidProblem, Unsupported  # noqa: E402
 from lowbit.numerics.packing import pack_bits  # noqa: E402

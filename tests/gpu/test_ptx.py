@@ -17,7 +17,7 @@ from gpu.ptx_executor import decode
 from gpu.ptx_launch import on_target
 from gpu.ptx_tensors import CODES, FLOATS, GRANULARITIES, TARGETS, Affine, affine_of, as_numpy, same_bits, tensor_of
 from lowbit import reference
-from lowbit.gpu import launch, launch_reductions
+from lowbit.gpu import launch
 from lowbit.gpu.ahead import Case, compile_case
 from lowbit.gpu.cases import CASES
 from lowbit.gpu.language import jit, tl
@@ -146,7 +146,7 @@ def rows_of(x: Any, g: Any) -> list[Any]:
 def test_ranges(target: str, floats: str, granularity: str) -> None:
     a = affine_of(floats, "int8", granularity, seed=5)
     with on_target(target):
-        lo, hi, nans = launch_reductions.value_range(a.x, a.g)
+        lo, hi, nans = launch.value_range(a.x, a.g)
     for i, row in enumerate(rows_of(as_numpy(a.x), a.g)):
         least, most = reference.value_range(row)
         assert np.array_equal(lo.view(-1)[i].item(), least, equal_nan=True)
@@ -172,7 +172,7 @@ def test_quantize_with_the_range_of_the_data(
     a = affine_of(floats, codes, granularity, seed=6)
     x = finite(a)
     with on_target(target):
-        found, scale, zero = launch_reductions.quantize_dynamic(x, a.g, a.qmin, a.qmax, a.dtype, symmetric=symmetric)
+        found, scale, zero = launch.quantize_dynamic(x, a.g, a.qmin, a.qmax, a.dtype, symmetric=symmetric)
     for i, row in enumerate(rows_of(as_numpy(x), a.g)):
         lo, hi = reference.value_range(row)
         wide = lo.dtype.type
@@ -202,7 +202,7 @@ def test_learned_gradients(target: str, floats: str, granularity: str) -> None:
     x = finite(a)
     dy = torch.randn(x.shape, generator=torch.Generator().manual_seed(6)).to(x.dtype)
     with on_target(target):
-        found = launch_reductions.fake_quantize_learned_backward(dy, x, a.scale, a.zero, a.qmin, a.qmax, a.g)
+        found = launch.fake_quantize_learned_backward(dy, x, a.scale, a.zero, a.qmin, a.qmax, a.g)
     expected = reference.fake_quantize_learned_backward(
         as_numpy(dy), as_numpy(x), a.scale.numpy(), a.zero.numpy(), a.qmin, a.qmax, a.g
     )

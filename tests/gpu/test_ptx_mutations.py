@@ -18,7 +18,7 @@ from gpu.ptx_products import codes_of, floats_of, multiply, product_case
 from gpu.ptx_tensors import affine_of, as_numpy, same_bits, tensor_of
 from lowbit import reference
 from lowbit.gpu import launch
-from lowbit.gpu.launch_gemm import GpuEpilogue
+from lowbit.gpu.launch_compute import GpuEpilogue
 from lowbit.numerics.packing import unpack
 
 

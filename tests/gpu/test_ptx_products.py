@@ -9,8 +9,8 @@ import torch
 from gpu.ptx_launch import on_target
 from gpu.ptx_products import S8, U8, codes_of, floats_of, multiply, product_case, sums_of
 from gpu.ptx_tensors import FLOATS, TARGETS, gpu_of, same_bits
-from lowbit.gpu import launch_conv, launch_gemm
-from lowbit.gpu.launch_gemm import GpuEpilogue
+from lowbit.gpu import launch_compute
+from lowbit.gpu.launch_compute import GpuEpilogue
 from lowbit.ops.conv_geometry import ConvGeometry
 
 PATHS = [(t, p) for t in TARGETS for p in ("gemv", "dp4a", "matrix") if not (t == "sm_75" and p == "matrix")]
@@ -63,9 +63,9 @@ def test_int4_weights(target: str, floats: str) -> None:
     codes, x = rng.integers(-8, 8, (n, k)), rng.integers(-4, 5, (m, k))
     scale = np.exp2(rng.integers(-2, 2, (n, k // group))).astype(np.float32)
     packed = ((codes[:, ::2] & 15) | ((codes[:, 1::2] & 15) << 4)).astype(np.uint8)
-    weight = launch_gemm.Int4Weight(torch.from_numpy(packed), torch.from_numpy(scale), None, k, group, True)
+    weight = launch_compute.Int4Weight(torch.from_numpy(packed), torch.from_numpy(scale), None, k, group, True)
     with on_target(target):
-        y = launch_gemm.linear_int4(
+        y = launch_compute.linear_int4(
             torch.from_numpy(x).to(FLOATS[floats]), weight, dtype=torch.float32, gpu=gpu_of(target)
         )
     assert (y.numpy() == x @ (codes * np.repeat(scale, group, axis=1)).T).all()
@@ -88,8 +88,8 @@ def test_convolution(target: str, path: str) -> None:
     w = torch.randint(-128, 128, (6, channels // groups, 3, 3), generator=make).to(S8)
     geometry = ConvGeometry.of((2, 1), 1, 1, groups, "NCHW")
     with on_target(target):
-        weight = launch_conv.conv_weight(w, torch.ones(6))
-        found = launch_conv.conv2d(
+        weight = launch_compute.conv_weight(w, torch.ones(6))
+        found = launch_compute.conv2d(
             x, weight, torch.ones(1), 77, GpuEpilogue(torch.int32), geometry, gpu=gpu_of(target), path=path
         )
     exact = torch.nn.functional.conv2d(x.double() - 77, w.double(), stride=(2, 1), padding=1, groups=groups)

@@ -17,7 +17,6 @@ interpreter_shim.install()
 from gpu.hurting import CODES, FLOATS, GRANULARITIES, TORCH, Array, Guarded, Hurting, same, tensor  # noqa: E402
 from lowbit import reference  # noqa: E402
 from lowbit.gpu import launch  # noqa: E402
-from lowbit.gpu import launch_reductions as reductions  # noqa: E402
 from lowbit.numerics.dtypes import QuantizedDType  # noqa: E402
 from lowbit.numerics.errors import InvalidProblem  # noqa: E402
 from lowbit.numerics.granularity import Granularity, granularity_of  # noqa: E402
@@ -74,10 +73,8 @@ def test_learned_gradients(name: str, kind: str, room: Guarded) -> None:
     qmin, qmax = (-128, 127) if kind in ("f32", "f16") else (0, 15)
     p = Hurting(name, kind, qmin, qmax)
     out = room(p.shape, TORCH[kind]), *(room(p.scale.shape, compute_dtype(TORCH[kind])) for _ in range(2))
-    workspace = room((reductions.learned_workspace(p.g),), torch.uint8)
-    found = reductions.fake_quantize_learned_backward(
-        tensor(p.dy), tensor(p.x), *p.on_device, out=out, workspace=workspace
-    )
+    workspace = room((launch.learned_workspace(p.g),), torch.uint8)
+    found = launch.fake_quantize_learned_backward(tensor(p.dy), tensor(p.x), *p.on_device, out=out, workspace=workspace)
     for got, kept, want in zip(
         found, out, reference.fake_quantize_learned_backward(p.dy, p.x, *p.affine), strict=True
     ):  # fmt: skip
@@ -105,7 +102,7 @@ def test_the_order_of_sums(shape: tuple[int, ...], axis: int | None, block: int 
     dy = rng.standard_normal(shape) * 10.0 ** rng.integers(-2, 3, shape)
     s, z = rng.uniform(0.05, 0.1, g.scale_shape), rng.integers(-8, 8, g.scale_shape).astype(np.int32)
     s = np.asarray(s)
-    got = reductions.fake_quantize_learned_backward(tensor(dy), tensor(x), tensor(s), tensor(z), -128, 127, g)
+    got = launch.fake_quantize_learned_backward(tensor(dy), tensor(x), tensor(s), tensor(z), -128, 127, g)
     want = reference.fake_quantize_learned_backward(dy, x, s, np.asarray(z), -128, 127, g)
     for a, b in zip(got, want, strict=True):
         same(a, b)
@@ -119,13 +116,13 @@ def test_the_order_of_sums(shape: tuple[int, ...], axis: int | None, block: int 
 def test_learned_without_zero_points_or_data() -> None:
     p = Hurting("ragged odd groups", "f32", -8, 7)
     zero = np.zeros_like(p.zero)
-    found = reductions.fake_quantize_learned_backward(tensor(p.dy), tensor(p.x), tensor(p.scale), None, -8, 7, p.g)
+    found = launch.fake_quantize_learned_backward(tensor(p.dy), tensor(p.x), tensor(p.scale), None, -8, 7, p.g)
     want = reference.fake_quantize_learned_backward(p.dy, p.x, p.scale, zero, -8, 7, p.g)
     for got, expected in zip(found, want, strict=True):
         same(got, expected)
     g = granularity_of((0, 3), 1, None)
     x, s = torch.empty(0, 3), torch.ones(3)
-    _, ds, dz = reductions.fake_quantize_learned_backward(x, x, s, None, -8, 7, g)
+    _, ds, dz = launch.fake_quantize_learned_backward(x, x, s, None, -8, 7, g)
     assert ds.tolist() == dz.tolist() == [0, 0, 0]
 
 
@@ -138,9 +135,9 @@ def test_ranges(name: str, kind: str, room: Guarded) -> None:
     p = Hurting(name, kind, -128, 127)
     compute = compute_dtype(TORCH[kind])
     out = room(p.g.scale_shape, compute), room(p.g.scale_shape, compute), room(p.g.scale_shape, torch.int64)
-    workspace = room((reductions.range_workspace(p.g, TORCH[kind]),), torch.uint8)
+    workspace = room((launch.range_workspace(p.g, TORCH[kind]),), torch.uint8)
     for x in (p.x, np.where(np.isnan(p.x.astype(F32)), np.asarray(-0.0, p.x.dtype), p.x)):
-        found = reductions.value_range(tensor(x), p.g, out=out, workspace=workspace)
+        found = launch.value_range(tensor(x), p.g, out=out, workspace=workspace)
         for got, want in zip(found, wanted_range(x, p.g), strict=True):
             same(got, want)
 
@@ -148,7 +145,7 @@ def test_ranges(name: str, kind: str, room: Guarded) -> None:
 def test_ranges_of_nothing_but_nan_and_zeros() -> None:
     x = np.array([[np.nan, np.nan, np.nan], [-0.0, -0.0, np.nan], [0.0, -0.0, 0.0], [-np.inf, 1, np.inf]], F32)
     for axis, a in ((0, x), (1, np.ascontiguousarray(x.T))):
-        lo, hi, nans = reductions.value_range(tensor(a), granularity_of(a.shape, axis, None))
+        lo, hi, nans = launch.value_range(tensor(a), granularity_of(a.shape, axis, None))
         same(lo, np.array([np.nan, 0.0, 0.0, -np.inf], F32))
         same(hi, np.array([np.nan, 0.0, 0.0, np.inf], F32))
         assert nans.tolist() == [3, 1, 0, 0]
@@ -160,7 +157,7 @@ def test_a_range_in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     for shape, axis in (((50_001,), None), ((2, 2, 17_000), 1), ((200, 3), 1)):
         x = rng.standard_normal(shape).astype(F32)
         g = granularity_of(shape, axis, None)
-        for got, want in zip(reductions.value_range(tensor(x), g), wanted_range(x, g), strict=True):
+        for got, want in zip(launch.value_range(tensor(x), g), wanted_range(x, g), strict=True):
             same(got, want)
 
 
@@ -177,8 +174,8 @@ def test_dynamic(name: str, kind: str, every: bool, room: Guarded) -> None:
         dtype = QuantizedDType.of(code)
         p = Hurting(name, kind, dtype.qmin, dtype.qmax)
         out = dynamic_room(room, p.shape, p.g, dtype, kind)
-        workspace = room((reductions.dynamic_workspace(p.g, TORCH[kind], dtype),), torch.uint8)
-        got = reductions.quantize_dynamic(
+        workspace = room((launch.dynamic_workspace(p.g, TORCH[kind], dtype),), torch.uint8)
+        got = launch.quantize_dynamic(
             tensor(p.finite), p.g, dtype.qmin, dtype.qmax, dtype, symmetric=symmetric, out=out, workspace=workspace
         )
         for a, b in zip(got, wanted_dynamic(p.finite, p.g, dtype, symmetric), strict=True):
@@ -191,10 +188,10 @@ def test_dynamic(name: str, kind: str, every: bool, room: Guarded) -> None:
 def test_dynamic_in_steps_is_dynamic_at_once(name: str, symmetric: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     dtype = QuantizedDType.of("int8")
     p = Hurting(name, "f16", dtype.qmin, dtype.qmax)
-    assert reductions._is_fused(p.g, dtype)
-    monkeypatch.setattr(reductions, "_LONGEST_FUSED", 1)
-    assert not reductions._is_fused(p.g, dtype)
-    got = reductions.quantize_dynamic(tensor(p.finite), p.g, -127, 127, dtype, symmetric=symmetric)
+    assert launch._is_fused(p.g, dtype)
+    monkeypatch.setattr(launch, "_LONGEST_FUSED", 1)
+    assert not launch._is_fused(p.g, dtype)
+    got = launch.quantize_dynamic(tensor(p.finite), p.g, -127, 127, dtype, symmetric=symmetric)
     want = wanted_dynamic(p.finite, p.g, dtype, symmetric, qmin=-127)
     assert (got[2] is None) == symmetric
     for a, b in zip(got, want, strict=True):
@@ -206,7 +203,7 @@ def test_long_rows_take_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "THREADS", 4096)
     x = np.random.default_rng(1).standard_normal((2, 9001)).astype(np.float16)
     g, dtype = granularity_of(x.shape, 0, None), QuantizedDType.of("int4")
-    got = reductions.quantize_dynamic(tensor(x), g, -8, 7, dtype, symmetric=False)
+    got = launch.quantize_dynamic(tensor(x), g, -8, 7, dtype, symmetric=False)
     for a, b in zip(got, wanted_dynamic(x, g, dtype, False), strict=True):
         assert a is not None
         same(a, b)
@@ -220,7 +217,7 @@ def test_zeros_constants_and_tiny_ranges() -> None:
         for code in CODES:
             dtype = QuantizedDType.of(code)
             for symmetric in (True, False):
-                got = reductions.quantize_dynamic(tensor(a), g, dtype.qmin, dtype.qmax, dtype, symmetric=symmetric)
+                got = launch.quantize_dynamic(tensor(a), g, dtype.qmin, dtype.qmax, dtype, symmetric=symmetric)
                 want = wanted_dynamic(a, g, dtype, symmetric)
                 for found, expected in zip(got, want, strict=True):
                     if found is not None:
@@ -237,7 +234,7 @@ def test_a_bad_scale_says_so(code: str, symmetric: bool) -> None:
     clean = np.where(np.isin(np.arange(6), (0, 5))[:, None], x, 0).astype(F32)
     for axis, a, c in ((0, x, clean), (1, *(np.ascontiguousarray(v.T) for v in (x, clean)))):
         g = granularity_of(a.shape, axis, None)
-        _, scale, _ = reductions.quantize_dynamic(tensor(a), g, dtype.qmin, dtype.qmax, dtype, symmetric=symmetric)
+        _, scale, _ = launch.quantize_dynamic(tensor(a), g, dtype.qmin, dtype.qmax, dtype, symmetric=symmetric)
         wide_enough = 3.3e38 / (dtype.qmax if symmetric else dtype.qmax - dtype.qmin) > 2.0**112
         assert scale.isnan().tolist() == [False, True, True, True, wide_enough, False]
         want = wanted_dynamic(c, g, dtype, symmetric)[1]
@@ -247,27 +244,26 @@ def test_a_bad_scale_says_so(code: str, symmetric: bool) -> None:
 def test_what_is_refused() -> None:
     dtype, g = QuantizedDType.of("int8"), granularity_of((0, 3), 1, None)
     with pytest.raises(InvalidProblem, match="empty"):
-        reductions.quantize_dynamic(torch.empty(0, 3), g, -128, 127, dtype, symmetric=True)
+        launch.quantize_dynamic(torch.empty(0, 3), g, -128, 127, dtype, symmetric=True)
     with pytest.raises(InvalidProblem, match="empty"):
-        reductions.value_range(torch.empty(0, 3), g)
+        launch.value_range(torch.empty(0, 3), g)
     g = granularity_of((40, 3), 1, None)
     with pytest.raises(InvalidProblem, match=r"workspace: 7 of .*; expected 36 bytes"):
-        reductions.value_range(torch.ones(40, 3), g, workspace=torch.zeros(7, dtype=torch.uint8))
+        launch.value_range(torch.ones(40, 3), g, workspace=torch.zeros(7, dtype=torch.uint8))
     out = torch.empty(40, 3, dtype=torch.int8), torch.empty(3), None
     with pytest.raises(InvalidProblem, match="zero_point: None"):
-        reductions.quantize_dynamic(torch.ones(40, 3), g, -128, 127, dtype, symmetric=False, out=out)
+        launch.quantize_dynamic(torch.ones(40, 3), g, -128, 127, dtype, symmetric=False, out=out)
 
 
 @pytest.mark.parametrize("name", ["channels, short odd rows", "ragged odd groups", "groups of rows"])
 def test_indices_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (launch, reductions):
-        monkeypatch.setattr(module, "indices_are_wide", lambda elements: True)
+    monkeypatch.setattr(launch, "indices_are_wide", lambda elements: True)
     dtype = QuantizedDType.of("uint4")
     p = Hurting(name, "f32", dtype.qmin, dtype.qmax)
-    found = reductions.fake_quantize_learned_backward(tensor(p.dy), tensor(p.x), *p.on_device)
+    found = launch.fake_quantize_learned_backward(tensor(p.dy), tensor(p.x), *p.on_device)
     for got, want in zip(found, reference.fake_quantize_learned_backward(p.dy, p.x, *p.affine), strict=True):
         same(got, want)
-    dynamic = reductions.quantize_dynamic(tensor(p.finite), p.g, 0, 15, dtype, symmetric=False)
+    dynamic = launch.quantize_dynamic(tensor(p.finite), p.g, 0, 15, dtype, symmetric=False)
     for a, b in zip(dynamic, wanted_dynamic(p.finite, p.g, dtype, False), strict=True):
         assert a is not None
         same(a, b)

@@ -24,7 +24,7 @@ from lowbit.ops.epilogue import Epilogue
 from lowbit.runtime.devices import find_device
 
 if TYPE_CHECKING:
-    from lowbit.gpu.launch_gemm import Int4Weight, Weight
+    from lowbit.gpu.launch_compute import Int4Weight, Weight
     from torch import Tensor
 
 
@@ -75,7 +75,7 @@ class GpuLinear:
 
     def _nibbles(self, weight: QuantizedTensor) -> Int4Weight:
         """Rows that start on a byte, scales [out, groups]."""
-        from lowbit.gpu.launch_gemm import Int4Weight
+        from lowbit.gpu.launch_compute import Int4Weight
         from lowbit.gpu.tensors import moved
 
         (n, k), p = weight.shape, weight.params
@@ -93,7 +93,7 @@ class GpuLinear:
 
     def __call__(self, x: Tensor) -> Any:
         """x [..., in] on the device to [..., out] of x's type, or a GpuQuantizedTensor of out_params."""
-        from lowbit.gpu.launch_gemm import gemm, linear_int4
+        from lowbit.gpu.launch_compute import gemm, linear_int4
 
         if not self.device.holds(x) or x.shape[-1:] != (self.in_features,):
             raise InvalidProblem(f"x: {tuple(x.shape)} on {x.device}; expected (..., {self.in_features}) on the device")
@@ -110,7 +110,6 @@ class GpuLinear:
         """Codes of x with their scales and zero points, none of which leaves the device."""
         import torch
         from lowbit.gpu import launch
-        from lowbit.gpu.launch_reductions import quantize_dynamic
 
         shape, p = tuple(rows.shape), self.input_params
         if self._fixed is not None and p is not None:
@@ -120,4 +119,4 @@ class GpuLinear:
         if not rows.numel():
             return launch.empty_codes(shape, kind, rows), rows.new_ones(1, dtype=torch.float32), None
         qmin, qmax = (-127, 127) if symmetric else (0, 255)
-        return quantize_dynamic(rows, granularity_of(shape, 0, None), qmin, qmax, kind, symmetric=symmetric)
+        return launch.quantize_dynamic(rows, granularity_of(shape, 0, None), qmin, qmax, kind, symmetric=symmetric)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     import torch
-    from lowbit.gpu.launch_gemm import GpuEpilogue, Weight
+    from lowbit.gpu.launch_compute import GpuEpilogue, Weight
     from lowbit.gpu.tensors import GpuQuantizedTensor
     from lowbit.ops.options import EpilogueOptions
     from torch import Tensor
@@ -46,14 +46,14 @@ def pack(b: GpuQuantizedTensor) -> GpuPacked:
     """b [k, n] for products. Kernels read [n, k], so this copies."""
     if b.ndim != 2:
         raise Unsupported(f"b: shape {b.shape}; GPU kernels have products of matrices, [k, n]")
-    from lowbit.gpu.launch_gemm import Weight
+    from lowbit.gpu.launch_compute import Weight
 
     return GpuPacked(Weight.of(_bytes("b", b).T, b.scale, b.zero_point), b.params, b.shape)
 
 
 def pack_conv(w: GpuQuantizedTensor) -> GpuPacked:
     """Filters [out, in / groups, kh, kw] for convolutions; copied, with channels last."""
-    from lowbit.gpu.launch_conv import conv_weight
+    from lowbit.gpu.launch_compute import conv_weight
 
     return GpuPacked(conv_weight(_bytes("w", w), w.scale, w.zero_point), w.params, w.shape)
 
@@ -61,7 +61,7 @@ def pack_conv(w: GpuQuantizedTensor) -> GpuPacked:
 def gpu_epilogue(epilogue: Epilogue, bias: Any, device: GpuDevice) -> GpuEpilogue:
     """The epilogue as GPU kernels take it. bias: numbers of the host, which are copied, or a tensor on the device."""
     import torch
-    from lowbit.gpu.launch_gemm import GpuEpilogue
+    from lowbit.gpu.launch_compute import GpuEpilogue
 
     dtype, given, p = getattr(torch, epilogue.dtype.name), _bias(bias, device), epilogue.params
     if p is None:
@@ -71,8 +71,8 @@ def gpu_epilogue(epilogue: Epilogue, bias: Any, device: GpuDevice) -> GpuEpilogu
 
 
 def multiply(a: GpuQuantizedTensor, b: GpuPacked, epilogue: GpuEpilogue, path: str | None = None) -> Tensor:
-    """a [..., k] by b [k, n], after the epilogue. path: as in `launch_gemm.gemm`."""
-    from lowbit.gpu.launch_gemm import gemm
+    """a [..., k] by b [k, n], after the epilogue. path: as in `launch_compute.gemm`."""
+    from lowbit.gpu.launch_compute import gemm
 
     if a.ndim < 1 or a.shape[-1] != b.shape[0]:
         raise InvalidProblem(f"a: shape {a.shape}; expected (..., {b.shape[0]})")
@@ -84,8 +84,8 @@ def multiply(a: GpuQuantizedTensor, b: GpuPacked, epilogue: GpuEpilogue, path: s
 def convolve(
     x: GpuQuantizedTensor, w: GpuPacked, g: ConvGeometry, epilogue: GpuEpilogue, path: str | None = None
 ) -> Tensor:
-    """x by w, after the epilogue. path: as in `launch_conv.conv2d`."""
-    from lowbit.gpu.launch_conv import conv2d
+    """x by w, after the epilogue. path: as in `launch_compute.conv2d`."""
+    from lowbit.gpu.launch_compute import conv2d
 
     way = conv_path_of(x.params, w.params, w.shape, g.groups)
     if way not in ("integer", "depthwise"):
@@ -122,7 +122,7 @@ class GpuQuantizationOps:
     ) -> QuantizationParams:
         """Params that cover the least and the greatest number of samples: one array or tensor, or an iterable of them.
         It waits for the device."""
-        from lowbit.gpu import launch_reductions
+        from lowbit.gpu import launch
         from lowbit.gpu.tensors import supported
 
         supported("dtype", QuantizationParams(dtype, scheme))
@@ -131,7 +131,7 @@ class GpuQuantizationOps:
             there = self._floats(f"samples[{i}]", x)
             if not there.numel():
                 continue
-            lo, hi, nans = launch_reductions.value_range(there, granularity_of(tuple(there.shape), None, None))
+            lo, hi, nans = launch.value_range(there, granularity_of(tuple(there.shape), None, None))
             found = np.array([lo.item(), hi.item()], str(lo.dtype).removeprefix("torch."))
             if nans.item() or not np.isfinite(found).all():
                 raise InvalidProblem(f"samples[{i}]: NaN or Inf; a range needs finite numbers")

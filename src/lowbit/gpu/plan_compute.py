@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from lowbit.gpu.launch_gemm import MAX_DEPTH, GpuEpilogue, require_bias
+from lowbit.gpu.launch_compute import MAX_DEPTH, GpuEpilogue, require_bias
 from lowbit.gpu.linear import GpuLinear, gpu_linear_path
 from lowbit.gpu.ops import GpuPacked, convolve, gpu_epilogue, multiply, pack, pack_conv
 from lowbit.gpu.plans import OnGpu, tensor

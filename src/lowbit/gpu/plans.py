@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import torch
-from lowbit.gpu import launch, launch_reductions
+from lowbit.gpu import launch
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.fields import check_scale
@@ -178,7 +178,7 @@ class _Affine(_Quantization):
 class _Learned(_Affine):
     @property
     def workspace_size(self) -> int:
-        return launch_reductions.learned_workspace(self._g) if self.descriptor.learned else 0
+        return launch.learned_workspace(self._g) if self.descriptor.learned else 0
 
     def _sums(self, args: BackwardArgs) -> tuple[Tensor, Tensor, Tensor | None]:
         """d_scale, d_zero_point and what their sums need."""
@@ -198,13 +198,13 @@ class _Learned(_Affine):
         (dy, x), dx, scale, zero = self._buffers(args)
         ds, dz, room = self._sums(args)
         affine = (scale, zero, d.qmin, d.qmax, self._g)
-        launch_reductions.fake_quantize_learned_backward(dy, x, *affine, out=(dx, ds, dz), workspace=room)
+        launch.fake_quantize_learned_backward(dy, x, *affine, out=(dx, ds, dz), workspace=room)
 
 
 class _Dynamic(_Quantization):
     @property
     def workspace_size(self) -> int:
-        return launch_reductions.dynamic_workspace(self._g, _TORCH[self._number], self._dtype)
+        return launch.dynamic_workspace(self._g, _TORCH[self._number], self._dtype)
 
     def _buffers(self, args: DynamicArgs) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         d, zero = self.descriptor, None
@@ -220,7 +220,7 @@ class _Dynamic(_Quantization):
         x, out, scale, zero, room = self._buffers(args)
         d, symmetric = self.descriptor, bool(self.operation.is_symmetric)
         given = (x, self._g, d.qmin, d.qmax, self._dtype)
-        launch_reductions.quantize_dynamic(*given, symmetric=symmetric, out=(out, scale, zero), workspace=room)
+        launch.quantize_dynamic(*given, symmetric=symmetric, out=(out, scale, zero), workspace=room)
 
 
 @cache

@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 import torch
 from lowbit import reference
-from lowbit.gpu import launch, launch_reductions
-from lowbit.gpu.launch_conv import conv2d, conv_weight
-from lowbit.gpu.launch_gemm import GpuEpilogue, Int4Weight, Weight, gemm, gpu_of, linear_int4
+from lowbit.gpu import launch
+from lowbit.gpu.launch_compute import GpuEpilogue, Int4Weight, Weight, conv2d, conv_weight, gemm, gpu_of, linear_int4
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.granularity import Granularity, granularity_of, per_token
 from lowbit.numerics.packing import pack, pack_bits
@@ -141,6 +140,7 @@ class _Problem:
         self.finite = self._rounded(x.astype(wide))
         for k, special in enumerate((np.nan, np.inf, -np.inf, 0.0, -0.0)):
             x = np.where((pick > 0.9 + 0.02 * k) & (pick < 0.91 + 0.02 * k), special, x)
+        self.affine: Any = (self.scale, self.zero, *codes, g)
         self.x, self.dy = self._rounded(x.astype(wide)), self._rounded(rng.standard_normal(shape).astype(wide))
 
     def _rounded(self, wide: Array) -> Array:
@@ -153,10 +153,6 @@ class _Problem:
     def moved(self, device: GpuDevice) -> tuple[Tensor, Tensor, Any]:
         affine: Any = (there(self.scale, device), there(self.zero, device), *self.codes, self.g)
         return there(self.x, device, self.dtype), there(self.dy, device, self.dtype), affine
-
-    @property
-    def affine(self) -> Any:
-        return (self.scale, self.zero, *self.codes, self.g)
 
 
 def _codes_and_back(case: _Case, device: GpuDevice) -> Counts:
@@ -208,7 +204,7 @@ def _learned(case: _Case, device: GpuDevice) -> Counts:
     p = _Problem(case, (-128, 127))
     _, dy, affine = p.moved(device)
     x = there(p.finite, device, p.dtype)
-    dx, ds, dz = launch_reductions.fake_quantize_learned_backward(dy, x, *affine)
+    dx, ds, dz = launch.fake_quantize_learned_backward(dy, x, *affine)
     want = reference.fake_quantize_learned_backward(p.dy, p.finite, *p.affine)
     yield wrong_bits(dx, p.narrow(want[0]))
     yield wrong_bits(ds, want[1])
@@ -220,7 +216,7 @@ def _dynamic(case: _Case, device: GpuDevice) -> Counts:
     p, g = _Problem(case, (-128, 127)), case.g
     x = there(p.finite, device, p.dtype)
     lo, hi = reference.range_by_scale(p.finite, g)
-    found_lo, found_hi, nans = launch_reductions.value_range(x, g)
+    found_lo, found_hi, nans = launch.value_range(x, g)
     yield wrong_bits(found_lo, lo)
     yield wrong_bits(found_hi, hi)
     yield wrong_bits(nans, np.zeros(g.scale_shape, np.int64))
@@ -230,7 +226,7 @@ def _dynamic(case: _Case, device: GpuDevice) -> Counts:
         s, z = affine_from_range(lo, hi, *dtype.value_range, symmetric=symmetric)
         each_s, each_z = (reference.spread(v, g, p.shape) for v in (s, z))
         q = reference.quantize_affine(p.finite, each_s, each_z, *dtype.value_range).astype(dtype.code_dtype)
-        codes, scale, zero = launch_reductions.quantize_dynamic(x, g, *dtype.value_range, dtype, symmetric=symmetric)
+        codes, scale, zero = launch.quantize_dynamic(x, g, *dtype.value_range, dtype, symmetric=symmetric)
         yield wrong_bits(codes, pack(q, dtype))
         yield wrong_bits(scale, s)
         if zero is not None:

@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 from lowbit.gpu import launch
-from lowbit.gpu.launch_conv import conv2d, conv_weight
-from lowbit.gpu.launch_gemm import GpuEpilogue, Int4Weight, Weight, gemm, linear_int4
-from lowbit.gpu.launch_reductions import quantize_dynamic, value_range
+from lowbit.gpu.launch_compute import GpuEpilogue, Int4Weight, Weight, conv2d, conv_weight, gemm, linear_int4
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.granularity import granularity_of
 from lowbit.ops.conv_geometry import ConvGeometry
@@ -68,8 +66,8 @@ def _elementwise(device: GpuDevice, n: int) -> list[Speed]:
         "dequantize int8 to f32": (5, lambda: launch.dequantize(codes, scale, zero, whole, _INT8, out=y)),
         "fake_quantize f32": (8, lambda: launch.fake_quantize(x, *affine, out=y)),
         "fake_quantize backward": (12, lambda: launch.fake_quantize_backward(y, x, *affine, out=y)),
-        _ROWS: (5, lambda: quantize_dynamic(rows, token, -127, 127, _INT8, symmetric=True)),
-        "range of a tensor": (4, lambda: value_range(x, whole)),
+        _ROWS: (5, lambda: launch.quantize_dynamic(rows, token, -127, 127, _INT8, symmetric=True)),
+        "range of a tensor": (4, lambda: launch.value_range(x, whole)),
     }
     peers: dict[str, tuple[str, Callable[[], Any]]] = {
         "quantize f32 to int8": ("div, round, clamp, to", lambda: (x / 0.02).round_().clamp_(-128, 127).to(torch.int8)),

@@ -10,7 +10,7 @@ import functools
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from lowbit.gpu import launch, launch_reductions
+from lowbit.gpu import launch
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
 from lowbit.numerics.granularity import Granularity, granularity_of
@@ -107,7 +107,7 @@ def fake_quantize_learned_backward(
     scale, zero = _learned(s, z, *rest[:2])
     scale, zero, qmin, qmax, g = _affine(x, scale, zero, *rest[:4])
     affine = (_one_each(scale, g), _one_each(zero, g), qmin, qmax, g)
-    dx, ds, dz = launch_reductions.fake_quantize_learned_backward(_gradient(dy, x), _floats(x), *affine)
+    dx, ds, dz = launch.fake_quantize_learned_backward(_gradient(dy, x), _floats(x), *affine)
     if rest[4] != 1.0:
         ds, dz = ds * rest[4], dz * rest[4]
     return dx, ds.to(s.dtype), dz.to(z.dtype if z.is_floating_point() else compute_dtype(x))
@@ -175,7 +175,7 @@ def _value_range(x: Tensor, axis: int | None, block: int | None, name: str, igno
     if x.numel() == 0:
         raise InvalidProblem(f"{name}: empty (shape {tuple(x.shape)}); there is nothing to find a range in")
     floats = _floats(x)
-    lo, hi, nan = launch_reductions.value_range(floats, _granularity(x.shape, axis, block))
+    lo, hi, nan = launch.value_range(floats, _granularity(x.shape, axis, block))
     if not ignore and not bool((torch.isfinite(lo) & torch.isfinite(hi) & (nan == 0)).all()):
         index = tuple(int(i) for i in (~torch.isfinite(floats)).nonzero()[0])
         raise InvalidProblem(f"{name}: {float(floats[index])} at index {index}; a range needs finite numbers")
@@ -190,5 +190,5 @@ def affine_params(lo: Tensor, hi: Tensor, qmin: int, qmax: int, symmetric: bool)
     zero = torch.empty(g.scale_shape, dtype=torch.int32, device=lo.device)
     scale = torch.empty(g.scale_shape, dtype=compute_dtype(lo), device=lo.device)
     codes: Any = launch.empty_codes(tuple(ends.shape), kind, ends)
-    launch_reductions.quantize_dynamic(ends, g, qmin, qmax, kind, symmetric=symmetric, out=(codes, scale, zero))
+    launch.quantize_dynamic(ends, g, qmin, qmax, kind, symmetric=symmetric, out=(codes, scale, zero))
     return scale.reshape(lo.shape), zero.reshape(lo.shape)

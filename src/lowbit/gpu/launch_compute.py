@@ -1,7 +1,11 @@
-"""Integer matrix products on a GPU, of torch tensors. Weights stay [n, k].
+"""Integer matrix products and convolutions on a GPU, of torch tensors. Weights stay [n, k], filters become
+[out, kh, kw, c / groups], and kernels read images as [n, h, w, c].
 
     weight = Weight.of(codes, scale, zero_point)                    # once
     y = gemm(a, weight, a_scale, a_zero, GpuEpilogue(torch.float16))     # many times
+
+    weight = conv_weight(codes, scale, zero_point)
+    y = conv2d(x, weight, x_scale, x_zero, GpuEpilogue(torch.float16), ConvGeometry.of(2, 1, 1, 1, "NCHW"))
 
 Integer results are exact, float ones equal the CPU's to the bit: y = f32(acc) * (sa * sb) + bias, each step rounded.
 Checked here: k <= 131,071, since int32 sums of Tensor Cores saturate (`.satfinite`) where products of bytes pass 2^31.
@@ -11,15 +15,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from lowbit.gpu.arguments import Epilogue, GemmShape, Int4Rules, Int4Shape, Rules, Scales
+from lowbit.gpu.arguments import ConvShape, Epilogue, GemmShape, Int4Rules, Int4Shape, Rules, Scales
+from lowbit.gpu.conv import int8_conv2d, int8_conv2d_depthwise, int8_conv2d_dp4a
 from lowbit.gpu.gemm import int8_gemm, int8_gemm_dp4a, int8_gemv_dp4a
 from lowbit.gpu.launch import launch
-from lowbit.gpu.tiles import DP4A, DP4A_SMALL, Gpu, int4_tile, int8_tile
+from lowbit.gpu.tiles import DEPTHWISE, DP4A, DP4A_SMALL, Gpu, int4_tile, int8_tile
 from lowbit.gpu.weight_only import int4_gemm
 from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
+from lowbit.ops.conv_geometry import ConvGeometry, check_fit
+from torch import Tensor
 
+_FLAT = 32  # channels per group of a convolution; with fewer, a k-block spans taps
 MAX_DEPTH = 131071  # 128 * 128 * k < 2^31
 _BYTES = (torch.int8, torch.uint8)
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -36,7 +45,7 @@ class GpuEpilogue:
     """
 
     dtype: torch.dtype
-    bias: torch.Tensor | None = None
+    bias: Tensor | None = None
     floor: float = -math.inf
     ceiling: float = math.inf
     scale: float = 1.0
@@ -51,7 +60,7 @@ class GpuEpilogue:
                 return kind
         raise UnsupportedDType(f"out: {self.dtype}; expected int32, int64, float32, float16, bfloat16, int8 or uint8")
 
-    def arguments(self, n: int, depth: int, product: int, no_bias: torch.Tensor) -> tuple[Epilogue, bool, str]:
+    def arguments(self, n: int, depth: int, product: int, no_bias: Tensor) -> tuple[Epilogue, bool, str]:
         """The kernels' arguments for n columns, whether sums are 64 bits wide, and the kind of bias. product: the
         greatest |(a - za) * (b - zb)|; no_bias: the pointer passed where there is no bias."""
         kind, bias = self.kind, self.bias
@@ -84,13 +93,13 @@ class GpuEpilogue:
 class Weight:
     """Codes [n, k] (filters: [out, kh, kw, c]), one scale and zero point or one per row, and the sum of each row."""
 
-    codes: torch.Tensor
-    scale: torch.Tensor
-    zero_point: torch.Tensor | None
-    sums: torch.Tensor  # of centred codes: 128 less each where unsigned
+    codes: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+    sums: Tensor  # of centred codes: 128 less each where unsigned
 
     @classmethod
-    def of(cls, codes: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None = None) -> Weight:
+    def of(cls, codes: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Weight:
         if codes.dtype not in _BYTES or codes.ndim < 2:
             raise UnsupportedDType(f"weight: {codes.dtype} of shape {tuple(codes.shape)}; expected bytes [n, k]")
         n = codes.shape[0]
@@ -103,13 +112,7 @@ class Weight:
         return cls(codes, vector("weight: scale", scale, torch.float32, n), zero, sums.to(torch.int32))
 
     def arguments(
-        self,
-        codes: torch.Tensor,
-        scale: torch.Tensor,
-        zero: torch.Tensor,
-        has_zero: bool,
-        epilogue: GpuEpilogue,
-        depth: int,
+        self, codes: Tensor, scale: Tensor, zero: Tensor, has_zero: bool, epilogue: GpuEpilogue, depth: int
     ) -> tuple[Scales, Epilogue, Rules]:
         """The kernels' arguments for a product of `depth` with codes under these scales and zero points."""
         zb = self.zero_point
@@ -121,23 +124,23 @@ class Weight:
         return Scales(scale, zero, self.scale, self.sums if zb is None else zb, self.sums), fields, rules
 
 
-def require_bias(bias: torch.Tensor | None, n: int) -> None:
+def require_bias(bias: Tensor | None, n: int) -> None:
     if bias is not None and bias.shape != (n,):
         raise InvalidProblem(f"bias: shape {tuple(bias.shape)}; expected ({n},), one per output")
 
 
-def vector(name: str, values: torch.Tensor, dtype: torch.dtype, count: int) -> torch.Tensor:
+def vector(name: str, values: Tensor, dtype: torch.dtype, count: int) -> Tensor:
     flat = values.reshape(-1).to(dtype).contiguous()
     if flat.numel() not in (1, count):
         raise InvalidProblem(f"{name}: {flat.numel()} values; expected 1 or {count}")
     return flat
 
 
-def step(values: torch.Tensor) -> int:
+def step(values: Tensor) -> int:
     return int(values.numel() > 1)
 
 
-def gpu_of(x: torch.Tensor) -> Gpu:
+def gpu_of(x: Tensor) -> Gpu:
     """The GPU a tensor is on; one on the CPU can only be the interpreter's."""
     if x.device.type != "cuda":
         return Gpu("reference", 0)
@@ -156,21 +159,21 @@ def usable_path(path: str | None, gpu: Gpu) -> str:
     return path
 
 
-def _greatest(codes: torch.Tensor, has_zero: bool) -> int:
+def _greatest(codes: Tensor, has_zero: bool) -> int:
     """The greatest |code - zero point|."""
     return 255 if has_zero or codes.dtype == torch.uint8 else 128
 
 
 def gemm(
-    a: torch.Tensor,
+    a: Tensor,
     weight: Weight,
-    a_scale: torch.Tensor,
-    a_zero: torch.Tensor | None,
+    a_scale: Tensor,
+    a_zero: Tensor | None,
     epilogue: GpuEpilogue,
     *,
     gpu: Gpu | None = None,
     path: str | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """a [m, k] of bytes times weight [n, k] transposed, after the epilogue, as [m, n].
 
     a_scale, a_zero: one value, or one per row. path: "matrix" (Tensor Cores), "dp4a" or "gemv" (one row per program);
@@ -203,14 +206,101 @@ def gemm(
     return out
 
 
+def conv_weight(codes: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Weight:
+    """Filters [out, c / groups, kh, kw] as `conv2d` reads them, [out, kh, kw, c / groups]."""
+    if codes.ndim != 4:
+        raise InvalidProblem(f"weight: shape {tuple(codes.shape)}; expected [out, c / groups, kh, kw]")
+    return Weight.of(codes.permute(0, 2, 3, 1), scale, zero_point)
+
+
+def conv2d(
+    x: Tensor,
+    weight: Weight,
+    x_scale: Tensor,
+    x_zero: int,
+    epilogue: GpuEpilogue,
+    geometry: ConvGeometry,
+    *,
+    gpu: Gpu | None = None,
+    path: str | None = None,
+) -> Tensor:
+    """x of bytes, padded with its zero point, by `conv_weight`'s filters; in x's layout.
+
+    path: "matrix" (Tensor Cores), "dp4a" or "depthwise"; chosen by the shape and the GPU where it is None.
+    """
+    if x.ndim != 4 or x.dtype not in (torch.int8, torch.uint8):
+        raise InvalidProblem(f"x: {x.dtype} {tuple(x.shape)}; expected bytes of 4 axes")
+    least = torch.iinfo(x.dtype).min
+    if not least <= x_zero <= least + 255:
+        raise InvalidProblem(f"x_zero: {x_zero}; expected a code of {x.dtype}")
+    out_channels, kh, kw, per_group = weight.codes.shape
+    groups = geometry.groups
+    check_fit(x.shape, (out_channels, per_group, kh, kw), geometry)
+    image = (x.permute(0, 2, 3, 1) if geometry.layout == "NCHW" else x).contiguous()
+    n, h, w, c = image.shape
+    oh, ow = geometry.output((h, w), (kh, kw))
+    rows, columns = n * oh * ow, out_channels // groups
+    # Kernels index inside an image, and count rows, in 32 bits; offsets of images and rows are 64-bit.
+    if h * w * c >= 2**31 or rows >= 2**31:
+        raise Unsupported(f"x: {h} by {w} by {c}, {rows} results; expected fewer than 2^31 codes an image, and results")
+    out = torch.empty((n, oh, ow, out_channels), dtype=epilogue.dtype, device=x.device)
+
+    gpu = gpu_of(x) if gpu is None else gpu
+    path = usable_path("depthwise" if path is None and per_group == 1 else path, gpu)
+    if path == "dp4a" and per_group % 4:
+        image, weight = _whole_words(image, weight, x_zero, groups)
+        c, per_group = image.shape[3], weight.codes.shape[3]
+    has_zero = x_zero != 0 or x.dtype == torch.uint8
+    scale = vector("x_scale", x_scale, torch.float32, 1)
+    zero = torch.full((1,), x_zero, dtype=torch.int32, device=x.device)
+    scales, fields, rules = weight.arguments(image, scale, zero, has_zero, epilogue, kh * kw * per_group)
+    sizes = (rows, columns, h, w, c, oh, ow, kw, kh * kw, per_group)
+    g = ConvShape(*sizes, *geometry.stride, *geometry.padding[:2], *geometry.dilation)
+    _convolve(path, (image, weight.codes, out, scales), g, fields, rules, groups, gpu)
+    return out.permute(0, 3, 1, 2) if geometry.layout == "NCHW" else out
+
+
+def _convolve(
+    path: str, tensors: tuple[Any, ...], g: ConvShape, epilogue: Any, rules: Rules, groups: int, gpu: Gpu
+) -> None:
+    image = tensors[0]
+    if path == "matrix":
+        flat = g.per_group < _FLAT
+        tile = int8_tile(g.M, g.N, g.per_group * g.taps if flat else g.per_group, gpu)
+        launch(int8_conv2d, (tile.tiles(g.M, g.N), groups), image, tile, *tensors, g, epilogue, rules, flat, tile)
+    elif path == "dp4a":
+        grid = (DP4A.tiles(g.M, g.N), groups)
+        launch(int8_conv2d_dp4a, grid, image, DP4A, *tensors, g, epilogue, rules, gpu.backend, DP4A)
+    elif path == "depthwise":
+        if g.per_group != 1 or rules.WIDE:
+            raise Unsupported(f"path: depthwise of {g.per_group} channels per group, {g.taps} taps")
+        whole, tile = g._replace(N=g.N * groups), DEPTHWISE
+        grid = (-(-g.M // tile.rows), -(-whole.N // tile.columns))
+        launch(int8_conv2d_depthwise, grid, image, tile, *tensors, whole, epilogue, g.N, rules, tile)
+    else:
+        raise InvalidProblem(f"path: {path!r}; expected 'matrix', 'dp4a' or 'depthwise'")
+
+
+def _whole_words(image: Tensor, weight: Weight, zero: int, groups: int) -> tuple[Tensor, Weight]:
+    """Pad the channels of each group to a multiple of 4; x takes its zero point, so that sums do not change."""
+    n, h, w, c = image.shape
+    per_group = c // groups
+    more = -per_group % 4
+    split = image.reshape(n, h, w, groups, per_group)
+    padded = torch.nn.functional.pad(split, (0, more), value=zero).reshape(n, h, w, groups * (per_group + more))
+    unsigned = weight.codes.dtype == torch.uint8
+    filters = torch.nn.functional.pad(weight.codes, (0, more), value=128 if unsigned else 0)  # 0 once centred
+    return padded, Weight(filters, weight.scale, weight.zero_point, weight.sums)
+
+
 @dataclass(frozen=True)
 class Int4Weight:
     """Packed codes [n, ceil(k / 2)], the first of a byte in its low nibble, each row starting on a byte; scales and
     zero points [n, groups] for groups of `group` along k, the last one perhaps short."""
 
-    codes: torch.Tensor
-    scale: torch.Tensor
-    zero_point: torch.Tensor | None
+    codes: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
     k: int
     group: int
     signed: bool
@@ -232,13 +322,13 @@ class Int4Weight:
 
 
 def linear_int4(
-    x: torch.Tensor,
+    x: Tensor,
     weight: Int4Weight,
-    bias: torch.Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     dtype: torch.dtype | None = None,
     gpu: Gpu | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """x @ w.T + bias as [m, n] of x's type, or `dtype`; x [m, k] of f32, f16 or bf16."""
     if x.dtype not in _FLOATS or x.ndim != 2 or x.shape[1] != weight.k:
         raise InvalidProblem(f"x: {x.dtype} {tuple(x.shape)}; expected floats [m, {weight.k}]")
