@@ -146,7 +146,7 @@ void test_fake_quant_row(const FakeQuantRow& row, Isa isa) {
         for (int64_t i = 0; i < 3 * n; ++i) grouped &= same_number(to[i], expect(i, i / n));
         // Aligned or not; and few rows are divided.
         In* const aligned = y.data() + (64 - reinterpret_cast<uintptr_t>(y.data()) % 64) % 64 / sizeof(In);
-        a.n = a.stride = n, a.rows = trial % 3 == 0 ? 1 : 3, a.y = trial < 4 ? aligned : to;
+        a.n = a.stride = n, a.rows = trial % 3 == 0 ? 1 : 3, a.y = trial < 5 ? aligned : to;
         row.columns[op](a);
         for (int64_t i = 0; i < a.rows * n; ++i)
           columns &= same_number(static_cast<const In*>(a.y)[i], expect(i, i % n));

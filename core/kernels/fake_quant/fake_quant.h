@@ -31,7 +31,7 @@ struct FakeQuantArgs {
   int32_t qmin, qmax;
   int64_t group;         // grouped only: elements per group; n is a multiple of it
   int64_t rows, stride;  // columns only: rows of n elements; row stride
-  bool stream;           // grouped and masked only: non-temporal stores of f32 and f64
+  bool stream;           // non-temporal stores of f32 and f64
   uint8_t* bits;         // masked only; groups are a multiple of 8 elements, or there is one group
 };
 

@@ -69,9 +69,17 @@ struct Operands {
     const F nothing = V::set(compute_t<In>{0});
     return step(Op == FakeOp::scaled ? nothing : V::load(x + i), Op == FakeOp::fake ? nothing : V::load(dy + i));
   }
+  template <bool Stream>
+  __attribute__((always_inline)) void keep(int64_t i, F result) const {
+    if constexpr (Stream) {
+      V::stream(y + i, result);
+    } else {
+      V::store_number(y + i, result);  // a NaN here came from In, so that store_number keeps it a NaN
+    }
+  }
   template <class Step>
   __attribute__((always_inline)) void at(int64_t i, const Step& step) const {
-    V::store_number(y + i, of(i, step));  // a NaN here came from In, so that store_number keeps it a NaN
+    keep<false>(i, of(i, step));
   }
   // Less than a vector, in padded copies. An overlapping vector would read results where y is dy.
   template <class Step>
@@ -104,7 +112,7 @@ struct Operands {
       } else {
         F r[kStep / w];
         for (int j = 0; j < kStep / w; ++j) r[j] = of(i + j * w, step);
-        for (int j = 0; j < kStep / w; ++j) V::store_number(y + i + j * w, r[j]);
+        for (int j = 0; j < kStep / w; ++j) keep<false>(i + j * w, r[j]);
       }
     }
     for (; i + w <= n; i += w) at(i, step);
@@ -117,7 +125,7 @@ struct Operands {
     const int64_t to_vector = (-reinterpret_cast<uintptr_t>(y) & (w * sizeof(In) - 1)) / sizeof(In);
     int64_t i = to_vector < n ? to_vector : n;
     if (i > 0) tail(0, i, step);
-    for (; i + w <= n; i += w) V::stream(y + i, of(i, step));
+    for (; i + w <= n; i += w) keep<true>(i, of(i, step));
     if (i < n) tail(i, n - i, step);
   }
 };
@@ -196,7 +204,7 @@ struct ColumnSteps {
 };
 
 // Several rows together, so that constants are loaded once for all of them.
-template <int Rows, class V, class In, FakeOp Op, class Step>
+template <int Rows, bool Stream, class V, class In, FakeOp Op, class Step>
 __attribute__((always_inline)) inline void fake_rows(const Operands<V, In, Op>& o, const Step* steps, int64_t n,
                                                      int64_t stride) {
   constexpr int w = V::width;
@@ -207,13 +215,13 @@ __attribute__((always_inline)) inline void fake_rows(const Operands<V, In, Op>& 
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) results[r] = o.of(i + r * stride, steps[i / w]);
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) V::store_number(o.y + i + r * stride, results[r]);
+    for (int r = 0; r < Rows; ++r) o.template keep<Stream>(i + r * stride, results[r]);
   }
   if (i < n)
     for (int r = 0; r < Rows; ++r) o.tail(i + r * stride, n - i, steps[i / w]);
 }
 
-template <class V, class In, FakeOp Op, class Step>
+template <bool Stream, class V, class In, FakeOp Op, class Step>
 void fake_strip(Operands<V, In, Op> o, const Step* steps, int64_t n, int64_t rows, int64_t stride) {
   constexpr int kAtOnce = 4;
   const auto advance = [&](int64_t by) {
@@ -222,8 +230,8 @@ void fake_strip(Operands<V, In, Op> o, const Step* steps, int64_t n, int64_t row
     o.y += by * stride;
   };
   int64_t r = 0;
-  for (; r + kAtOnce <= rows; r += kAtOnce, advance(kAtOnce)) fake_rows<kAtOnce>(o, steps, n, stride);
-  for (; r < rows; ++r, advance(1)) fake_rows<1>(o, steps, n, stride);
+  for (; r + kAtOnce <= rows; r += kAtOnce, advance(kAtOnce)) fake_rows<kAtOnce, Stream>(o, steps, n, stride);
+  for (; r < rows; ++r, advance(1)) fake_rows<1, Stream>(o, steps, n, stride);
 }
 
 template <class V, class In, FakeOp Op, Quotient Kind>
@@ -237,7 +245,14 @@ void fake_columns_as(const FakeQuantArgs& a) {
     const In *x = static_cast<const In*>(a.x), *dy = static_cast<const In*>(a.dy);
     const Operands<V, In, Op> o{Op == FakeOp::scaled ? x : x + c, Op == FakeOp::fake ? dy : dy + c,
                                 static_cast<In*>(a.y) + c};
-    fake_strip(o, constants.steps, n, a.rows, a.stride);
+    if constexpr (o.kStreams) {
+      constexpr uintptr_t vector = V::width * sizeof(In);
+      if (a.stream && reinterpret_cast<uintptr_t>(o.y) % vector == 0 && a.stride * sizeof(In) % vector == 0) {
+        fake_strip<true>(o, constants.steps, n, a.rows, a.stride);
+        continue;
+      }
+    }
+    fake_strip<false>(o, constants.steps, n, a.rows, a.stride);
   }
 }
 

@@ -209,14 +209,15 @@ struct BitRange {
   }
 };
 
-template <class V, class In, class C, bool Symmetric, bool Clamp, Form Written>
+// Size: elements per group where it is known at compile time, else 0.
+template <class V, class In, class C, bool Symmetric, bool Clamp, int Size, Form Written>
 void quantize_dynamic_blocks(const DynamicGroupsArgs& a) {
   using I32 = typename V::I32;
   using Params = GroupParams<V, float>;
   constexpr int64_t kBlock = 4 * V::width, kAhead = 8192;
   const In* x = static_cast<const In*>(a.x);
   float* scale = static_cast<float*>(a.scale);
-  const int64_t size = a.group, groups = a.n / size;
+  const int64_t size = Size != 0 ? Size : a.group, groups = a.n / size;
   // Enough groups to fill the vectors of their parameters, few enough that a batch stays in L1.
   int64_t batch = 1024 / size;
   batch = batch < 1 ? 1 : (batch > Params::kBatch ? Params::kBatch : batch);
@@ -287,15 +288,22 @@ void quantize_dynamic_blocks(const DynamicGroupsArgs& a) {
   if (nan) *a.nan += Ranger<V, In>::count(x, a.n);
 }
 
+template <class V, class In, class C, int Size, Form Written>
+void quantize_dynamic_sized(const DynamicGroupsArgs& a) {
+  if (a.zero != nullptr) {
+    quantize_dynamic_blocks<V, In, C, false, true, Size, Written>(a);
+  } else if (needs_no_clamp(a, static_cast<C>(-1) < 0)) {
+    quantize_dynamic_blocks<V, In, C, true, false, Size, Written>(a);
+  } else {
+    quantize_dynamic_blocks<V, In, C, true, true, Size, Written>(a);
+  }
+}
+
 template <class V, class In, class C, Form Written>
 void quantize_dynamic_written(const DynamicGroupsArgs& a) {
-  if (a.zero != nullptr) {
-    quantize_dynamic_blocks<V, In, C, false, true, Written>(a);
-  } else if (needs_no_clamp(a, static_cast<C>(-1) < 0)) {
-    quantize_dynamic_blocks<V, In, C, true, false, Written>(a);
-  } else {
-    quantize_dynamic_blocks<V, In, C, true, true, Written>(a);
-  }
+  constexpr int kBlock = 4 * V::width;
+  a.group == kBlock ? quantize_dynamic_sized<V, In, C, kBlock, Written>(a)
+                    : quantize_dynamic_sized<V, In, C, 0, Written>(a);
 }
 
 template <class V, class In, class C>
