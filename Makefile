@@ -78,7 +78,7 @@ test-python: $(VENV)/.test
 
 # GPU kernels without a GPU, a process each: Triton's interpreter, compiled ahead of time, executed PTX.
 GPU_INTERPRETED := $(addprefix tests/gpu/test_,elementwise.py reductions.py gemm.py int4_and_conv.py interfaces.py)
-GPU_COMPILED    := tests/gpu/test_ahead.py tests/gpu/test_torch_interfaces.py
+GPU_COMPILED    := tests/gpu/compiled/ahead.py tests/gpu/test_ahead.py tests/gpu/test_torch_interfaces.py
 test-gpu: $(VENV)/.test
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "not deep" $(GPU_INTERPRETED)
 	$(BIN)/python -m pytest -m "not deep" $(GPU_COMPILED)

@@ -18,9 +18,9 @@ import pytest
 if os.environ.get("TRITON_INTERPRET"):
     raise RuntimeError("these tests compile kernels; run them in a process of their own without TRITON_INTERPRET")
 
-from lowbit.gpu import instructions as emitted
-from lowbit.gpu.ahead import AMD, NVIDIA, TARGETS, Case, backend_of, compile_case
-from lowbit.gpu.cases import CASES
+from gpu.compiled import instructions as emitted
+from gpu.compiled.ahead import AMD, NVIDIA, TARGETS, Case, backend_of, compile_case
+from gpu.compiled.cases import CASES
 from lowbit.gpu.language import jit, tl
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 

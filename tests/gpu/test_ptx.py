@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import torch
+from gpu.compiled.ahead import Case, compile_case
+from gpu.compiled.cases import CASES
 from gpu.ptx_executor import decode
 from gpu.ptx_launch import on_target
 from gpu.ptx_tensors import CODES, FLOATS, GRANULARITIES, TARGETS, Affine, affine_of, as_numpy, same_bits, tensor_of
 from lowbit import reference
 from lowbit.gpu import launch
-from lowbit.gpu.ahead import Case, compile_case
-from lowbit.gpu.cases import CASES
 from lowbit.gpu.language import jit, tl
 from lowbit.numerics.packing import unpack
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpu.compiled.ahead import AMD, NVIDIA, Case
 from lowbit.gpu import elementwise, reductions
-from lowbit.gpu.ahead import AMD, NVIDIA, Case
 from lowbit.gpu.arguments import (
     Block,
     CodeRules,

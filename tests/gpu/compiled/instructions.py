@@ -1,6 +1,6 @@
 """Which instructions each kernel becomes on each target, as docs/internals/gpu_instructions.md has them.
 
-    python -m lowbit.gpu.instructions > docs/internals/gpu_instructions.md
+    PYTHONPATH=tests python -m gpu.compiled.instructions > docs/internals/gpu_instructions.md
 
 Compiles every case for every target: minutes in all.
 """
@@ -11,14 +11,14 @@ import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
-from lowbit.gpu.ahead import TARGETS, compile_case
-from lowbit.gpu.cases import CASES
+from gpu.compiled.ahead import TARGETS, compile_case
+from gpu.compiled.cases import CASES
 
 HEADER = """\
 # Kernels and the instructions they become
 
-Made by `python -m lowbit.gpu.instructions` and checked by `tests/gpu/test_ahead.py`; do not edit. Compiled by
-Triton 3.9 for GPUs that were not there: it shows what would run, not how fast. Left out are moves, addresses and the
+Made by `PYTHONPATH=tests python -m gpu.compiled.instructions` and checked by `tests/gpu/test_ahead.py`; do not edit.
+Compiled by Triton 3.9 for GPUs that were not there: it shows what would run, not how fast. Left out are moves, addresses and the
 like; `.aligned`, `.row.col` and `cta_group` are dropped from names. A dash: nothing of this kind, plain arithmetic.
 
 | kernel | target | instructions |
