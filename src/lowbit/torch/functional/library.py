@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from lowbit.runtime.torch_types import compute_dtype, granularity
-from lowbit.torch.functional import kernels, ranges
+from lowbit.torch.functional import kernels
 from lowbit.torch.functional.channels_last import channels_innermost, empty_like, is_channels_last
 from lowbit.torch.functional.registration import register
 from torch import Tensor
@@ -22,8 +22,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {}
 def _operator(schema: str, shapes: Callable[..., Any] = lambda x, *_: empty_like(x), **options: Any) -> Any:
     """Register an operator whose kernel has its name. By default the result is like the first tensor."""
     name = schema[: schema.index("(")]
-    kernel = getattr(kernels, name, None) or getattr(ranges, name)
-    OPERATORS[name] = register(schema, kernel, shapes, **options)
+    OPERATORS[name] = register(schema, getattr(kernels, name), shapes, **options)
     return OPERATORS[name]
 
 
