@@ -1,13 +1,14 @@
-"""Select the model's inputs from a batch."""
+"""Select the model's inputs from a batch, and record those of its modules."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from lowbit.numerics.errors import InvalidProblem
-from torch import nn
+from torch import Tensor, nn
 
 Inputs = int | str | Sequence[int] | Sequence[str]
 
@@ -54,6 +55,27 @@ def call_on(model: nn.Module, batch: Any, inputs: Inputs | None = None) -> Any:
     """Call the model on its inputs in a batch."""
     given = inputs_of(model, batch, inputs)
     return model(**given) if isinstance(given, dict) else model(*given)
+
+
+@contextmanager
+def first_tensors(
+    modules: Iterable[nn.Module], note: Callable[[nn.Module, Tensor], None], outputs: bool = False
+) -> Iterator[None]:
+    """Call note(module, x) where x, the first argument or the output of a call of one of these modules, is a tensor."""
+
+    def hook(module: nn.Module, given: Any, keywords: dict[str, Any], result: Any = None) -> None:
+        x = result if outputs else next(iter((*given, *keywords.values())), None)
+        if isinstance(x, Tensor):
+            note(module, x.detach())
+
+    handles = [
+        (m.register_forward_hook if outputs else m.register_forward_pre_hook)(hook, with_kwargs=True) for m in modules
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _chosen(batch: Any, inputs: Inputs) -> tuple[Any, ...] | dict[str, Any]:

@@ -8,25 +8,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from lowbit.torch.inference.state_dict import DESCRIPTION, description_tensor
+from lowbit.torch.inference.state_dict import DESCRIPTION, SavedModule, description_tensor
 from torch import Tensor, fx, nn
 
 _NORMS: dict[type[nn.Module], Any] = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d}
 
 
-class FoldedNorm(nn.Identity):
+class FoldedNorm(SavedModule, nn.Identity):
     """Stands where a batch norm was folded into the convolution before it; a state_dict records it."""
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        destination[prefix + DESCRIPTION] = description_tensor({"kind": "folded"})
+    tensor_names = (DESCRIPTION,)
 
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
-    ) -> None:
-        found = [key for key in state_dict if key.startswith(prefix)]
-        unexpected += [key for key in found if key != prefix + DESCRIPTION]
-        if prefix + DESCRIPTION not in found:
-            missing.append(prefix + DESCRIPTION)
+    def _saved(self) -> dict[str, Tensor]:
+        return {DESCRIPTION: description_tensor({"kind": "folded"})}
 
 
 def fold_batch_norm(conv: nn.Conv1d | nn.Conv2d, bn: Any) -> tuple[Tensor, Tensor]:

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.torch.inference.embedding import QuantizedEmbedding
-from lowbit.torch.inference.encoder_layers import unfuse
 from lowbit.torch.inference.folding import FoldedNorm, replace_modules
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, QuantizedModule
 from lowbit.torch.inference.memory_formats import set_memory_formats
 from lowbit.torch.inference.state_dict import DESCRIPTION, TENSOR_NAMES, layer_from_tensors, read_description
+from lowbit.torch.inference.weight_modules import unfuse
 from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)

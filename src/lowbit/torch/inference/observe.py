@@ -9,7 +9,7 @@ import torch
 from lowbit.calibration import Calibrator
 from lowbit.calibration.calibrator import MethodLike, tracked
 from lowbit.numerics.errors import InvalidProblem
-from lowbit.torch.inference.batches import Inputs, call_on
+from lowbit.torch.inference.batches import Inputs, call_on, first_tensors
 from torch import Tensor, nn
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
@@ -46,28 +46,17 @@ def observe(
     if not watched:
         raise InvalidProblem("model: no module to observe in it")
     found = {name: Calibrator(method, axis=axis, name=name or "model", **options) for name in watched}
+    calibrators = {m: found[name] for name, m in watched.items()}
 
-    def hook(name: str) -> Callable[..., None]:
-        def note(_: nn.Module, given: Any, keywords: dict[str, Any], result: Any = None) -> None:
-            x = result if outputs else next(iter((*given, *keywords.values())), None)
-            if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
-                found[name].add(x.detach())
+    def note(module: nn.Module, x: Tensor) -> None:
+        if x.is_floating_point() and x.numel():
+            calibrators[module].add(x)
 
-        return note
-
-    handles = [
-        (m.register_forward_hook if outputs else m.register_forward_pre_hook)(hook(name), with_kwargs=True)
-        for name, m in watched.items()
-    ]
     batches = 0
-    try:
-        with torch.no_grad():
-            for batch in tracked(loader, "Calibrating", progress):
-                call_on(model, batch, inputs)
-                batches += 1
-    finally:
-        for handle in handles:
-            handle.remove()
+    with first_tensors(watched.values(), note, outputs), torch.no_grad():
+        for batch in tracked(loader, "Calibrating", progress):
+            call_on(model, batch, inputs)
+            batches += 1
     if batches == 0:
         raise InvalidProblem("loader: no batches; there is nothing to find ranges in")
     return {name: c for name, c in found.items() if c.num_samples}

@@ -18,7 +18,7 @@ from lowbit.numerics.metrics import error_report
 from lowbit.runtime.threads import get_num_threads
 from lowbit.torch.inference.batches import call_on
 from lowbit.torch.inference.layers import QuantizedModule
-from lowbit.torch.inference.selection import Selection
+from lowbit.torch.inference.selection import Candidate
 from torch import Tensor, nn
 
 _MODEL_SECONDS = 0.3  # to time both models
@@ -37,25 +37,25 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def weight_rows(selections: Sequence[Selection], norms: Mapping[str, str]) -> list[WeightRow]:
+def weight_rows(candidates: Sequence[Candidate], norms: Mapping[str, str]) -> list[WeightRow]:
     """A row for each name of each weight. norms: {convolution: batch norm} that may have been folded."""
-    quantized = {s.candidate.source.name for s in selections if s.replacement is not None}
+    quantized = {c.source.name for c in candidates if c.replacement is not None}
     folded_into = {norm: conv for conv, norm in norms.items() if conv in quantized}
     owners: dict[int, str] = {}  # parameters that two modules share are counted once
     rows = []
-    for s in selections:
-        source, made = s.candidate.source, s.replacement
+    for c in candidates:
+        source, made = c.source, c.replacement
         own = [p for p in source.module.parameters(recurse=False) if not is_lazy(p)]
         shared = [owners[id(p)] for p in own if id(p) in owners]
         size = sum(p.numel() * p.itemsize for p in own if id(p) not in owners)
         owners.update({id(p): source.name for p in own if id(p) not in owners})
-        notes = [s.note] if s.note else []
-        notes += [f"shares its weight with {shared[0]}"] if shared else []
-        row = WeightRow(source.name, type(source.module).__name__, source.shape, source.dtype)
-        row = replace(row, why_not=s.why_not, asked=s.asked, bytes_before=size, bytes_after=size, note="; ".join(notes))
+        note = "; ".join([c.note] * bool(c.note) + [f"shares its weight with {name}" for name in shared[:1]])
+        row = WeightRow(source.name, type(source.module).__name__, source.shape, source.dtype, note=note)
+        row = replace(row, why_not=c.why_not, asked=c.asked, bytes_before=size, bytes_after=size)
         if made is not None:
-            done = {"how": made.how, "sqnr_db": made.sqnr_db, "activations": made.activations}
-            row = replace(row, bytes_after=made.nbytes, **done)  # type: ignore[arg-type]
+            row = replace(
+                row, how=made.how, sqnr_db=made.sqnr_db, activations=made.activations, bytes_after=made.nbytes
+            )
         elif source.name in folded_into:
             row = replace(row, how=f"folded into {folded_into[source.name]}", why_not="", bytes_after=0)
         rows.append(row)
@@ -64,24 +64,24 @@ def weight_rows(selections: Sequence[Selection], norms: Mapping[str, str]) -> li
     return rows
 
 
-def why_left_float(selections: Sequence[Selection]) -> str:
+def why_left_float(candidates: Sequence[Candidate]) -> str:
     """Why less than half of the weights were quantized, the most frequent reasons first; empty where half were.
 
     Counts the elements of matrices, kernels and tables, except those the recipe skips by name or kind.
     """
     elements, reasons, seen, names = 0, Counter[str](), set[int](), dict[str, list[str]]()
     # A shared weight counts as quantized where one of its users is.
-    for s in sorted(selections, key=lambda s: s.replacement is None):
-        source = s.candidate.source
-        if not source.kind or s.candidate.declined:
+    for c in sorted(candidates, key=lambda c: c.replacement is None):
+        source = c.source
+        if not source.kind or c.declined:
             continue
         own = [p for p in source.module.parameters(recurse=False) if not is_lazy(p) and p.ndim > 1]
         count = sum(p.numel() for p in own if id(p) not in seen)
         seen |= {id(p) for p in own}
         elements += count
-        if s.replacement is None:
-            reasons[s.why_not] += count
-            names.setdefault(s.why_not, []).append(source.name or type(source.module).__name__)
+        if c.replacement is None:
+            reasons[c.why_not] += count
+            names.setdefault(c.why_not, []).append(source.name or type(source.module).__name__)
     left = sum(reasons.values())
     if 2 * left <= elements:
         return ""

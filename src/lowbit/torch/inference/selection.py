@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lowbit.calibration import Calibrator
-from lowbit.models.recipe import Recipe, Rule
-from lowbit.numerics.errors import Unsupported
-from lowbit.ops.fitting import Products
-from lowbit.torch.inference.replacement import Replacement, make_replacement, unsupported_reason
+from lowbit.models.recipe import ActivationRecipe, Recipe, Rule
+from lowbit.models.weights import quantize_weight
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.metrics import error_report
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.ops.fitting import Products, fit_products
+from lowbit.torch.inference.embedding import QuantizedEmbedding
+from lowbit.torch.inference.folding import fold_batch_norm
+from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, geometry_of
 from lowbit.torch.inference.timing import LayerTimer
 from lowbit.torch.inference.weight_modules import WeightModule, require_cpu_floats
 from torch import nn
 
+_FITTED = {2: "pairs", 4: "fours"}
+
+
+class Replacement(NamedTuple):
+    """A quantized module and the cells of its row in a report."""
+
+    module: Any
+    how: str
+    activations: str
+    sqnr_db: float
+    nbytes: int
+
 
 @dataclass(frozen=True)
 class Candidate:
-    """A module with weights and the recipe's rule for it. `why_not` is empty where it can be quantized."""
+    """A module with weights, the recipe's rule for it, and its replacement, once selected, or why it stays float."""
 
     source: WeightModule
     rule: Rule
     asked: bool
     why_not: str
     declined: bool = False  # the recipe skips it by its name or its kind
+    replacement: Replacement | None = None
+    note: str = ""
 
     @property
     def key(self) -> int:
@@ -52,47 +73,116 @@ class Candidate:
         return Candidate(source, rule, True, source.why_not or unsupported_reason(rule, source.kind))
 
 
-@dataclass(frozen=True)
-class Selection:
-    """A candidate with its replacement, or the reason it stays float."""
-
-    candidate: Candidate
-    replacement: Replacement | None = None
-    why_not: str = ""
-    note: str = ""
-    asked: bool = True
-
-
 def select(
     candidate: Candidate,
     ranges: Mapping[str, Calibrator],
     norm: nn.Module | None,
     products: Products,
     timer: LayerTimer | None,
-) -> Selection:
-    """Quantize one candidate, and keep it float where it would be slower.
+) -> Candidate:
+    """The candidate with its replacement, or with the reason that it stays float.
 
-    norm: a batch norm to fold into it. products: how many products must fit 16 bits. timer: None skips timing.
+    norm: a batch norm to fold into it. products: scale int8 weights so that sums of this many products fit 16 bits,
+    where the kernels gain from it. timer: None skips timing.
     """
     if candidate.why_not:
-        return Selection(candidate, None, candidate.why_not, asked=candidate.asked)
+        return candidate
     source, rule, params = candidate.source, candidate.rule, None
     if candidate.is_static and rule.activations is not None:
         if source.name not in ranges:
-            return Selection(candidate, None, "no calibration batch reached it")
+            return replace(candidate, why_not="no calibration batch reached it")
         a = rule.activations
         params = ranges[source.name].calibrate(a.dtype, a.scheme, method=a.calibration_method())
     module = source.module
     try:
-        made = make_replacement(module, rule, source.name, input_params=params, norm=norm, products=products)
+        made = _replacement(module, rule, source.name, params, norm, products)
     except Unsupported as error:
-        return Selection(candidate, None, str(error))
+        return replace(candidate, why_not=str(error))
     note = ""
     if timer is not None:
         before = module if norm is None else nn.Sequential(module, norm)
         timing = timer.time(module, before, made.module, (source.dtype, rule, norm is None))
         if timing is not None:
-            note = f"{timing} on {list(timer.inputs[candidate.key].x.shape)}"
+            note = f"{timing} on {list(timer.inputs[candidate.key].shape)}"
             if timing.is_slower:
-                return Selection(candidate, None, "float is faster", note, asked=False)
-    return Selection(candidate, made, "", note)
+                return replace(candidate, why_not="float is faster", note=note, asked=False)
+    return replace(candidate, replacement=made, note=note)
+
+
+def unsupported_reason(rule: Rule, kind: str) -> str:
+    """Why lowbit's modules cannot follow a rule for this kind of layer; empty where they can.
+
+    >>> from lowbit.models import Recipe
+    >>> unsupported_reason(Recipe.of("W4A16").rule("x", "conv"), "conv")
+    'convolutions multiply integers: there is none on float activations'
+    """
+    w, a = rule.weights, rule.activations
+    if kind == "embedding":
+        return ""
+    if a is not None and a.dtype not in ("int8", "uint8"):
+        return f"activations of {a.dtype}: lowbit's layers take int8 and uint8"
+    if kind == "conv" and a is None:
+        return "convolutions multiply integers: there is none on float activations"
+    if kind == "conv" and w.granularity == "group":
+        return "groups of weights are for matrices"
+    if kind == "linear" and w.granularity == "group" and a is not None and a.scheme != "symmetric":
+        return "weights in groups take symmetric activations"
+    return ""
+
+
+def _replacement(
+    module: Any, rule: Rule, name: str, input_params: QuantizationParams | None, norm: Any, products: Products
+) -> Replacement:
+    """Quantize a module. input_params: for a static rule."""
+    floats, bias = _weight_and_bias(module, norm, name)
+    q = quantize_weight(floats, rule.weights, axis=0, name=f"{name}.weight".lstrip("."))
+    how = str(rule.weights)
+    if products > 1 and _can_fit(module, rule, q):
+        q = fit_products(floats, q, products)
+        how += f", {_FITTED[products]} fit 16 bits"
+    sqnr_db = error_report(floats, np.asarray(q.dequantize())).sqnr_db
+    made: Any
+    activations = ""
+    if isinstance(module, nn.Embedding):
+        made = QuantizedEmbedding(q, module.padding_idx, module.weight.dtype)
+    else:
+        options, activations = _input_options(rule.activations, input_params, isinstance(module, nn.Linear))
+        made = QuantizedLinear(q, bias, **options) if isinstance(module, nn.Linear) else _conv(module, q, bias, options)
+    return Replacement(made.eval(), how, activations, sqnr_db, made.nbytes)
+
+
+def _weight_and_bias(module: Any, norm: Any, name: str) -> tuple[Any, Any]:
+    weight, bias = (module.weight, getattr(module, "bias", None)) if norm is None else fold_batch_norm(module, norm)
+    floats = np.ascontiguousarray(weight.detach().float().numpy())
+    if bias is None:
+        return floats, None
+    bias = np.ascontiguousarray(bias.detach().float().numpy())
+    if not np.isfinite(bias).all():
+        raise InvalidProblem(f"{name}.bias: {bias[~np.isfinite(bias)][0]} at {np.argmin(np.isfinite(bias))}")
+    return floats, bias
+
+
+def _conv(module: nn.Conv1d | nn.Conv2d, q: QuantizedTensor, bias: Any, options: dict[str, Any]) -> Any:
+    options |= geometry_of(module)
+    if isinstance(module, nn.Conv2d):
+        return QuantizedConv2d(q, bias, **options)
+    return QuantizedConv1d(QuantizedTensor.from_codes(np.expand_dims(q.unpack(), 2), q.params), bias, **options)
+
+
+def _can_fit(module: Any, rule: Rule, q: QuantizedTensor) -> bool:
+    if isinstance(module, nn.Embedding) or rule.activations is None:
+        return False
+    depthwise = getattr(module, "groups", 1) > 1 and module.weight.shape[1] == 1
+    return q.params.axis == 0 and q.params.is_symmetric and q.dtype.name == "int8" and not depthwise
+
+
+def _input_options(
+    a: ActivationRecipe | None, params: QuantizationParams | None, per_token: bool
+) -> tuple[dict[str, Any], str]:
+    """Options of a layer for its input, and their text in a report."""
+    if a is None:
+        return {"activation_dtype": "float"}, ""
+    if params is not None:
+        return {"input_params": params}, str(a)
+    dtype = "int8" if a.scheme == "symmetric" else "uint8"
+    return {"activation_dtype": dtype}, f"{dtype} {a.scheme}, dynamic per {'token' if per_token else 'tensor'}"
