@@ -31,28 +31,17 @@ class AccuracyImpact(float):
 
     report: ErrorReport
     data: str  # what it was measured on
+    sqnr_db: float
+    cosine: float
+    max_error: float
+    mean_error: float
 
     def __new__(cls, report: ErrorReport, data: str) -> AccuracyImpact:
         made = super().__new__(cls, report.retention)
-        made.report = report
-        made.data = data
+        made.report, made.data = report, data
+        made.sqnr_db, made.cosine = report.sqnr_db, report.cosine
+        made.max_error, made.mean_error = report.max_error, report.mean_error
         return made
-
-    @property
-    def sqnr_db(self) -> float:
-        return self.report.sqnr_db
-
-    @property
-    def cosine(self) -> float:
-        return self.report.cosine
-
-    @property
-    def max_error(self) -> float:
-        return self.report.max_error
-
-    @property
-    def mean_error(self) -> float:
-        return self.report.mean_error
 
     def __repr__(self) -> str:
         return f"AccuracyImpact({float(self):.6f}; {self.report}; on {self.data})"
@@ -70,14 +59,10 @@ def create_optimal_params(dtype: DTypeLike = "int8", accuracy_priority: bool = T
     QuantizationParams(int4, symmetric, scale=1.0, axis=-1, group_size=32)
     """
     kind = QuantizedDType.of(dtype)
-    scheme = "symmetric" if kind.is_signed or kind.is_binary else "asymmetric"
-    if kind.is_mixed:
-        return QuantizationParams(kind, scheme, axis=0)
-    if not accuracy_priority:
-        return QuantizationParams(kind, scheme)
-    if kind.bits <= 4:
+    scheme = _first_scheme(kind)
+    if accuracy_priority and not kind.is_mixed and kind.bits <= 4:
         return QuantizationParams(kind, scheme, axis=-1, group_size=32)
-    return QuantizationParams(kind, scheme, axis=0)
+    return QuantizationParams(kind, scheme, axis=0 if accuracy_priority or kind.is_mixed else None)
 
 
 def auto_quantize_tensor(
@@ -101,15 +86,11 @@ def auto_quantize_tensor(
     floats = cpu.as_float_array(x, name)
     sample = _Sample(floats, start.params)
     best, least = start.params, sample.noise(start.params)
-    schemes = ["symmetric", "asymmetric"] + (["logarithmic"] if kind.is_signed and kind.bits > 1 else [])
-    for scheme in schemes:
-        if scheme == "symmetric" and not kind.is_signed:
-            continue
+    lo, hi, _ = elementwise.value_range(floats, start.params.granularity(floats.shape))
+    for scheme in ("symmetric", "asymmetric", "logarithmic") if kind.is_signed else ("asymmetric",):
         base = QuantizationParams(kind, scheme, axis=axis, group_size=group_size)
-        lo, hi, _ = elementwise.value_range(floats, base.granularity(floats.shape))
-        for share in _CLIPS:
-            one = lo.dtype.type(share)
-            candidate = base.from_statistics(lo * one, hi * one)
+        for share in _CLIPS.astype(lo.dtype):
+            candidate = base.from_statistics(lo * share, hi * share)
             noise = sample.noise(candidate)
             if noise < least:
                 best, least = candidate, noise
