@@ -7,11 +7,9 @@ from typing import Any, TypeVar
 
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.torch.inference.embedding import QuantizedEmbedding
-from lowbit.torch.inference.folding import FoldedNorm, replace_modules
+from lowbit.torch.inference.folding import FoldedNorm, finish, replace_modules
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, QuantizedModule
-from lowbit.torch.inference.memory_formats import set_memory_formats
 from lowbit.torch.inference.state_dict import DESCRIPTION, TENSOR_NAMES, layer_from_tensors, read_description
-from lowbit.torch.inference.weight_modules import unfuse
 from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
@@ -69,10 +67,7 @@ def load_quantized(model: M, state: Mapping[str, Tensor]) -> M:
         said = [f"missing {', '.join(missing)}"] if missing else []
         said += [f"unexpected {', '.join(outcome.unexpected_keys)}"] if outcome.unexpected_keys else []
         raise FormatError(f"state: {'; '.join(said)}")
-    result.eval()
-    set_memory_formats(result)
-    unfuse(result)
-    return result  # type: ignore[return-value]
+    return finish(result)  # type: ignore[no-any-return]
 
 
 def _module(own: Mapping[str, Tensor], old: Any, name: str) -> nn.Module:

@@ -22,10 +22,8 @@ from lowbit.ops.fitting import Products, fastest_fit
 from lowbit.runtime.hardware import hardware
 from lowbit.torch.functional import ops
 from lowbit.torch.functional.ops import Number
-from lowbit.torch.inference.batches import Inputs, inputs_of
-from lowbit.torch.inference.folding import FoldedNorm, find_folds, replace_modules
-from lowbit.torch.inference.memory_formats import set_memory_formats
-from lowbit.torch.inference.observe import observe
+from lowbit.torch.inference.batches import Inputs, inputs_of, observe
+from lowbit.torch.inference.folding import FoldedNorm, find_folds, finish, replace_modules
 from lowbit.torch.inference.reporting import (
     accuracy_on,
     eval_mode,
@@ -36,7 +34,7 @@ from lowbit.torch.inference.reporting import (
 )
 from lowbit.torch.inference.selection import Candidate, select
 from lowbit.torch.inference.timing import LayerTimer, record_inputs
-from lowbit.torch.inference.weight_modules import WeightModule, find_weight_modules, unfuse
+from lowbit.torch.inference.weight_modules import WeightModule, find_weight_modules
 from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
@@ -280,15 +278,12 @@ def _replaced(model: M, candidates: Sequence[Candidate], norms: Mapping[str, str
     """The model in eval() mode with the selected replacements; a copy unless `inplace`."""
     new: dict[str, nn.Module] = {c.source.name: c.replacement.module for c in candidates if c.replacement is not None}
     new |= {norms[name]: FoldedNorm() for name in new if name in norms}
-    result: Any
     if inplace:
-        result = replace_modules(model, new)
-    else:  # the memo makes deepcopy take the new modules instead of copying the old ones
-        result = copy.deepcopy(model, {id(model.get_submodule(name)): module for name, module in new.items()})
-    result.eval()
-    set_memory_formats(result)
-    unfuse(result)
-    return result  # type: ignore[no-any-return]
+        return finish(replace_modules(model, new))  # type: ignore[no-any-return]
+    # The memo makes deepcopy take the new modules instead of copying the old ones.
+    memo: dict[int, Any] = {id(model.get_submodule(name)): module for name, module in new.items()}
+    result = copy.deepcopy(model, memo)
+    return finish(result)  # type: ignore[no-any-return]
 
 
 def _first_of(example: Any, batches: Iterable[Any] | None) -> tuple[Any, Iterable[Any] | None]:

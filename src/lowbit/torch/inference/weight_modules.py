@@ -136,7 +136,7 @@ def require_cpu_floats(source: WeightModule) -> None:
 
 
 def fused_reader(module: nn.Module) -> str:
-    """Why the inner modules of `module` must stay float; empty where they are called, or `unfuse` makes them so.
+    """Why the inner modules of `module` must stay float; empty where they are called, or `finish` makes them so.
 
     The kernels of torch's fused encoder layers read the weights of inner modules without calling them.
     """
@@ -149,12 +149,3 @@ def fused_reader(module: nn.Module) -> str:
     ):
         return f"{called} reads its weight without calling it"
     return ""
-
-
-def unfuse(model: nn.Module) -> None:
-    """Make encoder layers call their quantized layers: the fused kernel runs only for ReLU and GELU."""
-    for module in model.modules():
-        if type(module) is nn.TransformerEncoderLayer and any(
-            isinstance(child, QuantizedModule) for child in module.children()
-        ):
-            module.activation_relu_or_gelu = 0
