@@ -85,7 +85,7 @@ def _like_in_dtype(x: Tensor, *rest: Any) -> Tensor:
     return empty_like(x, rest[-1])
 
 
-fake_quantize = _operator(
+fake_quantize: Callable[..., Tensor] = _operator(
     f"fake_quantize(Tensor x, {_AFFINE}) -> Tensor",
     tensors=3,
     gradient=lambda dy, *rest: (fake_quantize_backward(dy, *rest), None, None),
@@ -100,7 +100,7 @@ keep_where = _linear(
     2,
     shapes=lambda dy, _: torch.empty_like(dy, memory_format=torch.contiguous_format),
 )
-fake_quantize_learned = _operator(
+fake_quantize_learned: Callable[..., Tensor] = _operator(
     f"fake_quantize_learned(Tensor x, {_AFFINE}, float gradient_scale) -> Tensor",
     tensors=3,
     gradient=_learned_gradient,
@@ -134,10 +134,10 @@ dequantize_ste = _operator(
 dequantize_ste_backward: Callable[..., Any] = _linear(
     "dequantize_ste_backward(Tensor dy, Tensor scale, int? axis, int? group_size) -> Tensor", 2, arrays=1
 )
-range_params = _operator(
+range_params: Callable[..., tuple[Tensor, Tensor]] = _operator(
     f"range_params(Tensor x, int qmin, int qmax, bool symmetric, {_RANGE}) -> (Tensor, Tensor)", _range_shapes
 )
-affine_params = _operator(
+affine_params: Callable[..., tuple[Tensor, Tensor]] = _operator(
     "affine_params(Tensor lo, Tensor hi, int qmin, int qmax, bool symmetric) -> (Tensor, Tensor)",
     lambda lo, *_: (empty_like(lo), empty_like(lo).to(torch.int32)),
 )

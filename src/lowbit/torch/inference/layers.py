@@ -132,8 +132,7 @@ class QuantizedLinear(QuantizedModule):
         return int(self.layer.out_features)
 
     def forward(self, input: Tensor) -> Tensor:  # named as nn.Linear's
-        y: Tensor = quantized_linear(input, self.number, self.layer.out_features)
-        return y
+        return quantized_linear(input, self.number, self.layer.out_features)
 
 
 class QuantizedConv2d(QuantizedModule):
@@ -162,9 +161,7 @@ class QuantizedConv2d(QuantizedModule):
     def forward(self, input: Tensor) -> Tensor:
         if input.ndim == 3:
             return self.forward(input.unsqueeze(0)).squeeze(0)
-        shape = self.layer.output_shape(tuple(input.shape))
-        y: Tensor = quantized_conv2d(input, self.number, list(shape))
-        return y
+        return quantized_conv2d(input, self.number, list(self.layer.output_shape(tuple(input.shape))))
 
 
 class QuantizedConv1d(QuantizedModule):
@@ -193,7 +190,7 @@ class QuantizedConv1d(QuantizedModule):
 
     def forward(self, input: Tensor) -> Tensor:
         image = (input.unsqueeze(0) if input.ndim == 2 else input).unsqueeze(2).contiguous()
-        y: Tensor = quantized_conv2d(image, self.number, list(self.layer.output_shape(tuple(image.shape))))
+        y = quantized_conv2d(image, self.number, list(self.layer.output_shape(tuple(image.shape))))
         return y.squeeze(2).squeeze(0) if input.ndim == 2 else y.squeeze(2)
 
 
@@ -275,7 +272,7 @@ no_gradient = register(
 )
 
 
-def _register(schema: str, kernel: Callable[..., Any], shapes: Callable[..., Any]) -> Any:
+def _register(schema: str, kernel: Callable[..., Any], shapes: Callable[..., Any]) -> Callable[..., Tensor]:
     """Register an operator of quantized modules, whose gradient is an error."""
     name = schema[: schema.index("(")]
     return register(
