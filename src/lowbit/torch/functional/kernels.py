@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Array = npt.NDArray[Any]
-# Arguments of the operators' schemas after s and z: qmin, qmax, axis, block; and gradient_scale.
+# Arguments of the operators' schemas: qmin, qmax, axis, block; the same and gradient_scale; axis, block, name, ignore.
 Codes: TypeAlias = tuple[int, int, int | None, int | None]
 Learned: TypeAlias = tuple[int, int, int | None, int | None, float]
+Scopes: TypeAlias = tuple[int | None, int | None, str, bool]
 
 LOWEST, HIGHEST = cpu.LOWEST_CODE, cpu.HIGHEST_CODE
 _ELEMENTS = {
@@ -125,18 +126,14 @@ def _masked(
             return None
         shape, axis = (channels_innermost(x).shape, axis_innermost(axis, x.ndim)) if last else (x.shape, axis)
         g = granularity(shape, axis, block)
-        plan = elementwise.fake_quantize_plan(_element(x, "x"), tuple(shape), g, qmin, qmax)
+        element = _ELEMENTS.get(x.dtype) or floats_of(x).element  # which raises
+        plan = elementwise.fake_quantize_plan(element, tuple(shape), g, qmin, qmax)
         found = _MASKED.put(key, (g, plan, plan.mask_bytes))
     return found if found[1].has_mask else None
 
 
 def mask_fits(x: Tensor, axis: int | None, block: int | None) -> bool:
     return _masked(x, is_channels_last(x), 0, 0, axis, block) is not None
-
-
-def _element(x: Tensor, name: str) -> cpu.Element:
-    found = _ELEMENTS.get(x.dtype)
-    return cpu.as_float_array(x, name).element if found is None else found  # which raises
 
 
 def fake_quantize_masked(
@@ -243,10 +240,8 @@ def dequantize_ste_backward(dy: Tensor, s: Tensor, axis: int | None, block: int 
     return out
 
 
-def range_params(
-    x: Tensor, qmin: int, qmax: int, symmetric: bool, axis: int | None, block: int | None, name: str, ignore: bool
-) -> tuple[Tensor, Tensor]:
-    lo, hi = _value_range(x, axis, block, name, ignore)
+def range_params(x: Tensor, qmin: int, qmax: int, symmetric: bool, *scopes: Unpack[Scopes]) -> tuple[Tensor, Tensor]:
+    lo, hi = _value_range(x, *scopes)
     least, most = _ends(lo, hi)
     if not -MAX_SCALE <= least <= most <= MAX_SCALE:
         # Inf counts as MAX_SCALE, and a scope of NaN alone as 0: loss scaling discards the step anyway.
@@ -255,18 +250,10 @@ def range_params(
 
 
 def observe_(
-    x: Tensor,
-    lo: Tensor,
-    hi: Tensor,
-    left_out: Tensor,
-    momentum: float | None,
-    axis: int | None,
-    block: int | None,
-    name: str,
-    ignore: bool,
+    x: Tensor, lo: Tensor, hi: Tensor, left_out: Tensor, momentum: float | None, *scopes: Unpack[Scopes]
 ) -> None:
     """Widen [lo, hi] to x's range, or move it by `momentum`; count x in `left_out` where its range is not finite."""
-    new_lo, new_hi = _value_range(x, axis, block, name, ignore)
+    new_lo, new_hi = _value_range(x, *scopes)
     least, most = _ends(new_lo, new_hi)
     if not -WIDEST <= least <= most <= WIDEST:
         left_out += 1

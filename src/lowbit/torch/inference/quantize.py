@@ -24,23 +24,15 @@ from lowbit.torch.functional import ops
 from lowbit.torch.functional.ops import Number
 from lowbit.torch.inference.batches import Inputs, inputs_of, observe
 from lowbit.torch.inference.folding import FoldedNorm, find_folds, finish, replace_modules
-from lowbit.torch.inference.reporting import (
-    accuracy_on,
-    eval_mode,
-    latency_on,
-    model_bytes,
-    weight_rows,
-    why_left_float,
-)
-from lowbit.torch.inference.selection import Candidate, select
-from lowbit.torch.inference.timing import LayerTimer, record_inputs
+from lowbit.torch.inference.selection import Candidate, select, weight_rows, why_left_float
+from lowbit.torch.inference.timing import LayerTimer, accuracy_on, eval_mode, latency_on, model_bytes, record_inputs
 from lowbit.torch.inference.weight_modules import WeightModule, find_weight_modules
 from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
 RecipeLike = Recipe | str | os.PathLike[str] | Mapping[str, Any]
 _RECIPE = "dynamic-int8"
-_CALLER = 4  # stack level of the call of `quantize`, for warnings
+_CALLER = 5  # stack level of the call of `quantize`, for warnings
 _NEVER_CALLED = "not called in the run on the example: its weight may be read without it"
 
 
@@ -122,6 +114,10 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
     tensor([-8,  1,  2], dtype=torch.int8)
     """
     options = {name: value for name, value in locals().items() if name not in ("x", "recipe")}
+    return _dispatched(x, recipe, options)  # a function of its own: torch.compile reads no locals() that closures share
+
+
+def _dispatched(x: Any, recipe: Any, options: dict[str, Any]) -> Any:
     of_model = {name: options.pop(name) for name in _MODEL_OPTIONS}
     if isinstance(x, nn.Module):
         _refuse_given(options, "a tensor", "a model")

@@ -1,8 +1,9 @@
-"""Select the replacement of each module with weights: by the recipe, then by time."""
+"""Select the replacement of each module with weights, by the recipe, then by time; and report what was selected."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from lowbit.calibration import Calibrator
 from lowbit.models.recipe import ActivationRecipe, Recipe, Rule
+from lowbit.models.report import WeightRow
 from lowbit.models.weights import quantize_weight
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.metrics import error_report
@@ -24,6 +26,7 @@ from lowbit.torch.inference.weight_modules import WeightModule, require_cpu_floa
 from torch import nn
 
 _FITTED = {2: "pairs", 4: "fours"}
+_REASONS, _NAMED = 5, 3  # how many reasons a warning gives, and how many modules it names for each
 
 
 class Replacement(NamedTuple):
@@ -186,3 +189,60 @@ def _input_options(
         return {"input_params": params}, str(a)
     dtype = "int8" if a.scheme == "symmetric" else "uint8"
     return {"activation_dtype": dtype}, f"{dtype} {a.scheme}, dynamic per {'token' if per_token else 'tensor'}"
+
+
+def weight_rows(candidates: Sequence[Candidate], norms: Mapping[str, str]) -> list[WeightRow]:
+    """A row for each name of each weight. norms: {convolution: batch norm} that may have been folded."""
+    quantized = {c.source.name for c in candidates if c.replacement is not None}
+    folded_into = {norm: conv for conv, norm in norms.items() if conv in quantized}
+    owners: dict[int, str] = {}  # parameters that two modules share are counted once
+    rows = []
+    for c in candidates:
+        source, made = c.source, c.replacement
+        own = source.parameters
+        owner = next((owners[id(p)] for p in own if id(p) in owners), None)
+        size = sum(p.numel() * p.itemsize for p in own if id(p) not in owners)
+        owners.update({id(p): source.name for p in own if id(p) not in owners})
+        sharing = "" if owner is None else f"shares its weight with {owner}"
+        note = "; ".join(filter(None, (c.note, sharing)))
+        row = WeightRow(source.name, type(source.module).__name__, source.shape, source.dtype, note=note)
+        row = replace(row, why_not=c.why_not, asked=c.asked, bytes_before=size, bytes_after=size)
+        if made is not None:
+            row = replace(
+                row, how=made.how, sqnr_db=made.sqnr_db, activations=made.activations, bytes_after=made.nbytes
+            )
+        elif source.name in folded_into:
+            row = replace(row, how=f"folded into {folded_into[source.name]}", why_not="", bytes_after=0)
+        rows.append(row)
+        alias = replace(row, bytes_before=0, bytes_after=0, note=f"the same module as {source.name}")
+        rows += [replace(alias, name=name) for name in source.names[1:]]
+    return rows
+
+
+def why_left_float(candidates: Sequence[Candidate]) -> str:
+    """Why less than half of the weights were quantized, the most frequent reasons first; empty where half were.
+
+    Counts the elements of matrices, kernels and tables, except those the recipe skips by name or kind.
+    """
+    elements, reasons, seen, names = 0, Counter[str](), set[int](), dict[str, list[str]]()
+    # A shared weight counts as quantized where one of its users is.
+    for c in sorted(candidates, key=lambda c: c.replacement is None):
+        source = c.source
+        if not source.kind or c.declined:
+            continue
+        own = [p for p in source.parameters if p.ndim > 1]
+        count = sum(p.numel() for p in own if id(p) not in seen)
+        seen |= {id(p) for p in own}
+        elements += count
+        if c.replacement is None:
+            reasons[c.why_not] += count
+            names.setdefault(c.why_not, []).append(source.name or type(source.module).__name__)
+    left = sum(reasons.values())
+    if 2 * left <= elements:
+        return ""
+    parts = [
+        f"{why} ({count:,} in {', '.join(names[why][:_NAMED])}{', …' * (len(names[why]) > _NAMED)})"
+        for why, count in reasons.most_common(_REASONS)
+    ]
+    parts += [f"{len(reasons) - _REASONS} more reasons"] if len(reasons) > _REASONS else []
+    return f"{elements - left:,} of {elements:,} weights were quantized. The rest stayed float: {'; '.join(parts)}"

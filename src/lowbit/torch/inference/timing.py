@@ -1,19 +1,28 @@
-"""Time a quantized module against the float module it replaces, on the input the model gives it."""
+"""Compare quantized modules and models with the float ones they replace: time, error and size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree
+
 import torch
 from lowbit.bench.timing import measure
+from lowbit.models.report import Accuracy, Latency
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.metrics import error_report
+from lowbit.runtime.threads import get_num_threads
 from lowbit.torch.inference.batches import call_on, first_tensors
+from lowbit.torch.inference.layers import QuantizedModule
 from torch import Tensor, nn
 
 _NOISE = 1.02  # times closer than this are equal
 _LAYER_SECONDS = 0.05  # to time a layer and its replacement
+_MODEL_SECONDS = 0.3  # to time both models
 
 
 @dataclass(frozen=True)
@@ -78,3 +87,46 @@ class LayerTimer:
                 timing = LayerTiming(min(timing.float_s, again.float_s), min(timing.quantized_s, again.quantized_s))
             self._timings[key] = timing
         return self._timings[key]
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Set eval() mode, and restore every module's mode afterwards."""
+    modes = [(m, m.training) for m in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def model_bytes(model: nn.Module) -> int:
+    """Bytes of parameters, buffers and packed weights; each counted once."""
+    tensors = {id(t): t.numel() * t.itemsize for t in (*model.parameters(), *model.buffers()) if not is_lazy(t)}
+    return sum(tensors.values()) + sum(m.nbytes for m in model.modules() if isinstance(m, QuantizedModule))
+
+
+def accuracy_on(expected: Any, model: nn.Module, example: Any) -> list[Accuracy]:
+    """How far each float tensor of the model's output on one batch is from the float model's output."""
+    with torch.no_grad():
+        output = call_on(model, example)
+    rows = []
+    pairs = zip(_pytree.tree_leaves(expected), _pytree.tree_leaves(output), strict=False)
+    for i, (before, after) in enumerate(pairs):
+        if isinstance(before, Tensor) and before.is_floating_point() and before.numel():
+            x, y = (t.detach().float().contiguous().numpy() for t in (before, after))
+            e = error_report(x, y)
+            rows.append(Accuracy(f"output {i}", e.sqnr_db, e.cosine, e.max_error, len(before) if before.ndim else 1))
+    return rows
+
+
+def latency_on(before: nn.Module, after: nn.Module, example: Any) -> Latency:
+    """Time both models on one batch, interleaved."""
+    shapes = ", ".join(str(list(t.shape)) for t in _pytree.tree_leaves(example) if isinstance(t, Tensor))
+    calls = {"float": lambda: call_on(before, example), "quantized": lambda: call_on(after, example)}
+    with eval_mode(before), torch.inference_mode():
+        found = measure(calls, seconds=_MODEL_SECONDS, warmup=1)
+    f, q = found["float"], found["quantized"]
+    medians, intervals = (1e3 * f.median, 1e3 * q.median), ((1e3 * t.low, 1e3 * t.high) for t in (f, q))
+    return Latency("torch", shapes, get_num_threads(), *medians, *intervals)

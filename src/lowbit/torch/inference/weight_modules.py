@@ -38,12 +38,16 @@ class WeightModule:
         return self.names[0]
 
     @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Its own parameters that have values."""
+        return [p for p in self.module.parameters(recurse=False) if not is_lazy(p)]
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of its largest parameter."""
-        own = [p for p in self.module.parameters(recurse=False) if not is_lazy(p)]
         if isinstance(self.module, QuantizedModule | QuantizedEmbedding):
             return tuple(self.module.weight.shape)
-        return tuple(max(own, key=lambda p: p.numel()).shape) if own else ()
+        return tuple(max(self.parameters, key=lambda p: p.numel()).shape) if self.parameters else ()
 
     @property
     def dtype(self) -> str:
