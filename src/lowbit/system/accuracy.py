@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -84,14 +85,14 @@ def auto_quantize_tensor(
     if kind.is_binary or kind.is_mixed:
         return start
     floats = cpu.as_float_array(x, name)
-    sample = _Sample(floats, start.params)
-    best, least = start.params, sample.noise(start.params)
+    noise_of = _judge(floats, start.params)
+    best, least = start.params, noise_of(start.params)
     lo, hi, _ = elementwise.value_range(floats, start.params.granularity(floats.shape))
     for scheme in ("symmetric", "asymmetric", "logarithmic") if kind.is_signed else ("asymmetric",):
         base = QuantizationParams(kind, scheme, axis=axis, group_size=group_size)
         for share in _CLIPS.astype(lo.dtype):
             candidate = base.from_statistics(lo * share, hi * share)
-            noise = sample.noise(candidate)
+            noise = noise_of(candidate)
             if noise < least:
                 best, least = candidate, noise
     if best is start.params:
@@ -105,30 +106,25 @@ def _first_scheme(dtype: QuantizedDType) -> str:
     return "symmetric" if dtype.is_signed or dtype.is_binary else "asymmetric"
 
 
-class _Sample:
-    """Elements of an array, and which of the scales each of them has; all where there are few."""
+def _judge(x: cpu.FloatArray, params: QuantizationParams) -> Callable[[QuantizationParams], float]:
+    """A function that gives the energy of the error other params of x make, on a sample of x where it is large."""
+    compute = cpu.Element.f64 if x.element is cpu.Element.f64 else cpu.Element.f32
+    if x.array.size <= _SAMPLES:
+        floats = cpu.FloatArray(x.widened(), compute)
+        return lambda p: _noise(floats, quantize(floats.array, params=p))
+    at = np.sort(np.random.default_rng(20260101).integers(0, x.array.size, _SAMPLES))
+    sample = cpu.FloatArray(cpu.FloatArray(x.array.reshape(-1)[at], x.element).widened(), compute)
+    g = params.granularity(x.shape)
+    outer, index, inner = np.unravel_index(at, (g.outer, g.axis, g.inner))
+    scales = (outer * -(-g.axis // g.block) + index // g.block) * g.inner + inner if g.kind == 2 else index
 
-    def __init__(self, x: cpu.FloatArray, params: QuantizationParams) -> None:
-        self.scales: npt.NDArray[np.intp] | None = None
-        size = x.array.size
-        compute = cpu.Element.f64 if x.element is cpu.Element.f64 else cpu.Element.f32
-        if size <= _SAMPLES:
-            self.x = cpu.FloatArray(x.widened(), compute)
-            return
-        at = np.sort(np.random.default_rng(20260101).integers(0, size, _SAMPLES))
-        self.x = cpu.FloatArray(cpu.FloatArray(x.array.reshape(-1)[at], x.element).widened(), compute)
-        g = params.granularity(x.shape)
-        outer, index, inner = np.unravel_index(at, (g.outer, g.axis, g.inner))
-        self.scales = index
-        if g.kind == 2:
-            self.scales = (outer * -(-g.axis // g.block) + index // g.block) * g.inner + inner
+    def noise(p: QuantizationParams) -> float:
+        if p.axis is not None:  # as many channels as there are elements
+            scale, zero = (v.reshape(-1)[scales] for v in (p.scale, p.zero_point))
+            p = p.replace(axis=0, group_size=None, scale=scale, zero_point=zero)
+        return _noise(sample, quantize(sample.array, params=p))
 
-    def noise(self, params: QuantizationParams) -> float:
-        """Energy of the error these params, of the whole array, make."""
-        if self.scales is not None and params.axis is not None:  # as many channels as there are elements
-            scale, zero = (v.reshape(-1)[self.scales] for v in (params.scale, params.zero_point))
-            params = params.replace(axis=0, group_size=None, scale=scale, zero_point=zero)
-        return _noise(self.x, quantize(self.x.array, params=params))
+    return noise
 
 
 def _noise(x: cpu.FloatArray, q: QuantizedTensor) -> float:

@@ -187,7 +187,12 @@ def quantize_model(
             recorded, output = record_inputs(model, example, [c.source.module for c in candidates if not c.why_not])
             missed = {c.key for c in candidates if not c.why_not} - recorded.keys()
             candidates = [replace(c, why_not=_NEVER_CALLED) if c.key in missed else c for c in candidates]
-        ranges = _ranges(model, candidates, calibration, inputs, progress)
+        ranges: dict[str, Calibrator] = {}
+        static = {c.key for c in candidates if c.is_static}
+        if static and calibration is not None:
+            ranges = observe(
+                model, calibration, inputs=inputs, modules=lambda _, module: id(module) in static, progress=progress
+            )
         convolutions = any(c.source.kind == "conv" and not c.why_not for c in candidates)
         norms = find_folds(model) if fold_norms and convolutions else {}
         timer = LayerTimer(recorded) if keep_float == "slower" else None
@@ -196,13 +201,12 @@ def quantize_model(
     _complain(rows, candidates, strict)
     result = _replaced(model, candidates, norms, inplace)
     names, sizes = (type(model).__name__, type(result).__name__), (bytes_before, model_bytes(result))
-    made = ModelReport(*names, "torch", recipe.to_dict(), rows, *sizes, notes=notes)
-    made = made.but(machine=hardware().to_dict(), lowbit_version=__version__)
+    made = ModelReport(*names, "torch", recipe.to_dict(), rows, *sizes, notes=notes, lowbit_version=__version__)
     if example is not None:
         made = made.but(accuracy=accuracy_on(output, result, example))
         if not inplace and keep_float == "slower" and any(c.replacement is not None for c in candidates):
             made = made.but(latency=[latency_on(model, result, example)])
-    result.__dict__["lowbit_report"] = made.but(seconds=time.perf_counter() - started)
+    result.__dict__["lowbit_report"] = made.but(machine=hardware().to_dict(), seconds=time.perf_counter() - started)
     return result
 
 
@@ -234,20 +238,6 @@ def _candidates(model: nn.Module, recipe: Recipe) -> list[Candidate]:
         (name for name, _ in model.named_modules(remove_duplicate=False)),
     )
     return [Candidate.of(source, recipe) for source in sources]
-
-
-def _ranges(
-    model: nn.Module,
-    candidates: Sequence[Candidate],
-    batches: Iterable[Any] | None,
-    inputs: Inputs | None,
-    progress: bool,
-) -> dict[str, Calibrator]:
-    """Calibrators of the inputs of all layers with static ranges, filled in one pass."""
-    static = {c.key for c in candidates if c.is_static}
-    if not static or batches is None:
-        return {}
-    return observe(model, batches, inputs=inputs, modules=lambda _, module: id(module) in static, progress=progress)
 
 
 def _complain(rows: Sequence[Any], candidates: Sequence[Candidate], strict: bool) -> None:

@@ -145,12 +145,16 @@ def _replacement(
         how += f", {_FITTED[products]} fit 16 bits"
     sqnr_db = error_report(floats, np.asarray(q.dequantize())).sqnr_db
     made: Any
-    activations = ""
+    options, activations = _input_options(rule.activations, input_params, isinstance(module, nn.Linear))
     if isinstance(module, nn.Embedding):
-        made = QuantizedEmbedding(q, module.padding_idx, module.weight.dtype)
+        made, activations = QuantizedEmbedding(q, module.padding_idx, module.weight.dtype), ""
+    elif isinstance(module, nn.Linear):
+        made = QuantizedLinear(q, bias, **options)
+    elif isinstance(module, nn.Conv2d):
+        made = QuantizedConv2d(q, bias, **geometry_of(module), **options)
     else:
-        options, activations = _input_options(rule.activations, input_params, isinstance(module, nn.Linear))
-        made = QuantizedLinear(q, bias, **options) if isinstance(module, nn.Linear) else _conv(module, q, bias, options)
+        images = QuantizedTensor.from_codes(np.expand_dims(q.unpack(), 2), q.params)
+        made = QuantizedConv1d(images, bias, **geometry_of(module), **options)
     return Replacement(made.eval(), how, activations, sqnr_db, made.nbytes)
 
 
@@ -163,13 +167,6 @@ def _weight_and_bias(module: Any, norm: Any, name: str) -> tuple[Any, Any]:
     if not np.isfinite(bias).all():
         raise InvalidProblem(f"{name}.bias: {bias[~np.isfinite(bias)][0]} at {np.argmin(np.isfinite(bias))}")
     return floats, bias
-
-
-def _conv(module: nn.Conv1d | nn.Conv2d, q: QuantizedTensor, bias: Any, options: dict[str, Any]) -> Any:
-    options |= geometry_of(module)
-    if isinstance(module, nn.Conv2d):
-        return QuantizedConv2d(q, bias, **options)
-    return QuantizedConv1d(QuantizedTensor.from_codes(np.expand_dims(q.unpack(), 2), q.params), bias, **options)
 
 
 def _can_fit(module: Any, rule: Rule, q: QuantizedTensor) -> bool:

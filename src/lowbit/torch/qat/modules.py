@@ -36,11 +36,7 @@ class _QAT(nn.Module):
 
     @classmethod
     def from_float(
-        cls,
-        layer: nn.Module,
-        weight_quant: FakeQuantize,
-        input_quant: FakeQuantize | None = None,
-        bn: Any = None,
+        cls, layer: nn.Module, weight_quant: FakeQuantize, input_quant: FakeQuantize | None = None, bn: Any = None
     ) -> Any:
         """Add quantizers to a layer; the parameters are shared, not copied."""
         new = cls.__new__(cls)
