@@ -194,19 +194,14 @@ def estimate_accuracy_impact(
     >>> a > b > 0
     True
     """
-    kind = QuantizedDType.of(dtype)
+    kind, how = QuantizedDType.of(dtype), QuantizationScheme.of(scheme)
+    if how is QuantizationScheme.SYMMETRIC and not (kind.is_signed or kind.is_binary):
+        how = QuantizationScheme.LINEAR  # a symmetric unsigned range would clip half of the data
     x = _sample(distribution)
     if kind.is_mixed:
         x = np.ascontiguousarray(np.resize(x, (len(kind.widths), x.size // len(kind.widths))))
-    q = quantize(x, kind, scheme=_sound_scheme(kind, scheme), axis=axis, group_size=group_size)
+    q = quantize(x, kind, scheme=how, axis=axis, group_size=group_size)
     return AccuracyImpact(q.error(x), f"a {distribution} distribution of {x.size} values")
-
-
-def _sound_scheme(dtype: QuantizedDType, scheme: str | QuantizationScheme) -> QuantizationScheme:
-    kind = QuantizationScheme.of(scheme)
-    if kind is QuantizationScheme.SYMMETRIC and not (dtype.is_signed or dtype.is_binary):
-        return QuantizationScheme.LINEAR  # a symmetric unsigned range would clip half of the data
-    return kind
 
 
 @functools.lru_cache(maxsize=len(_DISTRIBUTIONS))

@@ -66,12 +66,6 @@ def floats_of(x: Tensor, name: str = "x") -> cpu.FloatArray:
     return cpu.FloatArray(x.numpy(), element)
 
 
-def _gradient(dy: Tensor, x: Tensor) -> cpu.FloatArray:
-    if dy.shape != x.shape or dy.dtype is not x.dtype:
-        raise InvalidProblem(f"dy: {dy.dtype} {tuple(dy.shape)}; expected x's, {x.dtype} {tuple(x.shape)}")
-    return floats_of(dy, "dy")
-
-
 def _numbers(values: Tensor) -> Array:
     """A small tensor as an array; 16-bit floats widen to float32."""
     values = values.detach()
@@ -95,7 +89,9 @@ def _backward(native: Callable[..., Any], dy: Tensor, x: Tensor, *affine: Any) -
     """The gradient by x that a native function writes, and what it returns."""
     out = empty_like(x)
     described = _described(x, *affine)
-    return out, native(_gradient(dy, x), *described, floats_of(out))
+    if dy.shape != x.shape or dy.dtype is not x.dtype:
+        raise InvalidProblem(f"dy: {dy.dtype} {tuple(dy.shape)}; expected x's, {x.dtype} {tuple(x.shape)}")
+    return out, native(floats_of(dy, "dy"), *described, floats_of(out))
 
 
 def fake_quantize(x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Codes]) -> Tensor:
