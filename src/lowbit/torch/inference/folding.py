@@ -88,7 +88,7 @@ def _traced(model: nn.Module) -> list[tuple[str, str]]:
     return pairs
 
 
-def finish(model: Any) -> Any:
+def for_inference(model: Any) -> Any:
     """A model whose layers were replaced, in eval() mode: its layers are called, and pass images as they take them."""
     for module in model.modules():
         if type(module) is nn.TransformerEncoderLayer and any(

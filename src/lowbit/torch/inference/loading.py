@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.torch.inference.embedding import QuantizedEmbedding
-from lowbit.torch.inference.folding import FoldedNorm, finish, replace_modules
+from lowbit.torch.inference.folding import FoldedNorm, for_inference, replace_modules
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, QuantizedModule
 from lowbit.torch.inference.state_dict import DESCRIPTION, TENSOR_NAMES, layer_from_tensors, read_description
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ def load_quantized(model: M, state: Mapping[str, Tensor]) -> M:
     if any(wrong.values()):
         said = [f"{what} {', '.join(keys)}" for what, keys in wrong.items() if keys]
         raise FormatError(f"state: {'; '.join(said)}")
-    return finish(result)  # type: ignore[no-any-return]
+    return for_inference(result)  # type: ignore[no-any-return]
 
 
 def _module(own: Mapping[str, Tensor], old: Any, name: str) -> nn.Module:

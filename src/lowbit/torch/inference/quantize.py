@@ -23,7 +23,7 @@ from lowbit.runtime.hardware import hardware
 from lowbit.torch.functional import ops
 from lowbit.torch.functional.ops import Number
 from lowbit.torch.inference.batches import Inputs, inputs_of, observe
-from lowbit.torch.inference.folding import FoldedNorm, find_folds, finish, replace_modules
+from lowbit.torch.inference.folding import FoldedNorm, find_folds, for_inference, replace_modules
 from lowbit.torch.inference.selection import Candidate, select, weight_rows, why_left_float
 from lowbit.torch.inference.timing import LayerTimer, accuracy_on, eval_mode, latency_on, model_bytes, record_inputs
 from lowbit.torch.inference.weight_modules import WeightModule, find_weight_modules
@@ -265,11 +265,11 @@ def _replaced(model: M, candidates: Sequence[Candidate], norms: Mapping[str, str
     new: dict[str, nn.Module] = {c.source.name: c.replacement.module for c in candidates if c.replacement is not None}
     new |= {norms[name]: FoldedNorm() for name in new if name in norms}
     if inplace:
-        return finish(replace_modules(model, new))  # type: ignore[no-any-return]
+        return for_inference(replace_modules(model, new))  # type: ignore[no-any-return]
     # The memo makes deepcopy take the new modules instead of copying the old ones.
     memo: dict[int, Any] = {id(model.get_submodule(name)): module for name, module in new.items()}
     result = copy.deepcopy(model, memo)
-    return finish(result)  # type: ignore[no-any-return]
+    return for_inference(result)  # type: ignore[no-any-return]
 
 
 def _first_of(example: Any, batches: Iterable[Any] | None) -> tuple[Any, Iterable[Any] | None]:

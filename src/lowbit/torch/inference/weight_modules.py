@@ -140,7 +140,7 @@ def require_cpu_floats(source: WeightModule) -> None:
 
 
 def fused_reader(module: nn.Module) -> str:
-    """Why the inner modules of `module` must stay float; empty where they are called, or `finish` makes them so.
+    """Why the inner modules of `module` must stay float; empty where they are called, or `for_inference` makes them so.
 
     The kernels of torch's fused encoder layers read the weights of inner modules without calling them.
     """
