@@ -3,43 +3,14 @@
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
+from lowbit import ops
 from lowbit._version import __version__
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.numerics.metrics import ErrorReport
 from lowbit.numerics.params import QuantizationParams, QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops import (
-    PackedConv,
-    PackedMatrix,
-    binary_conv2d,
-    binary_matmul,
-    conv2d_integer,
-    dequantize,
-    dequantize_backward,
-    dequantize_from_int8,
-    fake_quantize,
-    fake_quantize_backward,
-    fake_quantize_learned_backward,
-    matmul_integer,
-    prepack,
-    prepack_binary,
-    prepack_binary_conv2d,
-    prepack_conv2d,
-    qadd,
-    qavg_pool2d,
-    qclamp,
-    qconcat,
-    qconv1d,
-    qconv2d,
-    qmatmul,
-    qmax_pool2d,
-    qmul,
-    qrelu,
-    quantize,
-    quantize_backward,
-    quantize_to_int8,
-)
+from lowbit.ops import *  # noqa: F403
 from lowbit.runtime.hardware import HardwareFeatures, hardware
 from lowbit.runtime.threads import get_num_threads, set_num_threads
 
@@ -71,22 +42,8 @@ if TYPE_CHECKING:
     from lowbit.system.backends import CpuQuantizationOps, QuantizationOps, ReferenceQuantizationOps
 
 # Imported on first use, so that `import lowbit` stays light.
-_MODULES = (
-    "bench",
-    "calibration",
-    "data",
-    "formats",
-    "gpu",
-    "layers",
-    "models",
-    "plans",
-    "reference",
-    "report",
-    "system",
-    "torch",
-    "tuning",
-)
 _LAZY = {
+    "lowbit": "bench calibration data formats gpu layers models plans reference report system torch tuning",
     "lowbit.calibration": "CalibrationMethod CalibrationStatistics Calibrator PercentileCalibrator calibrate",
     "lowbit.layers": "QuantizedConv2d QuantizedLinear",
     "lowbit.system": "QuantizationSystem create_quantization_system",
@@ -106,8 +63,6 @@ __all__ = [
     "FormatError",
     "HardwareFeatures",
     "InvalidProblem",
-    "PackedConv",
-    "PackedMatrix",
     "PercentileCalibrator",
     "QuantizationOps",
     "QuantizationParams",
@@ -122,52 +77,24 @@ __all__ = [
     "UnsupportedDType",
     "__version__",
     "auto_quantize_tensor",
-    "binary_conv2d",
-    "binary_matmul",
     "calibrate",
-    "conv2d_integer",
     "create_optimal_params",
     "create_quantization_system",
-    "dequantize",
-    "dequantize_backward",
-    "dequantize_from_int8",
     "estimate_accuracy_impact",
     "estimate_memory_savings",
-    "fake_quantize",
-    "fake_quantize_backward",
-    "fake_quantize_learned_backward",
     "get_num_threads",
     "hardware",
-    "matmul_integer",
     "measure_accuracy_impact",
-    "prepack",
-    "prepack_binary",
-    "prepack_binary_conv2d",
-    "prepack_conv2d",
-    "qadd",
-    "qavg_pool2d",
-    "qclamp",
-    "qconcat",
-    "qconv1d",
-    "qconv2d",
-    "qmatmul",
-    "qmax_pool2d",
-    "qmul",
-    "qrelu",
-    "quantize",
-    "quantize_backward",
-    "quantize_to_int8",
     "set_num_threads",
 ]
+__all__ += ops.__all__
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        found = getattr(_import_module(_MODULE_OF[name]), name)
-    elif name in _MODULES:
-        found = _import_module(f"lowbit.{name}")
-    else:
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = _import_module(f"lowbit.{name}") if module == "lowbit" else getattr(_import_module(module), name)
     globals()[name] = found
     return found
 
@@ -175,5 +102,5 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from importlib.util import find_spec
 
-    hidden = () if find_spec("torch") else ("torch",)
-    return sorted({*globals(), *__all__, *_MODULES} - {*hidden})
+    hidden = set() if find_spec("torch") else {"torch"}
+    return sorted({*globals(), *_MODULE_OF} - hidden)

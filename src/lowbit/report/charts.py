@@ -38,40 +38,30 @@ def colours_of(rows: Iterable[WeightRow]) -> dict[str, int]:
 def size_chart(report: ModelReport, colours: Mapping[str, int]) -> str:
     """The size of the file before and after, one bar of kinds each, to the same scale."""
     whole = max(report.bytes_before, report.bytes_after, sum(r.bytes_before for r in report.rows), 1)
-    bars = []
-    totals: dict[str, tuple[int, int]] = {}
+    before, after = Counter[str](), Counter[str]()
     for row in report.rows:
-        was, now = totals.get(row.kind, (0, 0))
-        totals[row.kind] = was + row.bytes_before, now + row.bytes_after
-    kinds = sorted(totals, key=lambda kind: -totals[kind][0])
-    for label, side, total in (("Before", 0, report.bytes_before), ("After", 1, report.bytes_after)):
-        parts = [(kind, f"k{colours[kind]}", totals[kind][side]) for kind in kinds]
-        rest = total - sum(count for _, _, count in parts)
-        if rest > 0:
-            parts.append(("everything else", "rest", rest))
+        before[row.kind] += row.bytes_before
+        after[row.kind] += row.bytes_after
+    kinds = sorted(before, key=lambda kind: -before[kind])
+    bars, rests = [], []
+    for label, held, total in (("Before", before, report.bytes_before), ("After", after, report.bytes_after)):
+        rests.append(max(total - held.total(), 0))
+        parts = [(kind, f"k{colours[kind]}", held[kind]) for kind in kinds]
         at, marks = 0.0, []
-        for kind, colour, count in parts:
-            width = 1000 * count / whole
+        for kind, colour, count in (*parts, ("everything else", "rest", rests[-1])):
             if count > 0:
-                title = f"{escaped(kind)}: {size(count)}"
+                title = f"<title>{escaped(kind)}: {size(count)}</title>"
                 marks.append(
-                    f'<rect class="part {colour}" x="{at:.2f}" y="0" width="{width:.2f}" height="10">'
-                    f"<title>{title}</title></rect>"
+                    f'<rect class="part {colour}" x="{at:.2f}" y="0" width="{1000 * count / whole:.2f}" height="10">'
+                    f"{title}</rect>"
                 )
-            at += width
-        bars.append(
-            f'<div class="size"><span>{label}</span>{_svg(marks, 1000, 10, f"{label}: {size(total)}")}'
-            f"<b>{size(total)}</b></div>"
-        )
-    entries = [
-        (f"k{colours[kind]}", kind, f"{size(totals[kind][0])} → {size(totals[kind][1])}") for kind in kinds[:_COLOURS]
-    ]
+            at += 1000 * count / whole
+        bars.append(_bar(label, _svg(marks, 1000, 10, f"{label}: {size(total)}"), size(total)))
+    entries = [(f"k{colours[kind]}", kind, f"{size(before[kind])} → {size(after[kind])}") for kind in kinds[:_COLOURS]]
     if len(kinds) > _COLOURS:
         entries[-1] = (f"k{_COLOURS - 1}", f"{len(kinds) - _COLOURS + 1} other kinds", "")
-    before = report.bytes_before - sum(both[0] for both in totals.values())
-    after = report.bytes_after - sum(both[1] for both in totals.values())
-    if max(before, after) > 0:
-        entries.append(("rest", "everything else", f"{size(max(before, 0))} → {size(max(after, 0))}"))
+    if max(rests) > 0:
+        entries.append(("rest", "everything else", " → ".join(map(size, rests))))
     return f'<div class="sizes">{"".join(bars)}</div>{_legend(entries)}'
 
 
@@ -83,11 +73,10 @@ def largest_layers(rows: Sequence[WeightRow], colours: Mapping[str, int]) -> str
         return ""
     lines = []
     for row in largest:
-        colour = f"k{colours[row.kind]}"
         label = f"{row.name}: {size(row.bytes_before)} before, {size(row.bytes_after)} after"
         marks = [
-            f'<rect class="was {colour}" x="0" y="0" width="{1000 * row.bytes_before / whole:.2f}" height="10"/>',
-            f'<rect class="part {colour}" x="0" y="0" width="{1000 * row.bytes_after / whole:.2f}" height="10"/>',
+            f'<rect class="{shade} k{colours[row.kind]}" x="0" y="0" width="{1000 * held / whole:.2f}" height="10"/>'
+            for shade, held in (("was", row.bytes_before), ("part", row.bytes_after))
         ]
         lines.append(
             f'<li><span class="name" title="{escaped(row.name)}">{escaped(row.name)}</span>'
@@ -153,15 +142,8 @@ def _decades(values: Sequence[float]) -> tuple[int, int]:
 
 def latency_chart(runs: Sequence[Latency]) -> str:
     """Medians as bars and their 95 % confidence intervals as lines, to the same scale."""
-    whole = max(
-        (
-            t
-            for r in runs
-            for t in (r.float_ms, r.quantized_ms, *r.float_interval, *r.quantized_interval)
-            if math.isfinite(t)
-        ),
-        default=0.0,
-    )
+    times = [t for r in runs for t in (r.float_ms, r.quantized_ms, *r.float_interval, *r.quantized_interval)]
+    whole = max(filter(math.isfinite, times), default=0.0)
     made = []
     for run in runs:
         lines = []
@@ -181,15 +163,13 @@ def latency_chart(runs: Sequence[Latency]) -> str:
                     a, b = 1000 * low / whole, 1000 * high / whole
                     marks.append(f'<path class="interval" d="M{a:.2f} 6H{b:.2f}M{a:.2f} 3V9M{b:.2f} 3V9"/>')
             title = f"{label}: {decimal(median, 3)} ms{spread}"
-            lines.append(
-                f'<div class="size"><span>{label}</span>{_svg([f"<title>{title}</title>", *marks], 1000, 12, title)}'
-                f"<b>{decimal(median, 3)} ms</b></div>"
-            )
+            chart = _svg([f"<title>{title}</title>", *marks], 1000, 12, title)
+            lines.append(_bar(label, chart, f"{decimal(median, 3)} ms"))
         threads = f"{run.threads} thread{'s' * (run.threads != 1)}"
-        verdict = f"{run.speedup:.2f}× " + ("as fast" if run.speedup >= 1 else "as fast: slower")
+        mood, slower = ("good", "") if run.speedup >= 1 else ("bad", ": slower")
         made.append(
             f'<div class="run"><p><b>{escaped(run.runtime)}</b>, {escaped(run.shape)}, {threads}: '
-            f'<b class="{"good" if run.speedup >= 1 else "bad"}">{verdict}</b></p>{"".join(lines)}</div>'
+            f'<b class="{mood}">{run.speedup:.2f}× as fast{slower}</b></p>{"".join(lines)}</div>'
         )
     return "".join(made)
 
@@ -224,6 +204,10 @@ def _percent(share: float) -> str:
     """
     value = float(f"{100 * share:.2g}")
     return f"{value:,.0f} %" if value >= 100 else f"{value:g} %"
+
+
+def _bar(label: str, chart: str, figure: str) -> str:
+    return f'<div class="size"><span>{label}</span>{chart}<b>{figure}</b></div>'
 
 
 def _svg(marks: Iterable[str], width: int, height: int, label: str) -> str:

@@ -38,32 +38,19 @@ def html(report: ModelReport) -> str:
     >>> page.startswith("<!doctype html>"), "4.00×" in page
     (True, True)
     """
-    style, script = _asset("style.css"), _asset("table.js") + _asset("histograms.js") + _asset("controls.js")
-    script = f'"use strict";\n{script}'
+    script = '"use strict";\n' + _asset("table.js") + _asset("histograms.js") + _asset("controls.js")
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    colours = colours_of(report.rows)
     # JSON never needs a bare "<", so that no name can end the block; ASCII preserves lone surrogates.
     data = json.dumps(report.to_dict(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    body = "".join(
-        (
-            _headline(report),
-            _warning(report),
-            _size(report, colours),
-            _errors(report, colours),
-            _layers(report),
-            _histograms(report),
-            _measured(report),
-            _notes(report),
-            _provenance(report),
-        )
-    )
+    parts = (_headline, _warning, _charts, _layers, _histograms, _measured, _notes, _provenance)
+    body = "".join(part(report) for part in parts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         f"img-src data:; base-uri 'none'; form-action 'none'; script-src 'sha256-{allowed}'\">\n"
         '<link rel="icon" href="data:,">\n'
-        f"<title>{escaped(_name(report))}, quantized</title>\n<style>\n{style}</style>\n</head>\n"
+        f"<title>{escaped(_name(report))}, quantized</title>\n<style>\n{_asset('style.css')}</style>\n</head>\n"
         f"<body>\n<main>{body}</main>\n"
         f'<script type="application/json" id="data">{data}</script>\n<script>{script}</script>\n</body>\n</html>\n'
     )
@@ -149,17 +136,16 @@ def _warning(report: ModelReport) -> str:
     )
 
 
-def _size(report: ModelReport, colours: Mapping[str, int]) -> str:
-    return _section("Size", size_chart(report, colours) + largest_layers(report.rows, colours), "sizes")
-
-
-def _errors(report: ModelReport, colours: Mapping[str, int]) -> str:
+def _charts(report: ModelReport) -> str:
+    colours = colours_of(report.rows)
+    sizes, errors = size_chart(report, colours), error_chart(report.rows, colours)
     about = (
         '<p class="about">Relative error of each quantized weight: the RMS of the quantization error in percent of the '
         "RMS of the weight, on a logarithmic scale. Lower is better. Select a bar to see its layer.</p>"
     )
-    chart = error_chart(report.rows, colours)
-    return _section("Error by layer", about + chart if "<svg" in chart else chart, "error")
+    return _section("Size", sizes + largest_layers(report.rows, colours), "sizes") + _section(
+        "Error by layer", about + errors if "<svg" in errors else errors, "error"
+    )
 
 
 def _layers(report: ModelReport) -> str:
@@ -196,15 +182,10 @@ def _histograms(report: ModelReport) -> str:
 def _measured(report: ModelReport) -> str:
     parts = []
     if report.metrics:
-        rows = [
-            (
-                escaped(m.name),
-                decimal(m.float_value, 6),
-                decimal(m.quantized_value, 6),
-                f"{m.quantized_value - m.float_value:+.4g}".replace("-", "−"),
-            )
-            for m in report.metrics
-        ]
+        rows = []
+        for m in report.metrics:
+            difference = f"{m.quantized_value - m.float_value:+.4g}".replace("-", "−")
+            rows.append((escaped(m.name), decimal(m.float_value, 6), decimal(m.quantized_value, 6), difference))
         parts.append("<h3>Your metric</h3>" + _table(("metric", "float", "quantized", "difference"), rows))
     if report.accuracy:
         outputs = [
@@ -246,10 +227,9 @@ def _flat(values: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             made += _flat(value, f"{above}{key} ")
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            made.append((f"{above}{key}", ", ".join(map(str, value))))
         else:
-            made.append((f"{above}{key}", str(value)))
+            listed = isinstance(value, Sequence) and not isinstance(value, str)
+            made.append((f"{above}{key}", ", ".join(map(str, value)) if listed else str(value)))
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,28 +32,17 @@ class AccuracyImpact(float):
 
     report: ErrorReport
     data: str  # what it was measured on
+    sqnr_db: float
+    cosine: float
+    max_error: float
+    mean_error: float
 
     def __new__(cls, report: ErrorReport, data: str) -> AccuracyImpact:
         made = super().__new__(cls, report.retention)
-        made.report = report
-        made.data = data
+        made.report, made.data = report, data
+        made.sqnr_db, made.cosine = report.sqnr_db, report.cosine
+        made.max_error, made.mean_error = report.max_error, report.mean_error
         return made
-
-    @property
-    def sqnr_db(self) -> float:
-        return self.report.sqnr_db
-
-    @property
-    def cosine(self) -> float:
-        return self.report.cosine
-
-    @property
-    def max_error(self) -> float:
-        return self.report.max_error
-
-    @property
-    def mean_error(self) -> float:
-        return self.report.mean_error
 
     def __repr__(self) -> str:
         return f"AccuracyImpact({float(self):.6f}; {self.report}; on {self.data})"
@@ -70,14 +60,10 @@ def create_optimal_params(dtype: DTypeLike = "int8", accuracy_priority: bool = T
     QuantizationParams(int4, symmetric, scale=1.0, axis=-1, group_size=32)
     """
     kind = QuantizedDType.of(dtype)
-    scheme = "symmetric" if kind.is_signed or kind.is_binary else "asymmetric"
-    if kind.is_mixed:
-        return QuantizationParams(kind, scheme, axis=0)
-    if not accuracy_priority:
-        return QuantizationParams(kind, scheme)
-    if kind.bits <= 4:
+    scheme = _first_scheme(kind)
+    if accuracy_priority and not kind.is_mixed and kind.bits <= 4:
         return QuantizationParams(kind, scheme, axis=-1, group_size=32)
-    return QuantizationParams(kind, scheme, axis=0)
+    return QuantizationParams(kind, scheme, axis=0 if accuracy_priority or kind.is_mixed else None)
 
 
 def auto_quantize_tensor(
@@ -99,18 +85,14 @@ def auto_quantize_tensor(
     if kind.is_binary or kind.is_mixed:
         return start
     floats = cpu.as_float_array(x, name)
-    sample = _Sample(floats, start.params)
-    best, least = start.params, sample.noise(start.params)
-    schemes = ["symmetric", "asymmetric"] + (["logarithmic"] if kind.is_signed and kind.bits > 1 else [])
-    for scheme in schemes:
-        if scheme == "symmetric" and not kind.is_signed:
-            continue
+    noise_of = _judge(floats, start.params)
+    best, least = start.params, noise_of(start.params)
+    lo, hi, _ = elementwise.value_range(floats, start.params.granularity(floats.shape))
+    for scheme in ("symmetric", "asymmetric", "logarithmic") if kind.is_signed else ("asymmetric",):
         base = QuantizationParams(kind, scheme, axis=axis, group_size=group_size)
-        lo, hi, _ = elementwise.value_range(floats, base.granularity(floats.shape))
-        for share in _CLIPS:
-            one = lo.dtype.type(share)
-            candidate = base.from_statistics(lo * one, hi * one)
-            noise = sample.noise(candidate)
+        for share in _CLIPS.astype(lo.dtype):
+            candidate = base.from_statistics(lo * share, hi * share)
+            noise = noise_of(candidate)
             if noise < least:
                 best, least = candidate, noise
     if best is start.params:
@@ -124,30 +106,25 @@ def _first_scheme(dtype: QuantizedDType) -> str:
     return "symmetric" if dtype.is_signed or dtype.is_binary else "asymmetric"
 
 
-class _Sample:
-    """Elements of an array, and which of the scales each of them has; all where there are few."""
+def _judge(x: cpu.FloatArray, params: QuantizationParams) -> Callable[[QuantizationParams], float]:
+    """A function that gives the energy of the error other params of x make, on a sample of x where it is large."""
+    compute = cpu.Element.f64 if x.element is cpu.Element.f64 else cpu.Element.f32
+    if x.array.size <= _SAMPLES:
+        floats = cpu.FloatArray(x.widened(), compute)
+        return lambda p: _noise(floats, quantize(floats.array, params=p))
+    at = np.sort(np.random.default_rng(20260101).integers(0, x.array.size, _SAMPLES))
+    sample = cpu.FloatArray(cpu.FloatArray(x.array.reshape(-1)[at], x.element).widened(), compute)
+    g = params.granularity(x.shape)
+    outer, index, inner = np.unravel_index(at, (g.outer, g.axis, g.inner))
+    scales = (outer * -(-g.axis // g.block) + index // g.block) * g.inner + inner if g.kind == 2 else index
 
-    def __init__(self, x: cpu.FloatArray, params: QuantizationParams) -> None:
-        self.scales: npt.NDArray[np.intp] | None = None
-        size = x.array.size
-        compute = cpu.Element.f64 if x.element is cpu.Element.f64 else cpu.Element.f32
-        if size <= _SAMPLES:
-            self.x = cpu.FloatArray(x.widened(), compute)
-            return
-        at = np.sort(np.random.default_rng(20260101).integers(0, size, _SAMPLES))
-        self.x = cpu.FloatArray(cpu.FloatArray(x.array.reshape(-1)[at], x.element).widened(), compute)
-        g = params.granularity(x.shape)
-        outer, index, inner = np.unravel_index(at, (g.outer, g.axis, g.inner))
-        self.scales = index
-        if g.kind == 2:
-            self.scales = (outer * -(-g.axis // g.block) + index // g.block) * g.inner + inner
+    def noise(p: QuantizationParams) -> float:
+        if p.axis is not None:  # as many channels as there are elements
+            scale, zero = (v.reshape(-1)[scales] for v in (p.scale, p.zero_point))
+            p = p.replace(axis=0, group_size=None, scale=scale, zero_point=zero)
+        return _noise(sample, quantize(sample.array, params=p))
 
-    def noise(self, params: QuantizationParams) -> float:
-        """Energy of the error these params, of the whole array, make."""
-        if self.scales is not None and params.axis is not None:  # as many channels as there are elements
-            scale, zero = (v.reshape(-1)[self.scales] for v in (params.scale, params.zero_point))
-            params = params.replace(axis=0, group_size=None, scale=scale, zero_point=zero)
-        return _noise(self.x, quantize(self.x.array, params=params))
+    return noise
 
 
 def _noise(x: cpu.FloatArray, q: QuantizedTensor) -> float:
@@ -217,19 +194,14 @@ def estimate_accuracy_impact(
     >>> a > b > 0
     True
     """
-    kind = QuantizedDType.of(dtype)
+    kind, how = QuantizedDType.of(dtype), QuantizationScheme.of(scheme)
+    if how is QuantizationScheme.SYMMETRIC and not (kind.is_signed or kind.is_binary):
+        how = QuantizationScheme.LINEAR  # a symmetric unsigned range would clip half of the data
     x = _sample(distribution)
     if kind.is_mixed:
         x = np.ascontiguousarray(np.resize(x, (len(kind.widths), x.size // len(kind.widths))))
-    q = quantize(x, kind, scheme=_sound_scheme(kind, scheme), axis=axis, group_size=group_size)
+    q = quantize(x, kind, scheme=how, axis=axis, group_size=group_size)
     return AccuracyImpact(q.error(x), f"a {distribution} distribution of {x.size} values")
-
-
-def _sound_scheme(dtype: QuantizedDType, scheme: str | QuantizationScheme) -> QuantizationScheme:
-    kind = QuantizationScheme.of(scheme)
-    if kind is QuantizationScheme.SYMMETRIC and not (dtype.is_signed or dtype.is_binary):
-        return QuantizationScheme.LINEAR  # a symmetric unsigned range would clip half of the data
-    return kind
 
 
 @functools.lru_cache(maxsize=len(_DISTRIBUTIONS))

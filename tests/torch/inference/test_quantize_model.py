@@ -22,9 +22,10 @@ from lowbit.models.weights import quantize_weight  # noqa: E402
 from lowbit.numerics.metrics import error_report  # noqa: E402
 from lowbit.ops.fitting import Products, fit_products  # noqa: E402
 from lowbit.torch.functional import ops  # noqa: E402
-from lowbit.torch.inference import quantize_model, timing  # noqa: E402
+from lowbit.torch.inference import timing  # noqa: E402
 from lowbit.torch.inference.folding import FoldedNorm  # noqa: E402
 from lowbit.torch.inference.layers import numeric_padding  # noqa: E402
+from lowbit.torch.inference.quantize import quantize_model  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_models import cnn, fake_clock, recipe, row_of  # noqa: E402
 
@@ -506,7 +507,7 @@ def test_the_signature_names_every_parameter() -> None:
     found = inspect.signature(lt.quantize).parameters
     kinds = {p.kind for p in found.values()}
     assert kinds == {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
-    for of, renamed in ((quantize_model.quantize_model, {"model": "x"}), (ops.quantize, {})):
+    for of, renamed in ((quantize_model, {"model": "x"}), (ops.quantize, {})):
         for name, p in inspect.signature(of).parameters.items():
             assert renamed.get(name, name) in found
             if p.default is not inspect.Parameter.empty:
@@ -785,7 +786,7 @@ def with_nan() -> nn.Linear:
 def test_bad_input_is_named(make: Any, options: dict[str, Any], error: Any, said: str) -> None:
     model = make()
     with pytest.raises(error, match=said):
-        quantize_model.quantize_model(model, **({"recipe": recipe("W8A8")} | options))
+        quantize_model(model, **({"recipe": recipe("W8A8")} | options))
 
 
 def test_a_failure_leaves_the_model_as_it_was() -> None:

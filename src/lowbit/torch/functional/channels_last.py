@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -59,21 +60,18 @@ def in_memory_order(
     """
 
     def run(*arguments: Any) -> Any:
+        restored: Callable[[Tensor], Tensor]
         alike, x = arguments[:arrays], arguments[arrays - 1]
         if x.is_contiguous() or not is_channels_last(x) or any(a.shape != x.shape for a in alike):
             return kernel(*arguments)
         if in_order or arguments[axis_at + 1] is not None:  # groups follow the order of the shape, too
-            first, rest = _first(kernel(*(a.contiguous() for a in alike), *arguments[arrays:]))
-            first = first.contiguous(memory_format=_FORMATS[x.ndim])
+            found = kernel(*(a.contiguous() for a in alike), *arguments[arrays:])
+            restored = functools.partial(Tensor.contiguous, memory_format=_FORMATS[x.ndim])
         else:
             axis = axis_innermost(arguments[axis_at], x.ndim)
             ordered = (channels_innermost(a) for a in alike)
-            first, rest = _first(kernel(*ordered, *arguments[arrays:axis_at], axis, *arguments[axis_at + 1 :]))
-            first = channels_first(first)
-        return first if rest is None else (first, *rest)
+            found = kernel(*ordered, *arguments[arrays:axis_at], axis, *arguments[axis_at + 1 :])
+            restored = channels_first
+        return restored(found) if isinstance(found, Tensor) else (restored(found[0]), *found[1:])
 
     return run
-
-
-def _first(results: Any) -> tuple[Tensor, tuple[Any, ...] | None]:
-    return (results, None) if isinstance(results, Tensor) else (results[0], results[1:])

@@ -6,7 +6,8 @@ Results are new contiguous tensors, and contiguous input is read without a copy.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.fields import as_zero_point
 from lowbit.numerics.granularity import Granularity
 from lowbit.numerics.params import QuantizationParams
-from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE
+from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE, affine_from_range
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.fake_quantize import affine_of
 from lowbit.reference import spread
@@ -25,11 +26,18 @@ from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise
 from lowbit.runtime.cache import Cache
 from lowbit.runtime.native import core
-from lowbit.runtime.torch_types import CODES, codes_dtype, compute_dtype, granularity, require_bits
+from lowbit.runtime.torch_types import CODES, WIDEST, codes_dtype, compute_dtype, granularity, require_bits
 from lowbit.torch.functional.channels_last import axis_innermost, channels_innermost, empty_like, is_channels_last
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Array = npt.NDArray[Any]
+# Arguments of the operators' schemas: qmin, qmax, axis, block; the same and gradient_scale; axis, block, name, ignore.
+Codes: TypeAlias = tuple[int, int, int | None, int | None]
+Learned: TypeAlias = tuple[int, int, int | None, int | None, float]
+Scopes: TypeAlias = tuple[int | None, int | None, str, bool]
 
 LOWEST, HIGHEST = cpu.LOWEST_CODE, cpu.HIGHEST_CODE
 _ELEMENTS = {
@@ -58,12 +66,6 @@ def floats_of(x: Tensor, name: str = "x") -> cpu.FloatArray:
     return cpu.FloatArray(x.numpy(), element)
 
 
-def _gradient(dy: Tensor, x: Tensor) -> cpu.FloatArray:
-    if dy.shape != x.shape or dy.dtype is not x.dtype:
-        raise InvalidProblem(f"dy: {dy.dtype} {tuple(dy.shape)}; expected x's, {x.dtype} {tuple(x.shape)}")
-    return floats_of(dy, "dy")
-
-
 def _numbers(values: Tensor) -> Array:
     """A small tensor as an array; 16-bit floats widen to float32."""
     values = values.detach()
@@ -72,31 +74,38 @@ def _numbers(values: Tensor) -> Array:
     return values.numpy()
 
 
-def _affine_of(x: cpu.FloatArray, g: Granularity, s: Array, z: Array, qmin: int, qmax: int) -> elementwise.Affine:
-    """Scales and zero points as native kernels take them; `affine_of` converts and checks any others."""
-    fits = s.shape == z.shape == g.scale_shape and s.dtype == x.compute and z.dtype == np.int32
+def _described(
+    x: Tensor, s: Array, z: Array, qmin: int, qmax: int, axis: int | None, block: int | None
+) -> tuple[cpu.FloatArray, elementwise.Affine, Granularity]:
+    """x, scales and granularity as native kernels take them; `affine_of` converts and checks what does not fit."""
+    floats, g = floats_of(x), cached_granularity(x.shape, axis, block)
+    fits = s.shape == z.shape == g.scale_shape and s.dtype == floats.compute and z.dtype == np.int32
     if fits and s.flags.c_contiguous and z.flags.c_contiguous and LOWEST <= qmin <= qmax <= HIGHEST:
-        return elementwise.Affine(s, z, qmin, qmax)
-    return affine_of(x.compute, s, z, qmin, qmax, g)
+        return floats, elementwise.Affine(s, z, qmin, qmax), g
+    return floats, affine_of(floats.compute, s, z, qmin, qmax, g), g
 
 
-def fake_quantize(x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None) -> Tensor:
-    return _fake_quantize(x, _numbers(s), _numbers(z), qmin, qmax, axis, block)
+def _backward(native: Callable[..., Any], dy: Tensor, x: Tensor, *affine: Any) -> tuple[Tensor, Any]:
+    """The gradient by x that a native function writes, and what it returns."""
+    out = empty_like(x)
+    described = _described(x, *affine)
+    if dy.shape != x.shape or dy.dtype is not x.dtype:
+        raise InvalidProblem(f"dy: {dy.dtype} {tuple(dy.shape)}; expected x's, {x.dtype} {tuple(x.shape)}")
+    return out, native(floats_of(dy, "dy"), *described, floats_of(out))
 
 
-def _fake_quantize(x: Tensor, s: Array, z: Array, qmin: int, qmax: int, axis: int | None, block: int | None) -> Tensor:
-    out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
-    elementwise.fake_quantize(floats, _affine_of(floats, g, s, z, qmin, qmax), g, floats_of(out))
+def fake_quantize(x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Codes]) -> Tensor:
+    out = empty_like(x)
+    elementwise.fake_quantize(*_described(x, _numbers(s), _numbers(z), *rest), floats_of(out))
     return out
 
 
-def fake_quantize_backward(
-    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
-) -> Tensor:
-    out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
-    affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
-    elementwise.fake_quantize_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
-    return out
+def fake_quantize_backward(dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Codes]) -> Tensor:
+    return _backward(elementwise.fake_quantize_backward, dy, x, _numbers(s), _numbers(z), *rest)[0]
+
+
+def quantize_ste_backward(dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Codes]) -> Tensor:
+    return _backward(elementwise.quantize_backward, dy, x, _numbers(s), _numbers(z), *rest)[0]
 
 
 _MASKED: Cache[tuple[Granularity, core.FakeQuantizePlan, int]] = Cache(4096)
@@ -113,18 +122,14 @@ def _masked(
             return None
         shape, axis = (channels_innermost(x).shape, axis_innermost(axis, x.ndim)) if last else (x.shape, axis)
         g = granularity(shape, axis, block)
-        plan = elementwise.fake_quantize_plan(_element(x, "x"), tuple(shape), g, qmin, qmax)
+        element = _ELEMENTS.get(x.dtype) or floats_of(x).element  # which raises
+        plan = elementwise.fake_quantize_plan(element, tuple(shape), g, qmin, qmax)
         found = _MASKED.put(key, (g, plan, plan.mask_bytes))
     return found if found[1].has_mask else None
 
 
 def mask_fits(x: Tensor, axis: int | None, block: int | None) -> bool:
     return _masked(x, is_channels_last(x), 0, 0, axis, block) is not None
-
-
-def _element(x: Tensor, name: str) -> cpu.Element:
-    found = _ELEMENTS.get(x.dtype)
-    return cpu.as_float_array(x, name).element if found is None else found  # which raises
 
 
 def fake_quantize_masked(
@@ -162,52 +167,33 @@ def keep_where(dy: Tensor, bits: Tensor) -> Tensor:
     return out
 
 
-def quantize_ste_backward(
-    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None
-) -> Tensor:
-    out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
-    affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
-    elementwise.quantize_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
-    return out
-
-
-def _learned(s: Tensor, z: Tensor, qmin: int, qmax: int) -> tuple[Any, Any]:
-    """A learned scale and zero point, clamped: an optimizer may move them out of range."""
+def _learned(s: Tensor, z: Tensor, qmin: int, qmax: int, *granularity: int | None) -> tuple[Any, ...]:
+    """The arguments with a learned scale and zero point clamped: an optimizer may move them out of range."""
     scale, zero = np.minimum(np.maximum(_numbers(s), MIN_SCALE), MAX_SCALE), _numbers(z)
     if zero.dtype.kind == "f":
         if np.isnan(zero).any():
             raise InvalidProblem("zero_point: nan; expected a number: training diverged")
         zero = np.asarray(np.clip(np.rint(zero), qmin, qmax).astype(np.int32))
-    return np.asarray(scale), zero
+    return np.asarray(scale), zero, qmin, qmax, *granularity
 
 
-def fake_quantize_learned(
-    x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None, gradient_scale: float
-) -> Tensor:
-    return _fake_quantize(x, *_learned(s, z, qmin, qmax), qmin, qmax, axis, block)
+def fake_quantize_learned(x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Learned]) -> Tensor:
+    out = empty_like(x)
+    elementwise.fake_quantize(*_described(x, *_learned(s, z, *rest[:4])), floats_of(out))
+    return out
 
 
 def fake_quantize_learned_backward(
-    dy: Tensor,
-    x: Tensor,
-    s: Tensor,
-    z: Tensor,
-    qmin: int,
-    qmax: int,
-    axis: int | None,
-    block: int | None,
-    gradient_scale: float,
+    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Learned]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
-    affine = _affine_of(floats, g, *_learned(s, z, qmin, qmax), qmin, qmax)
-    ds, dz = elementwise.fake_quantize_learned_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
+    out, (ds, dz) = _backward(elementwise.fake_quantize_learned_backward, dy, x, *_learned(s, z, *rest[:4]))
+    gradient_scale = rest[4]
     of_zero = z.dtype if z.is_floating_point() else compute_dtype(x)
     return out, _scaled(ds, gradient_scale, s.dtype), _scaled(dz, gradient_scale, of_zero)
 
 
 def _scaled(sums: Array, by: float, dtype: torch.dtype) -> Tensor:
-    found = torch.from_numpy(np.asarray(sums if by == 1.0 else sums * sums.dtype.type(by)))
-    return found.to(dtype)
+    return torch.from_numpy(np.asarray(sums if by == 1.0 else sums * sums.dtype.type(by))).to(dtype)
 
 
 def _params(s: Tensor, z: Tensor, dtype: torch.dtype, qmin: int, qmax: int, axis: int | None, block: int | None) -> Any:
@@ -224,8 +210,8 @@ def quantize(
     return out
 
 
-def quantize_ste(x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None) -> Tensor:
-    return quantize(x, s, z, qmin, qmax, axis, block, codes_dtype(qmin, qmax)).to(x.dtype)
+def quantize_ste(x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Codes]) -> Tensor:
+    return quantize(x, s, z, *rest, codes_dtype(*rest[:2])).to(x.dtype)
 
 
 def dequantize(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int | None, dtype: torch.dtype) -> Tensor:
@@ -248,3 +234,73 @@ def dequantize_ste_backward(dy: Tensor, s: Tensor, axis: int | None, block: int 
     out, floats, g = empty_like(dy), floats_of(dy, "dy"), cached_granularity(dy.shape, axis, block)
     elementwise.dequantize_backward(floats, affine_of(floats.compute, _numbers(s), 0, 0, 0, g), g, floats_of(out))
     return out
+
+
+def range_params(x: Tensor, qmin: int, qmax: int, symmetric: bool, *scopes: Unpack[Scopes]) -> tuple[Tensor, Tensor]:
+    lo, hi = _value_range(x, *scopes)
+    least, most = _ends(lo, hi)
+    if not -MAX_SCALE <= least <= most <= MAX_SCALE:
+        # Inf counts as MAX_SCALE, and a scope of NaN alone as 0: loss scaling discards the step anyway.
+        lo, hi = (np.asarray(np.clip(np.where(lo <= hi, v, v.dtype.type(0)), -MAX_SCALE, MAX_SCALE)) for v in (lo, hi))
+    return _affine(lo, hi, qmin, qmax, symmetric)
+
+
+def observe_(
+    x: Tensor, lo: Tensor, hi: Tensor, left_out: Tensor, momentum: float | None, *scopes: Unpack[Scopes]
+) -> None:
+    """Widen [lo, hi] to x's range, or move it by `momentum`; count x in `left_out` where its range is not finite."""
+    new_lo, new_hi = _value_range(x, *scopes)
+    least, most = _ends(new_lo, new_hi)
+    if not -WIDEST <= least <= most <= WIDEST:
+        left_out += 1
+        return
+    old_lo, old_hi = lo.numpy(), hi.numpy()
+    if momentum is None or (old_lo > old_hi).any():
+        np.minimum(old_lo, new_lo, out=old_lo, casting="same_kind")
+        np.maximum(old_hi, new_hi, out=old_hi, casting="same_kind")
+    else:
+        m = new_lo.dtype.type(momentum)
+        old_lo += m * (new_lo - old_lo)
+        old_hi += m * (new_hi - old_hi)
+
+
+def _ends(lo: Array, hi: Array) -> tuple[float, float]:
+    """The least lo and the greatest hi; NaN where a scope has no number."""
+    if lo.ndim == 0:
+        return float(lo), float(hi)
+    return (float(lo.min()), float(hi.max())) if (lo <= hi).all() else (np.nan, np.nan)
+
+
+def _value_range(x: Tensor, axis: int | None, block: int | None, name: str, ignore: bool) -> tuple[Array, Array]:
+    """(lo, hi) of each scope. NaN or Inf raises with its index, unless `ignore` leaves it to the caller."""
+    if x.numel() == 0:
+        raise InvalidProblem(f"{name}: empty (shape {tuple(x.shape)}); there is nothing to find a range in")
+    ordered, along = x, axis
+    if block is None and is_channels_last(x):
+        ordered, along = channels_innermost(x), axis_innermost(axis, x.ndim)
+    lo, hi, nan = elementwise.value_range(floats_of(ordered), cached_granularity(ordered.shape, along, block))
+    if not ignore and (nan or not (np.isfinite(lo).all() and np.isfinite(hi).all())):
+        cpu.refuse_nonfinite(floats_of(x), name)
+    return lo, hi
+
+
+def affine_params(lo: Tensor, hi: Tensor, qmin: int, qmax: int, symmetric: bool) -> tuple[Tensor, Tensor]:
+    return _affine(lo.numpy(), hi.numpy(), qmin, qmax, symmetric)
+
+
+def _affine(lo: Array, hi: Array, qmin: int, qmax: int, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """`affine_from_range`, with shortcuts of the same arithmetic for the frequent cases, in a third of the time."""
+    number = lo.dtype.type
+    if symmetric and qmin <= 0 < qmax:
+        scale = np.asarray(np.maximum(-lo, hi) / number(qmax))
+        least, most = _ends(scale, scale)
+        if least >= MIN_SCALE and most <= MAX_SCALE:
+            return torch.from_numpy(scale), torch.zeros(scale.shape, dtype=torch.int32)
+    elif lo.ndim == 0 and not symmetric and abs(float(lo)) <= WIDEST >= abs(float(hi)):
+        low, high = min(lo[()], number(0)), max(hi[()], number(0))
+        step = (high - low) / number(max(qmax - qmin, 1))
+        if MIN_SCALE <= step <= MAX_SCALE:
+            at = min(max(int(np.rint(number(qmin) - low / step)), qmin), qmax)
+            return torch.from_numpy(np.asarray(step)), torch.from_numpy(np.asarray(at, np.int32))
+    scale, zero = affine_from_range(lo, hi, qmin, qmax, symmetric=symmetric)
+    return torch.from_numpy(scale), torch.from_numpy(zero)

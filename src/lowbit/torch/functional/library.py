@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from lowbit.runtime.torch_types import compute_dtype, granularity
-from lowbit.torch.functional import kernels, ranges
+from lowbit.torch.functional import kernels
 from lowbit.torch.functional.channels_last import channels_innermost, empty_like, is_channels_last
 from lowbit.torch.functional.registration import register
 from torch import Tensor
@@ -22,8 +22,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {}
 def _operator(schema: str, shapes: Callable[..., Any] = lambda x, *_: empty_like(x), **options: Any) -> Any:
     """Register an operator whose kernel has its name. By default the result is like the first tensor."""
     name = schema[: schema.index("(")]
-    kernel = getattr(kernels, name, None) or getattr(ranges, name)
-    OPERATORS[name] = register(schema, kernel, shapes, **options)
+    OPERATORS[name] = register(schema, getattr(kernels, name), shapes, **options)
     return OPERATORS[name]
 
 
@@ -86,7 +85,7 @@ def _like_in_dtype(x: Tensor, *rest: Any) -> Tensor:
     return empty_like(x, rest[-1])
 
 
-fake_quantize = _operator(
+fake_quantize: Callable[..., Tensor] = _operator(
     f"fake_quantize(Tensor x, {_AFFINE}) -> Tensor",
     tensors=3,
     gradient=lambda dy, *rest: (fake_quantize_backward(dy, *rest), None, None),
@@ -101,7 +100,7 @@ keep_where = _linear(
     2,
     shapes=lambda dy, _: torch.empty_like(dy, memory_format=torch.contiguous_format),
 )
-fake_quantize_learned = _operator(
+fake_quantize_learned: Callable[..., Tensor] = _operator(
     f"fake_quantize_learned(Tensor x, {_AFFINE}, float gradient_scale) -> Tensor",
     tensors=3,
     gradient=_learned_gradient,
@@ -135,10 +134,10 @@ dequantize_ste = _operator(
 dequantize_ste_backward: Callable[..., Any] = _linear(
     "dequantize_ste_backward(Tensor dy, Tensor scale, int? axis, int? group_size) -> Tensor", 2, arrays=1
 )
-range_params = _operator(
+range_params: Callable[..., tuple[Tensor, Tensor]] = _operator(
     f"range_params(Tensor x, int qmin, int qmax, bool symmetric, {_RANGE}) -> (Tensor, Tensor)", _range_shapes
 )
-affine_params = _operator(
+affine_params: Callable[..., tuple[Tensor, Tensor]] = _operator(
     "affine_params(Tensor lo, Tensor hi, int qmin, int qmax, bool symmetric) -> (Tensor, Tensor)",
     lambda lo, *_: (empty_like(lo), empty_like(lo).to(torch.int32)),
 )

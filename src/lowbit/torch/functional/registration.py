@@ -69,8 +69,6 @@ class Operator:
     """
 
     schema: str
-    kernel: Callable[..., Any]
-    shapes: Callable[..., Any]  # the results' shapes and dtypes, for tracing
     tensors: int = 0
     gradient: Callable[..., tuple[Tensor | None, ...]] | None = None
     direct: Callable[..., Any] | None = None
@@ -97,9 +95,10 @@ class Operator:
 def register(schema: str, kernel: Callable[..., Any], shapes: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Register an operator; give the function that calls it, or its kernel where nothing would observe the difference.
 
-    The autograd kernel does what torch.library.register_autograd does, at half of its cost per call.
+    shapes: gives the results' shapes and dtypes, for tracing. options: the fields of Operator. The autograd kernel does
+    what torch.library.register_autograd does, at half of its cost per call.
     """
-    o = Operator(schema, kernel, shapes, **options)
+    o = Operator(schema, **options)
     on_cuda = _cuda_kernel(o.name)
     if o.arrays:
         kernel, on_cuda = (in_memory_order(k, o.arrays, o.axis_at, o.sums) for k in (kernel, on_cuda))

@@ -14,15 +14,16 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
 from lowbit.torch.inference.state_dict import (
     DESCRIPTION,
+    SavedModule,
+    format_error,
     read_description,
-    tensors_of_module,
     weight_from_tensors,
     weight_tensors,
 )
 from torch import Tensor, nn
 
 
-class QuantizedEmbedding(nn.Module):
+class QuantizedEmbedding(SavedModule):
     """nn.Embedding with a quantized table: one scale per tensor, per row, or per group of a row.
 
     A row is (code - zero point) * scale in float32, rounded to `dtype`. Codes of 4 and 2 bits stay packed, and each
@@ -116,10 +117,9 @@ class QuantizedEmbedding(nn.Module):
             self.dtype = dtype  # of the result; scales stay float32
         return self
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _saved(self) -> dict[str, Tensor]:
         text = {"kind": "embedding", "padding_idx": self.padding_idx, "dtype": str(self.dtype).removeprefix("torch.")}
-        for name, tensor in weight_tensors(self.quantized_weight, text).items():
-            destination[prefix + name] = tensor
+        return weight_tensors(self.quantized_weight, text)
 
     @classmethod
     def from_tensors(cls, tensors: Any, name: str) -> QuantizedEmbedding:
@@ -133,22 +133,13 @@ class QuantizedEmbedding(nn.Module):
         try:
             return cls(weight_from_tensors(tensors, text, name), text.get("padding_idx"), dtype)
         except (ValueError, NotImplementedError) as error:
-            raise FormatError(str(error) if str(error).startswith(name) else f"{name}: {error}") from None
+            raise format_error(name, error) from None
 
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
-    ) -> None:
-        own = tensors_of_module(state_dict, prefix, strict, missing, unexpected)
-        if own is None:
-            return
-        try:
-            found = self.from_tensors(own, prefix.rstrip(".") or "embedding").quantized_weight
-        except FormatError as error:
-            errors.append(str(error))
-            return
-        if found.shape != (self.num_embeddings, self.embedding_dim):
-            errors.append(f"{prefix}weight: {found.shape}; expected {(self.num_embeddings, self.embedding_dim)}")
-            return
+    def _restore(self, tensors: Any, prefix: str) -> None:
+        found = self.from_tensors(tensors, prefix.rstrip(".") or "embedding").quantized_weight
+        expected = (self.num_embeddings, self.embedding_dim)
+        if found.shape != expected:
+            raise FormatError(f"{prefix}weight: {found.shape}; expected {expected}")
         self._hold(found)
 
     def extra_repr(self) -> str:

@@ -17,17 +17,13 @@ from lowbit import layers
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 from lowbit.torch.functional.channels_last import channels_first, is_channels_last
 from lowbit.torch.functional.registration import register
-from lowbit.torch.inference.state_dict import layer_from_tensors, layer_tensors, tensors_of_module
+from lowbit.torch.inference.state_dict import SavedModule, layer_from_tensors, layer_tensors
 from torch import Tensor, nn
 
 # Operators take tensors and numbers, so a module is passed by its number. Numbers are random: a program saved by
 # another process must find no module here, rather than a wrong one.
 _MODULES: weakref.WeakValueDictionary[int, QuantizedModule] = weakref.WeakValueDictionary()
 _NUMBER_BITS = 62
-
-
-def _layer(number: int) -> Any:
-    return _module(number).layer
 
 
 def _module(number: int) -> QuantizedModule:
@@ -55,7 +51,7 @@ def _refuse_programs() -> None:
     )
 
 
-class QuantizedModule(nn.Module):
+class QuantizedModule(SavedModule):
     """A layer of lowbit as a module. Copies share the packed weights, which are immutable."""
 
     def __init__(self, layer: Any) -> None:
@@ -83,24 +79,14 @@ class QuantizedModule(nn.Module):
         """Bytes of the packed weights, their scales, and the bias."""
         return int(self.layer.nbytes)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        for name, tensor in layer_tensors(self.layer).items():
-            destination[prefix + name] = tensor
+    def _saved(self) -> dict[str, Tensor]:
+        return layer_tensors(self.layer)
 
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
-    ) -> None:
-        own = tensors_of_module(state_dict, prefix, strict, missing, unexpected)
-        if own is None:
-            return
-        try:
-            found = layer_from_tensors(own, prefix.rstrip(".") or type(self).__name__)
-        except FormatError as error:
-            errors.append(str(error))
-            return
+    def _restore(self, tensors: Any, prefix: str) -> None:
+        name = prefix.rstrip(".")
+        found = layer_from_tensors(tensors, name or type(self).__name__)
         if type(found) is not type(self.layer) or found.weight.shape != self.layer.weight.shape:
-            errors.append(f"{prefix.rstrip('.')}: {found!r}; expected {self.layer!r}")
-            return
+            raise FormatError(f"{name}: {found!r}; expected {self.layer!r}")
         self.layer = found  # the number stays: compiled graphs use the new weights
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -146,8 +132,7 @@ class QuantizedLinear(QuantizedModule):
         return int(self.layer.out_features)
 
     def forward(self, input: Tensor) -> Tensor:  # named as nn.Linear's
-        y: Tensor = quantized_linear(input, self.number, self.layer.out_features)
-        return y
+        return quantized_linear(input, self.number, self.layer.out_features)
 
 
 class QuantizedConv2d(QuantizedModule):
@@ -171,17 +156,12 @@ class QuantizedConv2d(QuantizedModule):
     @classmethod
     def from_float(cls, module: nn.Conv2d, **options: Any) -> QuantizedConv2d:
         """The same convolution with quantized weights; options as for lowbit.QuantizedConv2d."""
-        return cls(
-            module.weight.detach(), _bias(module), stride=tuple(module.stride), padding=numeric_padding(module),
-            dilation=tuple(module.dilation), groups=module.groups, **options,
-        )  # fmt: skip
+        return cls(module.weight.detach(), _bias(module), **geometry_of(module), **options)
 
     def forward(self, input: Tensor) -> Tensor:
         if input.ndim == 3:
             return self.forward(input.unsqueeze(0)).squeeze(0)
-        shape = self.layer.output_shape(tuple(input.shape))
-        y: Tensor = quantized_conv2d(input, self.number, list(shape))
-        return y
+        return quantized_conv2d(input, self.number, list(self.layer.output_shape(tuple(input.shape))))
 
 
 class QuantizedConv1d(QuantizedModule):
@@ -201,10 +181,7 @@ class QuantizedConv1d(QuantizedModule):
     @classmethod
     def from_float(cls, module: nn.Conv1d, **options: Any) -> QuantizedConv1d:
         """The same convolution with quantized weights; options as for lowbit.QuantizedConv2d."""
-        return cls(
-            module.weight.detach().unsqueeze(2), _bias(module), stride=(1, module.stride[0]),
-            padding=numeric_padding(module), dilation=(1, module.dilation[0]), groups=module.groups, **options,
-        )  # fmt: skip
+        return cls(module.weight.detach().unsqueeze(2), _bias(module), **geometry_of(module), **options)
 
     @property
     def weight(self) -> Tensor:
@@ -213,7 +190,7 @@ class QuantizedConv1d(QuantizedModule):
 
     def forward(self, input: Tensor) -> Tensor:
         image = (input.unsqueeze(0) if input.ndim == 2 else input).unsqueeze(2).contiguous()
-        y: Tensor = quantized_conv2d(image, self.number, list(self.layer.output_shape(tuple(image.shape))))
+        y = quantized_conv2d(image, self.number, list(self.layer.output_shape(tuple(image.shape))))
         return y.squeeze(2).squeeze(0) if input.ndim == 2 else y.squeeze(2)
 
 
@@ -234,6 +211,17 @@ def numeric_padding(module: nn.Conv1d | nn.Conv2d) -> tuple[int, int, int, int]:
     return top, left, bottom, right
 
 
+def geometry_of(module: nn.Conv1d | nn.Conv2d) -> dict[str, Any]:
+    """The options of a convolution of lowbit over images; those of an nn.Conv1d have height 1."""
+    height = (1,) * (2 - len(module.stride))
+    return {
+        "stride": (*height, *module.stride),
+        "padding": numeric_padding(module),
+        "dilation": (*height, *module.dilation),
+        "groups": module.groups,
+    }
+
+
 def _bias(module: Any) -> Any:
     return None if module.bias is None else module.bias.detach().float().numpy()
 
@@ -245,7 +233,7 @@ def _tensor(y: Any, like: Tensor) -> Tensor:
 
 
 def _linear(x: Tensor, number: int, _: int) -> Tensor:
-    layer = _layer(number)
+    layer = _module(number).layer
     if x.dtype is torch.float32:  # NumPy arrays are the cheapest to pass
         return torch.from_numpy(layer(x.detach().numpy()))
     return _tensor(layer(x), x)
@@ -257,7 +245,7 @@ def _gives_channels_last(x: Tensor, number: int) -> bool:
 
 
 def _conv2d(x: Tensor, number: int, _: Any) -> Tensor:
-    layer, last = _layer(number), _gives_channels_last(x, number)
+    layer, last = _module(number).layer, _gives_channels_last(x, number)
     if is_channels_last(x):
         y = channels_first(_tensor(layer(x.permute(0, 2, 3, 1), "NHWC"), x))
         return y if last else y.contiguous()
@@ -284,24 +272,23 @@ no_gradient = register(
 )
 
 
-def _none_of(name: str) -> Callable[..., tuple[Tensor | None, ...]]:
-    return lambda dy, x, *_: (no_gradient(dy, x, name),)
+def _register(schema: str, kernel: Callable[..., Any], shapes: Callable[..., Any]) -> Callable[..., Tensor]:
+    """Register an operator of quantized modules, whose gradient is an error."""
+    name = schema[: schema.index("(")]
+    return register(
+        schema,
+        kernel,
+        shapes,
+        tensors=1,
+        gradient=lambda dy, x, *_: (no_gradient(dy, x, name),),
+        diagonal=False,
+        guard=_refuse_programs,
+    )
 
 
-_OPTIONS: dict[str, Any] = {"diagonal": False, "guard": _refuse_programs}
-quantized_linear = register(
+quantized_linear = _register(
     "quantized_linear(Tensor x, int module, int out) -> Tensor",
     _linear,
     lambda x, _, out: x.new_empty((*x.shape[:-1], out)),
-    tensors=1,
-    gradient=_none_of("quantized_linear"),
-    **_OPTIONS,
 )
-quantized_conv2d = register(
-    "quantized_conv2d(Tensor x, int module, SymInt[] shape) -> Tensor",
-    _conv2d,
-    _conv2d_shape,
-    tensors=1,
-    gradient=_none_of("quantized_conv2d"),
-    **_OPTIONS,
-)
+quantized_conv2d = _register("quantized_conv2d(Tensor x, int module, SymInt[] shape) -> Tensor", _conv2d, _conv2d_shape)

@@ -7,10 +7,8 @@ from typing import Any, TypeVar
 
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.torch.inference.embedding import QuantizedEmbedding
-from lowbit.torch.inference.encoder_layers import unfuse
-from lowbit.torch.inference.folding import FoldedNorm, replace_modules
+from lowbit.torch.inference.folding import FoldedNorm, for_inference, replace_modules
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, QuantizedModule
-from lowbit.torch.inference.memory_formats import set_memory_formats
 from lowbit.torch.inference.state_dict import DESCRIPTION, TENSOR_NAMES, layer_from_tensors, read_description
 from torch import Tensor, nn
 
@@ -46,7 +44,7 @@ def load_quantized(model: M, state: Mapping[str, Tensor]) -> M:
     modules = dict(model.named_modules(remove_duplicate=False))
     new: dict[str, nn.Module] = {}
     taken = set()
-    made: dict[int, nn.Module] = {}  # a module under two names is made once
+    made: dict[nn.Module, nn.Module] = {}  # a module under two names is made once
     for key in state:
         name, _, last = key.rpartition(".")
         if last != DESCRIPTION:
@@ -57,22 +55,17 @@ def load_quantized(model: M, state: Mapping[str, Tensor]) -> M:
         own = {n: state[prefix + n] for n in TENSOR_NAMES if prefix + n in state}
         taken |= {prefix + n for n in own}
         old = modules[name]
-        if id(old) not in made:
-            made[id(old)] = _module(own, old, name or "model")
-        new[name] = made[id(old)]
+        new[name] = made[old] = made.get(old) or _module(own, old, name or "model")
     meta = any(p.is_meta for p in model.parameters())
     result = replace_modules(model, new)
     rest = {key: value for key, value in state.items() if key not in taken}
     outcome = result.load_state_dict(rest, strict=False, assign=meta)
     missing = [key for key in outcome.missing_keys if key not in taken]
-    if missing or outcome.unexpected_keys:
-        said = [f"missing {', '.join(missing)}"] if missing else []
-        said += [f"unexpected {', '.join(outcome.unexpected_keys)}"] if outcome.unexpected_keys else []
+    wrong = {"missing": missing, "unexpected": outcome.unexpected_keys}
+    if any(wrong.values()):
+        said = [f"{what} {', '.join(keys)}" for what, keys in wrong.items() if keys]
         raise FormatError(f"state: {'; '.join(said)}")
-    result.eval()
-    set_memory_formats(result)
-    unfuse(result)
-    return result  # type: ignore[return-value]
+    return for_inference(result)  # type: ignore[no-any-return]
 
 
 def _module(own: Mapping[str, Tensor], old: Any, name: str) -> nn.Module:

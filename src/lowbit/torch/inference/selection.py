@@ -1,31 +1,55 @@
-"""Select the replacement of each module with weights: by the recipe, then by time."""
+"""Select the replacement of each module with weights, by the recipe, then by time; and report what was selected."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lowbit.calibration import Calibrator
-from lowbit.models.recipe import Recipe, Rule
-from lowbit.numerics.errors import Unsupported
-from lowbit.ops.fitting import Products
-from lowbit.torch.inference.replacement import Replacement, make_replacement, unsupported_reason
+from lowbit.models.recipe import ActivationRecipe, Recipe, Rule
+from lowbit.models.report import WeightRow
+from lowbit.models.weights import quantize_weight
+from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.metrics import error_report
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.ops.fitting import Products, fit_products
+from lowbit.torch.inference.embedding import QuantizedEmbedding
+from lowbit.torch.inference.folding import fold_batch_norm
+from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, geometry_of
 from lowbit.torch.inference.timing import LayerTimer
 from lowbit.torch.inference.weight_modules import WeightModule, require_cpu_floats
 from torch import nn
 
+_FITTED = {2: "pairs", 4: "fours"}
+_REASONS, _NAMED = 5, 3  # how many reasons a warning gives, and how many modules it names for each
+
+
+class Replacement(NamedTuple):
+    """A quantized module and the cells of its row in a report."""
+
+    module: Any
+    how: str
+    activations: str
+    sqnr_db: float
+    nbytes: int
+
 
 @dataclass(frozen=True)
 class Candidate:
-    """A module with weights and the recipe's rule for it. `why_not` is empty where it can be quantized."""
+    """A module with weights, the recipe's rule for it, and its replacement, once selected, or why it stays float."""
 
     source: WeightModule
     rule: Rule
     asked: bool
     why_not: str
     declined: bool = False  # the recipe skips it by its name or its kind
+    replacement: Replacement | None = None
+    note: str = ""
 
     @property
     def key(self) -> int:
@@ -52,47 +76,170 @@ class Candidate:
         return Candidate(source, rule, True, source.why_not or unsupported_reason(rule, source.kind))
 
 
-@dataclass(frozen=True)
-class Selection:
-    """A candidate with its replacement, or the reason it stays float."""
-
-    candidate: Candidate
-    replacement: Replacement | None = None
-    why_not: str = ""
-    note: str = ""
-    asked: bool = True
-
-
 def select(
     candidate: Candidate,
     ranges: Mapping[str, Calibrator],
     norm: nn.Module | None,
     products: Products,
     timer: LayerTimer | None,
-) -> Selection:
-    """Quantize one candidate, and keep it float where it would be slower.
+) -> Candidate:
+    """The candidate with its replacement, or with the reason that it stays float.
 
-    norm: a batch norm to fold into it. products: how many products must fit 16 bits. timer: None skips timing.
+    norm: a batch norm to fold into it. products: scale int8 weights so that sums of this many products fit 16 bits,
+    where the kernels gain from it. timer: None skips timing.
     """
     if candidate.why_not:
-        return Selection(candidate, None, candidate.why_not, asked=candidate.asked)
+        return candidate
     source, rule, params = candidate.source, candidate.rule, None
     if candidate.is_static and rule.activations is not None:
         if source.name not in ranges:
-            return Selection(candidate, None, "no calibration batch reached it")
+            return replace(candidate, why_not="no calibration batch reached it")
         a = rule.activations
         params = ranges[source.name].calibrate(a.dtype, a.scheme, method=a.calibration_method())
     module = source.module
     try:
-        made = make_replacement(module, rule, source.name, input_params=params, norm=norm, products=products)
+        made = _replacement(module, rule, source.name, params, norm, products)
     except Unsupported as error:
-        return Selection(candidate, None, str(error))
+        return replace(candidate, why_not=str(error))
     note = ""
     if timer is not None:
         before = module if norm is None else nn.Sequential(module, norm)
         timing = timer.time(module, before, made.module, (source.dtype, rule, norm is None))
         if timing is not None:
-            note = f"{timing} on {list(timer.inputs[candidate.key].x.shape)}"
+            note = f"{timing} on {list(timer.inputs[candidate.key].shape)}"
             if timing.is_slower:
-                return Selection(candidate, None, "float is faster", note, asked=False)
-    return Selection(candidate, made, "", note)
+                return replace(candidate, why_not="float is faster", note=note, asked=False)
+    return replace(candidate, replacement=made, note=note)
+
+
+def unsupported_reason(rule: Rule, kind: str) -> str:
+    """Why lowbit's modules cannot follow a rule for this kind of layer; empty where they can.
+
+    >>> from lowbit.models import Recipe
+    >>> unsupported_reason(Recipe.of("W4A16").rule("x", "conv"), "conv")
+    'convolutions multiply integers: there is none on float activations'
+    """
+    w, a = rule.weights, rule.activations
+    if kind == "embedding":
+        return ""
+    if a is not None and a.dtype not in ("int8", "uint8"):
+        return f"activations of {a.dtype}: lowbit's layers take int8 and uint8"
+    if kind == "conv" and a is None:
+        return "convolutions multiply integers: there is none on float activations"
+    if kind == "conv" and w.granularity == "group":
+        return "groups of weights are for matrices"
+    if kind == "linear" and w.granularity == "group" and a is not None and a.scheme != "symmetric":
+        return "weights in groups take symmetric activations"
+    return ""
+
+
+def _replacement(
+    module: Any, rule: Rule, name: str, input_params: QuantizationParams | None, norm: Any, products: Products
+) -> Replacement:
+    """Quantize a module. input_params: for a static rule."""
+    floats, bias = _weight_and_bias(module, norm, name)
+    q = quantize_weight(floats, rule.weights, axis=0, name=f"{name}.weight".lstrip("."))
+    how = str(rule.weights)
+    if products > 1 and _can_fit(module, rule, q):
+        q = fit_products(floats, q, products)
+        how += f", {_FITTED[products]} fit 16 bits"
+    sqnr_db = error_report(floats, np.asarray(q.dequantize())).sqnr_db
+    made: Any
+    options, activations = _input_options(rule.activations, input_params, isinstance(module, nn.Linear))
+    if isinstance(module, nn.Embedding):
+        made, activations = QuantizedEmbedding(q, module.padding_idx, module.weight.dtype), ""
+    elif isinstance(module, nn.Linear):
+        made = QuantizedLinear(q, bias, **options)
+    elif isinstance(module, nn.Conv2d):
+        made = QuantizedConv2d(q, bias, **geometry_of(module), **options)
+    else:
+        images = QuantizedTensor.from_codes(np.expand_dims(q.unpack(), 2), q.params)
+        made = QuantizedConv1d(images, bias, **geometry_of(module), **options)
+    return Replacement(made.eval(), how, activations, sqnr_db, made.nbytes)
+
+
+def _weight_and_bias(module: Any, norm: Any, name: str) -> tuple[Any, Any]:
+    weight, bias = (module.weight, getattr(module, "bias", None)) if norm is None else fold_batch_norm(module, norm)
+    floats = np.ascontiguousarray(weight.detach().float().numpy())
+    if bias is None:
+        return floats, None
+    bias = np.ascontiguousarray(bias.detach().float().numpy())
+    if not np.isfinite(bias).all():
+        raise InvalidProblem(f"{name}.bias: {bias[~np.isfinite(bias)][0]} at {np.argmin(np.isfinite(bias))}")
+    return floats, bias
+
+
+def _can_fit(module: Any, rule: Rule, q: QuantizedTensor) -> bool:
+    if isinstance(module, nn.Embedding) or rule.activations is None:
+        return False
+    depthwise = getattr(module, "groups", 1) > 1 and module.weight.shape[1] == 1
+    return q.params.axis == 0 and q.params.is_symmetric and q.dtype.name == "int8" and not depthwise
+
+
+def _input_options(
+    a: ActivationRecipe | None, params: QuantizationParams | None, per_token: bool
+) -> tuple[dict[str, Any], str]:
+    """Options of a layer for its input, and their text in a report."""
+    if a is None:
+        return {"activation_dtype": "float"}, ""
+    if params is not None:
+        return {"input_params": params}, str(a)
+    dtype = "int8" if a.scheme == "symmetric" else "uint8"
+    return {"activation_dtype": dtype}, f"{dtype} {a.scheme}, dynamic per {'token' if per_token else 'tensor'}"
+
+
+def weight_rows(candidates: Sequence[Candidate], norms: Mapping[str, str]) -> list[WeightRow]:
+    """A row for each name of each weight. norms: {convolution: batch norm} that may have been folded."""
+    quantized = {c.source.name for c in candidates if c.replacement is not None}
+    folded_into = {norm: conv for conv, norm in norms.items() if conv in quantized}
+    owners: dict[int, str] = {}  # parameters that two modules share are counted once
+    rows = []
+    for c in candidates:
+        source, made = c.source, c.replacement
+        own = source.parameters
+        owner = next((owners[id(p)] for p in own if id(p) in owners), None)
+        size = sum(p.numel() * p.itemsize for p in own if id(p) not in owners)
+        owners.update({id(p): source.name for p in own if id(p) not in owners})
+        sharing = "" if owner is None else f"shares its weight with {owner}"
+        note = "; ".join(filter(None, (c.note, sharing)))
+        row = WeightRow(source.name, type(source.module).__name__, source.shape, source.dtype, note=note)
+        row = replace(row, why_not=c.why_not, asked=c.asked, bytes_before=size, bytes_after=size)
+        if made is not None:
+            row = replace(
+                row, how=made.how, sqnr_db=made.sqnr_db, activations=made.activations, bytes_after=made.nbytes
+            )
+        elif source.name in folded_into:
+            row = replace(row, how=f"folded into {folded_into[source.name]}", why_not="", bytes_after=0)
+        rows.append(row)
+        alias = replace(row, bytes_before=0, bytes_after=0, note=f"the same module as {source.name}")
+        rows += [replace(alias, name=name) for name in source.names[1:]]
+    return rows
+
+
+def why_left_float(candidates: Sequence[Candidate]) -> str:
+    """Why less than half of the weights were quantized, the most frequent reasons first; empty where half were.
+
+    Counts the elements of matrices, kernels and tables, except those the recipe skips by name or kind.
+    """
+    elements, reasons, seen, names = 0, Counter[str](), set[int](), dict[str, list[str]]()
+    # A shared weight counts as quantized where one of its users is.
+    for c in sorted(candidates, key=lambda c: c.replacement is None):
+        source = c.source
+        if not source.kind or c.declined:
+            continue
+        own = [p for p in source.parameters if p.ndim > 1]
+        count = sum(p.numel() for p in own if id(p) not in seen)
+        seen |= {id(p) for p in own}
+        elements += count
+        if c.replacement is None:
+            reasons[c.why_not] += count
+            names.setdefault(c.why_not, []).append(source.name or type(source.module).__name__)
+    left = sum(reasons.values())
+    if 2 * left <= elements:
+        return ""
+    parts = [
+        f"{why} ({count:,} in {', '.join(names[why][:_NAMED])}{', …' * (len(names[why]) > _NAMED)})"
+        for why, count in reasons.most_common(_REASONS)
+    ]
+    parts += [f"{len(reasons) - _REASONS} more reasons"] if len(reasons) > _REASONS else []
+    return f"{elements - left:,} of {elements:,} weights were quantized. The rest stayed float: {'; '.join(parts)}"

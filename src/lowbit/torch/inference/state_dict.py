@@ -7,8 +7,8 @@ torch.load(weights_only=True) and safetensors read all of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from lowbit import layers
 from lowbit.numerics.errors import FormatError
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
-from torch import Tensor
+from torch import Tensor, nn
 
 DESCRIPTION = "lowbit"  # the tensor that describes the others
 TENSOR_NAMES = (
@@ -49,21 +49,35 @@ def layer_tensors(layer: Any) -> dict[str, Tensor]:
     given = layer.input_params
     if given is not None:
         text["input"] = _fields(given)
-        tensors["input_scale"] = torch.from_numpy(np.array(given.scale, np.float32))
-        tensors["input_zero_point"] = torch.from_numpy(np.array(given.zero_point, np.int32))
+        tensors |= _scale_tensors(given, "input")
     return tensors | weight_tensors(layer.weight, text)
 
 
-def tensors_of_module(
-    state: Mapping[str, Any], prefix: str, strict: bool, missing: list[str], unexpected: list[str]
-) -> dict[str, Any] | None:
-    """The tensors of the module with this prefix, by local names; None and an entry in `missing` if there are none."""
-    own = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-    unexpected += [prefix + key for key in own if strict and key not in TENSOR_NAMES]
-    if DESCRIPTION not in own:
-        missing.append(prefix + DESCRIPTION)
-        return None
-    return own
+class SavedModule(nn.Module):
+    """A module that a state_dict holds as the tensors of `_saved`, by local names."""
+
+    tensor_names: ClassVar[tuple[str, ...]] = TENSOR_NAMES
+    _saved: Callable[[], dict[str, Tensor]]
+
+    def _restore(self, tensors: Mapping[str, Any], prefix: str) -> None:
+        """Take the tensors back; FormatError where they do not fit."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        for name, tensor in self._saved().items():
+            destination[prefix + name] = tensor
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+    ) -> None:
+        own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        unexpected += [prefix + key for key in own if strict and key not in self.tensor_names]
+        if DESCRIPTION not in own:
+            missing.append(prefix + DESCRIPTION)
+            return
+        try:
+            self._restore(own, prefix)
+        except FormatError as error:
+            errors.append(str(error))
 
 
 def weight_tensors(weight: QuantizedTensor, text: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -73,8 +87,14 @@ def weight_tensors(weight: QuantizedTensor, text: Mapping[str, Any]) -> dict[str
     return {
         DESCRIPTION: description_tensor(said),
         "weight_codes": torch.from_numpy(np.array(weight.data)),
-        "weight_scale": torch.from_numpy(np.array(p.scale, np.float32)),
-        "weight_zero_point": torch.from_numpy(np.array(p.zero_point, np.int32)),
+        **_scale_tensors(p, "weight"),
+    }
+
+
+def _scale_tensors(p: QuantizationParams, of: str) -> dict[str, Tensor]:
+    return {
+        f"{of}_scale": torch.from_numpy(np.array(p.scale, np.float32)),
+        f"{of}_zero_point": torch.from_numpy(np.array(p.zero_point, np.int32)),
     }
 
 
@@ -110,13 +130,11 @@ def layer_from_tensors(tensors: Mapping[str, Tensor], name: str) -> Any:
         if kind == "conv2d":
             options |= {key: text[key] for key in _GEOMETRY}
         if "input" in text:
-            options["input_params"] = _params(
-                text["input"], _array(tensors, "input_scale", name), _array(tensors, "input_zero_point", name)
-            )
+            options["input_params"] = _params(text["input"], tensors, "input", name)
         bias = _array(tensors, "bias", name) if "bias" in tensors else None
         return _KINDS[kind](weight, bias, **options)
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
-        raise _format_error(name, error) from None
+        raise format_error(name, error) from None
 
 
 def weight_from_tensors(tensors: Mapping[str, Tensor], text: Mapping[str, Any], name: str) -> QuantizedTensor:
@@ -124,13 +142,14 @@ def weight_from_tensors(tensors: Mapping[str, Tensor], text: Mapping[str, Any], 
     try:
         said = dict(text["weight"])
         shape = tuple(said.pop("shape"))
-        codes, scale, zero = (_array(tensors, f"weight_{n}", name) for n in ("codes", "scale", "zero_point"))
-        return QuantizedTensor(codes, _params(said, scale, zero), shape)
+        codes = _array(tensors, "weight_codes", name)
+        return QuantizedTensor(codes, _params(said, tensors, "weight", name), shape)
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
-        raise _format_error(name, error) from None
+        raise format_error(name, error) from None
 
 
-def _format_error(name: str, error: Exception) -> FormatError:
+def format_error(name: str, error: Exception) -> FormatError:
+    """The error as one of the layer of this name."""
     if isinstance(error, FormatError) and str(error).startswith(name):
         return error
     what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
@@ -141,7 +160,8 @@ def _fields(p: QuantizationParams) -> dict[str, Any]:
     return {k: v for k, v in p.to_dict().items() if k not in _TENSORS}
 
 
-def _params(said: Mapping[str, Any], scale: Any, zero: Any) -> QuantizationParams:
+def _params(said: Mapping[str, Any], tensors: Mapping[str, Tensor], of: str, name: str) -> QuantizationParams:
+    scale, zero = (_array(tensors, f"{of}_{part}", name) for part in ("scale", "zero_point"))
     if scale.dtype != np.float32 or zero.dtype != np.int32:
         raise FormatError(f"scale, zero_point: {scale.dtype}, {zero.dtype}; expected float32 and int32")
     return QuantizationParams.from_dict({**said, "scale": scale, "scale_dtype": "float32", "zero_point": zero})

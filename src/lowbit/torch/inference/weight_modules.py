@@ -9,7 +9,6 @@ from torch.nn.parameter import is_lazy
 import torch
 from lowbit.numerics.errors import Unsupported, UnsupportedDType
 from lowbit.torch.inference.embedding import QuantizedEmbedding
-from lowbit.torch.inference.encoder_layers import fused_reader
 from lowbit.torch.inference.layers import QuantizedModule
 from torch import nn
 
@@ -39,12 +38,16 @@ class WeightModule:
         return self.names[0]
 
     @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Its own parameters that have values."""
+        return [p for p in self.module.parameters(recurse=False) if not is_lazy(p)]
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of its largest parameter."""
-        own = [p for p in self.module.parameters(recurse=False) if not is_lazy(p)]
         if isinstance(self.module, QuantizedModule | QuantizedEmbedding):
             return tuple(self.module.weight.shape)
-        return tuple(max(own, key=lambda p: p.numel()).shape) if own else ()
+        return tuple(max(self.parameters, key=lambda p: p.numel()).shape) if self.parameters else ()
 
     @property
     def dtype(self) -> str:
@@ -134,3 +137,19 @@ def require_cpu_floats(source: WeightModule) -> None:
             raise UnsupportedDType(f"{full}: a nested or sparse tensor; expected a dense one")
         if p.dtype not in _FLOATS:
             raise UnsupportedDType(f"{full}: {p.dtype}; expected float32, float16 or bfloat16")
+
+
+def fused_reader(module: nn.Module) -> str:
+    """Why the inner modules of `module` must stay float; empty where they are called, or `for_inference` makes them so.
+
+    The kernels of torch's fused encoder layers read the weights of inner modules without calling them.
+    """
+    called = type(module).__name__
+    if isinstance(module, nn.TransformerEncoder) and getattr(module, "use_nested_tensor", False):
+        # With a padding mask it gives zeros for padded positions, which layers that are called do not.
+        return f"{called} reads its weight without calling it, unless its use_nested_tensor is set to False"
+    if isinstance(module, nn.MultiheadAttention) or (
+        isinstance(module, nn.TransformerEncoderLayer) and type(module) is not nn.TransformerEncoderLayer
+    ):
+        return f"{called} reads its weight without calling it"
+    return ""

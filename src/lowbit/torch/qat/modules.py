@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
@@ -15,8 +16,6 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.torch.qat.observers import FixedBuffers
 from lowbit.torch.qat.quantizer import FakeQuantize
 from torch import Tensor, nn
-
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 
 
 class _QAT(nn.Module):
@@ -32,15 +31,12 @@ class _QAT(nn.Module):
     bias: Any
     weight_quant: FakeQuantize
     input_quant: FakeQuantize | None
-    bn: BatchNorm | None
+    bn: Any  # the BatchNorm1d or BatchNorm2d, or None
+    _compute: Callable[..., Tensor]  # of x, weight and bias
 
     @classmethod
     def from_float(
-        cls,
-        layer: nn.Module,
-        weight_quant: FakeQuantize,
-        input_quant: FakeQuantize | None = None,
-        bn: BatchNorm | None = None,
+        cls, layer: nn.Module, weight_quant: FakeQuantize, input_quant: FakeQuantize | None = None, bn: Any = None
     ) -> Any:
         """Add quantizers to a layer; the parameters are shared, not copied."""
         new = cls.__new__(cls)
@@ -60,11 +56,8 @@ class _QAT(nn.Module):
         return new
 
     def _factor(self) -> Tensor:
-        bn = self.bn
-        assert bn is not None
-        assert bn.running_var is not None
-        factor = torch.rsqrt(bn.running_var + bn.eps)
-        return factor if bn.weight is None else factor * bn.weight
+        factor = torch.rsqrt(self.bn.running_var + self.bn.eps)
+        return factor if self.bn.weight is None else factor * self.bn.weight
 
     def _channels(self, values: Tensor) -> Tensor:
         """One value per output channel, shaped to broadcast with the weight."""
@@ -76,12 +69,8 @@ class _QAT(nn.Module):
         if bn is None:
             return self.weight, self.bias
         factor, mean = self._factor(), bn.running_mean
-        assert mean is not None
         bias = -factor * (mean if self.bias is None else mean - self.bias)
         return self.weight * self._channels(factor), bias if bn.bias is None else bias + bn.bias
-
-    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         if self.input_quant is not None:
@@ -94,7 +83,8 @@ class _QAT(nn.Module):
         # Where gamma is 0 the output is beta, whatever the weight.
         factor = self._channels(torch.where(factor == 0, 1, factor))
         weight = self.weight_quant(self.weight * factor) / factor
-        return bn(self._compute(x, weight, self.bias))  # type: ignore[no-any-return]
+        y: Tensor = bn(self._compute(x, weight, self.bias))
+        return y
 
 
 class QATLinear(_QAT, nn.Linear):
@@ -105,21 +95,19 @@ class QATLinear(_QAT, nn.Linear):
     torch.Size([3, 2])
     """
 
-    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
+    _compute = staticmethod(F.linear)
 
 
-class _QATConv(_QAT):
-    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self._conv_forward(x, weight, bias)  # type: ignore[no-any-return, operator]
-
-
-class QATConv1d(_QATConv, nn.Conv1d):
+class QATConv1d(_QAT, nn.Conv1d):
     """nn.Conv1d with fake-quantized weight and input; a batch norm after it may be folded."""
 
+    _compute = nn.Conv1d._conv_forward
 
-class QATConv2d(_QATConv, nn.Conv2d):
+
+class QATConv2d(_QAT, nn.Conv2d):
     """nn.Conv2d with fake-quantized weight and input; a batch norm after it may be folded."""
+
+    _compute = nn.Conv2d._conv_forward
 
 
 class _Converted(FixedBuffers):
@@ -139,6 +127,7 @@ class _Converted(FixedBuffers):
     _strides: tuple[int, ...]  # likewise: the order in which convolutions accumulate depends on them
     _fields: dict[str, Any]  # of the weight's params, except scale and zero point
     _dense: Tensor | None
+    _compute: Callable[..., Tensor]
 
     @classmethod
     def from_qat(cls, layer: _QAT) -> Any:
@@ -184,14 +173,10 @@ class _Converted(FixedBuffers):
         self._dense = None
         if self.weight_codes.is_cpu:
             with torch.inference_mode(False):  # autograd cannot save an inference tensor
-                dense = torch.empty(self.shape, dtype=self.dtype, device="cpu")
-                ops.dequantize(self.quantized_weight, out=dense)  # type: ignore[arg-type]
-                self._dense = torch.empty_strided(self.shape, self._strides, dtype=self.dtype, device="cpu").copy_(
-                    dense
-                )
-
-    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        raise NotImplementedError
+                plain = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+                ops.dequantize(self.quantized_weight, out=plain)  # type: ignore[arg-type]
+                self._dense = torch.empty_strided(self.shape, self._strides, dtype=self.dtype, device="cpu")
+                self._dense.copy_(plain)
 
     def forward(self, x: Tensor) -> Tensor:
         return self._compute(x if self.input_quant is None else self.input_quant(x), self.weight, self.bias)
@@ -220,27 +205,23 @@ class _Converted(FixedBuffers):
 
     def extra_repr(self) -> str:
         bits = 8 * self.weight_codes.numel() * self.weight_codes.itemsize / max(1, math.prod(self.shape))
-        return (
-            f"weight {self._fields['dtype']} {list(self.shape)}, {bits:g} bits per weight, bias={self.bias is not None}"
-        )
+        weight = f"weight {self._fields['dtype']} {list(self.shape)}, {bits:g} bits per weight"
+        return f"{weight}, bias={self.bias is not None}"
 
 
 class ConvertedLinear(_Converted):
     """The result of `convert` for a QATLinear."""
 
-    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
+    _compute = staticmethod(F.linear)
 
 
 class ConvertedConv1d(_Converted):
     """The result of `convert` for a QATConv1d."""
 
-    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return nn.Conv1d._conv_forward(self, x, weight, bias)  # type: ignore[arg-type, no-any-return]
+    _compute = nn.Conv1d._conv_forward
 
 
 class ConvertedConv2d(_Converted):
     """The result of `convert` for a QATConv2d."""
 
-    def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return nn.Conv2d._conv_forward(self, x, weight, bias)  # type: ignore[arg-type, no-any-return]
+    _compute = nn.Conv2d._conv_forward

@@ -90,8 +90,7 @@ class Observer(FixedBuffers):
         >>> o.params(0, 255, symmetric=False)
         (tensor(0.0157), tensor(64, dtype=torch.int32))
         """
-        scale, zero = library.affine_params(self.lo, self.hi, qmin, qmax, symmetric)
-        return scale, zero
+        return library.affine_params(self.lo, self.hi, qmin, qmax, symmetric)
 
     def extra_repr(self) -> str:
         said = {"axis": self.axis, "group_size": self.group_size, "momentum": self.momentum}
@@ -181,8 +180,7 @@ class Histogram(Observer):
         def loss(lo: Tensor, hi: Tensor) -> Tensor:
             s, z = (v.reshape(-1, 1) for v in library.affine_params(lo, hi, qmin, qmax, symmetric))
             y = torch.round(centers / s).clamp_(qmin - z, qmax - z) * s
-            lost: Tensor = ((y - centers).square_().double() * weights).sum(1).reshape(self.lo.shape)
-            return lost
+            return ((y - centers).square_().double() * weights).sum(1).reshape(self.lo.shape)
 
         lo, hi = self.lo, self.hi
         least = loss(lo, hi)
@@ -196,8 +194,7 @@ class Histogram(Observer):
                 better = found < least
                 lo, hi = torch.where(better, a, lo), torch.where(better, b, hi)
                 least = torch.minimum(found, least)
-        scale, zero = library.affine_params(lo, hi, qmin, qmax, symmetric)
-        return scale, zero
+        return library.affine_params(lo, hi, qmin, qmax, symmetric)
 
 
 def make_observer(given: str | Observer | None, axis: int | None, group_size: int | None) -> Observer:

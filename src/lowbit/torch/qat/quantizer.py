@@ -115,13 +115,11 @@ class FakeQuantize(FixedBuffers):
             return x
         if self.mode == "learned":
             by = 1 / math.sqrt(max(1, x.numel() // max(1, self.scale.numel())) * self.qmax)
-            y: Tensor = library.fake_quantize_learned(
+            return library.fake_quantize_learned(
                 x, self.scale, self.zero_point, self.qmin, self.qmax, self.axis, self.group_size, by
             )
-            return y
         scale, zero = (self.scale, self.zero_point) if self.mode == "static" else self._range_params(x)
-        y = library.fake_quantize(x, scale, zero, self.qmin, self.qmax, self.axis, self.group_size)
-        return y
+        return library.fake_quantize(x, scale, zero, self.qmin, self.qmax, self.axis, self.group_size)
 
     def params(self, x: Tensor | None = None) -> QuantizationParams:
         """The current params; those of a dynamic quantizer depend on `x`."""
@@ -140,7 +138,7 @@ class FakeQuantize(FixedBuffers):
             self.dtype, self.scheme, wide.numpy(), zero.int().numpy(), self.axis, self.group_size, self.qmin, self.qmax
         )
 
-    def _range_params(self, x: Tensor) -> Any:
+    def _range_params(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return library.range_params(
             x.detach(), self.qmin, self.qmax, self.symmetric, self.axis, self.group_size, self.name,
             self.on_nonfinite == "ignore",
@@ -184,8 +182,7 @@ class FakeQuantize(FixedBuffers):
             )
 
     def _check_started(self) -> None:
-        ready = bool(self.started) if self.observer is None else self.observer.ready()
-        if not ready:
+        if not (bool(self.started) if self.observer is None else self.observer.ready()):
             raise InvalidProblem(
                 f"{self.mode} FakeQuantize: no data seen yet; run data through it in train() mode, "
                 "or with enable_observer(), or load a state_dict"
