@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sized
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.calibration.cache import CalibrationCache
 from lowbit.calibration.distribution import Distribution
@@ -23,7 +22,6 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.runtime.files.container import read_arrays, write_arrays
 
-Array = npt.NDArray[Any]
 MethodLike = CalibrationMethod | str | Callable[[Distribution], tuple[float, float]]
 SchemeLike = str | QuantizationScheme
 

@@ -6,12 +6,13 @@ import copy
 import functools
 import math
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from lowbit.numerics.dtypes import Array
+
 Floats = npt.NDArray[np.float64]
 
 

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from lowbit import reference
 from lowbit.calibration.distribution import Distribution, Histogram
+from lowbit.numerics.dtypes import Array
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.ranges import affine_from_range
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 FLOOR = 2.0**-40  # of the codes' distribution in a divergence
 # Gauss-Legendre points and weights: logarithmic codes are evaluated at points of each bin.

@@ -12,9 +12,9 @@ import os
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.calibration.distribution import Distribution
+from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.runtime import arrays as cpu
@@ -22,7 +22,6 @@ from lowbit.runtime import elementwise
 from lowbit.runtime.files.container import read_arrays, write_arrays
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 _ONE = (4096, 3072)  # bins and reservoir of a sketch of one distribution
 _SOME = (1024, 256)  # of up to _MANY
 _MANY = 8192

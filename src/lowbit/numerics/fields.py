@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.dtypes import is_integer
+from lowbit.numerics.dtypes import Array, is_integer
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE, SCALES
-
-Array = npt.NDArray[Any]
 
 
 def refuse_masked(name: str, value: Any) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.dtypes import Array, QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
-
-Array = npt.NDArray[Any]
 
 
 def pack_bits(codes: Array, bits: int) -> npt.NDArray[np.uint8]:

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.dtypes import Array, QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.numerics.schemes import QuantizationScheme
-
-Array = npt.NDArray[Any]
 
 
 class ParameterFields:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.dtypes import DTypeLike, QuantizedDType
+from lowbit.numerics.dtypes import Array, DTypeLike, QuantizedDType
 from lowbit.numerics.fields import as_scale, as_statistics, as_zero_point, code_bound
 from lowbit.numerics.parameter_fields import ParameterFields
 from lowbit.numerics.ranges import affine_from_range, log_scale_from_range, mixed_scale_from_range
@@ -23,7 +23,6 @@ from lowbit.numerics.schemes import (
 )
 from lowbit.numerics.validation import check_params
 
-Array = npt.NDArray[Any]
 Numbers: TypeAlias = npt.ArrayLike
 
 

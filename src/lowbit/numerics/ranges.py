@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import InvalidProblem
-
-Array = npt.NDArray[Any]
 
 # Below MIN_SCALE, flush-to-zero in a host library could change codes; above MAX_SCALE, code * scale overflows.
 MIN_SCALE = 2.0**-125

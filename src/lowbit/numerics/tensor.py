@@ -11,7 +11,7 @@ from typing import Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.dtypes import QuantizedDType, is_integer
+from lowbit.numerics.dtypes import Array, QuantizedDType, is_integer
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.fields import refuse_masked
 from lowbit.numerics.granularity import spread
@@ -19,8 +19,6 @@ from lowbit.numerics.indexing import reshaped_granularity, sliced, transposed_gr
 from lowbit.numerics.metrics import ErrorReport, error_report
 from lowbit.numerics.packing import pack, padding_is_zero, unpack
 from lowbit.numerics.params import QuantizationParams
-
-Array = npt.NDArray[Any]
 
 
 class Backend(Protocol):

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.numerics.dtypes import Array
 from lowbit.reference import quantize_affine
 
-Array = npt.NDArray[Any]
 F32 = np.float32
 
 

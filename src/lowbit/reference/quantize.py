@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.numerics.dtypes import Array
 from lowbit.numerics.granularity import Granularity, spread
 from lowbit.numerics.logarithm import log_tables
 from lowbit.numerics.packing import mixed_channels
 from lowbit.numerics.params import QuantizationParams
-
-Array = npt.NDArray[Any]
 
 
 def compute_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:

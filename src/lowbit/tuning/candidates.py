@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.bench.timing import Within
 from lowbit.layers import QuantizedConv2d, QuantizedLinear
+from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.params import QuantizationParams
 from lowbit.ops.elementwise import qadd, qmul, qrelu
@@ -22,7 +22,6 @@ from lowbit.ops.quantize import quantize
 from lowbit.runtime.threads import get_num_threads, set_num_threads
 from lowbit.tuning.workload import QuantizationWorkload
 
-Array = npt.NDArray[Any]
 _GROUPS = (32, 128)
 _DTYPES = ("int8", "uint8", "int4", "int2")
 _ACTIVATIONS = ("int8", "uint8", "float", "")

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.ops.conv import ConvGeometry
 
-Array = npt.NDArray[Any]
 _ELEMENTWISE = ("add", "mul", "relu")
 
 
