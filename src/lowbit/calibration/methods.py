@@ -7,16 +7,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit import reference
-from lowbit.calibration.distribution import Distribution
+from lowbit.calibration.distribution import Distribution, Floats
 from lowbit.calibration.scores import Target, divergence, mean_squared_error
 from lowbit.calibration.search import best_range
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit import reference
-from lowbit.calibration.distribution import Distribution, Histogram
+from lowbit.calibration.distribution import Distribution, Floats, Histogram
 from lowbit.numerics.dtypes import Array
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.ranges import affine_from_range
 from lowbit.runtime.native import core
 
-Floats = npt.NDArray[np.float64]
 FLOOR = 2.0**-40  # of the codes' distribution in a divergence
 # Gauss-Legendre points and weights: logarithmic codes are evaluated at points of each bin.
 _POINTS, _WEIGHTS = (v / 2 + c for v, c in zip(np.polynomial.legendre.leggauss(3), (0.5, 0.0), strict=True))

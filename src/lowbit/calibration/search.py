@@ -7,9 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.calibration.distribution import Distribution
+from lowbit.calibration.distribution import Distribution, Floats
 
-Floats = npt.NDArray[np.float64]
 _GRID = 48  # candidates per end
 _ZOOM = 9  # candidates per end in each refinement
 _ROUNDS = 5

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
 from lowbit.cli.errors import refuse_unwritable
 from lowbit.cli.options import AS_JSON
 from lowbit.cli.screen import add_numbers, printable, screen, table
+from lowbit.numerics.errors import InvalidProblem
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lowbit.calibration import CalibrationMethod, CalibrationStatistics, Calibrator
     from lowbit.numerics.params import QuantizationParams
 
@@ -68,11 +69,8 @@ def calibrate(
 def _collected(
     files: list[Path], only: str | None, join: bool, axis: int | None, ignore: bool, state: Path | None, quiet: bool
 ) -> "list[Calibrator]":
-    from rich.text import Text
-
     from lowbit.calibration import Calibrator
     from lowbit.calibration.files import arrays_of
-    from lowbit.numerics.errors import InvalidProblem
 
     if state is not None and not (join or only is not None or len(files) == 1):
         raise InvalidProblem("state: it keeps one tensor; use --join or --array")
@@ -119,8 +117,6 @@ def _draw(rows: list[Any], path: Path) -> list[Path]:
         try:
             statistics.plot(target)
         except ValueError as error:  # a suffix that matplotlib does not know
-            from lowbit.numerics.errors import InvalidProblem
-
             raise InvalidProblem(f"plot: {error}") from None
         drawn.append(target)
     return drawn
@@ -132,9 +128,7 @@ def _as_json(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationP
     return {"statistics": s.to_dict(), "params": json.loads(params.to_json())} | said
 
 
-def _table(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationParams") -> "RenderableType":
-    from rich.text import Text
-
+def _table(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationParams") -> RenderableType:
     scope = "" if c.sketch.axis is None else f", index 0 of {c.sketch.shape[0]} along axis {c.sketch.axis}"
     facts = (
         f"{s.count:,} numbers in {s.num_samples} samples, {s.min:.6g} to {s.max:.6g}, mean {s.mean:.4g}, "

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 from lowbit.cli.errors import refuse_given
 from lowbit.cli.options import AS_JSON, BATCH_SIZE, DATA, MAX_BATCHES, METRIC, SECONDS, THREADS
 from lowbit.cli.screen import decibels, measured_lines, megabytes, printable, screen, table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lowbit.formats.comparison import Comparison
 
 EPILOG = "Example: lowbit compare model.onnx model.static-int8.onnx --data batches/"
@@ -63,7 +62,7 @@ def compare(
         shown.print(f"Note: {printable(note)}", style="yellow")
 
 
-def _weights(found: "Comparison") -> "RenderableType":
+def _weights(found: "Comparison") -> RenderableType:
     made = table()
     made.add_column("weight", overflow="fold")
     for heading in ("shape", "first", "second", "bytes", "SQNR dB"):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
 from lowbit.cli.errors import kept_on_interrupt
 from lowbit.cli.options import AS_JSON, SECONDS
 from lowbit.cli.screen import add_numbers, printable, screen, table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lowbit.models import ModelReport
 
 # Calibration uses the first images, accuracy is measured on the others.
@@ -88,9 +88,7 @@ def _quantized(folder: Path, name: str, recipe: Any, seconds: float) -> "ModelRe
     return report
 
 
-def _table(found: "Mapping[str, ModelReport]", folder: Path) -> "RenderableType":
-    from rich.text import Text
-
+def _table(found: "Mapping[str, ModelReport]", folder: Path) -> RenderableType:
     made = table("A digits CNN, from file to file", _caption(found, folder))
     made.add_column("model", style="bold", no_wrap=True)
     add_numbers(made, ("bytes", "smaller", "accuracy", "outputs", "latency", "speed-up"))

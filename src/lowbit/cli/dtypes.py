@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
 from lowbit.cli.errors import refuse_unwritable
 from lowbit.cli.screen import add_numbers, printable, screen, table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lowbit.bench.survey import SurveyRow
     from lowbit.runtime.hardware import HardwareFeatures
 
@@ -56,9 +56,7 @@ def _json(rows: "list[SurveyRow]", elements: int, found: "HardwareFeatures") -> 
     }
 
 
-def _table(rows: "list[SurveyRow]", elements: int, found: "HardwareFeatures") -> "RenderableType":
-    from rich.text import Text
-
+def _table(rows: "list[SurveyRow]", elements: int, found: "HardwareFeatures") -> RenderableType:
     # No edges and narrow gaps: the table is 80 columns wide, as pipes and old terminals are.
     made = table("A digits CNN, quantized", _caption(rows, elements, found), padding=(0, 1, 0, 0))
     made.add_column("dtype", no_wrap=True, style="bold")

@@ -6,18 +6,17 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
+if TYPE_CHECKING:
     from lowbit.formats.comparison import Comparison
     from lowbit.models import Accuracy, Latency, ModelReport
 
 
 def screen(*, stderr: bool = False, quiet: bool = False) -> Console:
     """A console that takes text literally: names from files may look like markup."""
-    from rich.console import Console
-
     return Console(stderr=stderr, quiet=quiet, markup=False, highlight=False, emoji=False)
 
 
@@ -32,9 +31,6 @@ def printable(text: str) -> str:
 
 def table(title: str = "", caption: str = "", numbers: Iterable[str] = (), **options: Any) -> Table:
     """An empty table in the style of all commands; `numbers` are the headings of right-aligned columns."""
-    from rich import box
-    from rich.table import Table
-
     style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "header_style": "bold cyan", "show_edge": False}
     style |= {"title_style": "bold", "title_justify": "left", "caption_justify": "left", "pad_edge": False}
     made = Table(title=f"{title}\n" if title else None, caption=caption or None, **style | options)

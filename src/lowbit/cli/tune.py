@@ -7,14 +7,15 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
 from lowbit.cli.errors import end_interrupted, refuse_given
 from lowbit.cli.options import AS_JSON
 from lowbit.cli.screen import add_numbers, screen, table
+from lowbit.numerics.errors import InvalidProblem
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lowbit.tuning import OptimalQuantizationConfig, QuantizationWorkload
 
 _MATMUL = Annotated[
@@ -142,7 +143,6 @@ def _wanted(latency: float | None, sqnr: float | None, cosine: float | None, mem
 
 
 def _asked(matmul: list[str], conv: list[str], add: list[str]) -> "list[QuantizationWorkload]":
-    from lowbit.numerics.errors import InvalidProblem
     from lowbit.tuning import QuantizationWorkload
 
     given = ("matmul", matmul), ("conv2d", conv), ("add", add)
@@ -185,9 +185,7 @@ def _short(w: "QuantizationWorkload") -> str:
     return repr(w).removeprefix("QuantizationWorkload(").removesuffix(")")
 
 
-def _table(found: "OptimalQuantizationConfig") -> "RenderableType":
-    from rich.text import Text
-
+def _table(found: "OptimalQuantizationConfig") -> RenderableType:
     verdict = "keep float" if found.winner is None else found.winner.name
     note = "" if found.complete else " Not every setting was measured."
     if any(r.dropped for r in found.results):

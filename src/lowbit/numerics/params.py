@@ -15,12 +15,7 @@ from lowbit.numerics.fields import as_scale, as_statistics, as_zero_point, code_
 from lowbit.numerics.parameter_fields import ParameterFields
 from lowbit.numerics.ranges import affine_from_range, log_scale_from_range, mixed_scale_from_range
 from lowbit.numerics.schemes import QuantizationScheme as QuantizationScheme
-from lowbit.numerics.schemes import (
-    checked_steps,
-    default_codes,
-    granularity_options,
-    group_size_of,
-)
+from lowbit.numerics.schemes import checked_steps, default_codes, granularity_options, group_size_of
 from lowbit.numerics.validation import check_params
 
 Numbers: TypeAlias = npt.ArrayLike
