@@ -5,16 +5,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lowbit.bench.compare import Change, compare  # eagerly, as the function has its module's name
 from lowbit.bench.timing import Timing, measure
 
 if TYPE_CHECKING:
     from lowbit.bench.results import (
         BenchmarkResult,
         BenchmarkSummary,
+        Change,
         ComparativeBenchmarkResult,
         MemoryBenchmarkResults,
         MemoryUsage,
+        compare,
     )
     from lowbit.bench.roofline import plot_roofline
     from lowbit.bench.suite import FAMILIES, BenchmarkConfig, QuantizationBenchmarkSuite
