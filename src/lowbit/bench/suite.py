@@ -20,7 +20,7 @@ from lowbit.bench.timing import Timing, measure
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.hardware import HardwareFeatures, hardware
 from lowbit.runtime.limits import Limits, limits
-from lowbit.runtime.threads import get_num_threads, set_num_threads
+from lowbit.runtime.threads import get_num_threads, threads_set_to
 
 FAMILIES = ("quantization", "matrix", "elementwise", "memory", "comparative")
 
@@ -85,21 +85,16 @@ class QuantizationBenchmarkSuite:
                 raise InvalidProblem(f"only: {family!r}; expected some of {', '.join(FAMILIES)}")
         chosen = [o for o in operations(self.config.sizes, self.config.measure_memory) if o.family in wanted]
         load, machine, bounds = _load(), hardware(), limits(refresh=True)
-        before, results, complete = get_num_threads(), list[BenchmarkResult](), True
-        threads = before if self.config.threads is None else self.config.threads
-        set_num_threads(threads)
-        try:
+        results = list[BenchmarkResult]()
+        threads = get_num_threads() if self.config.threads is None else self.config.threads
+        with contextlib.suppress(KeyboardInterrupt), threads_set_to(threads):
             for i, operation in enumerate(chosen):
                 if progress is not None:
                     progress(f"{i + 1} of {len(chosen)}: {operation.name}")
                 results.append(self._result(operation, _Ceiling(bounds, machine, threads)))
-        except KeyboardInterrupt:
-            complete = False
-        finally:
-            set_num_threads(before)
-        return BenchmarkSummary(
-            tuple(results), machine.to_dict(), bounds.to_dict(), __version__, threads, load, complete
-        )
+        complete = len(results) == len(chosen)
+        facts = machine.to_dict(), bounds.to_dict(), __version__, threads, load, complete
+        return BenchmarkSummary(tuple(results), *facts)
 
     def _result(self, operation: Operation, ceiling: _Ceiling) -> BenchmarkResult:
         start, empty = time.perf_counter(), BenchmarkResult(operation.name, operation.family)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -137,20 +138,8 @@ class Percentile(CalibrationMethod):
         return max(float(lo), d.lo), min(float(hi), d.hi)
 
 
-class _Searched(CalibrationMethod):
-    """The range of least score."""
-
-    steps: ClassVar[int] = 16  # candidates an octave
-
-    def range(self, d: Distribution, target: Target) -> tuple[float, float]:
-        return best_range(d, target.is_symmetric, lambda lo, hi: self.score(d, target, lo, hi), self.steps)
-
-    def score(self, d: Distribution, target: Target, lo: Floats, hi: Floats) -> Floats:
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
-class Entropy(_Searched):
+class Entropy(CalibrationMethod):
     """The range of least Kullback-Leibler divergence between the numbers and their codes.
 
     `lowbit.reference.calibration.divergence` defines it. Zeros, which have a code of their own, do not count. Linear
@@ -158,7 +147,6 @@ class Entropy(_Searched):
     """
 
     name: ClassVar[str] = "entropy"
-    steps: ClassVar[int] = 64
 
     def check(self, target: QuantizationParams) -> None:
         if target.dtype.is_binary or target.is_logarithmic:
@@ -167,18 +155,18 @@ class Entropy(_Searched):
                 f"method: entropy needs evenly spaced codes; {kind} codes take min_max, percentile or mse"
             )
 
-    def score(self, d: Distribution, target: Target, lo: Floats, hi: Floats) -> Floats:
-        return divergence(d, target, lo, hi)
+    def range(self, d: Distribution, target: Target) -> tuple[float, float]:
+        return best_range(d, target.is_symmetric, partial(divergence, d, target), steps=64)
 
 
 @dataclass(frozen=True)
-class MSE(_Searched):
+class MSE(CalibrationMethod):
     """The range of least mean squared error, searched over both ends."""
 
     name: ClassVar[str] = "mse"
 
-    def score(self, d: Distribution, target: Target, lo: Floats, hi: Floats) -> Floats:
-        return mean_squared_error(d, target, lo, hi)
+    def range(self, d: Distribution, target: Target) -> tuple[float, float]:
+        return best_range(d, target.is_symmetric, partial(mean_squared_error, d, target))
 
 
 @dataclass(frozen=True)
