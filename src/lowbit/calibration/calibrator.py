@@ -128,7 +128,7 @@ class Calibrator:
         target; `from_cache` tells.
         """
         chosen = self.method if method is None else CalibrationMethod.of(method)
-        template = _template(dtype, scheme, qmin, qmax, steps_per_octave, self._scope)
+        template = _template(dtype, scheme, self._scope, qmin, qmax, steps_per_octave)
         chosen.check(template)
         self._require_samples(chosen, template)
         codes = (template.qmin, template.qmax) if (qmin, qmax) != (None, None) else None
@@ -149,7 +149,7 @@ class Calibrator:
         self, dtype: DTypeLike = "int8", scheme: SchemeLike = "linear", index: int = 0
     ) -> CalibrationStatistics:
         """Statistics, the error of each method at this dtype, and the recommended ones; with an axis, of one index."""
-        template = _template(dtype, scheme, None, None, None, self._scope)
+        template = _template(dtype, scheme, self._scope)
         self._require_samples(Adaptive(), template)
         return statistics_of(self.sketch, Target(template, wide=self.sketch.is_wide), index)
 
@@ -267,9 +267,7 @@ def calibrate(
     """
     chosen = CalibrationMethod.of(method)
     scope = {"axis": axis, "group_size": group_size}
-    template = _template(
-        dtype, scheme, options.get("qmin"), options.get("qmax"), options.get("steps_per_octave"), scope
-    )
+    template = _template(dtype, scheme, scope, *map(options.get, ("qmin", "qmax", "steps_per_octave")))
     chosen.check(template)
     store = CalibrationCache.of(cache)
     key = None
@@ -297,19 +295,18 @@ def calibrate(
 
 
 def _template(
-    dtype: DTypeLike, scheme: SchemeLike, qmin: int | None, qmax: int | None, steps: float | None, scope: dict[str, Any]
+    dtype: DTypeLike, scheme: SchemeLike, scope: dict[str, Any], qmin: Any = None, qmax: Any = None, steps: Any = None
 ) -> QuantizationParams:
     """Params of the target without scales; raises for an unsupported combination."""
     kind, wanted = QuantizedDType.of(dtype), QuantizationScheme.of(scheme)
-    one_scale = wanted not in (QuantizationScheme.CHANNEL_WISE, QuantizationScheme.BLOCK_WISE)
     if wanted is QuantizationScheme.ASYMMETRIC and (kind.is_binary or kind.is_mixed):
         raise InvalidProblem(f"scheme: asymmetric; {kind} codes are symmetric")
-    if not one_scale:
+    if wanted in (QuantizationScheme.CHANNEL_WISE, QuantizationScheme.BLOCK_WISE):
         needs = "axis" if wanted is QuantizationScheme.CHANNEL_WISE else "group_size"
-        if scope.get(needs) is None:
+        if scope[needs] is None:
             raise InvalidProblem(f"scheme: {wanted} needs the calibrator to have {needs}")
         wanted = QuantizationScheme.LINEAR
-    axis = scope.get("axis") if kind.is_mixed else None
+    axis = scope["axis"] if kind.is_mixed else None
     return QuantizationParams(kind, wanted, axis=axis, qmin=qmin, qmax=qmax, steps_per_octave=steps)
 
 

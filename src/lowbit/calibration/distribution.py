@@ -45,12 +45,12 @@ class Histogram(NamedTuple):
         """How many numbers lie below each value."""
         ends = np.concatenate([[0.0], np.cumsum(self.counts)])
         v = np.asarray(value, np.float64)
+        if not self.counts.size:
+            return np.zeros(v.shape)
         at = np.searchsorted(self.lower, v, side="left")  # bins that start below it
         last = np.maximum(at - 1, 0)
-        width = np.maximum(self.upper[last] - self.lower[last], 1e-300) if self.counts.size else np.ones(v.shape)
-        part = (
-            np.clip((v - self.lower[last]) / width, 0, 1) * self.counts[last] if self.counts.size else np.zeros(v.shape)
-        )
+        width = np.maximum(self.upper[last] - self.lower[last], 1e-300)
+        part = np.clip((v - self.lower[last]) / width, 0, 1) * self.counts[last]
         found: Floats = np.where(at > 0, ends[last] + part, 0.0)
         return found
 
@@ -95,10 +95,13 @@ class Distribution:
             return None
         return exact_sum(self._limbs[which])
 
+    def _average(self, which: int) -> float:
+        total = self._sum(which)
+        return math.nan if total is None or not self.count else float(total / self.count)
+
     @functools.cached_property
     def mean(self) -> float:
-        total = self._sum(0)
-        return math.nan if total is None or not self.count else float(total / self.count)
+        return self._average(0)
 
     @property
     def mean_lo(self) -> float:
@@ -112,8 +115,7 @@ class Distribution:
 
     @functools.cached_property
     def mean_abs(self) -> float:
-        total = self._sum(2)
-        return math.nan if total is None or not self.count else float(total / self.count)
+        return self._average(2)
 
     @functools.cached_property
     def mean_square(self) -> float:
@@ -159,9 +161,7 @@ class Distribution:
         lower, upper = (_from_bits((k << shift) - half_step) for k in (keys, keys + 1))
         tiny = c[0] - self.zeros
         # The upper edge of the numbers below the first bin.
-        edge = (
-            float(_from_bits(np.array([(1 + first) << shift]))[0]) if tiny else _from_bits(np.array([self._least]))[0]
-        )
+        edge = _from_bits(np.array([(1 + first) << shift if tiny else self._least]))[0]
         sides = 1.0 + (self._positive and self._negative)
         below, above = (has * tiny / sides for has in (self._negative, self._positive))
         middle = np.array([[-edge, -edge / 2, below], [0.0, 0.0, self.zeros], [edge / 2, edge, above]])

@@ -11,8 +11,7 @@ import numpy as np
 
 from lowbit import reference
 from lowbit.calibration.distribution import Distribution, Floats
-from lowbit.calibration.scores import Target, divergence, mean_squared_error
-from lowbit.calibration.search import best_range
+from lowbit.calibration.scores import Target, best_range, divergence, mean_squared_error
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 

@@ -113,8 +113,7 @@ def _run(
 
 def _console() -> Console:
     shown = screen()
-    if shown.width > _WIDEST:
-        shown.width = _WIDEST
+    shown.width = min(shown.width, _WIDEST)
     return shown
 
 

@@ -12,10 +12,12 @@ from rich.text import Text
 from lowbit.cli.errors import refuse_unwritable
 from lowbit.cli.options import AS_JSON
 from lowbit.cli.screen import add_numbers, printable, screen, table
+from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.schemes import QuantizationScheme
 
 if TYPE_CHECKING:
-    from lowbit.calibration import CalibrationMethod, CalibrationStatistics, Calibrator
+    from lowbit.calibration import CalibrationStatistics, Calibrator
     from lowbit.numerics.params import QuantizationParams
 
 
@@ -42,16 +44,20 @@ def calibrate(
     as_json: AS_JSON = False,
 ) -> None:
     """Find quantization ranges for arrays in files, and compare what each calibration method loses."""
-    from lowbit.numerics.dtypes import QuantizedDType
-    from lowbit.numerics.schemes import QuantizationScheme
+    from lowbit.models import ActivationRecipe
 
     if plot is not None:
         refuse_unwritable("--plot", plot, (".png", ".svg", ".pdf"))
     if state is not None:
         refuse_unwritable("--state", state)
-    _method(method), QuantizedDType.of(dtype), QuantizationScheme.of(scheme)  # before anything is read
+    # Settings that are wrong raise before anything is read.
+    chosen = ActivationRecipe(method=method).calibration_method()
+    QuantizedDType.of(dtype), QuantizationScheme.of(scheme)
     found = _collected(files, array, join, axis, ignore_nonfinite, state, quiet=as_json)
-    rows = [_answer(c, dtype, scheme, method) for c in found]
+    rows = []
+    for c in found:
+        params = c.calibrate(dtype, scheme, method=chosen)
+        rows.append((c, c.statistics(dtype, scheme), params))
     if plot is not None:
         drawn = _draw(rows, plot)
     if state is not None:
@@ -96,17 +102,6 @@ def _collected(
     if not found:
         raise InvalidProblem("files: no arrays in them")
     return list(found.values())
-
-
-def _method(name: str) -> "CalibrationMethod":
-    from lowbit.models import ActivationRecipe
-
-    return ActivationRecipe(method=name).calibration_method()
-
-
-def _answer(c: "Calibrator", dtype: str, scheme: str, method: str) -> "tuple[Any, Any, Any]":
-    params = c.calibrate(dtype, scheme, method=_method(method))
-    return c, c.statistics(dtype, scheme), params
 
 
 def _draw(rows: list[Any], path: Path) -> list[Path]:

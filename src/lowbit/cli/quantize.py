@@ -12,7 +12,7 @@ from rich.text import Text
 
 from lowbit.cli.errors import refuse_given, refuse_unwritable
 from lowbit.cli.options import AS_JSON, BATCH_SIZE, DATA, MAX_BATCHES, METRIC, SECONDS, THREADS
-from lowbit.cli.screen import add_numbers, decibels, measured_lines, megabytes, printable, screen, table
+from lowbit.cli.screen import add_numbers, decibels, megabytes, print_measured, printable, screen, table
 from lowbit.numerics.errors import InvalidProblem
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def quantize(
             typer.echo(json.dumps(made.to_dict(), indent=1))
             return
         shown = screen()
-        show_report(made, shown)
+        _show(made, shown)
         if report is not None:
             shown.print(f"Report: {printable(str(report))}", style="dim")
 
@@ -167,20 +167,14 @@ def _write_report(made: "ModelReport", path: Path) -> None:
     write_html(made, path)
 
 
-# ---- the screen ---------------------------------------------------------------------------------------
-
-
-def show_report(made: "ModelReport", shown: Console) -> None:
+def _show(made: "ModelReport", shown: Console) -> None:
     """Print the report as text: the weights, then the whole."""
     shown.print(_weights(made))
     shown.print(
         f"{len(made.treated)} of {len(made.rows)} weights; {megabytes(made.bytes_before)} → "
         f"{megabytes(made.bytes_after)} ({made.ratio:.2f}× smaller) in {made.seconds:.1f} s"
     )
-    for line in measured_lines(made):
-        shown.print(printable(line))
-    for note in made.notes:
-        shown.print(f"Note: {printable(note)}", style="yellow")
+    print_measured(made, shown)
     if made.skipped:
         names = ", ".join(printable(r.name) for r in made.skipped[:8]) + (" ..." if len(made.skipped) > 8 else "")
         shown.print(f"Asked for and not done: {len(made.skipped)} ({names})", style="bold red")
@@ -188,7 +182,7 @@ def show_report(made: "ModelReport", shown: Console) -> None:
 
 def _weights(made: "ModelReport") -> RenderableType:
     rows = _shown(list(made.rows))
-    same = {r.activations for r in made.treated} if made.treated else set()
+    same = {r.activations for r in made.treated}
     below = [f"Activations: {next(iter(same))}"] if len(same) == 1 and next(iter(same)) else []
     if len(rows) < len(made.rows):
         below.append(f"{len(made.rows) - len(rows)} more weights; --report shows all")

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: typer reads the annotations.
 import json
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
@@ -159,26 +160,20 @@ def _searched(
     from lowbit.tuning import AutoTuningConfig, auto_tune
 
     config = AutoTuningConfig(max_search_time=seconds)
-    if torch:
-        _import_torch()
+    if torch and find_spec("torch") is not None:
+        import_module("torch")  # the search compares with every peer that is imported
     found: list[OptimalQuantizationConfig] = []
     with screen(stderr=True, quiet=quiet).status("Starting") as status:
         for i, w in enumerate(work):
-            said = f"{i + 1} of {len(work)}: {_short(w)}"
-            found.append(auto_tune(w, wanted, config, cache=not no_cache, progress=_shown(status, said)))
+            say = partial(_say, status, f"{i + 1} of {len(work)}: {_short(w)}")
+            found.append(auto_tune(w, wanted, config, cache=not no_cache, progress=say))
             if not found[-1].complete and found[-1].seconds < 0.5 * seconds:
                 return found, True
     return found, False
 
 
-def _import_torch() -> None:
-    """Import torch where it is installed: the search compares with every peer that is imported."""
-    if find_spec("torch") is not None:
-        import_module("torch")
-
-
-def _shown(status: Any, said: str) -> Any:
-    return lambda text: status.update(f"{said}, {text}")
+def _say(status: Any, workload: str, text: str) -> None:
+    status.update(f"{workload}, {text}")
 
 
 def _short(w: "QuantizationWorkload") -> str:

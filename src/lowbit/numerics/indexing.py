@@ -22,9 +22,7 @@ class Cut:
 
     def byte_span(self, shape: tuple[int, ...]) -> slice | None:
         """The bytes of packed codes this cut takes, if they are whole and consecutive."""
-        lead = next((i for i, s in enumerate(self.index) if s != slice(0, shape[i], 1)), None)
-        if lead is None:
-            lead = 0
+        lead = next((i for i, s in enumerate(self.index) if s != slice(0, shape[i], 1)), 0)
         rest = self.index[lead + 1 :]
         if not shape or any(s != slice(0, n, 1) for s, n in zip(rest, shape[lead + 1 :], strict=True)):
             return None

@@ -46,10 +46,7 @@ def affine_from_range(
 
 def log_scale_from_range(lo: Array, hi: Array) -> Array:
     """max|x|, the value of the greatest logarithmic magnitude; 1 where all is zero."""
-    lo, hi = np.asarray(lo), np.asarray(hi)
-    most = np.maximum(-lo, hi)
-    one = lo.dtype.type
-    return _checked(np.asarray(np.where(most > 0, np.maximum(most, one(MIN_SCALE)), one(1))))
+    return affine_from_range(lo, hi, -1, 1, symmetric=True)[0]
 
 
 def mixed_scale_from_range(
