@@ -51,8 +51,7 @@ class Histogram(NamedTuple):
         last = np.maximum(at - 1, 0)
         width = np.maximum(self.upper[last] - self.lower[last], 1e-300)
         part = np.clip((v - self.lower[last]) / width, 0, 1) * self.counts[last]
-        found: Floats = np.where(at > 0, ends[last] + part, 0.0)
-        return found
+        return np.where(at > 0, ends[last] + part, 0.0)
 
 
 class Distribution:
@@ -227,8 +226,7 @@ class Distribution:
 
 def _angle(x: Floats, lo: float, hi: float) -> Floats:
     """The angle in [0, pi] whose cosine falls linearly from 1 to -1 as x goes from lo to hi."""
-    found: Floats = 2 * np.arcsin(np.sqrt(np.clip((x - lo) / max(hi - lo, 1e-300), 0, 1)))
-    return found
+    return 2 * np.arcsin(np.sqrt(np.clip((x - lo) / max(hi - lo, 1e-300), 0, 1)))
 
 
 def exact_sum(limbs: Array) -> Fraction:
@@ -237,8 +235,7 @@ def exact_sum(limbs: Array) -> Fraction:
 
 
 def _from_bits(bits: npt.NDArray[np.int64]) -> Floats:
-    found: Floats = np.clip(bits, 0, 0x7F800000 - 1).astype(np.uint32).view(np.float32).astype(np.float64)
-    return found
+    return np.clip(bits, 0, 0x7F800000 - 1).astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def _without(count: Floats, taken: int) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -41,7 +41,7 @@ class Choice:
     def __str__(self) -> str:
         text = f"{self.method}: [{self.lo:.6g}, {self.hi:.6g}]"
         if len(self.costs) > 1:
-            first, second = self.costs[0], self.costs[1]
+            first, second = self.costs[:2]
             ahead = second.mse / first.mse - 1 if first.mse > 0 else np.inf
             text += f", MSE {first.mse:.4g}, {100 * ahead:.1f} % below {second.method}'s, by its {self.decided_by}"
         return text
@@ -72,8 +72,7 @@ class CalibrationMethod:
         if isinstance(method, type):
             if not issubclass(method, CalibrationMethod):
                 raise InvalidProblem(f"method: {method.__name__}; expected a CalibrationMethod")
-            made: CalibrationMethod = method()
-            return made
+            return method()
         if callable(method):
             return Custom(method)
         raise InvalidProblem(f"method: {method!r}; expected a name, a CalibrationMethod or a callable")
@@ -190,8 +189,7 @@ class Custom(CalibrationMethod):
         return lo, hi
 
 
-def _default_methods() -> tuple[CalibrationMethod, ...]:
-    return MinMax(), MovingAverage(), Percentile(99.9), Percentile(99.99), Entropy(), MSE()
+_ALL = MinMax(), MovingAverage(), Percentile(99.9), Percentile(99.99), Entropy(), MSE()
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ class Adaptive(CalibrationMethod):
     chance allows, numbers are not uniform within bins (they may have been quantized before), and the sample decides.
     """
 
-    methods: Sequence[CalibrationMethod] = field(default_factory=_default_methods)
+    methods: Sequence[CalibrationMethod] = _ALL
     name: ClassVar[str] = "adaptive"
 
     def __post_init__(self) -> None:
@@ -224,10 +222,8 @@ class Adaptive(CalibrationMethod):
         sampled, spread = _on_values(d, target, costs)
         by_values = bool((np.abs(sampled - seen) > 8 * spread + 1e-3 * seen).any())
         order = np.argsort(sampled if by_values else seen, kind="stable")
-        best = costs[order[0]]
-        return Choice(
-            best.lo, best.hi, best.method, tuple(costs[i] for i in order), "values" if by_values else "histogram"
-        )
+        best, decided_by = costs[order[0]], "values" if by_values else "histogram"
+        return Choice(best.lo, best.hi, best.method, tuple(costs[i] for i in order), decided_by)
 
     def range(self, d: Distribution, target: Target) -> tuple[float, float]:
         found = self.choose(d, target)
@@ -240,12 +236,8 @@ def cost_of(d: Distribution, target: Target, method: CalibrationMethod) -> Metho
     mse = float(mean_squared_error(d, target, lo, hi)[0])
     clipped = d.share_outside(*(_both(lo, hi) if target.is_symmetric else (lo, hi)))
     name = f"percentile {method.p:g}" if isinstance(method, Percentile) else method.name
-    return MethodCost(name, lo, hi, mse, sqnr_db(d, mse), clipped)
-
-
-def sqnr_db(d: Distribution, mse: float) -> float:
-    """Signal-to-noise ratio in dB; infinite without error."""
-    return float(10 * np.log10(d.mean_square / mse)) if mse > 0 and d.mean_square > 0 else float("inf")
+    sqnr_db = float(10 * np.log10(d.mean_square / mse)) if mse > 0 and d.mean_square > 0 else float("inf")
+    return MethodCost(name, lo, hi, mse, sqnr_db, clipped)
 
 
 def _both(lo: float, hi: float) -> tuple[float, float]:

@@ -62,7 +62,7 @@ def _quantized(folder: Path, name: str, recipe: Any, seconds: float) -> "ModelRe
     from lowbit.report import write_html
 
     arrays = load_digits_cnn()
-    images = (arrays["test_images"][:, None].astype(np.float32) / 16).astype(np.float32)
+    images = arrays["test_images"][:, None].astype(np.float32) / 16
     labels = arrays["test_labels"]
     source = folder / "digits.onnx"
     source.write_bytes(digits_onnx())

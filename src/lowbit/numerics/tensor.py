@@ -100,12 +100,8 @@ class QuantizedTensor(_Fields):
             raise InvalidProblem(f"data: {codes.dtype}; {dtype} is stored as {dtype.storage_dtype}")
         params.validate(shape)
         if dtype.is_packed:
-            expected: tuple[int, ...] = (params.codes_nbytes(shape),)
-            if codes.ndim != 1:
-                codes = codes.reshape(-1)
-            codes = np.ascontiguousarray(codes)
-        else:
-            expected = shape
+            codes = np.ascontiguousarray(codes if codes.ndim == 1 else codes.reshape(-1))
+        expected = (params.codes_nbytes(shape),) if dtype.is_packed else shape
         if codes.shape != expected:
             raise InvalidProblem(f"data: shape {codes.shape}; {dtype} of shape {shape} is stored as {expected}")
         if dtype.is_packed and not padding_is_zero(codes, dtype, math.prod(shape)):

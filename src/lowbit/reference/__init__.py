@@ -50,8 +50,7 @@ def ste_mask(x: Array, s: Array, z: Array, qmin: int, qmax: int) -> npt.NDArray[
     """qmin <= rne(x / s) + z <= qmax, on the unclamped value; False for NaN and ±Inf."""
     with np.errstate(all="ignore"):
         steps = np.rint(x / s)
-    inside: npt.NDArray[np.bool_] = (steps >= (qmin - z).astype(x.dtype)) & (steps <= (qmax - z).astype(x.dtype))
-    return inside
+    return (steps >= (qmin - z).astype(x.dtype)) & (steps <= (qmax - z).astype(x.dtype))
 
 
 def quantize_binary(x: Array) -> Array:
