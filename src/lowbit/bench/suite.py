@@ -100,9 +100,8 @@ class QuantizationBenchmarkSuite:
         start, empty = time.perf_counter(), BenchmarkResult(operation.name, operation.family)
         try:
             work = operation.prepare()
-            result = replace(
-                empty, operations=work.operations, bytes_moved=work.bytes_moved, weight_bytes=work.weight_bytes
-            )
+            facts = {name: getattr(work, name) for name in ("operations", "bytes_moved", "weight_bytes")}
+            result = replace(empty, **facts)
             if work.memory is not None:
                 result = replace(result, memory=work.memory())
                 took = time.perf_counter() - start

@@ -97,7 +97,7 @@ class Sketch:
             cpu.refuse_nonfinite(floats, name or self.name)
         self._wide = self._wide or floats.element is Element.f64
         self._grain = min(self._grain, _GRAINS[floats.element])
-        self.__dict__.pop("_state", None)
+        self.__dict__.pop("_arrays", None)
 
     def merge(self, other: Sketch) -> None:
         """Add the statistics of another sketch."""
@@ -117,7 +117,7 @@ class Sketch:
             raise InvalidProblem(f"other: scales of shape {other._shape}; expected {self._shape}")
         self._native.merge(other._native)
         self._wide, self._grain = self._wide or other._wide, min(self._grain, other._grain)
-        self.__dict__.pop("_state", None)
+        self.__dict__.pop("_arrays", None)
 
     def _native_for(self, g: Granularity, shape: tuple[int, ...], name: str | None) -> core.Sketches:
         if self._native is not None:
@@ -198,18 +198,13 @@ class Sketch:
         return extremes[:, 0].reshape(self._shape), extremes[:, 1].reshape(self._shape)
 
     @functools.cached_property
-    def _state(self) -> dict[str, Array]:
-        assert self._native is not None
+    def _arrays(self) -> dict[str, Array]:
+        if self._native is None:
+            raise InvalidProblem(f"{self.name}: no samples yet")
         layout = _layout(self._native.scales, self._native.bins, self._native.reservoir)
         arrays: dict[str, Array] = {field: np.zeros(shape, dtype) for field, (shape, dtype) in layout.items()}
         self._native.state(*_parts(arrays))
         return arrays
-
-    @property
-    def _arrays(self) -> dict[str, Array]:
-        if self._native is None:
-            raise InvalidProblem(f"{self.name}: no samples yet")
-        return self._state
 
     @property
     def options(self) -> dict[str, Any]:
@@ -234,10 +229,8 @@ class Sketch:
             if about["version"] != _VERSION:
                 raise FormatError(f"version: {about['version']!r}; this lowbit reads {_VERSION}")
             bins, reservoir = about["sizes"]
-            made = cls(
-                about["axis"], about["group_size"], name=str(about["name"]), on_nonfinite=about["on_nonfinite"],
-                collect=about["collect"], bins=bins, reservoir=reservoir,
-            )  # fmt: skip
+            options = {k: about[k] for k in ("axis", "group_size", "on_nonfinite", "collect")}
+            made = cls(name=str(about["name"]), bins=bins, reservoir=reservoir, **options)
             made._shape = tuple(int(n) for n in about["shape"])
             made._axis_size, made._wide, made._grain = about["axis_size"], bool(about["wide"]), int(about["grain"])
             if about["native"] is not None:

@@ -109,10 +109,7 @@ def _draw(rows: list[Any], path: Path) -> list[Path]:
     for c, statistics, _ in rows:
         safe = "".join(ch if ch.isalnum() or ch in "-_." else "_" for ch in c.name)
         target = path if len(rows) == 1 else path.with_name(f"{path.stem}-{safe}{path.suffix}")
-        try:
-            statistics.plot(target)
-        except ValueError as error:  # a suffix that matplotlib does not know
-            raise InvalidProblem(f"plot: {error}") from None
+        statistics.plot(target)
         drawn.append(target)
     return drawn
 

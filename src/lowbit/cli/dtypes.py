@@ -4,12 +4,13 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+import lowbit
 from lowbit.cli.errors import refuse_unwritable
 from lowbit.cli.screen import add_numbers, printable, screen, table
 
@@ -34,7 +35,8 @@ def dtypes(
     elements = TIMED_ELEMENTS // 64 if quick else TIMED_ELEMENTS
     with screen(stderr=True).status("Starting") as status:
         rows = run_survey(elements=elements, progress=lambda name: status.update(f"Quantizing {name}"))
-    report = json.dumps(_json(rows, elements, detect()), indent=2)
+    facts = {"lowbit": lowbit.__version__, "hardware": detect().to_dict(), "timed_elements": elements}
+    report = json.dumps(facts | {"rows": [dataclasses.asdict(row) for row in rows]}, indent=2)
     if json_path == Path("-"):
         typer.echo(report)
         return
@@ -43,17 +45,6 @@ def dtypes(
     if json_path is not None:
         json_path.write_text(report + "\n")
         shown.print(printable(f"Wrote {json_path}"), style="dim")
-
-
-def _json(rows: "list[SurveyRow]", elements: int, found: "HardwareFeatures") -> dict[str, Any]:
-    import lowbit
-
-    return {
-        "lowbit": lowbit.__version__,
-        "hardware": found.to_dict(),
-        "timed_elements": elements,
-        "rows": [dataclasses.asdict(row) for row in rows],
-    }
 
 
 def _table(rows: "list[SurveyRow]", elements: int, found: "HardwareFeatures") -> RenderableType:

@@ -109,8 +109,12 @@ def quantize(
     options |= {"external_data": external_data or "auto", "operator": operator, "progress": not as_json}
     made = quantize_file(source, target, changed, seconds=seconds, threads=tuple(threads), **options)
     with says_what_is_kept(target):
-        if report is not None:
-            _write_report(made, report)
+        if report is not None and report.suffix == ".json":
+            made.save(report)
+        elif report is not None:
+            from lowbit.report import write_html
+
+            write_html(made, report)
         if as_json:
             typer.echo(json.dumps(made.to_dict(), indent=1))
             return
@@ -156,15 +160,6 @@ def _recipe(source: Path, name: str | None, group_size: int | None, method: str 
             raise InvalidProblem(f"method: {method!r}; {made.name} has no static activations to find ranges for")
         made = made.but(activations=replace(made.activations, method=method))
     return made.but(skip=skip) if skip else made
-
-
-def _write_report(made: "ModelReport", path: Path) -> None:
-    if path.suffix == ".json":
-        made.save(path)
-        return
-    from lowbit.report import write_html
-
-    write_html(made, path)
 
 
 def _show(made: "ModelReport", shown: Console) -> None:

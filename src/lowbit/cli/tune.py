@@ -77,8 +77,8 @@ def tune(
     if explain:
         refuse_given(ctx, "--explain measures nothing; give --matmul alone", "conv", "add", *_SETTINGS)
         return _explain(matmul, as_json)
-    work, wanted = _asked(matmul, conv, add), _wanted(max_latency, min_sqnr, min_cosine, memory)
-    found, interrupted = _searched(work, wanted, seconds, torch, no_cache, as_json)
+    given, bounds = (matmul, conv, add), (max_latency, min_sqnr, min_cosine, memory)
+    found, interrupted = _searched(given, bounds, seconds, torch, no_cache, as_json)
     if as_json:
         typer.echo(json.dumps([f.to_dict() for f in found], indent=2, default=str))
     else:
@@ -129,36 +129,26 @@ def recommend(
         hints = performance_hints()
         typer.echo(json.dumps(hints.to_dict(), indent=2) if as_json else str(hints))
         return
-    work, wanted = _asked(matmul, conv, add), _wanted(max_latency, min_sqnr, min_cosine, memory)
-    searched, interrupted = _searched(work, wanted, seconds, torch, no_cache, as_json)
+    given, bounds = (matmul, conv, add), (max_latency, min_sqnr, min_cosine, memory)
+    searched, interrupted = _searched(given, bounds, seconds, torch, no_cache, as_json)
     if interrupted:
         end_interrupted("nothing is kept" if no_cache else "workloads that were measured to the end are in the cache")
     found = [recommended(answer.workload, found=answer) for answer in searched]
     typer.echo(json.dumps([f.to_dict() for f in found], indent=2) if as_json else "\n\n".join(map(str, found)))
 
 
-def _wanted(latency: float | None, sqnr: float | None, cosine: float | None, memory: int | None) -> Any:
-    from lowbit.tuning import PerformanceRequirements
-
-    return PerformanceRequirements(None if latency is None else latency / 1e3, None, memory, sqnr, cosine)
-
-
-def _asked(matmul: list[str], conv: list[str], add: list[str]) -> "list[QuantizationWorkload]":
-    from lowbit.tuning import QuantizationWorkload
-
-    given = ("matmul", matmul), ("conv2d", conv), ("add", add)
-    work = [QuantizationWorkload.parse(kind, text) for kind, texts in given for text in texts]
-    if not work:
-        raise InvalidProblem("workload: none; give --matmul, --conv or --add")
-    return work
-
-
 def _searched(
-    work: list[Any], wanted: Any, seconds: float, torch: bool, no_cache: bool, quiet: bool
+    given: tuple[list[str], ...], bounds: tuple[Any, ...], seconds: float, torch: bool, no_cache: bool, quiet: bool
 ) -> "tuple[list[OptimalQuantizationConfig], bool]":
     """The settings that were found, and whether Ctrl-C came before the end."""
-    from lowbit.tuning import AutoTuningConfig, auto_tune
+    from lowbit.tuning import AutoTuningConfig, PerformanceRequirements, QuantizationWorkload, auto_tune
 
+    kinds = zip(("matmul", "conv2d", "add"), given, strict=True)
+    work = [QuantizationWorkload.parse(kind, text) for kind, texts in kinds for text in texts]
+    if not work:
+        raise InvalidProblem("workload: none; give --matmul, --conv or --add")
+    latency, sqnr, cosine, memory = bounds
+    wanted = PerformanceRequirements(None if latency is None else latency / 1e3, None, memory, sqnr, cosine)
     config = AutoTuningConfig(max_search_time=seconds)
     if torch and find_spec("torch") is not None:
         import_module("torch")  # the search compares with every peer that is imported

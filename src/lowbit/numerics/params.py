@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lowbit.numerics.dtypes import Array, DTypeLike, QuantizedDType
 from lowbit.numerics.fields import as_scale, as_statistics, as_zero_point, whole
-from lowbit.numerics.parameter_fields import ParameterFields
+from lowbit.numerics.parameter_fields import FIELDS, ParameterFields
 from lowbit.numerics.ranges import affine_from_range, log_scale_from_range, mixed_scale_from_range
 from lowbit.numerics.schemes import QuantizationScheme as QuantizationScheme
 from lowbit.numerics.schemes import check_params, checked_steps, default_codes, granularity_options, group_size_of
@@ -128,7 +128,7 @@ class QuantizationParams(ParameterFields):
 
     def replace(self, **changes: Any) -> QuantizationParams:
         """A copy with some fields changed."""
-        fields = {name: getattr(self, name) for name in _FIELDS}
+        fields = {name: getattr(self, name) for name in FIELDS}
         weak = self.weak and "scale" not in changes
         made = QuantizationParams(**{**fields, **changes})
         made._set(weak=made.weak or weak)
@@ -276,7 +276,7 @@ class QuantizationParams(ParameterFields):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, QuantizationParams):
             return NotImplemented
-        return all(_same(getattr(self, n), getattr(other, n)) for n in (*_FIELDS, "weak"))
+        return all(_same(getattr(self, n), getattr(other, n)) for n in (*FIELDS, "weak"))
 
     def __hash__(self) -> int:
         return hash((self.dtype, self.scheme, self.axis, self.group_size, self.scale.tobytes()))
@@ -296,11 +296,6 @@ class QuantizationParams(ParameterFields):
             if getattr(self, name) is not None:
                 parts.append(f"{name}={getattr(self, name):g}")
         return f"QuantizationParams({', '.join(parts)})"
-
-
-_FIELDS = (
-    "dtype", "scheme", "scale", "zero_point", "axis", "group_size", "qmin", "qmax", "steps_per_octave",
-)  # fmt: skip
 
 
 _DEFAULT = QuantizationParams("int8", "symmetric")

@@ -209,8 +209,7 @@ def _violations(
 def _with_front(results: list[CandidateResult]) -> list[CandidateResult]:
     def beats(a: CandidateResult, b: CandidateResult) -> bool:
         no_worse = a.timing.median <= b.timing.median and a.sqnr_db >= b.sqnr_db and a.nbytes <= b.nbytes
-        better = a.timing.median < b.timing.median or a.sqnr_db > b.sqnr_db or a.nbytes < b.nbytes
-        return no_worse and better
+        return no_worse and (a.timing.median, a.sqnr_db, a.nbytes) != (b.timing.median, b.sqnr_db, b.nbytes)
 
     return [replace(r, on_front=not any(beats(o, r) for o in results)) for r in results]
 
