@@ -189,16 +189,12 @@ class _Ceiling:
     threads: int
 
     def applied(self, result: BenchmarkResult) -> BenchmarkResult:
+        """The result with its share of the first rate that it does not exceed; an exceeded rate was not the limit."""
         assert result.timing is not None
-        if result.operations:
-            return self._within(result, result.operations, {"dot products": self.bounds.dot_ops})
-        levels = _LEVELS[self._level(result.bytes_moved) :: -1]
-        rates = {f"reading from {name}": self.bounds.read_bytes.get(name, 0.0) for name in levels}
-        return self._within(result, result.bytes_moved, rates)
-
-    def _within(self, result: BenchmarkResult, amount: int, rates: dict[str, float]) -> BenchmarkResult:
-        """The share of the first rate that the result does not exceed; an exceeded rate was not the limit."""
-        assert result.timing is not None
+        amount, rates = result.operations, {"dot products": self.bounds.dot_ops}
+        if not amount:
+            amount, levels = result.bytes_moved, _LEVELS[self._level(result.bytes_moved) :: -1]
+            rates = {f"reading from {name}": self.bounds.read_bytes.get(name, 0.0) for name in levels}
         for name, rate in rates.items():
             share = 100 * amount / result.timing.median / (rate * self.threads) if rate > 0 else math.inf
             if share <= _MOST:

@@ -242,18 +242,9 @@ class QuantizationParams(ParameterFields):
         return cls(QuantizedDType.mixed(np.asarray(widths).tolist()), "symmetric", scale, axis=axis, **options)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "dtype": self.dtype.to_json(),
-            "scheme": self.scheme.value,
-            "scale": self.scale.tolist(),
-            "scale_dtype": None if self.weak else self.scale.dtype.name,
-            "zero_point": self.zero_point.tolist(),
-            "axis": self.axis,
-            "group_size": self.group_size,
-            "qmin": self.qmin,
-            "qmax": self.qmax,
-            "steps_per_octave": self.steps_per_octave,
-        }
+        fields = {"dtype": self.dtype.to_json(), "scheme": self.scheme.value, "scale": self.scale.tolist()}
+        fields |= {"scale_dtype": None if self.weak else self.scale.dtype.name, "zero_point": self.zero_point.tolist()}
+        return fields | {k: getattr(self, k) for k in ("axis", "group_size", "qmin", "qmax", "steps_per_octave")}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> QuantizationParams:
