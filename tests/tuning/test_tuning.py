@@ -209,7 +209,7 @@ def test_the_nearest_setting_is_the_one_that_misses_by_least():
 
     def result(dtype: str, seconds: float, sqnr: float, nbytes: int) -> CandidateResult:
         timing = Timing.of([seconds] * 9)
-        broken = tuner_module._violations(work, wanted, how, timing, (sqnr, 0.99), nbytes)
+        broken = tuner_module._violations(wanted, how.accuracy_threshold, (sqnr, 0.99), nbytes, timing, work.operations)
         texts, distance = tuple(v.text for v in broken), sum(v.excess for v in broken)
         return CandidateResult(dtype, Candidate(dtype), timing, sqnr, 0.99, nbytes, texts, distance)
 
@@ -235,8 +235,9 @@ def test_the_nearest_setting_is_the_one_that_misses_by_least():
     ],
 )  # fmt: skip
 def test_distances_are_shares_of_the_bounds(wanted, distance):
-    given = QuantizationWorkload.matmul(1, 64, 64), PerformanceRequirements(**wanted), AutoTuningConfig()
-    broken = tuner_module._violations(*given, Timing.of([1.0] * 9), (40.0, 0.97), 100)
+    bounds, least = PerformanceRequirements(**wanted), AutoTuningConfig().accuracy_threshold
+    work = QuantizationWorkload.matmul(1, 64, 64)
+    broken = tuner_module._violations(bounds, least, (40.0, 0.97), 100, Timing.of([1.0] * 9), work.operations)
     assert sum(v.excess for v in broken) == pytest.approx(distance)
 
 

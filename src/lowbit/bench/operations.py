@@ -9,18 +9,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.bench.results import MemoryUsage
 from lowbit.layers import QuantizedLinear
+from lowbit.numerics.dtypes import Array
 from lowbit.numerics.metrics import error_report
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.dequantize import dequantize
 from lowbit.ops.elementwise import qadd, qrelu
 from lowbit.ops.quantize import quantize
-
-Array = npt.NDArray[Any]
 
 # A name stands for the same work in every run, so "quick" is a part of "full".
 _COUNTS = {"quick": (1 << 18,), "full": (1 << 14, 1 << 18, 1 << 20, 1 << 24)}

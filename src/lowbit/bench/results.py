@@ -1,4 +1,4 @@
-"""Benchmark results: one per operation, summaries, and their file formats."""
+"""Benchmark results: one per operation, summaries, their file formats, and what changed between two runs."""
 
 from __future__ import annotations
 
@@ -17,31 +17,8 @@ from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.runtime.files.atomic import written_whole
 
 _FORMAT, _VERSION = "lowbit benchmark", 1
+_MARGIN = 1.05  # between the intervals of two medians that differ
 _STATUSES = ("ok", "timeout", "failed")
-_COLUMNS = [
-    "name",
-    "family",
-    "status",
-    "reason",
-    "median_s",
-    "low_s",
-    "high_s",
-    "best_s",
-    "samples",
-    "baseline_median_s",
-    "baseline_threads",
-    "speedup",
-    "gops",
-    "gb_per_s",
-    "percent_of_limit",
-    "limit",
-    "sqnr_db",
-    "weight_bytes",
-    "float_bytes",
-    "quantized_bytes",
-    "peak_bytes",
-    "workspace_bytes",
-]
 
 
 @dataclass(frozen=True)
@@ -104,21 +81,23 @@ class BenchmarkResult:
         """The result of `to_dict`, read back. Raises for anything else."""
         if d["status"] not in _STATUSES:
             raise ValueError(f"status {d['status']!r}, expected one of {', '.join(_STATUSES)}")
-        texts, counts = ("name", "family", "reason", "limit"), ("baseline_threads", "weight_bytes")
-        fields: dict[str, Any] = {k: _text(d[k]) for k in texts} | {k: _count(d[k]) for k in counts}
-        fields |= {k: _timing(d[k]) for k in ("timing", "baseline")}
+        fields: dict[str, Any] = {k: _text(d[k]) for k in ("name", "family", "status", "reason", "limit")}
         fields |= {k: int(d[k]) for k in ("operations", "bytes_moved")}
-        fields |= {k: _number(d[k]) for k in ("percent_of_limit", "sqnr_db")}
-        memory = None if d["memory"] is None else MemoryUsage(**d["memory"])
-        return BenchmarkResult(status=d["status"], memory=memory, **fields)
+        fields |= {k: _unless_none(int, d[k]) for k in ("baseline_threads", "weight_bytes")}
+        fields |= {k: _unless_none(float, d[k]) for k in ("percent_of_limit", "sqnr_db")}
+        fields |= {k: _unless_none(_timing, d[k]) for k in ("timing", "baseline")}
+        return BenchmarkResult(memory=_unless_none(lambda m: MemoryUsage(**m), d["memory"]), **fields)
 
-    def _row(self) -> tuple[Any, ...]:
-        t, b, m = self.timing, self.baseline, self.memory
-        times = (None,) * 5 if t is None else (t.median, t.low, t.high, t.best, t.samples)
-        memory = (None,) * 4 if m is None else (m.before, m.after, m.peak, m.workspace)
-        baseline = None if b is None else b.median, self.baseline_threads, self.speedup
-        rates = self.gops, self.gb_per_s, self.percent_of_limit, self.limit, self.sqnr_db, self.weight_bytes
-        return self.name, self.family, self.status, self.reason, *times, *baseline, *rates, *memory
+    def _row(self) -> dict[str, Any]:
+        """The figures by their columns in a CSV file."""
+        row = {name: getattr(self, name) for name in ("name", "family", "status", "reason")}
+        row |= {f"{name}_s": getattr(self.timing, name, None) for name in ("median", "low", "high", "best")}
+        row |= {"samples": getattr(self.timing, "samples", None)}
+        row |= {"baseline_median_s": getattr(self.baseline, "median", None)}
+        figures = "baseline_threads speedup gops gb_per_s percent_of_limit limit sqnr_db weight_bytes"
+        row |= {name: getattr(self, name) for name in figures.split()}
+        fields = {"float": "before", "quantized": "after", "peak": "peak", "workspace": "workspace"}
+        return row | {f"{column}_bytes": getattr(self.memory, name, None) for column, name in fields.items()}
 
 
 @dataclass(frozen=True)
@@ -177,10 +156,7 @@ class BenchmarkSummary:
     complete: bool = True  # False: stopped by Ctrl-C
 
     def __getitem__(self, name: str) -> BenchmarkResult:
-        for r in self.results:
-            if r.name == name:
-                return r
-        raise KeyError(name)
+        return {r.name: r for r in reversed(self.results)}[name]  # the first of that name
 
     def of(self, family: str) -> tuple[BenchmarkResult, ...]:
         return tuple(r for r in self.results if r.family == family)
@@ -215,7 +191,7 @@ class BenchmarkSummary:
             if len({r.name for r in results}) < len(results):
                 raise ValueError("two results of the same name")
             head = dict(d["hardware"]), dict(d["limits"]), _text(d["version"]), int(d["threads"])
-            return BenchmarkSummary(results, *head, _number(d["load_average"]), bool(d["complete"]))
+            return BenchmarkSummary(results, *head, _unless_none(float, d["load_average"]), bool(d["complete"]))
         except KeyError as error:
             raise FormatError(f"no benchmark results: {error} is missing") from None
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -224,9 +200,9 @@ class BenchmarkSummary:
     def to_csv(self) -> str:
         """CSV text: one line per result, missing figures empty."""
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        writer.writerows(["" if v is None else v for v in r._row()] for r in self.results)
+        writer = csv.DictWriter(text, BenchmarkResult("", "")._row(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(r._row() for r in self.results)  # None is written as nothing
         return text.getvalue()
 
     def to_markdown(self) -> str:
@@ -248,11 +224,9 @@ class BenchmarkSummary:
         counts = sorted({r.baseline_threads for r in self.results if r.baseline_threads is not None})
         if counts:
             text += f"; NumPy's products with {' or '.join(map(str, counts))}, the faster of 1 and {self.threads}"
-        cpus = self.hardware.get("usable_cpus") or 1
-        busy = self.load_average is not None and self.load_average > 0.5 * cpus
-        return text + (
-            f"; the machine was busy before (load {self.load_average:.1f}), figures may be low" if busy else ""
-        )
+        if self.load_average is not None and self.load_average > 0.5 * (self.hardware.get("usable_cpus") or 1):
+            text += f"; the machine was busy before (load {self.load_average:.1f}), figures may be low"
+        return text
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a .json, .csv or .md file atomically."""
@@ -271,6 +245,56 @@ class BenchmarkSummary:
             return BenchmarkSummary.from_json(Path(path).read_text(encoding="utf-8"))
         except (FormatError, UnicodeDecodeError) as error:
             raise FormatError(f"{os.fspath(path)}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Change:
+    """An operation of either run."""
+
+    name: str
+    kind: str  # "regression", "improvement", "same", "missing" (from the new run), "added"
+    old: float | None = None  # seconds, medians
+    new: float | None = None
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """New time divided by old time: above 1 is slower."""
+        return None if self.old is None or self.new is None else self.new / self.old
+
+
+def compare(old: BenchmarkSummary, new: BenchmarkSummary) -> list[Change]:
+    """One change per name, in the order of the old run. Slower or faster means that the confidence intervals of the
+    medians are more than 5 % apart. An operation that was timed in the old run only is a regression.
+
+    >>> from lowbit.bench import BenchmarkResult, BenchmarkSummary, Timing
+    >>> old, new = (BenchmarkSummary((BenchmarkResult("sort", "example", timing=Timing.of([t] * 9)),)) for t in (1, 2))
+    >>> compare(old, new)
+    [Change(name='sort', kind='regression', old=1.0, new=2.0, note='')]
+    """
+    before, after = ({r.name: r for r in s.results} for s in (old, new))
+    found = [_change(r, after[name]) if name in after else _alone(r, "missing") for name, r in before.items()]
+    return found + [_alone(r, "added") for name, r in after.items() if name not in before]
+
+
+def _change(old: BenchmarkResult, new: BenchmarkResult) -> Change:
+    was, now = old.timing, new.timing
+    if was is None or now is None:
+        worse = new.status != "ok" and old.status == "ok"
+        better = old.status != "ok" and new.status == "ok"
+        note = f"{old.status} before, {new.status} now" if worse or better else ""
+        if worse and new.reason:
+            note += f": {new.reason}"
+        kind = "regression" if worse else "improvement" if better else "same"
+        return Change(old.name, kind, was.median if was else None, now.median if now else None, note)
+    slower, faster = now.low > was.high * _MARGIN, was.low > now.high * _MARGIN
+    kind = "regression" if slower else "improvement" if faster else "same"
+    return Change(old.name, kind, was.median, now.median)
+
+
+def _alone(r: BenchmarkResult, kind: str) -> Change:
+    median = None if r.timing is None else r.timing.median
+    return Change(r.name, kind, *((median, None) if kind == "missing" else (None, median)))
 
 
 def table_heads(family: str) -> tuple[str, ...]:
@@ -337,17 +361,11 @@ def _text(value: Any) -> str:
     return value
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+def _unless_none(read: Callable[[Any], Any], value: Any) -> Any:
+    return None if value is None else read(value)
 
 
-def _count(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
-def _timing(d: Any) -> Timing | None:
-    if d is None:
-        return None
+def _timing(d: Any) -> Timing:
     best, median, low, high = (float(d[k]) for k in ("best", "median", "low", "high"))
     t = Timing(best, median, low, high, int(d["samples"]), int(d["repeats"]))
     if not (0 < t.best <= t.low <= t.median <= t.high < math.inf):

@@ -20,7 +20,7 @@ from lowbit.bench.timing import Timing, measure
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.hardware import HardwareFeatures, hardware
 from lowbit.runtime.limits import Limits, limits
-from lowbit.runtime.threads import get_num_threads, set_num_threads
+from lowbit.runtime.threads import get_num_threads, threads_set_to
 
 FAMILIES = ("quantization", "matrix", "elementwise", "memory", "comparative")
 
@@ -85,29 +85,23 @@ class QuantizationBenchmarkSuite:
                 raise InvalidProblem(f"only: {family!r}; expected some of {', '.join(FAMILIES)}")
         chosen = [o for o in operations(self.config.sizes, self.config.measure_memory) if o.family in wanted]
         load, machine, bounds = _load(), hardware(), limits(refresh=True)
-        before, results, complete = get_num_threads(), list[BenchmarkResult](), True
-        threads = before if self.config.threads is None else self.config.threads
-        set_num_threads(threads)
-        try:
+        results = list[BenchmarkResult]()
+        threads = get_num_threads() if self.config.threads is None else self.config.threads
+        with contextlib.suppress(KeyboardInterrupt), threads_set_to(threads):
             for i, operation in enumerate(chosen):
                 if progress is not None:
                     progress(f"{i + 1} of {len(chosen)}: {operation.name}")
                 results.append(self._result(operation, _Ceiling(bounds, machine, threads)))
-        except KeyboardInterrupt:
-            complete = False
-        finally:
-            set_num_threads(before)
-        return BenchmarkSummary(
-            tuple(results), machine.to_dict(), bounds.to_dict(), __version__, threads, load, complete
-        )
+        complete = len(results) == len(chosen)
+        facts = machine.to_dict(), bounds.to_dict(), __version__, threads, load, complete
+        return BenchmarkSummary(tuple(results), *facts)
 
     def _result(self, operation: Operation, ceiling: _Ceiling) -> BenchmarkResult:
         start, empty = time.perf_counter(), BenchmarkResult(operation.name, operation.family)
         try:
             work = operation.prepare()
-            result = replace(
-                empty, operations=work.operations, bytes_moved=work.bytes_moved, weight_bytes=work.weight_bytes
-            )
+            facts = {name: getattr(work, name) for name in ("operations", "bytes_moved", "weight_bytes")}
+            result = replace(empty, **facts)
             if work.memory is not None:
                 result = replace(result, memory=work.memory())
                 took = time.perf_counter() - start
@@ -195,16 +189,12 @@ class _Ceiling:
     threads: int
 
     def applied(self, result: BenchmarkResult) -> BenchmarkResult:
+        """The result with its share of the first rate that it does not exceed; an exceeded rate was not the limit."""
         assert result.timing is not None
-        if result.operations:
-            return self._within(result, result.operations, {"dot products": self.bounds.dot_ops})
-        levels = _LEVELS[self._level(result.bytes_moved) :: -1]
-        rates = {f"reading from {name}": self.bounds.read_bytes.get(name, 0.0) for name in levels}
-        return self._within(result, result.bytes_moved, rates)
-
-    def _within(self, result: BenchmarkResult, amount: int, rates: dict[str, float]) -> BenchmarkResult:
-        """The share of the first rate that the result does not exceed; an exceeded rate was not the limit."""
-        assert result.timing is not None
+        amount, rates = result.operations, {"dot products": self.bounds.dot_ops}
+        if not amount:
+            amount, levels = result.bytes_moved, _LEVELS[self._level(result.bytes_moved) :: -1]
+            rates = {f"reading from {name}": self.bounds.read_bytes.get(name, 0.0) for name in levels}
         for name, rate in rates.items():
             share = 100 * amount / result.timing.median / (rate * self.threads) if rate > 0 else math.inf
             if share <= _MOST:

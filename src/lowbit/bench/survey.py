@@ -111,17 +111,9 @@ def run_survey(
         quantized = {name: setting.quantize(array.reshape(len(array), -1)) for name, array in weights.items()}
         restored = {name: q.dequantize().reshape(weights[name].shape) for name, q in quantized.items()}
         nbytes = sum(q.nbytes for q in quantized.values())
-        rows.append(
-            SurveyRow(
-                setting.dtype_name,
-                setting.scheme_name,
-                nbytes,
-                nbytes * 8 / count,
-                _sqnr_db(weights, restored),
-                digits_accuracy(network | restored),
-                *_speed(setting, timed),
-            )
-        )
+        figures = nbytes * 8 / count, _sqnr_db(weights, restored), digits_accuracy(network | restored)
+        speed = _speed(setting, timed)
+        rows.append(SurveyRow(setting.dtype_name, setting.scheme_name, nbytes, *figures, *speed))
     return rows
 
 

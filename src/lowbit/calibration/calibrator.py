@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sized
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.calibration.cache import CalibrationCache
 from lowbit.calibration.distribution import Distribution
@@ -23,7 +22,6 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.runtime.files.container import read_arrays, write_arrays
 
-Array = npt.NDArray[Any]
 MethodLike = CalibrationMethod | str | Callable[[Distribution], tuple[float, float]]
 SchemeLike = str | QuantizationScheme
 
@@ -58,9 +56,9 @@ class Calibrator:
         reservoir: int | None = None,
     ) -> None:
         self.method = CalibrationMethod.of(method)
-        options = {"name": name, "on_nonfinite": on_nonfinite, "collect": collect, "bins": bins, "reservoir": reservoir}
-        self.sketch = Sketch(axis, group_size, **options)  # type: ignore[arg-type]
-        self._options = {"axis": axis, "group_size": group_size, **options}
+        self.sketch = Sketch(
+            axis, group_size, name=name, on_nonfinite=on_nonfinite, collect=collect, bins=bins, reservoir=reservoir
+        )
         self.choices: list[Choice] = []  # how the last `calibrate` found each range
         self.from_cache = False  # whether the last `calibrate` found its answer in a cache
 
@@ -75,7 +73,7 @@ class Calibrator:
 
     def clear(self) -> None:
         """Forget all samples."""
-        self.sketch = Sketch(**self._options)  # type: ignore[arg-type]
+        self.sketch = Sketch(**self.sketch.options)
         self.choices = []
 
     def merge(self, other: Calibrator | Sketch) -> None:
@@ -83,6 +81,10 @@ class Calibrator:
         if not isinstance(other, Calibrator | Sketch):
             raise InvalidProblem(f"other: {type(other).__name__}; expected a Calibrator")
         self.sketch.merge(other.sketch if isinstance(other, Calibrator) else other)
+
+    @property
+    def _scope(self) -> dict[str, Any]:
+        return {"axis": self.sketch.axis, "group_size": self.sketch.group_size}
 
     @property
     def name(self) -> str:
@@ -126,13 +128,13 @@ class Calibrator:
         target; `from_cache` tells.
         """
         chosen = self.method if method is None else CalibrationMethod.of(method)
-        template = _template(dtype, scheme, qmin, qmax, steps_per_octave, self._options)
+        template = _template(dtype, scheme, self._scope, qmin, qmax, steps_per_octave)
         chosen.check(template)
         self._require_samples(chosen, template)
         codes = (template.qmin, template.qmax) if (qmin, qmax) != (None, None) else None
         target = Target(template, full_range, self.sketch.is_wide, codes)
         store = CalibrationCache.of(cache)
-        key = store.key(self.fingerprint, chosen, target, self._options) if store is not None else None
+        key = store.key(self.fingerprint, chosen, target, self._scope) if store is not None else None
         found = store.get(key) if store is not None and key is not None else None
         self.from_cache = found is not None
         if found is not None:
@@ -147,7 +149,7 @@ class Calibrator:
         self, dtype: DTypeLike = "int8", scheme: SchemeLike = "linear", index: int = 0
     ) -> CalibrationStatistics:
         """Statistics, the error of each method at this dtype, and the recommended ones; with an axis, of one index."""
-        template = _template(dtype, scheme, None, None, None, self._options)
+        template = _template(dtype, scheme, self._scope)
         self._require_samples(Adaptive(), template)
         return statistics_of(self.sketch, Target(template, wide=self.sketch.is_wide), index)
 
@@ -166,7 +168,7 @@ class Calibrator:
 
     def _derive(self, method: CalibrationMethod, target: Target) -> QuantizationParams:
         shape = self.sketch.shape
-        scope = {"axis": self._options["axis"], "group_size": self._options["group_size"]}
+        scope = self._scope
         p = target.template
         mean = None
         if p.dtype.is_binary or 1 in p.dtype.widths:
@@ -181,7 +183,10 @@ class Calibrator:
             d = self.sketch.distribution(i)
             if d.count == 0:
                 raise InvalidProblem(f"{self.name}: no finite numbers for index {i} of axis {scope['axis']}")
-            self.choices.append(method.choose(d, _of_channel(target, i)))
+            channel = target
+            if p.dtype.widths:
+                channel = Target(QuantizationParams(p.dtype.channel(i), p.scheme), target.full_range, target.wide)
+            self.choices.append(method.choose(d, channel))
         lo, hi = (np.asarray([getattr(c, end) for c in self.choices]).reshape(shape) for end in ("lo", "hi"))
         return target.params(lo, hi, mean, **scope)
 
@@ -203,16 +208,8 @@ class Calibrator:
         except (KeyError, TypeError, ValueError):
             raise FormatError(f"{path}: not a calibrator") from None
         made = cls(kept if method is None and kept != "custom" else method or "adaptive")
-        made._adopt(Sketch.from_arrays(arrays, sketch))
+        made.sketch = Sketch.from_arrays(arrays, sketch)
         return made
-
-    def _adopt(self, sketch: Sketch) -> None:
-        self.sketch = sketch
-        bins, reservoir = sketch._sizes
-        self._options = {
-            "axis": sketch.axis, "group_size": sketch.group_size, "name": sketch.name, "bins": bins,
-            "on_nonfinite": sketch.on_nonfinite, "collect": sketch.collect, "reservoir": reservoir,
-        }  # fmt: skip
 
     @staticmethod
     def observe(model: Any, loader: Iterable[Any], **options: Any) -> dict[str, Calibrator]:
@@ -270,9 +267,7 @@ def calibrate(
     """
     chosen = CalibrationMethod.of(method)
     scope = {"axis": axis, "group_size": group_size}
-    template = _template(
-        dtype, scheme, options.get("qmin"), options.get("qmax"), options.get("steps_per_octave"), scope
-    )
+    template = _template(dtype, scheme, scope, *map(options.get, ("qmin", "qmax", "steps_per_octave")))
     chosen.check(template)
     store = CalibrationCache.of(cache)
     key = None
@@ -300,28 +295,19 @@ def calibrate(
 
 
 def _template(
-    dtype: DTypeLike, scheme: SchemeLike, qmin: int | None, qmax: int | None, steps: float | None, scope: dict[str, Any]
+    dtype: DTypeLike, scheme: SchemeLike, scope: dict[str, Any], qmin: Any = None, qmax: Any = None, steps: Any = None
 ) -> QuantizationParams:
     """Params of the target without scales; raises for an unsupported combination."""
     kind, wanted = QuantizedDType.of(dtype), QuantizationScheme.of(scheme)
-    one_scale = wanted not in (QuantizationScheme.CHANNEL_WISE, QuantizationScheme.BLOCK_WISE)
     if wanted is QuantizationScheme.ASYMMETRIC and (kind.is_binary or kind.is_mixed):
         raise InvalidProblem(f"scheme: asymmetric; {kind} codes are symmetric")
-    if not one_scale:
+    if wanted in (QuantizationScheme.CHANNEL_WISE, QuantizationScheme.BLOCK_WISE):
         needs = "axis" if wanted is QuantizationScheme.CHANNEL_WISE else "group_size"
-        if scope.get(needs) is None:
+        if scope[needs] is None:
             raise InvalidProblem(f"scheme: {wanted} needs the calibrator to have {needs}")
         wanted = QuantizationScheme.LINEAR
-    axis = scope.get("axis") if kind.is_mixed else None
+    axis = scope["axis"] if kind.is_mixed else None
     return QuantizationParams(kind, wanted, axis=axis, qmin=qmin, qmax=qmax, steps_per_octave=steps)
-
-
-def _of_channel(target: Target, index: int) -> Target:
-    """The target of one channel of a mixed dtype."""
-    if not target.template.dtype.widths:
-        return target
-    dtype = target.template.dtype.channel(index)
-    return Target(QuantizationParams(dtype, target.template.scheme), target.full_range, target.wide)
 
 
 def tracked(samples: Iterable[Any], title: str, progress: bool) -> Iterable[Any]:

@@ -6,12 +6,13 @@ import copy
 import functools
 import math
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from lowbit.numerics.dtypes import Array
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -44,14 +45,13 @@ class Histogram(NamedTuple):
         """How many numbers lie below each value."""
         ends = np.concatenate([[0.0], np.cumsum(self.counts)])
         v = np.asarray(value, np.float64)
+        if not self.counts.size:
+            return np.zeros(v.shape)
         at = np.searchsorted(self.lower, v, side="left")  # bins that start below it
         last = np.maximum(at - 1, 0)
-        width = np.maximum(self.upper[last] - self.lower[last], 1e-300) if self.counts.size else np.ones(v.shape)
-        part = (
-            np.clip((v - self.lower[last]) / width, 0, 1) * self.counts[last] if self.counts.size else np.zeros(v.shape)
-        )
-        found: Floats = np.where(at > 0, ends[last] + part, 0.0)
-        return found
+        width = np.maximum(self.upper[last] - self.lower[last], 1e-300)
+        part = np.clip((v - self.lower[last]) / width, 0, 1) * self.counts[last]
+        return np.where(at > 0, ends[last] + part, 0.0)
 
 
 class Distribution:
@@ -94,10 +94,13 @@ class Distribution:
             return None
         return exact_sum(self._limbs[which])
 
+    def _average(self, which: int) -> float:
+        total = self._sum(which)
+        return math.nan if total is None or not self.count else float(total / self.count)
+
     @functools.cached_property
     def mean(self) -> float:
-        total = self._sum(0)
-        return math.nan if total is None or not self.count else float(total / self.count)
+        return self._average(0)
 
     @property
     def mean_lo(self) -> float:
@@ -111,8 +114,7 @@ class Distribution:
 
     @functools.cached_property
     def mean_abs(self) -> float:
-        total = self._sum(2)
-        return math.nan if total is None or not self.count else float(total / self.count)
+        return self._average(2)
 
     @functools.cached_property
     def mean_square(self) -> float:
@@ -158,9 +160,7 @@ class Distribution:
         lower, upper = (_from_bits((k << shift) - half_step) for k in (keys, keys + 1))
         tiny = c[0] - self.zeros
         # The upper edge of the numbers below the first bin.
-        edge = (
-            float(_from_bits(np.array([(1 + first) << shift]))[0]) if tiny else _from_bits(np.array([self._least]))[0]
-        )
+        edge = _from_bits(np.array([(1 + first) << shift if tiny else self._least]))[0]
         sides = 1.0 + (self._positive and self._negative)
         below, above = (has * tiny / sides for has in (self._negative, self._positive))
         middle = np.array([[-edge, -edge / 2, below], [0.0, 0.0, self.zeros], [edge / 2, edge, above]])
@@ -226,8 +226,7 @@ class Distribution:
 
 def _angle(x: Floats, lo: float, hi: float) -> Floats:
     """The angle in [0, pi] whose cosine falls linearly from 1 to -1 as x goes from lo to hi."""
-    found: Floats = 2 * np.arcsin(np.sqrt(np.clip((x - lo) / max(hi - lo, 1e-300), 0, 1)))
-    return found
+    return 2 * np.arcsin(np.sqrt(np.clip((x - lo) / max(hi - lo, 1e-300), 0, 1)))
 
 
 def exact_sum(limbs: Array) -> Fraction:
@@ -236,8 +235,7 @@ def exact_sum(limbs: Array) -> Fraction:
 
 
 def _from_bits(bits: npt.NDArray[np.int64]) -> Floats:
-    found: Floats = np.clip(bits, 0, 0x7F800000 - 1).astype(np.uint32).view(np.float32).astype(np.float64)
-    return found
+    return np.clip(bits, 0, 0x7F800000 - 1).astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 def _without(count: Floats, taken: int) -> Floats:

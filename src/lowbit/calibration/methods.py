@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit import reference
-from lowbit.calibration.distribution import Distribution
-from lowbit.calibration.scores import Target, divergence, mean_squared_error
-from lowbit.calibration.search import best_range
+from lowbit.calibration.distribution import Distribution, Floats
+from lowbit.calibration.scores import Target, best_range, divergence, mean_squared_error
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Choice:
     def __str__(self) -> str:
         text = f"{self.method}: [{self.lo:.6g}, {self.hi:.6g}]"
         if len(self.costs) > 1:
-            first, second = self.costs[0], self.costs[1]
+            first, second = self.costs[:2]
             ahead = second.mse / first.mse - 1 if first.mse > 0 else np.inf
             text += f", MSE {first.mse:.4g}, {100 * ahead:.1f} % below {second.method}'s, by its {self.decided_by}"
         return text
@@ -75,8 +72,7 @@ class CalibrationMethod:
         if isinstance(method, type):
             if not issubclass(method, CalibrationMethod):
                 raise InvalidProblem(f"method: {method.__name__}; expected a CalibrationMethod")
-            made: CalibrationMethod = method()
-            return made
+            return method()
         if callable(method):
             return Custom(method)
         raise InvalidProblem(f"method: {method!r}; expected a name, a CalibrationMethod or a callable")
@@ -140,20 +136,8 @@ class Percentile(CalibrationMethod):
         return max(float(lo), d.lo), min(float(hi), d.hi)
 
 
-class _Searched(CalibrationMethod):
-    """The range of least score."""
-
-    steps: ClassVar[int] = 16  # candidates an octave
-
-    def range(self, d: Distribution, target: Target) -> tuple[float, float]:
-        return best_range(d, target.is_symmetric, lambda lo, hi: self.score(d, target, lo, hi), self.steps)
-
-    def score(self, d: Distribution, target: Target, lo: Floats, hi: Floats) -> Floats:
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
-class Entropy(_Searched):
+class Entropy(CalibrationMethod):
     """The range of least Kullback-Leibler divergence between the numbers and their codes.
 
     `lowbit.reference.calibration.divergence` defines it. Zeros, which have a code of their own, do not count. Linear
@@ -161,7 +145,6 @@ class Entropy(_Searched):
     """
 
     name: ClassVar[str] = "entropy"
-    steps: ClassVar[int] = 64
 
     def check(self, target: QuantizationParams) -> None:
         if target.dtype.is_binary or target.is_logarithmic:
@@ -170,18 +153,18 @@ class Entropy(_Searched):
                 f"method: entropy needs evenly spaced codes; {kind} codes take min_max, percentile or mse"
             )
 
-    def score(self, d: Distribution, target: Target, lo: Floats, hi: Floats) -> Floats:
-        return divergence(d, target, lo, hi)
+    def range(self, d: Distribution, target: Target) -> tuple[float, float]:
+        return best_range(d, target.is_symmetric, partial(divergence, d, target), steps=64)
 
 
 @dataclass(frozen=True)
-class MSE(_Searched):
+class MSE(CalibrationMethod):
     """The range of least mean squared error, searched over both ends."""
 
     name: ClassVar[str] = "mse"
 
-    def score(self, d: Distribution, target: Target, lo: Floats, hi: Floats) -> Floats:
-        return mean_squared_error(d, target, lo, hi)
+    def range(self, d: Distribution, target: Target) -> tuple[float, float]:
+        return best_range(d, target.is_symmetric, partial(mean_squared_error, d, target))
 
 
 @dataclass(frozen=True)
@@ -206,8 +189,7 @@ class Custom(CalibrationMethod):
         return lo, hi
 
 
-def _default_methods() -> tuple[CalibrationMethod, ...]:
-    return MinMax(), MovingAverage(), Percentile(99.9), Percentile(99.99), Entropy(), MSE()
+_ALL = MinMax(), MovingAverage(), Percentile(99.9), Percentile(99.99), Entropy(), MSE()
 
 
 @dataclass(frozen=True)
@@ -218,7 +200,7 @@ class Adaptive(CalibrationMethod):
     chance allows, numbers are not uniform within bins (they may have been quantized before), and the sample decides.
     """
 
-    methods: Sequence[CalibrationMethod] = field(default_factory=_default_methods)
+    methods: Sequence[CalibrationMethod] = _ALL
     name: ClassVar[str] = "adaptive"
 
     def __post_init__(self) -> None:
@@ -240,10 +222,8 @@ class Adaptive(CalibrationMethod):
         sampled, spread = _on_values(d, target, costs)
         by_values = bool((np.abs(sampled - seen) > 8 * spread + 1e-3 * seen).any())
         order = np.argsort(sampled if by_values else seen, kind="stable")
-        best = costs[order[0]]
-        return Choice(
-            best.lo, best.hi, best.method, tuple(costs[i] for i in order), "values" if by_values else "histogram"
-        )
+        best, decided_by = costs[order[0]], "values" if by_values else "histogram"
+        return Choice(best.lo, best.hi, best.method, tuple(costs[i] for i in order), decided_by)
 
     def range(self, d: Distribution, target: Target) -> tuple[float, float]:
         found = self.choose(d, target)
@@ -256,12 +236,8 @@ def cost_of(d: Distribution, target: Target, method: CalibrationMethod) -> Metho
     mse = float(mean_squared_error(d, target, lo, hi)[0])
     clipped = d.share_outside(*(_both(lo, hi) if target.is_symmetric else (lo, hi)))
     name = f"percentile {method.p:g}" if isinstance(method, Percentile) else method.name
-    return MethodCost(name, lo, hi, mse, sqnr_db(d, mse), clipped)
-
-
-def sqnr_db(d: Distribution, mse: float) -> float:
-    """Signal-to-noise ratio in dB; infinite without error."""
-    return float(10 * np.log10(d.mean_square / mse)) if mse > 0 and d.mean_square > 0 else float("inf")
+    sqnr_db = float(10 * np.log10(d.mean_square / mse)) if mse > 0 and d.mean_square > 0 else float("inf")
+    return MethodCost(name, lo, hi, mse, sqnr_db, clipped)
 
 
 def _both(lo: float, hi: float) -> tuple[float, float]:

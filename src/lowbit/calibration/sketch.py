@@ -12,9 +12,9 @@ import os
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.calibration.distribution import Distribution
+from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.runtime import arrays as cpu
@@ -22,7 +22,6 @@ from lowbit.runtime import elementwise
 from lowbit.runtime.files.container import read_arrays, write_arrays
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 _ONE = (4096, 3072)  # bins and reservoir of a sketch of one distribution
 _SOME = (1024, 256)  # of up to _MANY
 _MANY = 8192
@@ -98,7 +97,7 @@ class Sketch:
             cpu.refuse_nonfinite(floats, name or self.name)
         self._wide = self._wide or floats.element is Element.f64
         self._grain = min(self._grain, _GRAINS[floats.element])
-        self.__dict__.pop("_state", None)
+        self.__dict__.pop("_arrays", None)
 
     def merge(self, other: Sketch) -> None:
         """Add the statistics of another sketch."""
@@ -118,7 +117,7 @@ class Sketch:
             raise InvalidProblem(f"other: scales of shape {other._shape}; expected {self._shape}")
         self._native.merge(other._native)
         self._wide, self._grain = self._wide or other._wide, min(self._grain, other._grain)
-        self.__dict__.pop("_state", None)
+        self.__dict__.pop("_arrays", None)
 
     def _native_for(self, g: Granularity, shape: tuple[int, ...], name: str | None) -> core.Sketches:
         if self._native is not None:
@@ -190,12 +189,8 @@ class Sketch:
             raise InvalidProblem(f"{self.name}: no samples yet")
         if not 0 <= index < self._native.scales:
             raise InvalidProblem(f"index: {index}; expected 0 to {self._native.scales - 1}")
-        a = self._arrays
-        return Distribution(
-            counters=a["counters"][index], extremes=a["extremes"][index], limbs=a["limbs"][index],
-            counts=a["counts"][index], values=a["values"][index], tails=a["tails"][index],
-            layout=self._native.bin_layout(index),            grain=self._grain,
-        )  # fmt: skip
+        own = {field: array[index] for field, array in self._arrays.items() if field != "priorities"}
+        return Distribution(**own, layout=self._native.bin_layout(index), grain=self._grain)
 
     def ranges(self) -> tuple[Array, Array]:
         """Least and greatest of each distribution, in float64."""
@@ -203,34 +198,27 @@ class Sketch:
         return extremes[:, 0].reshape(self._shape), extremes[:, 1].reshape(self._shape)
 
     @functools.cached_property
-    def _state(self) -> dict[str, Array]:
-        assert self._native is not None
-        n, bins, kept = self._native.scales, self._native.bins, self._native.reservoir
-        arrays: dict[str, Array] = {
-            "counters": np.empty((n, core.sketch_counters), np.uint64), "extremes": np.empty((n, 2)),
-            "limbs": np.empty((n, core.sketch_moments, core.sketch_limbs), np.int64),
-            "counts": np.empty((n, bins), np.uint64), "priorities": np.empty((n, kept), np.uint32),
-            "values": np.empty((n, kept), np.float32),
-            "tails": np.zeros((n, 2, core.sketch_tail if bins else 0), np.float32),
-        }  # fmt: skip
+    def _arrays(self) -> dict[str, Array]:
+        if self._native is None:
+            raise InvalidProblem(f"{self.name}: no samples yet")
+        layout = _layout(self._native.scales, self._native.bins, self._native.reservoir)
+        arrays: dict[str, Array] = {field: np.zeros(shape, dtype) for field, (shape, dtype) in layout.items()}
         self._native.state(*_parts(arrays))
         return arrays
 
     @property
-    def _arrays(self) -> dict[str, Array]:
-        if self._native is None:
-            raise InvalidProblem(f"{self.name}: no samples yet")
-        return self._state
+    def options(self) -> dict[str, Any]:
+        """The arguments that make an empty sketch like this one."""
+        plain = {name: getattr(self, name) for name in ("axis", "group_size", "name", "on_nonfinite", "collect")}
+        return plain | dict(zip(("bins", "reservoir"), self._sizes, strict=True))
 
     def to_arrays(self, prefix: str = "") -> tuple[dict[str, Array], dict[str, Any]]:
         """The state as arrays and as JSON, for `from_arrays`."""
-        kept = {} if self._native is None else {prefix + k: v for k, v in self._arrays.items()}
         native = self._native
-        return kept, {
+        return {} if native is None else {prefix + k: v for k, v in self._arrays.items()}, {
             "version": _VERSION, "axis": self.axis, "group_size": self.group_size, "name": self.name,
             "on_nonfinite": self.on_nonfinite, "collect": self.collect, "sizes": list(self._sizes),
-            "shape": list(self._shape), "axis_size": self._axis_size, "wide": self._wide,
-            "grain": self._grain,
+            "shape": list(self._shape), "axis_size": self._axis_size, "wide": self._wide, "grain": self._grain,
             "native": None if native is None else [native.scales, native.bins, native.reservoir],
         }  # fmt: skip
 
@@ -241,10 +229,8 @@ class Sketch:
             if about["version"] != _VERSION:
                 raise FormatError(f"version: {about['version']!r}; this lowbit reads {_VERSION}")
             bins, reservoir = about["sizes"]
-            made = cls(
-                about["axis"], about["group_size"], name=str(about["name"]), on_nonfinite=about["on_nonfinite"],
-                collect=about["collect"], bins=bins, reservoir=reservoir,
-            )  # fmt: skip
+            options = {k: about[k] for k in ("axis", "group_size", "on_nonfinite", "collect")}
+            made = cls(name=str(about["name"]), bins=bins, reservoir=reservoir, **options)
             made._shape = tuple(int(n) for n in about["shape"])
             made._axis_size, made._wide, made._grain = about["axis_size"], bool(about["wide"]), int(about["grain"])
             if about["native"] is not None:
@@ -259,32 +245,21 @@ class Sketch:
         scales, bins, kept = (int(n) for n in sizes)
         if scales != int(np.prod(self._shape)) or scales < 1 or not (bins == 0 or bins >= 128) or kept < 0:
             raise FormatError(f"sizes: {sizes}; not those of a sketch of shape {self._shape}")
-        native = core.Sketches(0, bins, kept)
-        expected: dict[str, tuple[tuple[int, ...], str]] = {
-            "counters": ((scales, core.sketch_counters), "uint64"), "extremes": ((scales, 2), "float64"),
-            "limbs": ((scales, core.sketch_moments, core.sketch_limbs), "int64"),
-            "counts": ((scales, bins), "uint64"),
-            "priorities": ((scales, kept), "uint32"), "values": ((scales, kept), "float32"),
-            "tails": ((scales, 2, core.sketch_tail if bins else 0), "float32"),
-        }  # fmt: skip
         given: dict[str, Array] = {}
-        for field, (shape, dtype) in expected.items():
+        for field, (shape, dtype) in _layout(scales, bins, kept).items():
             a = arrays[prefix + field]
             if a.shape != shape or a.dtype.name != dtype:
                 raise FormatError(f"{field}: {a.dtype} of shape {a.shape}; expected {dtype} of shape {shape}")
             given[field] = np.array(a, order="C")  # of their own, and writable
-        counters, extremes, counts, values, tails = (
-            given[field] for field in ("counters", "extremes", "counts", "values", "tails")
-        )
-        if bins and (counts.sum(1) != counters[:, 0]).any():
+        seen = given["counters"][:, 0]
+        if bins and (given["counts"].sum(1) != seen).any():
             raise FormatError("counts: they do not add up to the number of values")
-        if (counters[:, 0] > 0).any() and not np.isfinite(extremes[counters[:, 0] > 0]).all():
+        if not np.isfinite(given["extremes"][seen > 0]).all():
             raise FormatError("extremes: not finite")
-        if not (np.isfinite(values).all() and np.isfinite(tails).all()):
+        if not (np.isfinite(given["values"]).all() and np.isfinite(given["tails"]).all()):
             raise FormatError("values, tails: not finite")
-        native = core.Sketches(scales, bins, kept)
-        native.restore(*_parts(given))
-        self._native = native
+        self._native = core.Sketches(scales, bins, kept)
+        self._native.restore(*_parts(given))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the sketch, whole or not at all: a safetensors file with JSON in its header."""
@@ -302,8 +277,7 @@ class Sketch:
         return cls.from_arrays(arrays, about)
 
     def __getstate__(self) -> dict[str, Any]:
-        arrays, about = self.to_arrays()
-        return {"arrays": arrays, "about": about}
+        return dict(zip(("arrays", "about"), self.to_arrays(), strict=True))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(Sketch.from_arrays(state["arrays"], state["about"]).__dict__)
@@ -320,6 +294,16 @@ class Sketch:
         scope = "" if self.axis is None else f", axis={self.axis}"
         scope += "" if self.group_size is None else f", group_size={self.group_size}"
         return f"Sketch({self.name!r}{scope}: {self.count} numbers in {self.num_samples} samples)"
+
+
+def _layout(scales: int, bins: int, kept: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of each array of the state."""
+    return {
+        "counters": ((scales, core.sketch_counters), "uint64"), "extremes": ((scales, 2), "float64"),
+        "limbs": ((scales, core.sketch_moments, core.sketch_limbs), "int64"), "counts": ((scales, bins), "uint64"),
+        "priorities": ((scales, kept), "uint32"), "values": ((scales, kept), "float32"),
+        "tails": ((scales, 2, core.sketch_tail if bins else 0), "float32"),
+    }  # fmt: skip
 
 
 def _parts(arrays: dict[str, Array]) -> tuple[core.SketchTotals, core.SketchSamples]:

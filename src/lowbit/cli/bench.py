@@ -1,18 +1,21 @@
 """`lowbit bench`: operations measured against float baselines, and results compared with earlier ones."""
 
 # No `from __future__ import annotations`: typer reads the annotations.
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from lowbit.cli.errors import end_interrupted, refuse_given, refuse_unwritable
 from lowbit.cli.options import AS_JSON
 from lowbit.cli.screen import printable, screen, table
+from lowbit.numerics.errors import InvalidProblem
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from lowbit.bench import BenchmarkSummary, Change
 
 _WIDEST = 100
@@ -31,8 +34,7 @@ def bench(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Run only these of quantization, matrix, elementwise, memory and comparative.",
-            metavar="FAMILY,...",
+            help="Run only these of quantization, matrix, elementwise, memory and comparative.", metavar="FAMILY,..."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Run fewer sizes.")] = False,
@@ -80,8 +82,6 @@ def bench(
 
 def _check_targets(out: list[Path], roofline: Path | None, only: str | None) -> None:
     """Raise for targets that cannot be written, before minutes are spent on measuring."""
-    from lowbit.numerics.errors import InvalidProblem
-
     for path in out:
         refuse_unwritable("--out", path, (".json", ".csv", ".md"))
     if roofline is not None:
@@ -111,10 +111,9 @@ def _run(
         return QuantizationBenchmarkSuite(config).run(None if only is None else _families(only), say)
 
 
-def _console() -> "Console":
+def _console() -> Console:
     shown = screen()
-    if shown.width > _WIDEST:
-        shown.width = _WIDEST
+    shown.width = min(shown.width, _WIDEST)
     return shown
 
 
@@ -127,9 +126,7 @@ def _show(summary: "BenchmarkSummary", written: list[Path]) -> None:
         shown.print(printable("Wrote " + ", ".join(map(str, written))), style="dim")
 
 
-def _table(summary: "BenchmarkSummary", family: str) -> "RenderableType":
-    from rich.text import Text
-
+def _table(summary: "BenchmarkSummary", family: str) -> RenderableType:
     from lowbit.bench.results import table_cells, table_heads
 
     made = table(family, " ")
@@ -142,9 +139,6 @@ def _table(summary: "BenchmarkSummary", family: str) -> "RenderableType":
 
 
 def _compared(old_path: Path, new_path: Path, as_json: bool) -> None:
-    import json
-    from dataclasses import asdict
-
     from lowbit.bench import BenchmarkSummary
     from lowbit.bench import compare as changes_between
 
@@ -166,8 +160,6 @@ def _compared(old_path: Path, new_path: Path, as_json: bool) -> None:
 
 
 def _show_changes(changes: "list[Change]") -> None:
-    from rich.text import Text
-
     from lowbit.bench.results import seconds_text
 
     shown = _console()

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
 from lowbit.cli.errors import refuse_unwritable
 from lowbit.cli.options import AS_JSON
 from lowbit.cli.screen import add_numbers, printable, screen, table
+from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.schemes import QuantizationScheme
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from lowbit.calibration import CalibrationMethod, CalibrationStatistics, Calibrator
+    from lowbit.calibration import CalibrationStatistics, Calibrator
     from lowbit.numerics.params import QuantizationParams
 
 
@@ -41,16 +44,20 @@ def calibrate(
     as_json: AS_JSON = False,
 ) -> None:
     """Find quantization ranges for arrays in files, and compare what each calibration method loses."""
-    from lowbit.numerics.dtypes import QuantizedDType
-    from lowbit.numerics.schemes import QuantizationScheme
+    from lowbit.models import ActivationRecipe
 
     if plot is not None:
         refuse_unwritable("--plot", plot, (".png", ".svg", ".pdf"))
     if state is not None:
         refuse_unwritable("--state", state)
-    _method(method), QuantizedDType.of(dtype), QuantizationScheme.of(scheme)  # before anything is read
+    # Settings that are wrong raise before anything is read.
+    chosen = ActivationRecipe(method=method).calibration_method()
+    QuantizedDType.of(dtype), QuantizationScheme.of(scheme)
     found = _collected(files, array, join, axis, ignore_nonfinite, state, quiet=as_json)
-    rows = [_answer(c, dtype, scheme, method) for c in found]
+    rows = []
+    for c in found:
+        params = c.calibrate(dtype, scheme, method=chosen)
+        rows.append((c, c.statistics(dtype, scheme), params))
     if plot is not None:
         drawn = _draw(rows, plot)
     if state is not None:
@@ -68,11 +75,8 @@ def calibrate(
 def _collected(
     files: list[Path], only: str | None, join: bool, axis: int | None, ignore: bool, state: Path | None, quiet: bool
 ) -> "list[Calibrator]":
-    from rich.text import Text
-
     from lowbit.calibration import Calibrator
     from lowbit.calibration.files import arrays_of
-    from lowbit.numerics.errors import InvalidProblem
 
     if state is not None and not (join or only is not None or len(files) == 1):
         raise InvalidProblem("state: it keeps one tensor; use --join or --array")
@@ -100,28 +104,12 @@ def _collected(
     return list(found.values())
 
 
-def _method(name: str) -> "CalibrationMethod":
-    from lowbit.models import ActivationRecipe
-
-    return ActivationRecipe(method=name).calibration_method()
-
-
-def _answer(c: "Calibrator", dtype: str, scheme: str, method: str) -> "tuple[Any, Any, Any]":
-    params = c.calibrate(dtype, scheme, method=_method(method))
-    return c, c.statistics(dtype, scheme), params
-
-
 def _draw(rows: list[Any], path: Path) -> list[Path]:
     drawn = []
     for c, statistics, _ in rows:
         safe = "".join(ch if ch.isalnum() or ch in "-_." else "_" for ch in c.name)
         target = path if len(rows) == 1 else path.with_name(f"{path.stem}-{safe}{path.suffix}")
-        try:
-            statistics.plot(target)
-        except ValueError as error:  # a suffix that matplotlib does not know
-            from lowbit.numerics.errors import InvalidProblem
-
-            raise InvalidProblem(f"plot: {error}") from None
+        statistics.plot(target)
         drawn.append(target)
     return drawn
 
@@ -132,9 +120,7 @@ def _as_json(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationP
     return {"statistics": s.to_dict(), "params": json.loads(params.to_json())} | said
 
 
-def _table(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationParams") -> "RenderableType":
-    from rich.text import Text
-
+def _table(c: "Calibrator", s: "CalibrationStatistics", params: "QuantizationParams") -> RenderableType:
     scope = "" if c.sketch.axis is None else f", index 0 of {c.sketch.shape[0]} along axis {c.sketch.axis}"
     facts = (
         f"{s.count:,} numbers in {s.num_samples} samples, {s.min:.6g} to {s.max:.6g}, mean {s.mean:.4g}, "

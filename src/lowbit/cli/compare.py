@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 from lowbit.cli.errors import refuse_given
 from lowbit.cli.options import AS_JSON, BATCH_SIZE, DATA, MAX_BATCHES, METRIC, SECONDS, THREADS
-from lowbit.cli.screen import decibels, measured_lines, megabytes, printable, screen, table
+from lowbit.cli.screen import decibels, megabytes, print_measured, printable, screen, table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lowbit.formats.comparison import Comparison
 
 EPILOG = "Example: lowbit compare model.onnx model.static-int8.onnx --data batches/"
@@ -57,13 +56,10 @@ def compare(
         shown.print(_weights(found))
     ratio = found.first_bytes / found.second_bytes if found.second_bytes else float("inf")
     shown.print(f"{megabytes(found.first_bytes)} → {megabytes(found.second_bytes)} ({ratio:.2f}× smaller)")
-    for line in measured_lines(found):
-        shown.print(printable(line))
-    for note in found.notes:
-        shown.print(f"Note: {printable(note)}", style="yellow")
+    print_measured(found, shown)
 
 
-def _weights(found: "Comparison") -> "RenderableType":
+def _weights(found: "Comparison") -> RenderableType:
     made = table()
     made.add_column("weight", overflow="fold")
     for heading in ("shape", "first", "second", "bytes", "SQNR dB"):

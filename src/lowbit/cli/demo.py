@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
-from lowbit.cli.errors import kept_on_interrupt
+from lowbit.cli.errors import end_interrupted
 from lowbit.cli.options import AS_JSON, SECONDS
 from lowbit.cli.screen import add_numbers, printable, screen, table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lowbit.models import ModelReport
 
 # Calibration uses the first images, accuracy is measured on the others.
@@ -33,11 +33,11 @@ def demo(
 ) -> None:
     """Quantize the bundled digits CNN to static int8 and to int4 weights, and measure size, accuracy and latency."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (
-        kept_on_interrupt(lambda: f"{folder} has what was finished"),
-        screen(stderr=True, quiet=as_json).status("Quantizing"),
-    ):
-        found = {name: _quantized(folder, name, recipe, seconds) for name, recipe in _RECIPES.items()}
+    try:
+        with screen(stderr=True, quiet=as_json).status("Quantizing"):
+            found = {name: _quantized(folder, recipe, seconds) for name, recipe in _RECIPES.items()}
+    except KeyboardInterrupt:
+        end_interrupted(f"{folder} has what was finished")
     if as_json:
         typer.echo(json.dumps({name: r.to_dict() for name, r in found.items()}, indent=1))
         return
@@ -53,7 +53,7 @@ def digits_accuracy(predict: Any, batches: Iterable[Mapping[str, Any]]) -> float
     return 100 * right / total
 
 
-def _quantized(folder: Path, name: str, recipe: Any, seconds: float) -> "ModelReport":
+def _quantized(folder: Path, recipe: Any, seconds: float) -> "ModelReport":
     from lowbit.data import digits_onnx, load_digits_cnn
     from lowbit.formats.files import quantize_file
     from lowbit.formats.onnx import measure
@@ -62,7 +62,7 @@ def _quantized(folder: Path, name: str, recipe: Any, seconds: float) -> "ModelRe
     from lowbit.report import write_html
 
     arrays = load_digits_cnn()
-    images = (arrays["test_images"][:, None].astype(np.float32) / 16).astype(np.float32)
+    images = arrays["test_images"][:, None].astype(np.float32) / 16
     labels = arrays["test_labels"]
     source = folder / "digits.onnx"
     source.write_bytes(digits_onnx())
@@ -70,9 +70,8 @@ def _quantized(folder: Path, name: str, recipe: Any, seconds: float) -> "ModelRe
     place = folder / made.name
     place.mkdir(exist_ok=True)
     target = place / "digits.onnx"
-    report = quantize_file(
-        source, target, made, data=[{"images": images[:_CALIBRATION]}], overwrite=True, seconds=0, progress=False
-    )
+    calibration = [{"images": images[:_CALIBRATION]}]
+    report = quantize_file(source, target, made, data=calibration, overwrite=True, seconds=0, progress=False)
     held_out = [{"images": images[_CALIBRATION:], "labels": labels[_CALIBRATION:]}]
     pair = open_session(source), open_session(target)
     feeds = [{"images": b["images"]} for b in held_out]
@@ -88,9 +87,7 @@ def _quantized(folder: Path, name: str, recipe: Any, seconds: float) -> "ModelRe
     return report
 
 
-def _table(found: "Mapping[str, ModelReport]", folder: Path) -> "RenderableType":
-    from rich.text import Text
-
+def _table(found: "Mapping[str, ModelReport]", folder: Path) -> RenderableType:
     made = table("A digits CNN, from file to file", _caption(found, folder))
     made.add_column("model", style="bold", no_wrap=True)
     add_numbers(made, ("bytes", "smaller", "accuracy", "outputs", "latency", "speed-up"))

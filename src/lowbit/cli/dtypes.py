@@ -4,16 +4,17 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
+import lowbit
 from lowbit.cli.errors import refuse_unwritable
 from lowbit.cli.screen import add_numbers, printable, screen, table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lowbit.bench.survey import SurveyRow
     from lowbit.runtime.hardware import HardwareFeatures
 
@@ -34,7 +35,8 @@ def dtypes(
     elements = TIMED_ELEMENTS // 64 if quick else TIMED_ELEMENTS
     with screen(stderr=True).status("Starting") as status:
         rows = run_survey(elements=elements, progress=lambda name: status.update(f"Quantizing {name}"))
-    report = json.dumps(_json(rows, elements, detect()), indent=2)
+    facts = {"lowbit": lowbit.__version__, "hardware": detect().to_dict(), "timed_elements": elements}
+    report = json.dumps(facts | {"rows": [dataclasses.asdict(row) for row in rows]}, indent=2)
     if json_path == Path("-"):
         typer.echo(report)
         return
@@ -45,20 +47,7 @@ def dtypes(
         shown.print(printable(f"Wrote {json_path}"), style="dim")
 
 
-def _json(rows: "list[SurveyRow]", elements: int, found: "HardwareFeatures") -> dict[str, Any]:
-    import lowbit
-
-    return {
-        "lowbit": lowbit.__version__,
-        "hardware": found.to_dict(),
-        "timed_elements": elements,
-        "rows": [dataclasses.asdict(row) for row in rows],
-    }
-
-
-def _table(rows: "list[SurveyRow]", elements: int, found: "HardwareFeatures") -> "RenderableType":
-    from rich.text import Text
-
+def _table(rows: "list[SurveyRow]", elements: int, found: "HardwareFeatures") -> RenderableType:
     # No edges and narrow gaps: the table is 80 columns wide, as pipes and old terminals are.
     made = table("A digits CNN, quantized", _caption(rows, elements, found), padding=(0, 1, 0, 0))
     made.add_column("dtype", no_wrap=True, style="bold")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -70,15 +68,6 @@ def end_interrupted(kept: str) -> NoReturn:
     """End the command after Ctrl-C, and print what was kept."""
     _say(f"interrupted; {kept}", False)
     raise typer.Exit(_INTERRUPTED) from None
-
-
-@contextmanager
-def kept_on_interrupt(kept: Callable[[], str]) -> Iterator[None]:
-    """End the command on Ctrl-C, and print what `kept` then returns."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        end_interrupted(kept())
 
 
 def refuse_given(ctx: typer.Context, why: str, *names: str) -> None:

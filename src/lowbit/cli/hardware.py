@@ -5,13 +5,15 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
 from lowbit.cli.options import AS_JSON
 from lowbit.cli.screen import screen
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lowbit.runtime.hardware import HardwareFeatures
 
 
@@ -40,11 +42,7 @@ def hardware(
         shown.print(str(text))
 
 
-def _panel(found: "HardwareFeatures") -> "RenderableType":
-    from rich.panel import Panel
-    from rich.table import Table
-    from rich.text import Text
-
+def _panel(found: "HardwareFeatures") -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold cyan", no_wrap=True)
     grid.add_column()

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from lowbit.cli.options import AS_JSON
 from lowbit.cli.screen import add_numbers, printable, screen, table
+from lowbit.numerics.errors import InvalidProblem
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lowbit.formats.inspection import Inspection, StoredTensor
 
 
@@ -39,7 +41,6 @@ def inspect(
     """Show the tensors, dtypes and sizes of a model's file, and how it is quantized. Only headers are read."""
     from lowbit.formats.inspection import inspect_file
     from lowbit.models import Override
-    from lowbit.numerics.errors import InvalidProblem
 
     if sort not in (None, *_ORDERS):
         raise InvalidProblem(f"sort: {sort!r}; expected {', '.join(_ORDERS)}")
@@ -72,10 +73,7 @@ def _size(count: float) -> str:
     return size(count)
 
 
-def _summary(found: "Inspection") -> "RenderableType":
-    from rich.table import Table
-    from rich.text import Text
-
+def _summary(found: "Inspection") -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold cyan", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -96,9 +94,7 @@ def _summary(found: "Inspection") -> "RenderableType":
     return grid
 
 
-def _tensors(found: "Inspection", shown: "list[StoredTensor]", matched: int) -> "RenderableType":
-    from rich.text import Text
-
+def _tensors(found: "Inspection", shown: "list[StoredTensor]", matched: int) -> RenderableType:
     left = matched - len(shown)
     caption = "" if matched == len(found.tensors) else f"{matched:,} of {len(found.tensors):,} tensors match"
     caption += f"{'; ' * bool(caption)}{left:,} more are not shown" if left else ""
@@ -118,9 +114,7 @@ def _tensors(found: "Inspection", shown: "list[StoredTensor]", matched: int) -> 
     return made
 
 
-def _totals(found: "Inspection") -> "RenderableType":
-    from rich.text import Text
-
+def _totals(found: "Inspection") -> RenderableType:
     made = table(padding=(0, 1, 0, 0))
     made.add_column("\ndtype", no_wrap=True)
     add_numbers(made, ("\ntensors", "\nsize", "\nshare"))

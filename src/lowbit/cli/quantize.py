@@ -2,18 +2,20 @@
 
 # No `from __future__ import annotations`: typer reads the annotations.
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from lowbit.cli.errors import refuse_given, refuse_unwritable
 from lowbit.cli.options import AS_JSON, BATCH_SIZE, DATA, MAX_BATCHES, METRIC, SECONDS, THREADS
-from lowbit.cli.screen import add_numbers, decibels, measured_lines, megabytes, printable, screen, table
+from lowbit.cli.screen import add_numbers, decibels, megabytes, print_measured, printable, screen, table
+from lowbit.numerics.errors import InvalidProblem
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from lowbit.models import ModelReport, Recipe, WeightRow
 
 EPILOG = """Examples:
@@ -27,12 +29,7 @@ EPILOG = """Examples:
 
 _OUTPUT = Annotated[
     Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        help="Where to write. The default is a name beside the source.",
-        metavar="PATH",
-    ),
+    typer.Option("--output", "-o", help="Where to write. The default is a name beside the source.", metavar="PATH"),
 ]
 _RECIPE = Annotated[
     str | None,
@@ -49,10 +46,7 @@ _GROUP_SIZE = Annotated[
 ]
 _METHOD = Annotated[
     str | None,
-    typer.Option(
-        help="Calibration of static activations: adaptive, min_max, mse, percentile:99.9 ...",
-        metavar="NAME",
-    ),
+    typer.Option(help="Calibration of static activations: adaptive, min_max, mse, percentile:99.9 ...", metavar="NAME"),
 ]
 _SKIP = Annotated[
     list[str], typer.Option(help="Name of weights to leave float: a pattern or /regex/. Repeatable.", metavar="PATTERN")
@@ -115,13 +109,17 @@ def quantize(
     options |= {"external_data": external_data or "auto", "operator": operator, "progress": not as_json}
     made = quantize_file(source, target, changed, seconds=seconds, threads=tuple(threads), **options)
     with says_what_is_kept(target):
-        if report is not None:
-            _write_report(made, report)
+        if report is not None and report.suffix == ".json":
+            made.save(report)
+        elif report is not None:
+            from lowbit.report import write_html
+
+            write_html(made, report)
         if as_json:
             typer.echo(json.dumps(made.to_dict(), indent=1))
             return
         shown = screen()
-        show_report(made, shown)
+        _show(made, shown)
         if report is not None:
             shown.print(f"Report: {printable(str(report))}", style="dim")
 
@@ -146,11 +144,8 @@ def _refuse_idle(ctx: typer.Context, source: Path, data: Path | None, seconds: f
 
 def _recipe(source: Path, name: str | None, group_size: int | None, method: str | None, skip: list[str]) -> "Recipe":
     """The recipe with the changes that the command line asks for."""
-    from dataclasses import replace
-
     from lowbit.formats.files import default_recipe, kind_of
     from lowbit.models import Recipe
-    from lowbit.numerics.errors import InvalidProblem
 
     made = Recipe.of(name) if name is not None else default_recipe(source)
     if group_size is not None:
@@ -167,39 +162,22 @@ def _recipe(source: Path, name: str | None, group_size: int | None, method: str 
     return made.but(skip=skip) if skip else made
 
 
-def _write_report(made: "ModelReport", path: Path) -> None:
-    if path.suffix == ".json":
-        made.save(path)
-        return
-    from lowbit.report import write_html
-
-    write_html(made, path)
-
-
-# ---- the screen ---------------------------------------------------------------------------------------
-
-
-def show_report(made: "ModelReport", shown: "Console") -> None:
+def _show(made: "ModelReport", shown: Console) -> None:
     """Print the report as text: the weights, then the whole."""
     shown.print(_weights(made))
     shown.print(
         f"{len(made.treated)} of {len(made.rows)} weights; {megabytes(made.bytes_before)} → "
         f"{megabytes(made.bytes_after)} ({made.ratio:.2f}× smaller) in {made.seconds:.1f} s"
     )
-    for line in measured_lines(made):
-        shown.print(printable(line))
-    for note in made.notes:
-        shown.print(f"Note: {printable(note)}", style="yellow")
+    print_measured(made, shown)
     if made.skipped:
         names = ", ".join(printable(r.name) for r in made.skipped[:8]) + (" ..." if len(made.skipped) > 8 else "")
         shown.print(f"Asked for and not done: {len(made.skipped)} ({names})", style="bold red")
 
 
-def _weights(made: "ModelReport") -> "RenderableType":
-    from rich.text import Text
-
+def _weights(made: "ModelReport") -> RenderableType:
     rows = _shown(list(made.rows))
-    same = {r.activations for r in made.treated} if made.treated else set()
+    same = {r.activations for r in made.treated}
     below = [f"Activations: {next(iter(same))}"] if len(same) == 1 and next(iter(same)) else []
     if len(rows) < len(made.rows):
         below.append(f"{len(made.rows) - len(rows)} more weights; --report shows all")

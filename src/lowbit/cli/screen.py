@@ -6,18 +6,17 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
+if TYPE_CHECKING:
     from lowbit.formats.comparison import Comparison
-    from lowbit.models import Accuracy, Latency, ModelReport
+    from lowbit.models import ModelReport
 
 
 def screen(*, stderr: bool = False, quiet: bool = False) -> Console:
     """A console that takes text literally: names from files may look like markup."""
-    from rich.console import Console
-
     return Console(stderr=stderr, quiet=quiet, markup=False, highlight=False, emoji=False)
 
 
@@ -30,16 +29,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def table(title: str = "", caption: str = "", numbers: Iterable[str] = (), **options: Any) -> Table:
-    """An empty table in the style of all commands; `numbers` are the headings of right-aligned columns."""
-    from rich import box
-    from rich.table import Table
-
+def table(title: str = "", caption: str = "", **options: Any) -> Table:
+    """An empty table in the style of all commands."""
     style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "header_style": "bold cyan", "show_edge": False}
     style |= {"title_style": "bold", "title_justify": "left", "caption_justify": "left", "pad_edge": False}
-    made = Table(title=f"{title}\n" if title else None, caption=caption or None, **style | options)
-    add_numbers(made, numbers)
-    return made
+    return Table(title=f"{title}\n" if title else None, caption=caption or None, **style | options)
 
 
 def add_numbers(to: Table, headings: Iterable[str]) -> None:
@@ -48,26 +42,23 @@ def add_numbers(to: Table, headings: Iterable[str]) -> None:
         to.add_column(heading, justify="right", no_wrap=True)
 
 
-def measured_lines(found: ModelReport | Comparison) -> list[str]:
-    """What was measured on two models: outputs, metrics and latency, one line each."""
-    lines = [_output(a) for a in found.accuracy]
-    lines += [f"{m.name}: {m.float_value:.6g} → {m.quantized_value:.6g}" for m in found.metrics]
-    return lines + [_latency(t) for t in found.latency]
-
-
-def _output(a: Accuracy) -> str:
-    return (
+def print_measured(found: ModelReport | Comparison, shown: Console) -> None:
+    """Print what was measured on two models, outputs, metrics and latency, one line each, and the notes."""
+    lines = [
         f"{a.output}: SQNR {decibels(a.sqnr_db)} dB, cosine {a.cosine:.6f}, largest error {a.max_error:.4g}, "
         f"over {a.samples:,} sample{'s' * (a.samples != 1)}"
-    )
-
-
-def _latency(t: Latency) -> str:
-    verdict = f"{t.speedup:.2f}× as fast" if t.speedup >= 1 else f"SLOWER: {t.speedup:.2f}× as fast"
-    return (
+        for a in found.accuracy
+    ]
+    lines += [f"{m.name}: {m.float_value:.6g} → {m.quantized_value:.6g}" for m in found.metrics]
+    lines += [
         f"{t.runtime}, {t.threads} thread{'s' * (t.threads > 1)}, {t.shape}: {t.float_ms:.3f} ms → "
-        f"{t.quantized_ms:.3f} ms ({verdict})"
-    )
+        f"{t.quantized_ms:.3f} ms ({'SLOWER: ' * (t.speedup < 1)}{t.speedup:.2f}× as fast)"
+        for t in found.latency
+    ]
+    for line in lines:
+        shown.print(printable(line))
+    for note in found.notes:
+        shown.print(f"Note: {printable(note)}", style="yellow")
 
 
 def decibels(value: float | None) -> str:

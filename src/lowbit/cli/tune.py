@@ -2,19 +2,21 @@
 
 # No `from __future__ import annotations`: typer reads the annotations.
 import json
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
 from lowbit.cli.errors import end_interrupted, refuse_given
 from lowbit.cli.options import AS_JSON
 from lowbit.cli.screen import add_numbers, screen, table
+from lowbit.numerics.errors import InvalidProblem
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lowbit.tuning import OptimalQuantizationConfig, QuantizationWorkload
 
 _MATMUL = Annotated[
@@ -75,8 +77,8 @@ def tune(
     if explain:
         refuse_given(ctx, "--explain measures nothing; give --matmul alone", "conv", "add", *_SETTINGS)
         return _explain(matmul, as_json)
-    work, wanted = _asked(matmul, conv, add), _wanted(max_latency, min_sqnr, min_cosine, memory)
-    found, interrupted = _searched(work, wanted, seconds, torch, no_cache, as_json)
+    given, bounds = (matmul, conv, add), (max_latency, min_sqnr, min_cosine, memory)
+    found, interrupted = _searched(given, bounds, seconds, torch, no_cache, as_json)
     if as_json:
         typer.echo(json.dumps([f.to_dict() for f in found], indent=2, default=str))
     else:
@@ -127,67 +129,48 @@ def recommend(
         hints = performance_hints()
         typer.echo(json.dumps(hints.to_dict(), indent=2) if as_json else str(hints))
         return
-    work, wanted = _asked(matmul, conv, add), _wanted(max_latency, min_sqnr, min_cosine, memory)
-    searched, interrupted = _searched(work, wanted, seconds, torch, no_cache, as_json)
+    given, bounds = (matmul, conv, add), (max_latency, min_sqnr, min_cosine, memory)
+    searched, interrupted = _searched(given, bounds, seconds, torch, no_cache, as_json)
     if interrupted:
         end_interrupted("nothing is kept" if no_cache else "workloads that were measured to the end are in the cache")
     found = [recommended(answer.workload, found=answer) for answer in searched]
     typer.echo(json.dumps([f.to_dict() for f in found], indent=2) if as_json else "\n\n".join(map(str, found)))
 
 
-def _wanted(latency: float | None, sqnr: float | None, cosine: float | None, memory: int | None) -> Any:
-    from lowbit.tuning import PerformanceRequirements
-
-    return PerformanceRequirements(None if latency is None else latency / 1e3, None, memory, sqnr, cosine)
-
-
-def _asked(matmul: list[str], conv: list[str], add: list[str]) -> "list[QuantizationWorkload]":
-    from lowbit.numerics.errors import InvalidProblem
-    from lowbit.tuning import QuantizationWorkload
-
-    given = ("matmul", matmul), ("conv2d", conv), ("add", add)
-    work = [QuantizationWorkload.parse(kind, text) for kind, texts in given for text in texts]
-    if not work:
-        raise InvalidProblem("workload: none; give --matmul, --conv or --add")
-    return work
-
-
 def _searched(
-    work: list[Any], wanted: Any, seconds: float, torch: bool, no_cache: bool, quiet: bool
+    given: tuple[list[str], ...], bounds: tuple[Any, ...], seconds: float, torch: bool, no_cache: bool, quiet: bool
 ) -> "tuple[list[OptimalQuantizationConfig], bool]":
     """The settings that were found, and whether Ctrl-C came before the end."""
-    from lowbit.tuning import AutoTuningConfig, auto_tune
+    from lowbit.tuning import AutoTuningConfig, PerformanceRequirements, QuantizationWorkload, auto_tune
 
+    kinds = zip(("matmul", "conv2d", "add"), given, strict=True)
+    work = [QuantizationWorkload.parse(kind, text) for kind, texts in kinds for text in texts]
+    if not work:
+        raise InvalidProblem("workload: none; give --matmul, --conv or --add")
+    latency, sqnr, cosine, memory = bounds
+    wanted = PerformanceRequirements(None if latency is None else latency / 1e3, None, memory, sqnr, cosine)
     config = AutoTuningConfig(max_search_time=seconds)
-    if torch:
-        _import_torch()
+    if torch and find_spec("torch") is not None:
+        import_module("torch")  # the search compares with every peer that is imported
     found: list[OptimalQuantizationConfig] = []
     with screen(stderr=True, quiet=quiet).status("Starting") as status:
         for i, w in enumerate(work):
-            said = f"{i + 1} of {len(work)}: {_short(w)}"
-            found.append(auto_tune(w, wanted, config, cache=not no_cache, progress=_shown(status, said)))
+            say = partial(_say, status, f"{i + 1} of {len(work)}: {_short(w)}")
+            found.append(auto_tune(w, wanted, config, cache=not no_cache, progress=say))
             if not found[-1].complete and found[-1].seconds < 0.5 * seconds:
                 return found, True
     return found, False
 
 
-def _import_torch() -> None:
-    """Import torch where it is installed: the search compares with every peer that is imported."""
-    if find_spec("torch") is not None:
-        import_module("torch")
-
-
-def _shown(status: Any, said: str) -> Any:
-    return lambda text: status.update(f"{said}, {text}")
+def _say(status: Any, workload: str, text: str) -> None:
+    status.update(f"{workload}, {text}")
 
 
 def _short(w: "QuantizationWorkload") -> str:
     return repr(w).removeprefix("QuantizationWorkload(").removesuffix(")")
 
 
-def _table(found: "OptimalQuantizationConfig") -> "RenderableType":
-    from rich.text import Text
-
+def _table(found: "OptimalQuantizationConfig") -> RenderableType:
     verdict = "keep float" if found.winner is None else found.winner.name
     note = "" if found.complete else " Not every setting was measured."
     if any(r.dropped for r in found.results):

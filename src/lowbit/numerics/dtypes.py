@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
 
+Array: TypeAlias = npt.NDArray[Any]
 # Anything QuantizedDType.of accepts: a name, a NumPy, ml_dtypes or torch dtype, or a QuantizedDType.
 DTypeLike: TypeAlias = Any
 
@@ -196,23 +199,11 @@ def _name_of(value: Any) -> str:
 
 
 def _runs(widths: tuple[int, ...]) -> str:
-    counts: dict[int, int] = {}
-    for w in widths:
-        counts[w] = counts.get(w, 0) + 1
-    return ", ".join(f"{n}×{w}-bit" for w, n in sorted(counts.items(), reverse=True))
+    return ", ".join(f"{n}×{w}-bit" for w, n in sorted(Counter(widths).items(), reverse=True))
 
 
 _BY_NAME = {
-    d.name: d
-    for d in (
-        QuantizedDType("int8", 8, True),
-        QuantizedDType("uint8", 8, False),
-        QuantizedDType("int16", 16, True),
-        QuantizedDType("uint16", 16, False),
-        QuantizedDType("int4", 4, True),
-        QuantizedDType("uint4", 4, False),
-        QuantizedDType("int2", 2, True),
-        QuantizedDType("uint2", 2, False),
-        QuantizedDType("binary", 1, False),
-    )
-}
+    name: QuantizedDType(name, bits, is_signed)
+    for bits in (8, 16, 4, 2)
+    for name, is_signed in ((f"int{bits}", True), (f"uint{bits}", False))
+} | {"binary": QuantizedDType("binary", 1, False)}

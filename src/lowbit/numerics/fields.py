@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.dtypes import is_integer
+from lowbit.numerics.dtypes import Array, is_integer
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE, SCALES
-
-Array = npt.NDArray[Any]
 
 
 def refuse_masked(name: str, value: Any) -> None:
@@ -21,12 +19,16 @@ def refuse_masked(name: str, value: Any) -> None:
         raise InvalidProblem(f"{name}: a masked array; expected a plain one ({name}.filled(0), or {name}.compressed())")
 
 
-def as_scale(scale: npt.ArrayLike) -> tuple[Array, bool]:
-    refuse_masked("scale", scale)
+def _as_array(name: str, value: npt.ArrayLike, of: str) -> Array:
+    refuse_masked(name, value)
     try:
-        array = np.asarray(scale)
+        return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidProblem(f"scale: not an array of numbers ({error})") from None
+        raise InvalidProblem(f"{name}: not an array of {of} ({error})") from None
+
+
+def as_scale(scale: npt.ArrayLike) -> tuple[Array, bool]:
+    array = _as_array("scale", scale, "numbers")
     if array.dtype.kind in "iub":
         array = array.astype(np.float64)
     if array.dtype.kind not in "fV" or array.dtype == object:
@@ -39,11 +41,7 @@ def as_scale(scale: npt.ArrayLike) -> tuple[Array, bool]:
 
 
 def as_zero_point(zero_point: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
-    refuse_masked("zero_point", zero_point)
-    try:
-        array = np.asarray(zero_point)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidProblem(f"zero_point: not an array of integers ({error})") from None
+    array = _as_array("zero_point", zero_point, "integers")
     if array.shape == (1,) and not shape:
         array = array.reshape(())
     if array.dtype.kind == "f":
@@ -90,16 +88,10 @@ def as_statistics(lo: npt.ArrayLike, hi: npt.ArrayLike) -> tuple[Array, Array]:
 
 
 def check_scale(scale: Array) -> None:
-    if not scale.size:
-        return
     good = np.isfinite(scale) & (scale >= MIN_SCALE) & (scale <= MAX_SCALE)
     if not good.all():
         bad = scale[~good].flat[0]
         raise InvalidProblem(f"scale: {bad!r}; expected {SCALES}")
-
-
-def code_bound(name: str, given: int | None, default: int) -> int:
-    return default if given is None else whole(name, given)
 
 
 def whole(name: str, value: Any) -> int:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import InvalidProblem
-
-Array = npt.NDArray[Any]
 
 
 class Granularity(NamedTuple):

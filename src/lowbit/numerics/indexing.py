@@ -22,9 +22,7 @@ class Cut:
 
     def byte_span(self, shape: tuple[int, ...]) -> slice | None:
         """The bytes of packed codes this cut takes, if they are whole and consecutive."""
-        lead = next((i for i, s in enumerate(self.index) if s != slice(0, shape[i], 1)), None)
-        if lead is None:
-            lead = 0
+        lead = next((i for i, s in enumerate(self.index) if s != slice(0, shape[i], 1)), 0)
         rest = self.index[lead + 1 :]
         if not shape or any(s != slice(0, n, 1) for s, n in zip(rest, shape[lead + 1 :], strict=True)):
             return None
@@ -52,8 +50,9 @@ def sliced(params: QuantizationParams, shape: tuple[int, ...], index: Any) -> Cu
         return Cut(full, _channel_params(params, at, axis - dropped, shape[axis]), new_shape)
     block = params.group_size
     if isinstance(at, int) or at.step != 1 or (at.start % block and at.start != at.stop):
+        got = at if isinstance(at, int) else f"{at.start}:{at.stop}:{at.step}"
         raise InvalidProblem(
-            f"index: axis {axis} is quantized in blocks of {block}; begin at a multiple of it, got {_text(at)}"
+            f"index: axis {axis} is quantized in blocks of {block}; begin at a multiple of it, got {got}"
         )
     if params.scale.ndim == 0:
         return Cut(full, params.replace(axis=axis - dropped), new_shape)
@@ -68,10 +67,9 @@ def _channel_params(params: QuantizationParams, at: int | slice, axis: int, chan
     if params.dtype.is_mixed:
         if at == slice(0, channels, 1):
             return params.replace(**changes)
-        widths = params.dtype.widths[at] if isinstance(at, slice) else None
-        if widths is None:
+        if isinstance(at, int):
             raise InvalidProblem("index: take a slice of mixed channels, not a single one")
-        changes["dtype"] = QuantizedDType.mixed(widths)
+        changes["dtype"] = QuantizedDType.mixed(params.dtype.widths[at])
         changes["qmin"] = changes["qmax"] = None
     if params.scale.ndim:
         changes["scale"], changes["zero_point"] = params.scale[at], params.zero_point[at]
@@ -161,7 +159,3 @@ def _integer(i: Any) -> int:
     except TypeError:
         pass
     raise InvalidProblem(f"index: expected integers and slices, got {type(i).__name__}")
-
-
-def _text(at: int | slice) -> str:
-    return str(at) if isinstance(at, int) else f"{at.start}:{at.stop}:{at.step}"

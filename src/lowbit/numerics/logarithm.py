@@ -10,13 +10,12 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
+
+from lowbit.numerics.dtypes import Array
 
 if TYPE_CHECKING:
     from decimal import Decimal
     from fractions import Fraction
-
-Array = npt.NDArray[Any]
 
 
 @functools.lru_cache(maxsize=64)

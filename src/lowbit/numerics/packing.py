@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.dtypes import Array, QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
-
-Array = npt.NDArray[Any]
 
 
 def pack_bits(codes: Array, bits: int) -> npt.NDArray[np.uint8]:
@@ -49,10 +46,9 @@ def pack(codes: Array, dtype: QuantizedDType, axis: int | None = None) -> Array:
     if dtype.is_mixed:
         parts = []
         for channel, row in zip(_channels(dtype), mixed_channels(codes, dtype, axis), strict=True):
-            wide = channel.bits == 16
-            parts.append(row.astype("<i2").view(np.uint8) if wide else _bytes_of(row, channel))
+            parts.append(row.astype("<i2").view(np.uint8) if channel.bits == 16 else pack_bits(row, channel.bits))
         return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
-    return _bytes_of(codes, dtype) if dtype.is_sub_byte else codes.astype(dtype.storage_dtype, copy=False)
+    return pack_bits(codes, dtype.bits) if dtype.is_sub_byte else codes.astype(dtype.storage_dtype, copy=False)
 
 
 def unpack(data: Array, dtype: QuantizedDType, shape: tuple[int, ...], axis: int | None = None) -> Array:
@@ -65,7 +61,10 @@ def unpack(data: Array, dtype: QuantizedDType, shape: tuple[int, ...], axis: int
         for row, channel in zip(rows, _channels(dtype), strict=True):
             stored = data[at : at + channel.storage_bytes(length)]
             at += stored.size
-            row[:] = stored.view("<i2") if channel.bits == 16 else _codes_of(stored, channel, length)
+            if channel.bits < 8:
+                row[:] = unpack_bits(stored, channel.bits, length, channel.is_signed)
+            else:  # mixed widths are signed
+                row[:] = stored.view(f"<i{channel.bits // 8}")
         moved = (shape[axis], *shape[:axis], *shape[axis + 1 :])
         return np.moveaxis(rows.reshape(moved), 0, axis)
     if dtype.is_sub_byte:
@@ -95,18 +94,6 @@ def mixed_channels(array: Array, dtype: QuantizedDType, axis: int | None) -> Arr
         raise InvalidProblem(f"axis: {array.shape[axis]} channels, but {len(dtype.widths)} bit widths")
     rows = np.moveaxis(array, axis, 0)
     return np.ascontiguousarray(rows).reshape(len(dtype.widths), -1)
-
-
-def _bytes_of(codes: Array, dtype: QuantizedDType) -> Array:
-    if dtype.bits == 8:
-        return codes.reshape(-1).astype(np.int8 if dtype.is_signed else np.uint8).view(np.uint8)
-    return pack_bits(codes, dtype.bits)
-
-
-def _codes_of(stored: Array, dtype: QuantizedDType, count: int) -> Array:
-    if dtype.bits == 8:
-        return stored.view(np.int8 if dtype.is_signed else np.uint8)
-    return unpack_bits(stored, dtype.bits, count, dtype.is_signed)
 
 
 def _channels(dtype: QuantizedDType) -> list[QuantizedDType]:

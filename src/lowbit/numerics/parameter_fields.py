@@ -8,31 +8,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.dtypes import QuantizedDType
+from lowbit.numerics.dtypes import Array, QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.numerics.schemes import QuantizationScheme
 
-Array = npt.NDArray[Any]
+# The arguments of QuantizationParams, by which params are compared and copied.
+FIELDS = "dtype", "scheme", "scale", "zero_point", "axis", "group_size", "qmin", "qmax", "steps_per_octave"
 
 
 class ParameterFields:
     """The fields of params, which may be set only in this class."""
 
-    __slots__ = (
-        "_cache",
-        "_calls",
-        "axis",
-        "dtype",
-        "group_size",
-        "qmax",
-        "qmin",
-        "scale",
-        "scheme",
-        "steps_per_octave",
-        "weak",
-        "zero_point",
-    )
+    __slots__ = (*FIELDS, "_cache", "_calls", "weak")
 
     dtype: QuantizedDType
     scheme: QuantizationScheme

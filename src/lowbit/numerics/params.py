@@ -10,20 +10,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.dtypes import DTypeLike, QuantizedDType
-from lowbit.numerics.fields import as_scale, as_statistics, as_zero_point, code_bound
-from lowbit.numerics.parameter_fields import ParameterFields
+from lowbit.numerics.dtypes import Array, DTypeLike, QuantizedDType
+from lowbit.numerics.fields import as_scale, as_statistics, as_zero_point, whole
+from lowbit.numerics.parameter_fields import FIELDS, ParameterFields
 from lowbit.numerics.ranges import affine_from_range, log_scale_from_range, mixed_scale_from_range
 from lowbit.numerics.schemes import QuantizationScheme as QuantizationScheme
-from lowbit.numerics.schemes import (
-    checked_steps,
-    default_codes,
-    granularity_options,
-    group_size_of,
-)
-from lowbit.numerics.validation import check_params
+from lowbit.numerics.schemes import check_params, checked_steps, default_codes, granularity_options, group_size_of
 
-Array = npt.NDArray[Any]
 Numbers: TypeAlias = npt.ArrayLike
 
 
@@ -83,7 +76,7 @@ class QuantizationParams(ParameterFields):
         if axis is None and scales.shape == (1,):
             scales = scales.reshape(())
         lo, hi = default_codes(kind, mapping)
-        least, most = code_bound("qmin", qmin, lo), code_bound("qmax", qmax, hi)
+        least, most = lo if qmin is None else whole("qmin", qmin), hi if qmax is None else whole("qmax", qmax)
         nearest_zero = min(max(0, least), most)
         zero_points = as_zero_point(nearest_zero if zero_point is None else zero_point, scales.shape)
         self._set(_cache={}, _calls=None, dtype=kind, scheme=mapping, axis=axis, group_size=group_size, scale=scales)
@@ -121,8 +114,7 @@ class QuantizationParams(ParameterFields):
         key = ("compute", wanted)
         if key not in self._cache:
             self._cache[key] = self.replace(scale=self.scale.astype(wanted))
-        found: QuantizationParams = self._cache[key]
-        return found
+        return self._cache[key]  # type: ignore[no-any-return]
 
     def _with_arrays(self, scale: Array, zero_point: Array, qmin: int) -> QuantizationParams:
         """These params with arrays from a kernel, which are neither copied nor checked."""
@@ -136,7 +128,7 @@ class QuantizationParams(ParameterFields):
 
     def replace(self, **changes: Any) -> QuantizationParams:
         """A copy with some fields changed."""
-        fields = {name: getattr(self, name) for name in _FIELDS}
+        fields = {name: getattr(self, name) for name in FIELDS}
         weak = self.weak and "scale" not in changes
         made = QuantizationParams(**{**fields, **changes})
         made._set(weak=made.weak or weak)
@@ -169,19 +161,13 @@ class QuantizationParams(ParameterFields):
         >>> QuantizationParams.int8_symmetric().from_statistics(-1.0, 2.54).scale
         array(0.02)
         """
-        if template is not None:
-            dtype = template.dtype if dtype is None else dtype
-            scheme = template.scheme if scheme is None else scheme
-            axis = template.axis if axis is None else axis
-            group_size = template.group_size if group_size is None else group_size
-            steps_per_octave = template.steps_per_octave if steps_per_octave is None else steps_per_octave
-            if (template.qmin, template.qmax) != default_codes(template.dtype, template.scheme):
-                qmin, qmax = template.qmin if qmin is None else qmin, template.qmax if qmax is None else qmax
-        shape_of = cls(
-            "int8" if dtype is None else dtype,
-            "symmetric" if scheme is None else scheme,
-            axis=axis, group_size=group_size, qmin=qmin, qmax=qmax, steps_per_octave=steps_per_octave,
-        )  # fmt: skip
+        given = {"dtype": dtype, "scheme": scheme, "axis": axis, "group_size": group_size}
+        given["steps_per_octave"] = steps_per_octave
+        start = template or _DEFAULT
+        if (start.qmin, start.qmax) != default_codes(start.dtype, start.scheme):
+            qmin, qmax = start.qmin if qmin is None else qmin, start.qmax if qmax is None else qmax
+        settings: dict[str, Any] = {k: getattr(start, k) if v is None else v for k, v in given.items()}
+        shape_of = cls(**settings, qmin=qmin, qmax=qmax)
         weak = not any(isinstance(v, (np.ndarray, np.floating)) and not isinstance(v, float) for v in (lo, hi))
         return shape_of._covering(*as_statistics(lo, hi), mean_abs, (qmin, qmax), full_range, weak)
 
@@ -256,18 +242,9 @@ class QuantizationParams(ParameterFields):
         return cls(QuantizedDType.mixed(np.asarray(widths).tolist()), "symmetric", scale, axis=axis, **options)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "dtype": self.dtype.to_json(),
-            "scheme": self.scheme.value,
-            "scale": self.scale.tolist(),
-            "scale_dtype": None if self.weak else self.scale.dtype.name,
-            "zero_point": self.zero_point.tolist(),
-            "axis": self.axis,
-            "group_size": self.group_size,
-            "qmin": self.qmin,
-            "qmax": self.qmax,
-            "steps_per_octave": self.steps_per_octave,
-        }
+        fields = {"dtype": self.dtype.to_json(), "scheme": self.scheme.value, "scale": self.scale.tolist()}
+        fields |= {"scale_dtype": None if self.weak else self.scale.dtype.name, "zero_point": self.zero_point.tolist()}
+        return fields | {k: getattr(self, k) for k in ("axis", "group_size", "qmin", "qmax", "steps_per_octave")}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> QuantizationParams:
@@ -290,7 +267,7 @@ class QuantizationParams(ParameterFields):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, QuantizationParams):
             return NotImplemented
-        return all(_same(getattr(self, n), getattr(other, n)) for n in (*_FIELDS, "weak"))
+        return all(_same(getattr(self, n), getattr(other, n)) for n in (*FIELDS, "weak"))
 
     def __hash__(self) -> int:
         return hash((self.dtype, self.scheme, self.axis, self.group_size, self.scale.tobytes()))
@@ -312,9 +289,7 @@ class QuantizationParams(ParameterFields):
         return f"QuantizationParams({', '.join(parts)})"
 
 
-_FIELDS = (
-    "dtype", "scheme", "scale", "zero_point", "axis", "group_size", "qmin", "qmax", "steps_per_octave",
-)  # fmt: skip
+_DEFAULT = QuantizationParams("int8", "symmetric")
 
 
 def _same(a: Any, b: Any) -> bool:

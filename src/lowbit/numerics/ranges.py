@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import InvalidProblem
-
-Array = npt.NDArray[Any]
 
 # Below MIN_SCALE, flush-to-zero in a host library could change codes; above MAX_SCALE, code * scale overflows.
 MIN_SCALE = 2.0**-125
@@ -49,10 +46,7 @@ def affine_from_range(
 
 def log_scale_from_range(lo: Array, hi: Array) -> Array:
     """max|x|, the value of the greatest logarithmic magnitude; 1 where all is zero."""
-    lo, hi = np.asarray(lo), np.asarray(hi)
-    most = np.maximum(-lo, hi)
-    one = lo.dtype.type
-    return _checked(np.asarray(np.where(most > 0, np.maximum(most, one(MIN_SCALE)), one(1))))
+    return affine_from_range(lo, hi, -1, 1, symmetric=True)[0]
 
 
 def mixed_scale_from_range(

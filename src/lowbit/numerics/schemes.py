@@ -1,13 +1,17 @@
-"""Schemes: how a range of numbers is mapped to codes, and which options go with which."""
+"""Schemes: how a range of numbers is mapped to codes, which options go with which, and the check of whole params."""
 
 from __future__ import annotations
 
 import enum
 import math
+from typing import TYPE_CHECKING
 
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
-from lowbit.numerics.fields import whole
+from lowbit.numerics.fields import check_scale, whole
+
+if TYPE_CHECKING:
+    from lowbit.numerics.params import QuantizationParams
 
 
 class QuantizationScheme(str, enum.Enum):
@@ -33,11 +37,6 @@ class QuantizationScheme(str, enum.Enum):
 
     def __str__(self) -> str:
         return self.value
-
-
-def default_steps_per_octave(bits: int) -> float:
-    """Steps that spread the magnitudes of a logarithmic code over about 16 octaves (6 for four bits)."""
-    return float(max(1, 1 << max(0, bits - 5)))
 
 
 def group_size_of(group_size: int | None, block_size: int | None) -> int | None:
@@ -75,7 +74,8 @@ def checked_steps(scheme: QuantizationScheme, dtype: QuantizedDType, steps: floa
         return None
     if not dtype.is_signed:
         raise InvalidProblem(f"scheme: logarithmic codes carry a sign; {dtype} has none")
-    steps = default_steps_per_octave(dtype.bits) if steps is None else float(steps)
+    # The default spreads the magnitudes over about 16 octaves (6 for four bits).
+    steps = float(1 << max(0, dtype.bits - 5)) if steps is None else float(steps)
     if not (math.isfinite(steps) and steps > 0):
         raise InvalidProblem(f"steps_per_octave: {steps}; expected a positive number")
     if (dtype.qmax - 0.5) / steps > 126.5:
@@ -88,3 +88,32 @@ def checked_steps(scheme: QuantizationScheme, dtype: QuantizedDType, steps: floa
 def default_codes(dtype: QuantizedDType, scheme: QuantizationScheme) -> tuple[int, int]:
     lo, hi = dtype.value_range
     return (-hi if scheme is QuantizationScheme.LOGARITHMIC else lo), hi
+
+
+def check_params(p: QuantizationParams) -> None:
+    """Raise InvalidProblem, naming the field, unless the fields of params agree with each other."""
+    lo, hi = p.dtype.value_range
+    if p.qmin > p.qmax:
+        raise InvalidProblem(f"qmin: {p.qmin} is above qmax {p.qmax}")
+    if p.qmin < lo or p.qmax > hi:
+        raise InvalidProblem(f"qmin, qmax: [{p.qmin}, {p.qmax}] reaches beyond {p.dtype}'s [{lo}, {hi}]")
+    check_scale(p.scale)
+    if p.dtype.is_binary and p.scheme is QuantizationScheme.ASYMMETRIC:
+        raise InvalidProblem("scheme: binary codes are symmetric")
+    if p.dtype.is_mixed and (p.zero_point.any() or p.qmax != hi or p.qmin not in (lo, -hi)):
+        raise InvalidProblem(
+            f"zero_point, qmin, qmax: mixed codes have zero point 0 and the range [{lo}, {hi}] or [{-hi}, {hi}]"
+        )
+    special = p.dtype.is_binary or p.is_logarithmic
+    if special and (p.zero_point.any() or (p.qmin, p.qmax) != (-hi if lo else 0, hi)):
+        kind = "binary" if p.dtype.is_binary else "logarithmic"
+        raise InvalidProblem(f"zero_point, qmin, qmax: {kind} codes allow only the default")
+    least, most = (int(p.zero_point.min()), int(p.zero_point.max())) if p.zero_point.size else (0, 0)
+    if not special and p.zero_point.size and (least < p.qmin or most > p.qmax):
+        raise InvalidProblem(f"zero_point: [{least}, {most}] reaches beyond the codes' [{p.qmin}, {p.qmax}]")
+    if p.axis is None and p.scale.ndim > 0:
+        raise InvalidProblem(f"scale: shape {p.scale.shape} needs an axis (and group_size); without one it is a scalar")
+    if p.axis is not None and p.group_size is None and p.scale.ndim > 1:
+        raise InvalidProblem(f"scale: one per channel has one dimension, got shape {p.scale.shape}")
+    if p.dtype.is_mixed and p.scale.ndim and p.scale.shape != (len(p.dtype.widths),):
+        raise InvalidProblem(f"scale: shape {p.scale.shape}; {len(p.dtype.widths)} mixed channels need one each")

@@ -11,7 +11,7 @@ from typing import Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.numerics.dtypes import QuantizedDType, is_integer
+from lowbit.numerics.dtypes import Array, QuantizedDType, is_integer
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.fields import refuse_masked
 from lowbit.numerics.granularity import spread
@@ -19,8 +19,6 @@ from lowbit.numerics.indexing import reshaped_granularity, sliced, transposed_gr
 from lowbit.numerics.metrics import ErrorReport, error_report
 from lowbit.numerics.packing import pack, padding_is_zero, unpack
 from lowbit.numerics.params import QuantizationParams
-
-Array = npt.NDArray[Any]
 
 
 class Backend(Protocol):
@@ -102,12 +100,8 @@ class QuantizedTensor(_Fields):
             raise InvalidProblem(f"data: {codes.dtype}; {dtype} is stored as {dtype.storage_dtype}")
         params.validate(shape)
         if dtype.is_packed:
-            expected: tuple[int, ...] = (params.codes_nbytes(shape),)
-            if codes.ndim != 1:
-                codes = codes.reshape(-1)
-            codes = np.ascontiguousarray(codes)
-        else:
-            expected = shape
+            codes = np.ascontiguousarray(codes if codes.ndim == 1 else codes.reshape(-1))
+        expected = (params.codes_nbytes(shape),) if dtype.is_packed else shape
         if codes.shape != expected:
             raise InvalidProblem(f"data: shape {codes.shape}; {dtype} of shape {shape} is stored as {expected}")
         if dtype.is_packed and not padding_is_zero(codes, dtype, math.prod(shape)):

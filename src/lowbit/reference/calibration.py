@@ -7,12 +7,10 @@ multiples least, least + 1, ..., most of its scale; whatever lies beyond goes to
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from lowbit.numerics.dtypes import Array
 
 
 def squared_error(lower: Array, upper: Array, count: Array, scale: float, least: int, most: int) -> float:

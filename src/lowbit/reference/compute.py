@@ -6,15 +6,16 @@ or [n]. s scales, f32.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.numerics.dtypes import Array
 from lowbit.reference import quantize_affine
 
-Array = npt.NDArray[Any]
 F32 = np.float32
+Pair: TypeAlias = tuple[int, int]
+Padding: TypeAlias = tuple[int, int, int, int]  # top, left, bottom, right
 
 
 def matmul_integer(a: Array, b: Array, za: Any = 0, zb: Any = 0) -> Array:
@@ -72,8 +73,7 @@ def requantize_biased(
     codes = requantize(acc.astype(np.int64) + steps, sa, sb, sy, zy, qmin, qmax)
     if counted.all():
         return codes
-    y = scaled(acc, sa, sb, bias)
-    return np.where(counted, codes, quantize_affine(y, np.asarray(sy, F32), np.asarray(zy, np.int32), qmin, qmax))
+    return np.where(counted, codes, _codes(scaled(acc, sa, sb, bias), sy, zy, qmin, qmax))
 
 
 def matmul_groups(a: Array, b: Array, sa: Array, sb: Array, zb: Array, block: int, bias: Any = 0) -> Array:
@@ -100,24 +100,19 @@ def conv2d_integer(
     w: Array,
     zx: int = 0,
     zw: Any = 0,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dilation: tuple[int, int] = (1, 1),
+    stride: Pair = (1, 1),
+    padding: Padding = (0, 0, 0, 0),
+    dilation: Pair = (1, 1),
     groups: int = 1,
 ) -> Array:
-    """x [n, c, h, w] by w [out, c / groups, kh, kw] in int64. padding: top, left, bottom, right, of x's zero point;
-    zw one or one an output channel."""
+    """x [n, c, h, w] by w [out, c / groups, kh, kw] in int64. padding: of x's zero point; zw: one, or one per output
+    channel."""
     steps, weights = x.astype(np.int64) - zx, w.astype(np.int64) - np.asarray(zw, np.int64).reshape(-1, 1, 1, 1)
     return _conv2d(steps, weights, stride, padding, dilation, groups)
 
 
 def conv2d_general(
-    x: Array,
-    w: Array,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    groups: int = 1,
+    x: Array, w: Array, stride: Pair = (1, 1), padding: Padding = (0, 0, 0, 0), dilation: Pair = (1, 1), groups: int = 1
 ) -> Array:
     """The numbers x [n, c, h, w] by w [out, c / groups, kh, kw] in float64; padding is 0.
 
@@ -127,14 +122,7 @@ def conv2d_general(
     return _conv2d(x.astype(np.float64), w.astype(np.float64), stride, padding, dilation, groups)
 
 
-def _conv2d(
-    steps: Array,
-    weights: Array,
-    stride: tuple[int, int],
-    padding: tuple[int, int, int, int],
-    dilation: tuple[int, int],
-    groups: int,
-) -> Array:
+def _conv2d(steps: Array, weights: Array, stride: Pair, padding: Padding, dilation: Pair, groups: int) -> Array:
     top, left, bottom, right = padding
     steps = np.pad(steps, ((0, 0), (0, 0), (top, bottom), (left, right)))
     n, _, height, width = steps.shape
@@ -156,23 +144,21 @@ def _value(q: Array, s: Any, z: Any) -> Array:
     return (q.astype(np.int32) - np.asarray(z, np.int32)).astype(F32) * np.asarray(s, F32)
 
 
+def _codes(y: Array, sy: Any, zy: Any, qmin: int, qmax: int) -> Array:
+    return quantize_affine(y, np.asarray(sy, F32), np.asarray(zy, np.int32), qmin, qmax)
+
+
 def qadd(a: Array, sa: Any, za: Any, b: Array, sb: Any, zb: Any, sy: Any, zy: Any, qmin: int, qmax: int) -> Array:
     """quantize((a - za) * sa + (b - zb) * sb), every step rounded to f32."""
-    return quantize_affine(
-        _value(a, sa, za) + _value(b, sb, zb), np.asarray(sy, F32), np.asarray(zy, np.int32), qmin, qmax
-    )
+    return _codes(_value(a, sa, za) + _value(b, sb, zb), sy, zy, qmin, qmax)
 
 
 def qmul(a: Array, sa: Any, za: Any, b: Array, sb: Any, zb: Any, sy: Any, zy: Any, qmin: int, qmax: int) -> Array:
     """quantize(((a - za) * sa) * ((b - zb) * sb)), every step rounded to f32."""
-    return quantize_affine(
-        _value(a, sa, za) * _value(b, sb, zb), np.asarray(sy, F32), np.asarray(zy, np.int32), qmin, qmax
-    )
+    return _codes(_value(a, sa, za) * _value(b, sb, zb), sy, zy, qmin, qmax)
 
 
-def _windows(
-    x: Array, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int, int, int], fill: int
-) -> Array:
+def _windows(x: Array, kernel: Pair, stride: Pair, padding: Padding, fill: int) -> Array:
     """[n, c, oh, ow, kh * kw] of x [n, c, h, w], padded (top, left, bottom, right) with `fill`."""
     top, left, bottom, right = padding
     padded = np.pad(x.astype(np.int64), ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=fill)
@@ -180,13 +166,13 @@ def _windows(
     return view.reshape(*view.shape[:4], -1)
 
 
-def max_pool(x: Array, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int, int, int]) -> Array:
+def max_pool(x: Array, kernel: Pair, stride: Pair, padding: Padding) -> Array:
     """The greatest code of each window of x [n, c, h, w]; padding never wins."""
     return np.asarray(_windows(x, kernel, stride, padding, np.iinfo(x.dtype).min).max(-1))
 
 
 def average_pool(
-    x: Array, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int, int, int],
+    x: Array, kernel: Pair, stride: Pair, padding: Padding,
     s: Any, z: int, sy: Any, zy: int, qmin: int, qmax: int, count_include_pad: bool = False,
 ) -> Array:  # fmt: skip
     """q = clamp(rne(f32(sum(x - z)) * ((s / count) / sy)) + zy), count the places of x in the window."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.native import core
 
@@ -24,3 +27,14 @@ def set_num_threads(n: int) -> None:
     if int(n) != n or n < 1:
         raise InvalidProblem(f"n: {n!r}; expected at least 1 thread")
     core.set_num_threads(int(n))
+
+
+@contextmanager
+def threads_set_to(n: int) -> Iterator[None]:
+    """Set the number of threads within a `with` statement."""
+    before = get_num_threads()
+    set_num_threads(n)
+    try:
+        yield
+    finally:
+        set_num_threads(before)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.bench.timing import Within
 from lowbit.layers import QuantizedConv2d, QuantizedLinear
+from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.params import QuantizationParams
 from lowbit.ops.elementwise import qadd, qmul, qrelu
 from lowbit.ops.quantize import quantize
-from lowbit.runtime.threads import get_num_threads, set_num_threads
+from lowbit.runtime.threads import threads_set_to
 from lowbit.tuning.workload import QuantizationWorkload
 
-Array = npt.NDArray[Any]
 _GROUPS = (32, 128)
 _DTYPES = ("int8", "uint8", "int4", "int2")
 _ACTIVATIONS = ("int8", "uint8", "float", "")
@@ -69,17 +68,19 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Work:
-    """A call, its result as floats, and the bytes of its weights."""
+    """A call, the bytes of its weights, and what makes floats of its result."""
 
     run: Callable[[], Any]
-    result: Callable[[], Array]
     nbytes: int
-    plain: Callable[[], Any] | None = None  # run with the current number of threads
+    as_floats: Callable[[Any], Array] = np.asarray
+
+    def result(self) -> Array:
+        return np.asarray(self.as_floats(self.run()), np.float32)
 
     def with_threads(self, count: int) -> Work:
         """The same work with another number of threads."""
-        assert self.plain is not None
-        return replace(self, run=_with_threads(count, self.plain))
+        call = self.run.call if isinstance(self.run, Within) else self.run
+        return replace(self, run=Within(call, lambda: threads_set_to(count)))
 
 
 def candidates_for(workload: QuantizationWorkload, threads: int) -> Iterator[Candidate]:
@@ -113,13 +114,11 @@ def build(workload: QuantizationWorkload, candidate: Candidate, data: tuple[Arra
     """The candidate's work on the data."""
     x, other = data
     if workload.kind == "elementwise":
-        return _elementwise(workload, candidate, x, other)
-    layer = candidate.layer(other, workload=workload)
-    return _work(candidate, lambda: layer(x), lambda y: np.asarray(y, np.float32), layer.nbytes)
-
-
-def _work(candidate: Candidate, call: Callable[[], Any], as_floats: Callable[[Any], Array], nbytes: int) -> Work:
-    return Work(_with_threads(candidate.threads, call), lambda: as_floats(call()), nbytes, call)
+        work = _elementwise(workload, candidate, x, other)
+    else:
+        layer = candidate.layer(other, workload=workload)
+        work = Work(partial(layer, x), layer.nbytes)
+    return work.with_threads(candidate.threads)
 
 
 def _elementwise(workload: QuantizationWorkload, candidate: Candidate, x: Array, y: Array | None) -> Work:
@@ -132,7 +131,7 @@ def _elementwise(workload: QuantizationWorkload, candidate: Candidate, x: Array,
         "relu": lambda to: qrelu(a, out=to),
     }
     room = run[workload.op](None)  # reused by all calls, here and below: allocating may cost more than the work
-    return _work(candidate, lambda: run[workload.op](room), lambda q: q.dequantize(), a.nbytes)
+    return Work(partial(run[workload.op], room), a.nbytes, lambda q: q.dequantize())
 
 
 _FLOAT: dict[str, Callable[..., Array]] = {
@@ -157,20 +156,12 @@ def float_work(workload: QuantizationWorkload, data: tuple[Array, Array | None])
     else:
         found = {"NumPy": lambda: _convolved(x, w, workload)}
     if workload.kind != "elementwise" and importlib.util.find_spec("threadpoolctl") is not None:
-        found["NumPy, 1 thread"] = _on_one_thread(found["NumPy"])
+        pools = importlib.import_module("threadpoolctl").ThreadpoolController()
+        found["NumPy, 1 thread"] = Within(found["NumPy"], lambda: pools.limit(limits=1, user_api="blas"))
     torch = sys.modules.get("torch")
     if torch is not None:
         found["torch"] = _torch_call(torch, workload, x, w)
-    return {name: Work(call, _floats_of(call), nbytes) for name, call in found.items()}
-
-
-def _on_one_thread(call: Callable[[], Any]) -> Callable[[], Any]:
-    pools = importlib.import_module("threadpoolctl").ThreadpoolController()
-    return Within(call, lambda: pools.limit(limits=1, user_api="blas"))
-
-
-def _floats_of(call: Callable[[], Any]) -> Callable[[], Array]:
-    return lambda: np.asarray(call(), np.float32)
+    return {name: Work(call, nbytes) for name, call in found.items()}
 
 
 def _torch_call(torch: Any, workload: QuantizationWorkload, x: Array, w: Array | None) -> Callable[[], Any]:
@@ -216,16 +207,3 @@ def _convolved(x: Array, w: Any, workload: QuantizationWorkload) -> Array:
         parts.append(columns @ rows.T)
     y = np.concatenate(parts, 1).reshape(n, height, width, out)
     return y if g.layout == "NHWC" else y.transpose(0, 3, 1, 2)
-
-
-def _with_threads(count: int, call: Callable[[], Any]) -> Callable[[], Any]:
-    @contextlib.contextmanager
-    def threads() -> Iterator[None]:
-        before = get_num_threads()
-        set_num_threads(count)
-        try:
-            yield
-        finally:
-            set_num_threads(before)
-
-    return Within(call, threads)

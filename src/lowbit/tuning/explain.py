@@ -32,7 +32,8 @@ class ScheduleExplanation:
             "packed_per_task": "packed by each task",
         }[s["rows"]]
         where = "in the result" if s["in_place"] else "in scratch"
-        caches = ", ".join(f"{name.upper()} {_size(c[name])}" for name in ("l1", "l2", "l3"))
+        sizes = {name: f"{c[name] >> 10:,} KiB" if c[name] else "unknown" for name in ("l1", "l2", "l3")}
+        caches = ", ".join(f"{name.upper()} {size}" for name, size in sizes.items())
         return [
             ("kernel", f"{s['kernel']}, tiles of {s['tile_rows']} rows, {1 + s['paired']} panel(s) wide"),
             ("tasks", f"{s['row_tasks']} x {s['panel_tasks']}, of {s['task_rows']} rows x {s['task_panels']} panels"),
@@ -63,7 +64,3 @@ def _fields(found: Any) -> dict[str, Any]:
     """The properties of a native object, enums by name."""
     values = {name: getattr(found, name) for name in vars(type(found)) if not name.startswith("_")}
     return {name: getattr(value, "name", value) for name, value in values.items()}
-
-
-def _size(count: int) -> str:
-    return f"{count >> 10:,} KiB" if count else "unknown"

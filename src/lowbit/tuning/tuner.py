@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -9,8 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from lowbit._version import __version__
 from lowbit.bench.timing import OtherWork, Timing, time_unit
@@ -50,13 +49,12 @@ def auto_tune(
     True
     """
     wanted, how = requirements or PerformanceRequirements(), config or AutoTuningConfig()
-    if isinstance(workload, QuantizationWorkload):
-        return _one(workload, wanted, how, cache, progress or (lambda _: None))
-    work = list(workload)
+    work = [workload] if isinstance(workload, QuantizationWorkload) else list(workload)
     for w in work:
         if not isinstance(w, QuantizationWorkload):
             raise InvalidProblem(f"workload: {type(w).__name__}; expected a QuantizationWorkload")
-    return [_one(w, wanted, how, cache, progress or (lambda _: None)) for w in work]
+    found = [_one(w, wanted, how, cache, progress or (lambda _: None)) for w in work]
+    return found[0] if isinstance(workload, QuantizationWorkload) else found
 
 
 def _one(
@@ -66,13 +64,10 @@ def _one(
         why = "auto-tuning is disabled; nothing was measured"
         return OptimalQuantizationConfig(workload, None, why, (), _data_name(workload), 0.0, complete=False)
     file, key = CacheFile("tuning"), _key(workload, wanted, how)
-    if cache:
-        kept = file.get(key)
-        if kept is not None:
-            try:
-                return OptimalQuantizationConfig.from_dict(kept, workload)
-            except (InvalidProblem, KeyError, TypeError, ValueError, AttributeError):
-                pass  # an unreadable cache entry is measured again
+    if cache and (kept := file.get(key)) is not None:
+        # An unreadable cache entry is measured again.
+        with contextlib.suppress(InvalidProblem, KeyError, TypeError, ValueError, AttributeError):
+            return OptimalQuantizationConfig.from_dict(kept, workload)
     found = _search(workload, wanted, how, say)
     if cache and found.complete and not found.provisional:
         file.put(key, found.to_dict())
@@ -111,7 +106,7 @@ def _search(
                     break
                 say(f"building {candidate.name}")
                 work = build(workload, candidate, data)
-                report = error_report(exact, np.asarray(work.result()).reshape(exact.shape))
+                report = error_report(exact, work.result().reshape(exact.shape))
                 errors[candidate.name] = (report.sqnr_db, report.cosine)
             else:  # threads change neither the layer nor its bits
                 work, errors[candidate.name] = works[same].with_threads(candidate.threads), errors[same]
@@ -120,23 +115,27 @@ def _search(
         complete = False
     skipped = _without_a_cpu(settings, others, start + _LOOKING * how.max_search_time)
     racing = {n: w.run for n, w in works.items() if n not in skipped}
-    disqualified = {n for n in settings if _fixed_violations(wanted, how, errors[n], works[n].nbytes)}
+    least = how.accuracy_threshold
+    disqualified = {n for n in settings if _violations(wanted, least, errors[n], works[n].nbytes)}
     timings, dropped, raced = race(racing, end, how.iterations, keep=FLOAT, say=say, disqualified=disqualified)
     complete = complete and raced
     baseline = min((n for n in timings if n.startswith(FLOAT)), key=lambda n: timings[n].median, default=None)
     rows = []
     for name, candidate in settings.items():
         if name in timings:
-            broken = _violations(workload, wanted, how, timings[name], errors[name], works[name].nbytes)
-            figures = timings[name], *errors[name], works[name].nbytes
-            distance = sum(v.excess for v in broken)
-            texts = tuple(v.text for v in broken)
-            rows.append(CandidateResult(name, candidate, *figures, texts, distance, dropped=name in dropped))
+            nbytes = works[name].nbytes
+            broken = _violations(wanted, least, errors[name], nbytes, timings[name], workload.operations)
+            verdict = tuple(v.text for v in broken), sum(v.excess for v in broken)
+            figures = timings[name], *errors[name], nbytes, *verdict
+            rows.append(CandidateResult(name, candidate, *figures, dropped=name in dropped))
     rows.sort(key=lambda r: r.timing.median)
+    of_float: list[_Violation] = []
     if baseline is not None:
-        rows.insert(0, CandidateResult(baseline, None, timings[baseline], math.inf, 1.0, works[baseline].nbytes))
+        exactly, nbytes = (math.inf, 1.0), works[baseline].nbytes
+        of_float = _violations(wanted, -1.0, exactly, nbytes, timings[baseline], workload.operations)
+        rows.insert(0, CandidateResult(baseline, None, timings[baseline], *exactly, nbytes))
     results = _with_front(rows)
-    winner, why, meets = _judge(results, how, _violations_of_float(workload, wanted, results))
+    winner, why, meets = _judge(results, how, tuple(v.text for v in of_float))
     if skipped:
         why += f"; other processes kept CPUs busy; {len(skipped)} candidates with more threads were skipped"
     busy = others.cpus()
@@ -175,59 +174,42 @@ def _excess(found: float, bound: float) -> float:
 
 
 def _violations(
-    workload: QuantizationWorkload,
     wanted: PerformanceRequirements,
-    how: AutoTuningConfig,
-    timing: Timing,
+    least_cosine: float,
     errors: tuple[float, float],
     nbytes: int,
-) -> tuple[_Violation, ...]:
-    rate = workload.operations / timing.median
+    timing: Timing | None = None,
+    operations: int = 0,
+) -> list[_Violation]:
+    """The bounds that a setting exceeds; without a timing those of accuracy and memory, which no speed can mend.
+
+    SQNR is compared as noise energy, a cosine as its distance from 1.
+    """
+    sqnr, cosine = errors
     found = []
-    if wanted.max_latency is not None and timing.median > wanted.max_latency:
+    if timing is not None and wanted.max_latency is not None and timing.median > wanted.max_latency:
         text = f"latency {timing.median:.3g} s, above {wanted.max_latency:.3g} s"
         found.append(_Violation(text, _excess(timing.median, wanted.max_latency)))
+    rate = math.inf if timing is None else operations / timing.median
     if wanted.min_throughput is not None and rate < wanted.min_throughput:
         text = f"throughput {rate:.3g} per second, below {wanted.min_throughput:.3g}"
         found.append(_Violation(text, _excess(wanted.min_throughput, rate)))
-    return (*found, *_fixed_violations(wanted, how, errors, nbytes))
-
-
-def _fixed_violations(
-    wanted: PerformanceRequirements, how: AutoTuningConfig, errors: tuple[float, float], nbytes: int
-) -> tuple[_Violation, ...]:
-    """The violations of accuracy and memory, which no speed can mend. SQNR is compared as noise energy, a cosine as its
-    distance from 1."""
-    sqnr, cosine = errors
-    found = []
     if wanted.memory_budget is not None and nbytes > wanted.memory_budget:
         text = f"memory {nbytes:,} bytes, above {wanted.memory_budget:,}"
         found.append(_Violation(text, _excess(nbytes, wanted.memory_budget)))
     if wanted.min_sqnr_db is not None and sqnr < wanted.min_sqnr_db:
         text = f"SQNR {sqnr:.2f} dB, below {wanted.min_sqnr_db:.2f}"
         found.append(_Violation(text, _excess(10.0 ** min(300.0, (wanted.min_sqnr_db - sqnr) / 10), 1.0)))
-    least = max(how.accuracy_threshold, -1.0 if wanted.min_cosine is None else wanted.min_cosine)
+    least = max(least_cosine, -1.0 if wanted.min_cosine is None else wanted.min_cosine)
     if cosine < least:
         found.append(_Violation(f"cosine {cosine:.5f}, below {least:.5f}", _excess(1 - cosine, 1 - least)))
-    return tuple(found)
-
-
-def _violations_of_float(
-    workload: QuantizationWorkload, wanted: PerformanceRequirements, results: list[CandidateResult]
-) -> tuple[str, ...]:
-    base = next((r for r in results if r.candidate is None), None)
-    if base is None:
-        return ()
-    any_accuracy = AutoTuningConfig(accuracy_threshold=-1)
-    broken = _violations(workload, wanted, any_accuracy, base.timing, (math.inf, 1.0), base.nbytes)
-    return tuple(v.text for v in broken)
+    return found
 
 
 def _with_front(results: list[CandidateResult]) -> list[CandidateResult]:
     def beats(a: CandidateResult, b: CandidateResult) -> bool:
         no_worse = a.timing.median <= b.timing.median and a.sqnr_db >= b.sqnr_db and a.nbytes <= b.nbytes
-        better = a.timing.median < b.timing.median or a.sqnr_db > b.sqnr_db or a.nbytes < b.nbytes
-        return no_worse and better
+        return no_worse and (a.timing.median, a.sqnr_db, a.nbytes) != (b.timing.median, b.sqnr_db, b.nbytes)
 
     return [replace(r, on_front=not any(beats(o, r) for o in results)) for r in results]
 
@@ -235,6 +217,7 @@ def _with_front(results: list[CandidateResult]) -> list[CandidateResult]:
 def _judge(
     results: list[CandidateResult], how: AutoTuningConfig, float_violations: tuple[str, ...]
 ) -> tuple[Candidate | None, str, bool]:
+    """The winner, the reason, and whether the requirements are met."""
     base = next((r for r in results if r.candidate is None), None)
     rows = [r for r in results if r.candidate is not None]
     if base is None or not rows:
@@ -250,10 +233,8 @@ def _judge(
         return nearest.candidate, why, False
     finalists = [r for r in allowed if not r.dropped] or allowed
     fastest = _surely_fastest(finalists)
-    close = [
-        r for r in finalists if r.timing.median <= fastest.timing.median * _ALIKE and _threads(r) <= _threads(fastest)
-    ]
-    best = max(close, key=lambda r: r.sqnr_db)
+    close = [r for r in finalists if r.timing.median <= fastest.timing.median * _ALIKE]
+    best = max((r for r in close if _threads(r) <= _threads(fastest)), key=lambda r: r.sqnr_db)
     gain = base.timing.median / best.timing.median
     if gain < how.min_improvement:
         why = f"the fastest setting, {best.name}, takes {_time(best.timing)} and {times}: {gain:.2f} times as fast"

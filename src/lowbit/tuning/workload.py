@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.ops.conv import ConvGeometry
 
-Array = npt.NDArray[Any]
 _ELEMENTWISE = ("add", "mul", "relu")
 
 
@@ -103,8 +102,7 @@ class QuantizationWorkload:
         for name, shape in (("x_shape", x_shape), ("w_shape", w_shape)):
             if len(shape) != 4:
                 raise InvalidProblem(f"{name}: {shape}; expected four sizes")
-            for size in shape:
-                _positive(name, size)
+            _positive(name, *shape)
         channels = x_shape[1] if layout == "NCHW" else x_shape[3]
         if channels != w_shape[1] * g.groups or w_shape[0] % g.groups:
             raise InvalidProblem(f"w_shape: {w_shape} in {g.groups} groups does not fit {channels} channels")
@@ -118,8 +116,7 @@ class QuantizationWorkload:
         """add, mul or relu on arrays of this shape."""
         if op not in _ELEMENTWISE:
             raise InvalidProblem(f"op: {op!r}; expected one of {', '.join(_ELEMENTWISE)}")
-        for size in shape:
-            _positive("shape", size)
+        _positive("shape", *shape)
         return cls("elementwise", tuple(shape), op=op, x=_sample("x", x, tuple(shape)))
 
     @classmethod
@@ -196,9 +193,10 @@ class QuantizationWorkload:
         return f"QuantizationWorkload({self.op or self.kind} {sizes})"
 
 
-def _positive(name: str, size: Any) -> None:
-    if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1:
-        raise InvalidProblem(f"{name}: {size!r}; expected a positive integer")
+def _positive(name: str, *sizes: Any) -> None:
+    for size in sizes:
+        if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1:
+            raise InvalidProblem(f"{name}: {size!r}; expected a positive integer")
 
 
 def _sample(name: str, value: Any, shape: tuple[int, ...]) -> Array | None:
