@@ -21,16 +21,11 @@ struct Avx2Dot {
   };
   using Acc = Cols;
 
-  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
-    long long four;
-    std::memcpy(&four, p, 8);
-    return _mm256_set1_epi64x(four);
-  }
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) { return _mm256_set1_epi64x(load_as<int64_t>(p)); }
   LOWBIT_INLINE Cols load_b(const int8_t* p) {
     const __m128i* b = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtepi8_epi16(_mm_loadu_si128(b)), _mm256_cvtepi8_epi16(_mm_loadu_si128(b + 1))};
   }
-  LOWBIT_INLINE Acc zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   // Inline assembly: twelve accumulators, two of b, one of a and one product take all sixteen registers, and compilers
   // spill.
   LOWBIT_INLINE __m256i add_product(__m256i acc, __m256i a, __m256i b) {
@@ -68,13 +63,8 @@ struct Avx2Pairs {
   using Cols = const __m256i*;  // a memory operand: twelve accumulators, a, ones and a product take the registers
   using Acc = __m256i;
 
-  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
-    int four;
-    std::memcpy(&four, p, 4);
-    return _mm256_set1_epi32(four);
-  }
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) { return _mm256_set1_epi32(load_as<int32_t>(p)); }
   LOWBIT_INLINE Cols load_b(const int8_t* p) { return reinterpret_cast<const __m256i*>(p); }
-  LOWBIT_INLINE Acc zero() { return _mm256_setzero_si256(); }
   LOWBIT_INLINE void dot(Acc& to, Quad a, Cols b) {
     __m256i acc = to, product;
     asm("vpmaddubsw %[b], %[a], %[product]\n\tvpmaddwd %[ones], %[product], %[product]\n\t"

@@ -20,13 +20,8 @@ struct AvxVnniDot {
   using Cols = __m256i;
   using Acc = __m256i;
 
-  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
-    int four;
-    std::memcpy(&four, p, 4);
-    return _mm256_set1_epi32(four);
-  }
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) { return _mm256_set1_epi32(load_as<int32_t>(p)); }
   LOWBIT_INLINE Cols load_b(const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-  LOWBIT_INLINE Acc zero() { return _mm256_setzero_si256(); }
   LOWBIT_INLINE Acc sum(Acc x, Acc y) { return _mm256_add_epi32(x, y); }
   LOWBIT_INLINE Acc start(const int32_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
   LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) {  // inline assembly, as for 512 bits

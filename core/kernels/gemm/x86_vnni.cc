@@ -20,13 +20,8 @@ struct VnniDot {
   using Cols = __m512i;
   using Acc = __m512i;
 
-  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
-    int four;
-    std::memcpy(&four, p, 4);
-    return _mm512_set1_epi32(four);
-  }
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) { return _mm512_set1_epi32(load_as<int32_t>(p)); }
   LOWBIT_INLINE Cols load_b(const int8_t* p) { return _mm512_loadu_si512(p); }
-  LOWBIT_INLINE Acc zero() { return _mm512_setzero_si512(); }
   LOWBIT_INLINE Acc sum(Acc x, Acc y) { return _mm512_add_epi32(x, y); }
   LOWBIT_INLINE Acc start(const int32_t* from) { return _mm512_loadu_si512(from); }
   // Inline assembly: with the intrinsic, GCC spills half of the accumulators.

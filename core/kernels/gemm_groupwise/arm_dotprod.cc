@@ -23,12 +23,7 @@ struct DotprodGroups {
     if constexpr (Shift != 0) c = vshrq_n_u8(c, Shift);
     return vreinterpretq_s8_u8(vandq_u8(c, vdupq_n_u8(Mask)));
   }
-  LOWBIT_INLINE Quad load_a(const int8_t* p) {
-    int32_t four;
-    std::memcpy(&four, p, 4);
-    return vreinterpretq_s8_s32(vdupq_n_s32(four));
-  }
-  LOWBIT_INLINE Sum none() { return vdupq_n_s32(0); }
+  LOWBIT_INLINE Quad load_a(const int8_t* p) { return vreinterpretq_s8_s32(vdupq_n_s32(load_as<int32_t>(p))); }
   LOWBIT_INLINE void add(Sum& sum, int8x16_t part, Quad a) { sum = vdotq_s32(sum, part, a); }
   LOWBIT_INLINE Neon::I32 to_i32(Sum s) { return s; }
 };
