@@ -32,7 +32,6 @@
 //   kept(F32)                      the value in a register: compilers would rather load twice for two uses
 //   bits(F32), max_u32(i, j)       the bits of a number; the maximum as unsigned integers
 //   reduce_rows_max_i32(rows, n, out), reduce_rows_max_u32   of each of n vectors, n a multiple of 8
-//   keep(x)                        optional: forces x into a register
 //   min_skip_nan(x, acc), max_skip_nan   a NaN in x leaves acc as it is
 //   Flag no_nan(), note_nan(f, x, y), any(f)   f is raised where x or y has a NaN
 //   reduce_min, reduce_max, reduce_max_i32   across lanes
@@ -87,17 +86,17 @@ LOWBIT_INLINE typename V::F32 multiply_add(typename V::F32 x, typename V::F32 y,
 // What store_pair may assume: that every number is a bfloat16 already, or that none is a tie between two.
 enum class PairRounding { exact, no_ties, any };
 
+// A number from memory of any alignment.
+template <class T>
+LOWBIT_INLINE T load_as(const void* p) {
+  T v;
+  std::memcpy(&v, p, sizeof(T));
+  return v;
+}
+
 // Scalar conversions, exact or rounding to nearest even, for tails and for the scalar ISA.
-LOWBIT_INLINE float bits_to_float(uint32_t b) {
-  float f;
-  std::memcpy(&f, &b, 4);
-  return f;
-}
-LOWBIT_INLINE uint32_t float_to_bits(float f) {
-  uint32_t b;
-  std::memcpy(&b, &f, 4);
-  return b;
-}
+LOWBIT_INLINE float bits_to_float(uint32_t b) { return load_as<float>(&b); }
+LOWBIT_INLINE uint32_t float_to_bits(float f) { return load_as<uint32_t>(&f); }
 
 LOWBIT_INLINE float widen(float x) { return x; }
 LOWBIT_INLINE double widen(double x) { return x; }
@@ -108,6 +107,13 @@ LOWBIT_INLINE float widen(half_t x) {
   if ((x.bits & 0x7c00) == 0x7c00) return bits_to_float(sign | rest | 0x7f800000u);
   // Shift the exponent bias by multiplying: exact, and it normalizes subnormals on the way.
   return bits_to_float(sign | float_to_bits(bits_to_float(rest) * 0x1p112f));
+}
+
+template <class V, class In>
+LOWBIT_INLINE void widen_run(const In* x, int64_t n, float* to) {
+  int64_t i = 0;
+  for (; i + V::width <= n; i += V::width) V::store(to + i, V::load(x + i));
+  for (; i < n; ++i) to[i] = widen(x[i]);
 }
 
 LOWBIT_INLINE void narrow(float* p, float x) { *p = x; }

@@ -48,7 +48,7 @@ def test_a_kernel_family_includes_another_only_for_its_rows():
 
 def test_every_folder_of_kernels_is_a_family():
     listed = set(re.findall(r"^FAMILY\((\w+),", (CORE / "kernels" / "families.inc").read_text(), re.MULTILINE))
-    folders = {f.parent.name for f in (CORE / "kernels").glob("*/scalar.cc")}
+    folders = {f.parent.name for name in ("scalar", "rows") for f in (CORE / "kernels").glob(f"*/{name}.cc")}
     assert listed == folders
     assert listed == {family for family, *_ in _core.kernel_rows()}
 

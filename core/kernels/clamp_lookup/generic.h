@@ -33,7 +33,7 @@ void lookup_codes(const ClampLookupArgs& k) {
   map_codes<B>(k, [&](auto x) __attribute__((always_inline)) { return B::lookup(table, x); });
 }
 
-template <class V, class B>
+template <class B>
 struct ClampLookupRows {
   static constexpr ClampLookupRow rows[] = {
 #define ROW(c, C) {Code::c, clamp_codes<B, C>, lookup_codes<B>},

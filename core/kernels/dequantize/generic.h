@@ -34,6 +34,16 @@ struct Dequantizer {
     }
   }
 
+  // Fewer codes than a vector has.
+  template <class F>
+  LOWBIT_INLINE void few(const C* q, Out* y, int64_t n, F scale, I32 zero) {
+    C in[V::width] = {};
+    Out out[V::width];
+    std::memcpy(in, q, n * sizeof(C));
+    step(in, out, scale, zero);
+    std::memcpy(y, out, n * sizeof(Out));
+  }
+
   LOWBIT_INLINE void run(const C* q, Out* y, int64_t n, T s, int32_t z) {
     constexpr int w = V::width;
     const auto scale = V::set(s);
@@ -50,11 +60,7 @@ struct Dequantizer {
     if (n >= w) {  // the last vector overlaps what is already done
       step(q + n - w, y + n - w, scale, zero);
     } else {
-      C in[w] = {};
-      Out out[w];
-      std::memcpy(in, q + i, (n - i) * sizeof(C));
-      step(in, out, scale, zero);
-      std::memcpy(y + i, out, (n - i) * sizeof(Out));
+      few(q + i, y + i, n - i, scale, zero);
     }
   }
 
@@ -71,15 +77,11 @@ struct Dequantizer {
       at(n - w);
     } else {
       const int64_t rest = n - i;
-      C in[w] = {};
       T scale[w] = {};
       int32_t zero[w] = {};
-      Out out[w];
-      std::memcpy(in, q + i, rest * sizeof(C));
       std::memcpy(scale, s + i, rest * sizeof(T));
       if (z) std::memcpy(zero, z + i, rest * sizeof(int32_t));
-      step(in, out, V::load(scale), V::load_i32(zero));
-      std::memcpy(y + i, out, rest * sizeof(Out));
+      few(q + i, y + i, rest, V::load(scale), V::load_i32(zero));
     }
   }
 };

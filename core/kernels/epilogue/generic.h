@@ -108,9 +108,10 @@ LOWBIT_INLINE void epilogue_rows_as(const EpilogueArgs& x) {
   }
 }
 
-template <class V, class Out>
+template <class V, class Out, bool Floats = false>
 void epilogue(const EpilogueArgs& given) {
   const EpilogueArgs x = given;
+  if constexpr (Floats) return epilogue_rows_as<V, Out, EpilogueWork::floats>(x);
   const bool divides = sizeof(Out) == 1 && x.out_scale != 1.0f;
   if (x.by_a != nullptr || x.by_b != nullptr || divides) {
     epilogue_rows_as<V, Out, EpilogueWork::all>(x);
@@ -122,17 +123,11 @@ void epilogue(const EpilogueArgs& given) {
 }
 
 template <class V, class Out>
-void epilogue_of_floats(const EpilogueArgs& given) {
-  const EpilogueArgs x = given;
-  epilogue_rows_as<V, Out, EpilogueWork::floats>(x);
-}
-
-template <class V, class Out>
 constexpr auto float_epilogue_or_null() -> void (*)(const EpilogueArgs&) {
   if constexpr (std::is_same_v<Out, int32_t> || sizeof(Out) == 1) {
     return nullptr;
   } else {
-    return epilogue_of_floats<V, Out>;
+    return epilogue<V, Out, true>;
   }
 }
 

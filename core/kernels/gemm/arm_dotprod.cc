@@ -19,13 +19,8 @@ struct DotprodDot {
   using Cols = int8x16_t;
   using Acc = int32x4_t;
 
-  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
-    int32_t four;
-    std::memcpy(&four, p, 4);
-    return vreinterpretq_s8_s32(vdupq_n_s32(four));
-  }
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) { return vreinterpretq_s8_s32(vdupq_n_s32(load_as<int32_t>(p))); }
   LOWBIT_INLINE Cols load_b(const int8_t* p) { return vld1q_s8(p); }
-  LOWBIT_INLINE Acc zero() { return vdupq_n_s32(0); }
   LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) { acc = vdotq_s32(acc, b, a); }
   template <bool Add>
   LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t, const int32_t* from, int64_t) {

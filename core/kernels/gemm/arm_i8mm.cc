@@ -32,7 +32,6 @@ struct I8mmDot {
     const int32x4_t first = vreinterpretq_s32_s8(vld1q_s8(p)), second = vreinterpretq_s32_s8(vld1q_s8(p + kQuadBytes));
     return {vreinterpretq_s8_s32(vzip1q_s32(first, second)), vreinterpretq_s8_s32(vzip2q_s32(first, second))};
   }
-  LOWBIT_INLINE Acc zero() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
   LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) { acc = {vmmlaq_s32(acc.lo, a, b.lo), vmmlaq_s32(acc.hi, a, b.hi)}; }
   template <bool Add>
   LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t stride, const int32_t* from, int64_t from_stride) {

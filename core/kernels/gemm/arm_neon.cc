@@ -21,13 +21,8 @@ struct NeonDot {
     int32x4_t lo, hi;
   };
 
-  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
-    int32_t four;
-    std::memcpy(&four, p, 4);
-    return vreinterpretq_s8_s32(vdupq_n_s32(four));
-  }
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) { return vreinterpretq_s8_s32(vdupq_n_s32(load_as<int32_t>(p))); }
   LOWBIT_INLINE Cols load_b(const int8_t* p) { return vld1q_s8(p); }
-  LOWBIT_INLINE Acc zero() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
   LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) {
     acc = {vpadalq_s16(acc.lo, vmull_s8(vget_low_s8(a), vget_low_s8(b))), vpadalq_s16(acc.hi, vmull_high_s8(a, b))};
   }

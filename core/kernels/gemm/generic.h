@@ -7,7 +7,7 @@
 //   Quad, load_a(p, stride)  a step of a at p, for every column (of a_rows rows)
 //   Cols, load_b(p)        a step of b: `group` columns, kQuadBytes from quad to quad
 //   dot_two(acc&, acc&, a, first, b)  optional: dot with two groups, the first of them in a register
-//   Acc, zero(), dot(acc&, a, b), store<Add>(acc, c, stride, from, from_stride)
+//   Acc, dot(acc&, a, b), store<Add>(acc, c, stride, from, from_stride)
 //                          store to c[a_rows][group], plus `from` with Add; from may be c
 //   start(from)            optional: an accumulator that starts at from[group], so that nothing is added later
 //   by_block               whether all rows of a panel are computed before the next panel
@@ -75,7 +75,7 @@ LOWBIT_INLINE void tile(const GemmArgs& x, int64_t row, int64_t g, [[maybe_unuse
 #pragma GCC unroll 16
   for (int i = 0; i < kPairs; ++i)
 #pragma GCC unroll 16
-    for (int j = 0; j < Wide; ++j) acc[i][j] = turned[i][j] = E::zero();
+    for (int j = 0; j < Wide; ++j) acc[i][j] = turned[i][j] = typename E::Acc{};
   if constexpr (kStarts)
     if (from != nullptr)
 #pragma GCC unroll 16
@@ -349,7 +349,7 @@ int64_t peak(int64_t rounds) {
   alignas(64) static const int8_t ones[2 * kQuadBytes * 2] = {1};
   typename E::Acc acc[kAccs];
 #pragma GCC unroll 32
-  for (int i = 0; i < kAccs; ++i) acc[i] = E::zero();
+  for (int i = 0; i < kAccs; ++i) acc[i] = typename E::Acc{};
   for (int64_t r = 0; r < rounds; ++r) {
     asm volatile("" ::: "memory");  // otherwise compilers multiply once for all rounds
     const typename E::Quad a = E::load_a(reinterpret_cast<const char*>(ones), kQuadBytes);

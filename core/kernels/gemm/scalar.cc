@@ -13,7 +13,7 @@ struct ScalarDot {
   static constexpr int wide(int) { return 1; }
 
   struct Quad {
-    int32_t k[4];
+    int16_t k[4];
   };
   struct Cols {
     int8_t k[16];
@@ -22,17 +22,8 @@ struct ScalarDot {
     int32_t n[4];
   };
 
-  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
-    int16_t v[4];
-    std::memcpy(v, p, 8);
-    return {{v[0], v[1], v[2], v[3]}};
-  }
-  LOWBIT_INLINE Cols load_b(const int8_t* p) {
-    Cols c;
-    std::memcpy(c.k, p, 16);
-    return c;
-  }
-  LOWBIT_INLINE Acc zero() { return {}; }
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) { return load_as<Quad>(p); }
+  LOWBIT_INLINE Cols load_b(const int8_t* p) { return load_as<Cols>(p); }
   LOWBIT_INLINE void dot(Acc& acc, const Quad& a, const Cols& b) {
     for (int n = 0; n < 4; ++n)
       for (int k = 0; k < 4; ++k) acc.n[n] += a.k[k] * b.k[4 * n + k];

@@ -1,7 +1,6 @@
 // vpmaddwd: four codes of four columns, widened to 16 bits, in a register; pairs of products in 32 bits.
-#include <immintrin.h>
-
-#include "kernels/gemm/generic.h"
+#include "kernels/gemm/x86.h"
+#include "simd/x86_vec256.h"
 
 namespace lowbit {
 namespace {
@@ -21,16 +20,11 @@ struct Avx2Dot {
   };
   using Acc = Cols;
 
-  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
-    long long four;
-    std::memcpy(&four, p, 8);
-    return _mm256_set1_epi64x(four);
-  }
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) { return _mm256_set1_epi64x(load_as<int64_t>(p)); }
   LOWBIT_INLINE Cols load_b(const int8_t* p) {
     const __m128i* b = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtepi8_epi16(_mm_loadu_si128(b)), _mm256_cvtepi8_epi16(_mm_loadu_si128(b + 1))};
   }
-  LOWBIT_INLINE Acc zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   // Inline assembly: twelve accumulators, two of b, one of a and one product take all sixteen registers, and compilers
   // spill.
   LOWBIT_INLINE __m256i add_product(__m256i acc, __m256i a, __m256i b) {
@@ -55,26 +49,13 @@ struct Avx2Dot {
 };
 
 // vpmaddubsw: pairs of products in 16 bits, then pairs of those in 32 bits. Half the work, for b that cannot saturate.
-struct Avx2Pairs {
+struct Avx2Pairs : X86Bytewise<Avx2> {
   static constexpr const char* name = "vpmaddubsw";
-  using A = uint8_t;
-  static constexpr GemmOperand operand = GemmOperand::u8;
-  static constexpr int group = 8, a_rows = 1, step = 1, max_rows = 6;
-  static constexpr bool is_one = true;
-  static constexpr bool by_block = true;
   static constexpr int wide(int rows) { return rows < 3 ? 4 : 2; }
 
-  using Quad = __m256i;
   using Cols = const __m256i*;  // a memory operand: twelve accumulators, a, ones and a product take the registers
-  using Acc = __m256i;
 
-  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
-    int four;
-    std::memcpy(&four, p, 4);
-    return _mm256_set1_epi32(four);
-  }
   LOWBIT_INLINE Cols load_b(const int8_t* p) { return reinterpret_cast<const __m256i*>(p); }
-  LOWBIT_INLINE Acc zero() { return _mm256_setzero_si256(); }
   LOWBIT_INLINE void dot(Acc& to, Quad a, Cols b) {
     __m256i acc = to, product;
     asm("vpmaddubsw %[b], %[a], %[product]\n\tvpmaddwd %[ones], %[product], %[product]\n\t"
@@ -93,12 +74,6 @@ struct Avx2Pairs {
         : [acc] "+x"(acc), [acc2] "+x"(acc2), [a] "+x"(a), [product] "=&x"(product)
         : [first] "x"(first), [second] "m"(*second), [ones] "x"(_mm256_set1_epi16(1)));
     to = acc, also = acc2;
-  }
-  template <bool Add>
-  LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t, const int32_t* from, int64_t) {
-    __m256i* to = reinterpret_cast<__m256i*>(c);
-    if constexpr (Add) acc = _mm256_add_epi32(acc, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-    _mm256_storeu_si256(to, acc);
   }
 };
 

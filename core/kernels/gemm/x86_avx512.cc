@@ -21,16 +21,11 @@ struct Avx512Dot {
   };
   using Acc = Cols;
 
-  LOWBIT_INLINE Quad load_a(const char* p, int64_t) {
-    long long four;
-    std::memcpy(&four, p, 8);
-    return _mm512_set1_epi64(four);
-  }
+  LOWBIT_INLINE Quad load_a(const char* p, int64_t) { return _mm512_set1_epi64(load_as<int64_t>(p)); }
   LOWBIT_INLINE Cols load_b(const int8_t* p) {
     const __m256i* b = reinterpret_cast<const __m256i*>(p);
     return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(b)), _mm512_cvtepi8_epi16(_mm256_loadu_si256(b + 1))};
   }
-  LOWBIT_INLINE Acc zero() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
   // Inline assembly, because compilers spill.
   LOWBIT_INLINE __m512i add_product(__m512i acc, __m512i a, __m512i b) {
     __m512i product;

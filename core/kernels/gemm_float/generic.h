@@ -20,17 +20,16 @@ LOWBIT_INLINE double sum_of_lanes(typename V::F64 x) {
 template <class V, int Rows>
 LOWBIT_INLINE void add_chain(const GemmFloatArgs& a, const float* x, const float* w, int64_t steps,
                              typename V::F64 (&total)[Rows][kFloatCols]) {
-  typename V::F32 sum[Rows][kFloatCols];
+  using F32 = typename V::F32;
+  F32 sum[Rows][kFloatCols];
   const auto step = [&](int64_t at, auto&& join) __attribute__((always_inline)) {
-    typename V::F32 v[Rows];
+    F32 v[Rows];
     for (int i = 0; i < Rows; ++i) v[i] = V::load(x + i * a.x_stride + at);
     for (int j = 0; j < kFloatCols; ++j) {
-      typename V::F32 u = V::load(w + j * a.w_stride + at);
-      if constexpr (requires { V::keep(u); }) V::keep(u);
+      const F32 u = V::load(w + j * a.w_stride + at);
       for (int i = 0; i < Rows; ++i) sum[i][j] = join(v[i], u, sum[i][j]);
     }
   };
-  using F32 = typename V::F32;
   step(0, [](F32 v, F32 u, F32) __attribute__((always_inline)) { return V::mul(v, u); });
   for (int64_t s = 1; s < steps; ++s) {
     step(s * V::width, [](F32 v, F32 u, F32 t) __attribute__((always_inline)) { return multiply_add<V>(v, u, t); });
@@ -78,18 +77,16 @@ void float_dot(const GemmFloatArgs& a) {
 
 template <class V, class In>
 void widen_row(const void* from, int64_t n, float* to) {
-  const In* x = static_cast<const In*>(from);
-  int64_t i = 0;
-  for (; i + V::width <= n; i += V::width) V::store(to + i, V::load(x + i));
-  for (; i < n; ++i) to[i] = widen(x[i]);
-  for (; i % kFloatPad != 0; ++i) to[i] = 0.0f;
+  widen_run<V>(static_cast<const In*>(from), n, to);
+  for (int64_t i = n; i % kFloatPad != 0; ++i) to[i] = 0.0f;
 }
 
-// MaxRows: rows of a full tile, such that each row of x and one vector of w have a register, too.
-template <class V, int MaxRows>
+template <class V>
 struct GemmFloatRows {
+  // Rows of a full tile, such that each row of x and one vector of w have a register, too.
+  static constexpr int kRows = V::width == 4 ? 6 : 3;
   static constexpr GemmFloatRow rows[] = {
-#define ROW(name, type) {Element::name, widen_row<V, type>, float_dot<V, MaxRows>},
+#define ROW(name, type) {Element::name, widen_row<V, type>, float_dot<V, kRows>},
 #include "kernels/gemm_float/kernels.inc"
 #undef ROW
   };

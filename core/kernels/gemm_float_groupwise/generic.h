@@ -155,10 +155,11 @@ void float_groups(const FloatGroupwiseArgs& a) {
                                             column + kGroupVector);
 }
 
-template <class V, int MaxRows>
+template <class V>
 struct FloatGroupwiseRows {
+  static constexpr int kRows = V::width == 1 ? 2 : V::width == 8 ? 4 : 8;  // of a full tile: a quarter of the registers
   static constexpr FloatGroupwiseRow rows[] = {
-#define ROW(bits) {bits, float_groups<V, bits, MaxRows>},
+#define ROW(bits) {bits, float_groups<V, bits, kRows>},
 #include "kernels/gemm_float_groupwise/kernels.inc"
 #undef ROW
   };

@@ -1,36 +1,16 @@
-#include <arm_neon.h>
-
-#include "kernels/gemm_groupwise/generic.h"
-#include "simd/arm_vec128.h"
+#include "kernels/gemm_groupwise/arm.h"
 
 namespace lowbit {
 namespace {
 
-struct NeonGroups {
-  using V = Neon;
+struct NeonGroups : ArmGroups {
   static constexpr const char* name = "smull";
-  static constexpr int max_rows = 4;
   static constexpr int wide(int) { return 2; }
-  static constexpr int64_t spill(int) { return 0; }
 
-  using Cols = uint8x16_t;
-  using Quad = int8x16_t;
   struct Sum {  // two sums per column
     int32x4_t lo, hi;
   };
 
-  LOWBIT_INLINE Cols load(const uint8_t* p) { return vld1q_u8(p); }
-  template <int Shift, int Mask>
-  LOWBIT_INLINE int8x16_t part(Cols c) {
-    if constexpr (Shift != 0) c = vshrq_n_u8(c, Shift);
-    return vreinterpretq_s8_u8(vandq_u8(c, vdupq_n_u8(Mask)));
-  }
-  LOWBIT_INLINE Quad load_a(const int8_t* p) {
-    int32_t four;
-    std::memcpy(&four, p, 4);
-    return vreinterpretq_s8_s32(vdupq_n_s32(four));
-  }
-  LOWBIT_INLINE Sum none() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
   LOWBIT_INLINE void add(Sum& sum, int8x16_t part, Quad a) {
     sum.lo = vpadalq_s16(sum.lo, vmull_s8(vget_low_s8(part), vget_low_s8(a)));
     sum.hi = vpadalq_s16(sum.hi, vmull_high_s8(part, a));

@@ -3,7 +3,7 @@
 //   V                      E's columns are V::width, the lanes of V::I32
 //   Cols, load(p)          a step of b; part<Shift, Mask>(cols)  one quad of it, one code a byte
 //   Quad, load_a(p)        four codes of a for every column
-//   Sum, none(), add(sum, part, a)   sums of products in what is fast
+//   Sum, add(sum, part, a)     sums of products in what is fast
 //   spill(bits)            steps after which a Sum must go to 32 bits; 0: it is 32 bits
 //   to_i32(sum)
 //   max_rows, wide(rows)   rows of a full tile; vectors of columns side by side
@@ -52,7 +52,7 @@ __attribute__((noinline)) void group_tile(const GroupwiseArgs& x, int64_t row, i
     const auto add_steps = [&](int64_t count) __attribute__((always_inline)) {
       for (int i = 0; i < Rows; ++i)
         for (int j = 0; j < Wide; ++j)
-          for (int c = 0; c < kChains; ++c) sum[i][j][c] = E::none();
+          for (int c = 0; c < kChains; ++c) sum[i][j][c] = typename E::Sum{};
       for (int64_t s = 0; s < count; ++s, b += step_bytes, a += kStep) {
         typename E::Cols cols[Wide];
         for (int j = 0; j < Wide; ++j) {

@@ -18,21 +18,12 @@ struct ScalarGroups {
   };
   using Sum = int32_t;
 
-  LOWBIT_INLINE Cols load(const uint8_t* p) {
-    uint32_t four;
-    std::memcpy(&four, p, 4);
-    return four;
-  }
+  LOWBIT_INLINE Cols load(const uint8_t* p) { return load_as<Cols>(p); }
   template <int Shift, int Mask>
   LOWBIT_INLINE uint32_t part(Cols c) {
     return (c >> Shift) & (Mask * 0x01010101u);
   }
-  LOWBIT_INLINE Quad load_a(const int8_t* p) {
-    Quad q;
-    std::memcpy(q.k, p, 4);
-    return q;
-  }
-  LOWBIT_INLINE Sum none() { return 0; }
+  LOWBIT_INLINE Quad load_a(const int8_t* p) { return load_as<Quad>(p); }
   LOWBIT_INLINE void add(Sum& sum, uint32_t part, const Quad& a) {
     for (int k = 0; k < 4; ++k) sum += a.k[k] * static_cast<int32_t>((part >> (8 * k)) & 0xff);
   }

@@ -1,9 +1,10 @@
-#include "kernels/gemm_groupwise/x86_ymm.h"
+#include "kernels/gemm_groupwise/x86.h"
+#include "simd/x86_vec256.h"
 
 namespace lowbit {
 namespace {
 
-struct Avx2Groups : YmmGroups {
+struct Avx2Groups : X86Groups<Avx2> {
   static constexpr const char* name = "vpmaddubsw";
   // Pairs of products are at most 2 * 15 * 128 (2 * 3 * 128), and 16 bits hold 8 (42) of them.
   static constexpr int64_t spill(int bits) { return bits == 4 ? 4 : 10; }

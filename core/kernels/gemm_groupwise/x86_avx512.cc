@@ -1,9 +1,10 @@
-#include "kernels/gemm_groupwise/x86_zmm.h"
+#include "kernels/gemm_groupwise/x86.h"
+#include "simd/x86_vec512.h"
 
 namespace lowbit {
 namespace {
 
-struct Avx512Groups : ZmmGroups {
+struct Avx512Groups : X86Groups<Avx512> {
   static constexpr const char* name = "vpmaddubsw";
   static constexpr int64_t spill(int bits) { return bits == 4 ? 4 : 10; }  // as for AVX2
 

@@ -1,9 +1,10 @@
-#include "kernels/gemm_groupwise/x86_ymm.h"
+#include "kernels/gemm_groupwise/x86.h"
+#include "simd/x86_vec256.h"
 
 namespace lowbit {
 namespace {
 
-struct AvxVnniGroups : YmmGroups {
+struct AvxVnniGroups : X86Groups<Avx2> {
   static constexpr const char* name = "vpdpbusd, 256 bits";
   static constexpr int64_t spill(int) { return 0; }
 

@@ -1,9 +1,10 @@
-#include "kernels/gemm_groupwise/x86_zmm.h"
+#include "kernels/gemm_groupwise/x86.h"
+#include "simd/x86_vec512.h"
 
 namespace lowbit {
 namespace {
 
-struct VnniGroups : ZmmGroups {
+struct VnniGroups : X86Groups<Avx512> {
   static constexpr const char* name = "vpdpbusd";
   static constexpr int64_t spill(int) { return 0; }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <type_traits>
 
 #include "simd/vec.h"
 
@@ -9,23 +11,11 @@ namespace lowbit {
 namespace {
 
 template <class T>
-struct Granularity;
-template <>
-struct Granularity<float> {
-  using Bits = uint32_t;
-  static constexpr int mantissa = 23;
-};
-template <>
-struct Granularity<double> {
-  using Bits = uint64_t;
-  static constexpr int mantissa = 52;
-};
+using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
 
 template <class T>
 int64_t bucket_of(T u, int shift) {
-  typename Granularity<T>::Bits b;
-  std::memcpy(&b, &u, sizeof(T));
-  return static_cast<int64_t>(b >> shift);
+  return static_cast<int64_t>(load_as<Bits<T>>(&u) >> shift);
 }
 
 }  // namespace
@@ -44,15 +34,14 @@ LogTable<T>::LogTable(std::vector<T> thresholds_in, const std::vector<T>& magnit
   const double octaves = std::max(1.0, -std::log2(static_cast<double>(thresholds.front())));
   int bits = 1;
   while ((1 << bits) < 2 * m / octaves && bits < 14) ++bits;
-  shift = Granularity<T>::mantissa - bits;
+  shift = std::numeric_limits<T>::digits - 1 - bits;
   first_bucket = bucket_of(thresholds.front(), shift) - 1;  // everything below shares the first
   const int64_t last = bucket_of(T{1}, shift);
   bucket.resize(last - first_bucket + 1);
   for (int64_t b = first_bucket; b <= last; ++b) {
     const auto below = [&](int64_t at) {
-      const typename Granularity<T>::Bits start = static_cast<typename Granularity<T>::Bits>(at) << shift;
-      T u;
-      std::memcpy(&u, &start, sizeof(T));
+      const Bits<T> start = static_cast<Bits<T>>(at) << shift;
+      const T u = load_as<T>(&start);
       return static_cast<int>(std::upper_bound(thresholds.begin(), thresholds.end() - 1, u) - thresholds.begin());
     };
     bucket[b - first_bucket] = static_cast<uint16_t>(below(b));

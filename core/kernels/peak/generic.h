@@ -13,13 +13,7 @@ int64_t peak_fma(int64_t rounds) {
   for (int k = 0; k < chains; ++k) acc[k] = V::set(static_cast<float>(k));
   for (int64_t r = 0; r < rounds; ++r) {
 #pragma GCC unroll 12
-    for (int k = 0; k < chains; ++k) {
-      if constexpr (V::has_fma) {
-        acc[k] = V::fma(acc[k], a, b);
-      } else {
-        acc[k] = V::add(V::mul(acc[k], a), b);
-      }
-    }
+    for (int k = 0; k < chains; ++k) acc[k] = multiply_add<V>(acc[k], a, b);
   }
   float sink[V::width];
   for (int k = 1; k < chains; ++k) acc[0] = V::add(acc[0], acc[k]);

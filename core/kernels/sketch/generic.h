@@ -34,8 +34,7 @@ struct Binner {
     const uint64_t by = b.a.by;
 #pragma GCC unroll 8
     for (int j = 0; j < kTogether; j += 2) {  // two per load: loads and stores are the bottleneck
-      uint64_t two;
-      std::memcpy(&two, at + j, 8);
+      const uint64_t two = load_as<uint64_t>(at + j);
       bins[static_cast<uint32_t>(two)] += by, bins[two >> 32] += by;
     }
   }
@@ -128,10 +127,7 @@ void sketch_count(const CountArgs& a) {
 
 template <class V, class In>
 void widen_block(const void* from, int64_t n, float* out) {
-  const In* x = static_cast<const In*>(from);
-  int64_t i = 0;
-  for (; i + V::width <= n; i += V::width) V::store(out + i, V::load(x + i));
-  for (; i < n; ++i) out[i] = widen(x[i]);
+  widen_run<V>(static_cast<const In*>(from), n, out);
 }
 
 template <class V>
