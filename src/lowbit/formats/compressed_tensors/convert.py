@@ -89,7 +89,7 @@ def quantize_checkpoint(
         return report.but(notes=_notes(plan, config, assembly), seconds=spent, lowbit_version=__version__)
 
 
-def open_checkpoint(source: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint | PickledCheckpoint:
+def open_checkpoint(source: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
     """The checkpoint at a path; pickles, which can run code when loaded, only if they are allowed."""
     path = Path(source)
     if not is_pickled(path):
@@ -100,7 +100,7 @@ def open_checkpoint(source: str | os.PathLike[str], *, allow_pickle: bool = Fals
 
 
 def _write(
-    source: Checkpoint | PickledCheckpoint,
+    source: Checkpoint,
     plan: Plan,
     config: Mapping[str, Any],
     rest: list[Path],
@@ -170,9 +170,7 @@ def _refuse_full_disk(plan: Plan, assembly: Assembly) -> None:
         raise OSError(errno.ENOSPC, f"{left} bytes are to be written, {free} are free", str(assembly.target))
 
 
-def _fingerprint(
-    source: Checkpoint | PickledCheckpoint, config: Mapping[str, Any], recipe: Recipe, max_shard_bytes: int
-) -> str:
+def _fingerprint(source: Checkpoint, config: Mapping[str, Any], recipe: Recipe, max_shard_bytes: int) -> str:
     """A digest of everything that the output depends on; the contents of the source count by size and time."""
     files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in source.files]
     tensors = [(t.name, t.dtype, t.shape, t.file.name, t.offset) for t in source.tensors.values()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from lowbit.bench.timing import measure as measure_calls
 from lowbit.formats.onnx.runtime import RUNTIME, open_session, run_session
 from lowbit.models import Accuracy, Latency, MetricResult
 from lowbit.numerics.errors import FormatError, InvalidProblem
+from lowbit.numerics.metrics import cosine, sqnr_db
 
 Metric = Callable[[Callable[[Mapping[str, Any]], dict[str, Any]], Iterable[Mapping[str, Any]]], float]
 
@@ -60,14 +60,12 @@ def compare_outputs(float_session: Any, quantized_session: Any, feeds: Iterable[
             worst[name] = max(worst[name], float(np.abs(d).max()))
     if samples == 0:
         raise InvalidProblem("data: no batches; there is nothing to compare on")
-    return [_accuracy(name, sums[name], worst[name], samples) for name in names if sums[name].any()]
-
-
-def _accuracy(name: str, sums: Any, worst: float, samples: int) -> Accuracy:
-    signal, noise, dot, other = (float(v) for v in sums)
-    sqnr = math.inf if noise == 0 else -math.inf if signal == 0 else 10 * math.log10(signal / noise)
-    norm = math.sqrt(signal * other)
-    return Accuracy(name, sqnr, dot / norm if norm else float(signal == other), worst, samples)
+    found = []
+    for name in names:
+        if sums[name].any():
+            signal, noise, dot, other = map(float, sums[name])
+            found.append(Accuracy(name, sqnr_db(signal, noise), cosine(signal, other, dot), worst[name], samples))
+    return found
 
 
 def compare_speed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,40 @@ def drop(field: Any, names: Container[str]) -> None:
     """Remove the entries of these names from a repeated field."""
     for i in reversed([i for i, t in enumerate(field) if t.name in names]):
         del field[i]
+
+
+def copy_graph(into: GraphProto, graph: GraphProto, replaced: Callable[[GraphProto, Any], bool]) -> None:
+    """Copy a graph and all bodies, except for initializers and nodes in whose place `replaced` puts something else."""
+    for t in graph.initializer:
+        if not replaced(into, t):
+            into.initializer.append(t)
+    for node in graph.node:
+        if replaced(into, node):
+            continue
+        if not any(True for _ in subgraphs(node)):
+            into.node.append(node)
+            continue
+        new = into.node.add()
+        copy_fields(new, node, "attribute")
+        for a in node.attribute:
+            made = new.attribute.add()
+            copy_fields(made, a, "g")
+            if a.type == AttributeProto.GRAPH:
+                copy_graph(made.g, a.g, replaced)
+    copy_fields(into, graph, "initializer", "node")
+
+
+def copy_fields(into: Any, message: Any, *left_out: str) -> None:
+    """Copy a message of protobuf without some fields."""
+    for field, value in message.ListFields():
+        if field.name in left_out:
+            continue
+        if field.is_repeated:
+            getattr(into, field.name).extend(value)
+        elif field.message_type is not None:
+            getattr(into, field.name).CopyFrom(value)
+        else:
+            setattr(into, field.name, value)
 
 
 # ---- tensors ------------------------------------------------------------------------------------------
