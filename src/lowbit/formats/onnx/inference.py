@@ -43,6 +43,7 @@ def _without_large_constants(proto: ModelProto) -> ModelProto:
 
     def given(_: GraphProto, part: Any) -> bool:
         """Whether a large initializer or Constant is now an input."""
+        t: TensorProto | None
         if isinstance(part, TensorProto):
             name, t, outside = part.name, part, part.data_location == TensorProto.EXTERNAL
         elif part.op_type == "Constant" and part.output:

@@ -273,7 +273,7 @@ def _settle(graph: GraphProto, outer: dict[str, str], taken: dict[str, int]) -> 
     if clash is not None:
         raise FormatError(f"{clash!r}: a node output that is also an input or initializer")
     local = dict.fromkeys([*given, *initialised, *made])
-    renamed = {n: _unused(n, taken) for n in local}
+    renamed = {n: unused(n, taken) for n in local}
     names = outer | renamed
     _sort(graph, set(local), set(outer))
     _rename(graph, names)
@@ -286,7 +286,7 @@ def _settle(graph: GraphProto, outer: dict[str, str], taken: dict[str, int]) -> 
             raise FormatError(f"{o.name!r}: an output of the graph that no node produces")
 
 
-def _unused(name: str, taken: dict[str, int]) -> str:
+def unused(name: str, taken: dict[str, int]) -> str:
     """The name, or its first numbered form that is not taken. `taken` holds the last number tried for each name, so
     that many bodies with the same name take linear time."""
     made = name

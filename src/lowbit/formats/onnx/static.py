@@ -71,12 +71,12 @@ def quantize_static(
             _plain_gemm(graph, use)
     found = place(graph, [use.node for use, _ in uses])
     recipes = _recipes(found, uses)
-    roots = list(dict.fromkeys(found.root(name) for name in found.tensors))
+    roots = list(dict.fromkeys(found.root(name) for name in found.readers))
     seen = observe(graph, data, tensors=roots, progress=progress)
     params = {name: _params(seen, name, recipes[name]) for name in roots}
     done = [_weight(graph, use, rule, params[found.root(use.node.input[0])]) for use, rule in uses]
     stored = {name: _stored_params(graph, name, p) for name, p in params.items()}
-    for name in found.tensors:
+    for name in found.readers:
         _insert_pair(graph, found, name, stored[found.root(name)])
     weights = {h.name: h for _, h in done}
     return [row for row, _ in done], [*weights.values(), *(_spread(seen[name], params[name]) for name in roots)]
@@ -89,7 +89,7 @@ def _recipes(found: Placement, uses: Sequence[tuple[WeightUse, Rule]]) -> dict[s
         assert rule.activations is not None
         asked.setdefault(found.root(use.node.input[0]), rule.activations)
     first = next(iter(asked.values()))
-    return {found.root(name): asked.get(found.root(name), first) for name in found.tensors}
+    return {found.root(name): asked.get(found.root(name), first) for name in found.readers}
 
 
 def _params(seen: Mapping[str, Calibrator], name: str, recipe: ActivationRecipe) -> QuantizationParams:
