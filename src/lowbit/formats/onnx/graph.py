@@ -232,6 +232,12 @@ class Graph:
         node.input[index] = name
         self._consumers.setdefault(name, []).append((node, index))
 
+    def dequantize_input(self, node: NodeProto, index: int, name: str, codes: Sequence[str], **options: Any) -> None:
+        """Let a node read a DequantizeLinear of these constants: codes, scales and, if any, zero points."""
+        made = self.fresh(name)
+        self.insert_before(node, [onnx.helper.make_node("DequantizeLinear", codes, [made], name=made, **options)])
+        self.replace_input(node, index, made)
+
     def rename_output(self, node: NodeProto, index: int, name: str) -> None:
         """Rename an output of a node; its readers are not changed."""
         self._producers.pop(node.output[index], None)
@@ -242,6 +248,11 @@ class Graph:
     def insert_before(self, node: NodeProto, new: Sequence[NodeProto]) -> list[NodeProto]:
         """Insert nodes before one, in its own body; returns them as they are in the graph."""
         return self._insert(self.home(node), self._place(node), new)
+
+    def replace(self, node: NodeProto, new: Sequence[NodeProto]) -> None:
+        """Put nodes in the place of one."""
+        self.insert_before(node, new)
+        self.remove(node)
 
     def insert_after(self, node: NodeProto, new: Sequence[NodeProto]) -> list[NodeProto]:
         """Insert nodes after one, in its own body; returns them as they are in the graph."""
