@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,6 @@ _PLAIN_NAMES = "FLOAT DOUBLE FLOAT16 BFLOAT16 INT8 UINT8 INT16 UINT16 INT32 UINT
 _PLAIN: dict[int, Any] = {
     kind: onnx.helper.tensor_dtype_to_np_dtype(kind)
     for kind in (getattr(TensorProto, name) for name in _PLAIN_NAMES.split())
-}
-_FIELDS = {
-    "float_data": (TensorProto.FLOAT, TensorProto.COMPLEX64),
-    "double_data": (TensorProto.DOUBLE, TensorProto.COMPLEX128),
-    "int64_data": (TensorProto.INT64,),
-    "uint64_data": (TensorProto.UINT64, TensorProto.UINT32),
-    "string_data": (TensorProto.STRING,),
 }
 
 
@@ -173,18 +167,14 @@ def check_tensor(t: TensorProto, folder: Path | None) -> None:
         external_place(t, folder)
         return
     if t.HasField("raw_data"):
-        expected, given = byte_count(t), len(t.raw_data)
-        if given != expected:
-            raise FormatError(f"{t.name!r}: {given} bytes of data; shape {list(t.dims)} needs {expected}")
-        return
-    field = next((f for f, kinds in _FIELDS.items() if t.data_type in kinds), "int32_data")
-    bits = BITS[t.data_type]
-    expected = count * 2 if t.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else count
-    expected = expected if bits >= 8 else -(-count * bits // 8)
-    if len(getattr(t, field)) != expected:
-        raise FormatError(
-            f"{t.name!r}: {len(getattr(t, field))} numbers in {field}; shape {list(t.dims)} needs {expected}"
-        )
+        expected, given, what = byte_count(t), len(t.raw_data), "bytes of data"
+    else:
+        field = onnx.helper.tensor_dtype_to_field(t.data_type)
+        expected = count if BITS[t.data_type] >= 8 else byte_count(t)
+        expected *= 2 if t.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else 1
+        given, what = len(getattr(t, field)), f"numbers in {field}"
+    if given != expected:
+        raise FormatError(f"{t.name!r}: {given} {what}; shape {list(t.dims)} needs {expected}")
 
 
 def byte_count(t: TensorProto) -> int:
@@ -258,24 +248,18 @@ def check_graph(graph: GraphProto) -> None:
 
 
 def _settle(graph: GraphProto, outer: dict[str, str], taken: dict[str, int]) -> None:
-    given = {i.name for i in graph.input}
+    given = [i.name for i in graph.input]
     initialised = [t.name for t in graph.initializer] + [t.values.name for t in graph.sparse_initializer]
     made = [o for node in graph.node for o in node.output if o]
-    for listed, what in (
-        (initialised, "initializers"),
-        (made, "node outputs"),
-        ([i.name for i in graph.input], "inputs"),
-    ):
+    for listed, what in ((initialised, "initializers"), (made, "node outputs"), (given, "inputs")):
         double = next((n for n, seen in Counter(listed).items() if seen > 1), None)
         if double is not None:
             raise FormatError(f"{double!r}: two {what} of this name")
-    clash = next(iter(set(made) & (given | set(initialised))), None)
+    clash = next(iter({*made} & {*given, *initialised}), None)
     if clash is not None:
         raise FormatError(f"{clash!r}: a node output that is also an input or initializer")
-    local = dict.fromkeys([*given, *initialised, *made])
-    renamed = {n: unused(n, taken) for n in local}
-    names = outer | renamed
-    _sort(graph, set(local), set(outer))
+    names = outer | {n: unused(n, taken) for n in dict.fromkeys([*given, *initialised, *made])}
+    _sort(graph, names)
     _rename(graph, names)
     for node in graph.node:
         for inner in subgraphs(node):
@@ -321,34 +305,23 @@ def reads(node: NodeProto) -> list[str]:
     return found
 
 
-def _sort(graph: GraphProto, local: set[str], outer: set[str]) -> None:
+def _sort(graph: GraphProto, known: Container[str]) -> None:
     """Sort nodes topologically; an order that is valid already is kept."""
     made = {o: i for i, node in enumerate(graph.node) for o in node.output if o}
-    needs = [reads(node) for node in graph.node]
-    for node, names in zip(graph.node, needs, strict=True):
-        missing = next((n for n in names if n not in local and n not in outer), None)
+    before: dict[int, set[int]] = {}
+    for i, node in enumerate(graph.node):
+        names = reads(node)
+        missing = next((n for n in names if n not in known), None)
         if missing is not None:
             raise FormatError(f"{node.op_type} {node.name!r} reads {missing!r}, which no node produces")
-    before = [{made[n] for n in names if n in made} for names in needs]
-    if all(all(j < i for j in js) for i, js in enumerate(before)):
+        before[i] = {made[n] for n in names if n in made}
+    if all(j < i for i, js in before.items() for j in js):
         return
-    after: list[list[int]] = [[] for _ in before]
-    for i, js in enumerate(before):
-        for j in js:
-            after[j].append(i)
-    left = [len(js) for js in before]
-    ready = [i for i, n in enumerate(left) if n == 0]
-    order: list[int] = []
-    while ready:
-        i = ready.pop()
-        order.append(i)
-        for k in after[i]:
-            left[k] -= 1
-            if left[k] == 0:
-                ready.append(k)
-    if len(order) < len(left):
-        stuck = graph.node[next(i for i, n in enumerate(left) if n)]
-        raise FormatError(f"{stuck.op_type} {stuck.name!r}: the graph has a cycle through it")
-    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in graph.node]
+    try:
+        order = list(TopologicalSorter(before).static_order())
+    except CycleError as error:
+        stuck = graph.node[min(error.args[1])]
+        raise FormatError(f"{stuck.op_type} {stuck.name!r}: the graph has a cycle through it") from None
+    nodes = [NodeProto.FromString(n.SerializeToString()) for n in graph.node]
     del graph.node[:]
     graph.node.extend(nodes[i] for i in order)
