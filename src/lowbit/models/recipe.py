@@ -35,9 +35,7 @@ class WeightRecipe:
     method: str = "min_max"  # or "mse": the range of least squared error per channel or group
 
     def __post_init__(self) -> None:
-        dtype = _dtype(self.dtype)
-        _choice("dtype", dtype.name, ("int8", "uint8", "int4", "uint4", "int2", "uint2"))
-        _choice("scheme", self.scheme, ("symmetric", "asymmetric"))
+        _check_codes(self, ("int8", "uint8", "int4", "uint4", "int2", "uint2"))
         _choice("method", self.method, ("min_max", "mse"))
         _choice("granularity", self.granularity, GRANULARITIES)
         if self.group_size is not None:
@@ -45,9 +43,6 @@ class WeightRecipe:
             object.__setattr__(self, "granularity", "group")
         elif self.granularity == "group":
             raise InvalidProblem("group_size: missing; granularity is 'group'")
-        if self.scheme == "symmetric" and not dtype.is_signed:
-            raise InvalidProblem(f"scheme: symmetric; {dtype.name} has no negative codes, use asymmetric")
-        object.__setattr__(self, "dtype", dtype.name)
 
     def __str__(self) -> str:
         scope = f"groups of {self.group_size}" if self.group_size else f"per {self.granularity}"
@@ -65,17 +60,12 @@ class ActivationRecipe:
     method: str = "adaptive"  # of calibration; "percentile:99.9" is the percentile with that number
 
     def __post_init__(self) -> None:
-        dtype = _dtype(self.dtype)
-        _choice("dtype", dtype.name, ("int8", "uint8", "int16", "uint16"))
-        _choice("scheme", self.scheme, ("symmetric", "asymmetric"))
+        _check_codes(self, ("int8", "uint8", "int16", "uint16"))
         _choice("granularity", self.granularity, ("tensor", "token"))
         _typed("dynamic", self.dynamic, bool, "true or false")
         if self.granularity == "token" and not self.dynamic:
             raise InvalidProblem("granularity: token; a static range is per tensor")
-        if self.scheme == "symmetric" and not dtype.is_signed:
-            raise InvalidProblem(f"scheme: symmetric; {dtype.name} has no negative codes, use asymmetric")
         self.calibration_method()
-        object.__setattr__(self, "dtype", dtype.name)
 
     def calibration_method(self) -> CalibrationMethod:
         """The method by name, or `percentile:P`."""
@@ -179,8 +169,9 @@ class Recipe:
             raise InvalidProblem(
                 f"recipe: {shown(recipe)}; expected {', '.join(PRESETS)}, a file, a mapping or a Recipe"
             )
-        if text.upper().replace("-", "_") in _PRESET_KEYS:
-            return PRESETS[_PRESET_KEYS[text.upper().replace("-", "_")]]
+        preset = _preset(text)
+        if preset is not None:
+            return preset
         if text.endswith((".yaml", ".yml", ".json")) or os.path.exists(text):
             return load_recipe(text)
         raise InvalidProblem(f"recipe: {text!r}; expected {', '.join(PRESETS)}, or a .yaml or .json file")
@@ -247,25 +238,15 @@ class Recipe:
         """A mapping of plain types that `Recipe.of` accepts, for JSON."""
 
         def part(p: Any) -> Any:
-            return {k: v for k, v in vars(p).items() if v is not None} if p is not None else None
+            is_recipe = isinstance(p, WeightRecipe | ActivationRecipe)
+            return {k: v for k, v in vars(p).items() if v is not None} if is_recipe else p
 
         def override(o: Override) -> dict[str, Any]:
-            made: dict[str, Any] = {"match": o.match}
-            if o.weights is not None:
-                made["weights"] = part(o.weights)
-            if not isinstance(o.activations, str):
-                made["activations"] = part(o.activations)
-            return made | ({"skip": True} if o.skip else {}) | ({"reason": o.reason} if o.reason else {})
+            plain = Override(o.match)
+            return {"match": o.match} | {k: part(v) for k, v in vars(o).items() if v != getattr(plain, k)}
 
-        return {
-            "name": self.name,
-            "weights": part(self.weights),
-            "activations": part(self.activations),
-            "kinds": list(self.kinds),
-            "overrides": [override(o) for o in self.overrides],
-            "skip": list(self.skip),
-            "min_elements": self.min_elements,
-        }
+        lists = {"kinds": list(self.kinds), "overrides": list(map(override, self.overrides)), "skip": list(self.skip)}
+        return vars(self) | {"weights": part(self.weights), "activations": part(self.activations)} | lists
 
     def __str__(self) -> str:
         return f"{self.name}: weights {self.weights}; activations {self.activations or 'float'}"
@@ -280,15 +261,11 @@ def _from_mapping(m: Located) -> Recipe:
     m.known("name", "preset", "weights", "activations", "kinds", "overrides", "skip", "min_elements")
     base = Recipe()
     if "preset" in m:
-        base = m.made("preset", lambda text: PRESETS[_PRESET_KEYS[text.upper().replace("-", "_")]], list(PRESETS))
-    changes: dict[str, Any] = {}
-    if "weights" in m:
-        changes["weights"] = m.built("weights", base.weights, _completed_weights)
-    if "activations" in m:
-        changes["activations"] = _activations(m, base.activations)
-    for name, kind in (("name", str), ("min_elements", int)):
-        if name in m:
-            changes[name] = m.typed(name, kind)
+        preset = _preset(m.typed("preset", str))
+        if preset is None:
+            raise m.error("preset", f"{shown(m.values['preset'])}; expected one of {', '.join(PRESETS)}")
+        base = preset
+    changes = _settings(m, base) | _typed_fields(m, name=str, min_elements=int)
     for name in ("kinds", "skip"):
         if name in m:
             changes[name] = tuple(m.texts(name))
@@ -304,21 +281,23 @@ def _override(m: Located, base: Recipe) -> Override:
     m.known("match", "weights", "activations", "skip", "reason")
     if "match" not in m:
         raise m.error("match", "missing; expected a pattern of the names that the override is for")
-    made: dict[str, Any] = {"match": m.typed("match", str)}
-    if "weights" in m:
-        made["weights"] = m.built("weights", base.weights, _completed_weights)
-    if "activations" in m:
-        made["activations"] = _activations(m, base.activations)
-    for name, kind in (("skip", bool), ("reason", str)):
-        if name in m:
-            made[name] = m.typed(name, kind)
+    made = _typed_fields(m, match=str, skip=bool, reason=str) | _settings(m, base)
     return m.checked(lambda: Override(**made))
 
 
-def _activations(m: Located, base: ActivationRecipe | None) -> ActivationRecipe | None:
-    if m.value("activations") in (None, "float", "none"):
-        return None
-    return m.built("activations", base or ActivationRecipe(), _completed)
+def _settings(m: Located, base: Recipe) -> dict[str, Any]:
+    """The weights and activations of a mapping, whose fields change those of the base."""
+    made: dict[str, Any] = {}
+    if "weights" in m:
+        made["weights"] = m.built("weights", base.weights, _completed_weights)
+    if "activations" in m:
+        floats = m.values["activations"] in (None, "float", "none")
+        made["activations"] = None if floats else m.built("activations", base.activations or _STATIC, _completed)
+    return made
+
+
+def _typed_fields(m: Located, **kinds: type) -> dict[str, Any]:
+    return {name: m.typed(name, kind) for name, kind in kinds.items() if name in m}
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
@@ -358,12 +337,19 @@ def _several(key: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _dtype(value: Any) -> QuantizedDType:
-    if not isinstance(value, str | QuantizedDType | np.dtype | type):
-        raise InvalidProblem(f"dtype: {shown(value)}; expected a name such as int8 or int4")
-    return QuantizedDType.of(value)
+def _check_codes(recipe: WeightRecipe | ActivationRecipe, dtypes: tuple[str, ...]) -> None:
+    """Raise where dtype and scheme do not go together; afterwards the dtype is a name."""
+    if not isinstance(recipe.dtype, str | QuantizedDType | np.dtype | type):
+        raise InvalidProblem(f"dtype: {shown(recipe.dtype)}; expected a name such as int8 or int4")
+    dtype = QuantizedDType.of(recipe.dtype)
+    _choice("dtype", dtype.name, dtypes)
+    _choice("scheme", recipe.scheme, ("symmetric", "asymmetric"))
+    if recipe.scheme == "symmetric" and not dtype.is_signed:
+        raise InvalidProblem(f"scheme: symmetric; {dtype.name} has no negative codes, use asymmetric")
+    object.__setattr__(recipe, "dtype", dtype.name)
 
 
+_STATIC = ActivationRecipe()
 _TOKENS = ActivationRecipe("int8", "symmetric", dynamic=True, granularity="token")
 PRESETS: dict[str, Recipe] = {
     r.name: r
@@ -375,7 +361,12 @@ PRESETS: dict[str, Recipe] = {
         Recipe("W4A8", WeightRecipe("int4", group_size=128), _TOKENS),
         Recipe("dynamic-int8", WeightRecipe("int8"), ActivationRecipe("uint8", "asymmetric", dynamic=True)),
         # Small weights too: one float layer in between would cost two conversions.
-        Recipe("static-int8", WeightRecipe("int8"), ActivationRecipe("uint8", "asymmetric"), min_elements=0),
+        Recipe("static-int8", WeightRecipe("int8"), _STATIC, min_elements=0),
     )
 }
-_PRESET_KEYS = {name.upper().replace("-", "_"): name for name in PRESETS}
+
+
+def _preset(name: str) -> Recipe | None:
+    """The preset of this name, whatever its case, with - or _."""
+    plain = name.upper().replace("-", "_")
+    return next((r for r in PRESETS.values() if r.name.upper().replace("-", "_") == plain), None)
