@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed, widened
-from lowbit.formats.files import kind_of
-from lowbit.formats.measuring import check_measuring, load_metric
+from lowbit.formats.files import check_measuring, kind_of, load_metric
 from lowbit.formats.safetensors.checkpoint import Checkpoint, TensorInfo
 from lowbit.models import Accuracy, Latency, MetricResult, WeightRecipe
 from lowbit.models.report import plain
@@ -91,16 +90,13 @@ def compare_files(
 def _checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> Comparison:
     with Checkpoint.open(first) as a, Checkpoint.open(second) as b:
         names = {c: dict(_weights(c)) for c in (a, b)}
-        shared = [n for n in names[a] if n in names[b]]
-        notes = [
-            f"{len(missing)} weights are in {os.fspath(where)} only, the first of them {missing[0]!r}"
-            for missing, where in (
-                ([n for n in names[a] if n not in names[b]], first),
-                ([n for n in names[b] if n not in names[a]], second),
-            )
-            if missing
-        ]
-        rows = [_difference(n, a, names[a][n], b, names[b][n]) for n in shared]
+        notes = []
+        for where, one, other in ((first, a, b), (second, b, a)):
+            missing = [n for n in names[one] if n not in names[other]]
+            if missing:
+                some = f"{len(missing)} weights are in {os.fspath(where)} only"
+                notes.append(f"{some}, the first of them {missing[0]!r}")
+        rows = [_difference(n, a, names[a][n], b, names[b][n]) for n in names[a] if n in names[b]]
         return Comparison(os.fspath(first), os.fspath(second), a.nbytes, b.nbytes, rows, notes=notes)
 
 
@@ -118,8 +114,8 @@ def _weights(c: Checkpoint) -> Iterator[tuple[str, list[str]]]:
 
 
 def _difference(name: str, a: Checkpoint, in_a: list[str], b: Checkpoint, in_b: list[str]) -> WeightDifference:
-    (x, how_a), (y, how_b) = (_value(c, parts) for c, parts in ((a, in_a), (b, in_b)))
-    sizes = [sum(c.tensors[n].nbytes for n in parts) for c, parts in ((a, in_a), (b, in_b))]
+    (x, how_a), (y, how_b) = _value(a, in_a), _value(b, in_b)
+    size_a, size_b = (sum(c.tensors[n].nbytes for n in parts) for c, parts in ((a, in_a), (b, in_b)))
     if x is not None and y is not None and x.shape != y.shape:
         raise InvalidProblem(f"{name!r}: shapes {x.shape} and {y.shape}; expected the same")
     shape = x.shape if x is not None else a.tensors[in_a[0]].shape
@@ -127,7 +123,7 @@ def _difference(name: str, a: Checkpoint, in_a: list[str], b: Checkpoint, in_b: 
     for c, parts in ((a, in_a), (b, in_b)):
         for part in parts:
             c.release(part)
-    return WeightDifference(name, tuple(shape), how_a, how_b, sizes[0], sizes[1], sqnr)
+    return WeightDifference(name, tuple(shape), how_a, how_b, size_a, size_b, sqnr)
 
 
 def _value(c: Checkpoint, parts: list[str]) -> tuple[Array | None, str]:
@@ -149,8 +145,7 @@ def _value(c: Checkpoint, parts: list[str]) -> tuple[Array | None, str]:
 
 def _decompressed(c: Checkpoint, info: TensorInfo, local: Mapping[str, str]) -> tuple[Array, str]:
     scale = c.tensors[local["weight_scale"]]
-    n, k = info.shape
-    bits = 8
+    (n, k), bits = info.shape, 8
     if "weight_packed" in local:
         rows, k = (int(v) for v in c.read(local["weight_shape"]))
         if rows != n or k < 1:
