@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed, widen
 from lowbit.formats.files import check_measuring, kind_of, load_metric
 from lowbit.formats.safetensors.checkpoint import Checkpoint, TensorInfo
 from lowbit.models import Accuracy, Latency, MetricResult, WeightRecipe
-from lowbit.models.report import plain
+from lowbit.models.report import plain_fields
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.numerics.metrics import error_report
 
@@ -53,10 +53,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for JSON."""
-        made: dict[str, Any] = plain(asdict(self))
-        for entry, latency in zip(made["latency"], self.latency, strict=True):
-            entry["speedup"] = latency.speedup
-        return made
+        return plain_fields(self)
 
 
 def compare_files(
@@ -75,16 +72,36 @@ def compare_files(
     if kinds[0] != kinds[1]:
         raise InvalidProblem(f"{os.fspath(second)}: {kinds[1]}; expected {kinds[0]}, as {os.fspath(first)} is")
     check_measuring(data, batch_size, max_batches, seconds, threads)
-    if kinds[0] == "onnx":
-        if data is None and max_batches is not None:
-            raise InvalidProblem("max_batches: given without data; there is one batch of random inputs")
-        return _onnx(Path(first), Path(second), data, batch_size, max_batches, metric, (seconds, threads))
-    if any(given is not None for given in (data, metric, batch_size, max_batches)):
-        raise InvalidProblem("data: given, or an option about data; checkpoints are compared by their weights alone")
-    return _checkpoints(first, second)
+    if kinds[0] == "checkpoint":
+        if any(given is not None for given in (data, metric, batch_size, max_batches)):
+            raise InvalidProblem(
+                "data: given, or an option about data; checkpoints are compared by their weights alone"
+            )
+        return _checkpoints(first, second)
+    if data is None and max_batches is not None:
+        raise InvalidProblem("max_batches: given without data; there is one batch of random inputs")
+    from lowbit.formats.onnx.batches import Batches, GivenBatches, model_inputs
+    from lowbit.formats.onnx.graph import Graph
+    from lowbit.formats.onnx.measure import measure_models
 
-
-# ---- checkpoints --------------------------------------------------------------------------------------
+    paths = Path(first), Path(second)
+    graphs = [Graph.load(path) for path in paths]
+    sizes = [path.stat().st_size + g.bytes_beside for path, g in zip(paths, graphs, strict=True)]
+    inputs = [", ".join(sorted(model_inputs(g.proto))) for g in graphs]
+    if inputs[0] != inputs[1]:
+        raise InvalidProblem(f"inputs: {inputs[0]} and {inputs[1]}; both models must have the same")
+    if metric is not None and data is None:
+        raise InvalidProblem("metric: given without data to compute it on")
+    function = None if metric is None else (metric, load_metric(metric))
+    notes: list[str] = []
+    batches: Batches | GivenBatches
+    if data is not None:
+        batches = Batches(data, graphs[0].proto, batch_size, max_batches)
+    else:
+        batches = GivenBatches([_random_feed(model_inputs(graphs[0].proto), batch_size or 1)])
+        notes.append("No data were given: inputs are random, so the figures say how close both are, not how good.")
+    measured = measure_models(*paths, batches.feeds, lambda: iter(batches), function, seconds, threads)
+    return Comparison(str(paths[0]), str(paths[1]), sizes[0], sizes[1], notes=notes, **measured)
 
 
 def _checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> Comparison:
@@ -161,42 +178,6 @@ def _decompressed(c: Checkpoint, info: TensorInfo, local: Mapping[str, str]) -> 
     )
     stored = {short: c.read(full) for short, full in local.items()}
     return decompressed(stored, Scheme(recipe), (n, k), scale.dtype), str(recipe)
-
-
-# ---- ONNX ---------------------------------------------------------------------------------------------
-
-
-def _onnx(
-    first: Path,
-    second: Path,
-    data: Any,
-    batch_size: int | None,
-    max_batches: int | None,
-    metric: str | None,
-    timing: tuple[float, Sequence[int]],
-) -> Comparison:
-    from lowbit.formats.onnx.batches import Batches, GivenBatches, model_inputs
-    from lowbit.formats.onnx.graph import Graph
-    from lowbit.formats.onnx.measure import measure_models
-
-    graphs = [Graph.load(path) for path in (first, second)]
-    sizes = [path.stat().st_size + g.bytes_beside for path, g in zip((first, second), graphs, strict=True)]
-    inputs = [set(model_inputs(g.proto)) for g in graphs]
-    if inputs[0] != inputs[1]:
-        names = [", ".join(sorted(n)) for n in inputs]
-        raise InvalidProblem(f"inputs: {names[0]} and {names[1]}; both models must have the same")
-    if metric is not None and data is None:
-        raise InvalidProblem("metric: given without data to compute it on")
-    function = None if metric is None else (metric, load_metric(metric))
-    notes: list[str] = []
-    batches: Batches | GivenBatches
-    if data is not None:
-        batches = Batches(data, graphs[0].proto, batch_size, max_batches)
-    else:
-        batches = GivenBatches([_random_feed(model_inputs(graphs[0].proto), batch_size or 1)])
-        notes.append("No data were given: inputs are random, so the figures say how close both are, not how good.")
-    measured = measure_models(first, second, batches.feeds, lambda: iter(batches), function, *timing)
-    return Comparison(os.fspath(first), os.fspath(second), sizes[0], sizes[1], notes=notes, **measured)
 
 
 def _random_feed(inputs: Mapping[str, Any], batch: int) -> dict[str, Array]:
