@@ -74,15 +74,13 @@ class ActivationRecipe:
         if not colon:
             return CalibrationMethod.of(self.method)
         try:
-            share = float(number)
-        except ValueError:
-            share = -1.0
-        if name != "percentile" or share < 0:
-            raise InvalidProblem(f"method: {self.method!r}; expected percentile:P with a number P")
-        try:
-            return Percentile(share)
+            if name == "percentile" and float(number) >= 0:
+                return Percentile(float(number))
         except InvalidProblem as error:
             raise InvalidProblem(f"method: {error}") from None
+        except ValueError:  # not a number
+            pass
+        raise InvalidProblem(f"method: {self.method!r}; expected percentile:P with a number P")
 
     def __str__(self) -> str:
         when = f"dynamic per {self.granularity}" if self.dynamic else f"static, {self.method}"
@@ -166,9 +164,8 @@ class Recipe:
         if isinstance(recipe, Mapping):
             return _from_mapping(Located.plain(recipe, "recipe"))
         if not isinstance(recipe, str | os.PathLike) or isinstance(text := os.fspath(recipe), bytes):
-            raise InvalidProblem(
-                f"recipe: {shown(recipe)}; expected {', '.join(PRESETS)}, a file, a mapping or a Recipe"
-            )
+            known = ", ".join(PRESETS)
+            raise InvalidProblem(f"recipe: {shown(recipe)}; expected {known}, a file, a mapping or a Recipe")
         preset = _preset(text)
         if preset is not None:
             return preset
@@ -198,13 +195,11 @@ class Recipe:
                 skip = f"the recipe skips {pattern!r}"
         named = False
         for o in self.overrides:
-            if not any(map(o.matches, names)):
-                continue
-            named = not o.skip
-            weights = o.weights or weights
-            if not isinstance(o.activations, str):
-                activations = o.activations
-            skip = (o.reason or f"the recipe skips {o.match!r}") if o.skip else ""
+            if any(map(o.matches, names)):
+                named = not o.skip
+                weights = o.weights or weights
+                activations = activations if isinstance(o.activations, str) else o.activations
+                skip = (o.reason or f"the recipe skips {o.match!r}") if o.skip else ""
         if not skip and not named and elements is not None and elements < self.min_elements:
             skip = f"{elements} elements; the recipe leaves weights below {self.min_elements}"
         return Rule(weights, activations, skip)

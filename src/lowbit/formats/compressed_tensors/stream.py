@@ -185,10 +185,8 @@ class _Writer:
 
     def buffer(self, nbytes: int) -> Array:
         """Memory for a piece, reused where possible."""
-        if nbytes > _PIECE:
-            return np.empty(nbytes, np.uint8)
         try:
-            return self._free.pop()[:nbytes]
+            return self._free.pop()[:nbytes] if nbytes <= _PIECE else np.empty(nbytes, np.uint8)
         except IndexError:
             return np.empty(_PIECE, np.uint8)[:nbytes]
 
@@ -218,10 +216,8 @@ class _Writer:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            for future in self._waiting:
-                if kind is not None:
-                    future.cancel()
-                else:
+            if kind is None:
+                for future in self._waiting:
                     future.result()
         finally:
             self._thread.shutdown(wait=True, cancel_futures=True)

@@ -105,12 +105,10 @@ class Batches:
         arrays = dict(arrays_of(file))
         if file.suffix == ".npy" and len(self.inputs) == 1 and len(arrays) == 1:
             arrays = {next(iter(self.inputs)): next(iter(arrays.values()))}
-        missing = [n for n in self.inputs if n not in arrays]
-        if missing:
-            raise InvalidProblem(
-                f"{file}: no array {missing[0]!r}; the model takes {', '.join(self.inputs)}, the file has "
-                f"{', '.join(arrays) or 'none'}"
-            )
+        missing = next((n for n in self.inputs if n not in arrays), None)
+        if missing is not None:
+            takes, has = ", ".join(self.inputs), ", ".join(arrays) or "none"
+            raise InvalidProblem(f"{file}: no array {missing!r}; the model takes {takes}, the file has {has}")
         rows = {name: a.shape[0] for name, a in arrays.items() if a.ndim}
         first = next(iter(self.inputs))
         count = rows.get(first, 1)
@@ -122,10 +120,9 @@ class Batches:
         for start in range(0, count, self.batch_size):
             if self.whole_only and start and start + self.batch_size > count:
                 return
-            piece = {
-                n: np.ascontiguousarray(a[start : start + self.batch_size]) if rows.get(n) == count else a
-                for n, a in arrays.items()
-            }
+            piece = dict(arrays)
+            for name in (n for n in arrays if rows.get(n) == count):
+                piece[name] = np.ascontiguousarray(arrays[name][start : start + self.batch_size])
             for name, declared in self.inputs.items():
                 check_fits(declared, piece[name], str(file))
             yield piece

@@ -231,9 +231,8 @@ def tensor_array(t: TensorProto, folder: Path | None) -> Array:
         with open(file, "rb") as source:
             source.seek(offset)
             raw = source.read(length)
-        inner = TensorProto(data_type=t.data_type, dims=t.dims, raw_data=raw)
-        return np.asarray(numpy_helper.to_array(inner))
-    if t.data_type in _PLAIN and t.HasField("raw_data"):
+        t = TensorProto(data_type=t.data_type, dims=t.dims, raw_data=raw)
+    elif t.data_type in _PLAIN and t.HasField("raw_data"):
         return np.frombuffer(t.raw_data, np.dtype(_PLAIN[t.data_type])).reshape(shape)
     return np.asarray(numpy_helper.to_array(t))
 

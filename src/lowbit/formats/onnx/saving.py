@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from onnx import GraphProto, ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from lowbit.formats.onnx.model_file import (
     byte_count,
@@ -45,16 +44,18 @@ def save_model(
         raise InvalidProblem(f"external_data: {external_data!r}; expected True, False or 'auto'")
     folder = None if source is None else source.parent
     refuse_target(target)
-    _refuse_inputs(proto, source, folder, target, overwrite)
+    if source is not None and not overwrite:
+        outside = [t for t in tensors(proto.graph) if t.data_location == TensorProto.EXTERNAL]
+        if target.resolve() in {source.resolve(), *(external_place(t, folder)[0] for t in outside)}:
+            raise InvalidProblem(f"{target}: the model is read from it; give another name, or overwrite=True")
     total = sum(byte_count(t) for t in tensors(proto.graph))
     if total > _LARGEST and external_data is False:
         raise InvalidProblem(f"external_data: False; {total} bytes of weights are more than one ONNX file can hold")
-    outside = external_data is True or total > _LARGEST
     work = WorkFolder(target.with_name(f".{target.name}.partial"), target)
     try:
         work.clear(keep=(MANIFEST,))
         work.mark({"fingerprint": target.name})
-        if outside:
+        if external_data is True or total > _LARGEST:
             written, data = _write_data(proto, folder, work.path, target.stem)
         else:
             written, data = _with_data_inside(proto, folder), None
@@ -79,15 +80,6 @@ def refuse_target(target: Path) -> None:
     if not target.parent.is_dir():
         raise InvalidProblem(f"{target}: its folder is not there")
     refuse_unwritable(target)
-
-
-def _refuse_inputs(proto: ModelProto, source: Path | None, folder: Path | None, target: Path, overwrite: bool) -> None:
-    if overwrite or source is None:
-        return
-    outside = [t for t in tensors(proto.graph) if t.data_location == TensorProto.EXTERNAL]
-    read = {source.resolve()} | {external_place(t, folder)[0] for t in outside}
-    if target.resolve() in read:
-        raise InvalidProblem(f"{target}: the model is read from it; give another name, or overwrite=True")
 
 
 def _put_in_place(model: Path, data: Path | None, target: Path, overwrite: bool) -> None:
@@ -194,15 +186,11 @@ def _take_in(proto: ModelProto, folder: Path | None) -> None:
     """Replace external data by their bytes."""
     for t in tensors(proto.graph):
         if t.data_location == TensorProto.EXTERNAL:
-            t.raw_data = _raw(t, folder)
+            pieces: list[bytes] = []
+            _copy(t, folder, pieces.append)
+            t.raw_data = b"".join(pieces)
             t.ClearField("external_data")
             t.ClearField("data_location")
-
-
-def _raw(t: TensorProto, folder: Path | None) -> bytes:
-    pieces: list[bytes] = []
-    _copy(t, folder, lambda piece: pieces.append(bytes(piece)))
-    return b"".join(pieces)
 
 
 def _copy(t: TensorProto, folder: Path | None, write: Callable[[bytes], object]) -> None:
@@ -220,6 +208,4 @@ def _copy(t: TensorProto, folder: Path | None, write: Callable[[bytes], object])
     elif t.HasField("raw_data"):
         write(t.raw_data)
     else:
-        from onnx import numpy_helper
-
-        write(numpy_helper.from_array(np.ascontiguousarray(tensor_array(t, folder)).reshape(tuple(t.dims))).raw_data)
+        write(numpy_helper.from_array(tensor_array(t, folder)).raw_data)
