@@ -169,13 +169,9 @@ def _decompressed(c: Checkpoint, info: TensorInfo, local: Mapping[str, str]) -> 
             raise ValueError(f"weight_shape ({rows}, {k})")
         bits = info.shape[1] * 32 // k
     groups = scale.shape[1] if len(scale.shape) == 2 else 1
-    unsigned = "weight_zero_point" in local
-    recipe = WeightRecipe(
-        f"{'u' * unsigned}int{bits}",
-        "asymmetric" if unsigned else "symmetric",
-        k // groups if groups > 1 else None,
-        granularity="channel" if len(scale.shape) == 2 else "tensor",
-    )
+    granularity = "channel" if len(scale.shape) == 2 else "tensor"
+    name, scheme = (f"uint{bits}", "asymmetric") if "weight_zero_point" in local else (f"int{bits}", "symmetric")
+    recipe = WeightRecipe(name, scheme, k // groups if groups > 1 else None, granularity)
     stored = {short: c.read(full) for short, full in local.items()}
     return decompressed(stored, Scheme(recipe), (n, k), scale.dtype), str(recipe)
 

@@ -72,9 +72,8 @@ def plan_checkpoint(
     if _tied(config):
         others += ["lm_head", "lm_head.weight"]  # a module without a tensor
     recipe.refuse_unmatched((names[t.name] for t in tensors.values() if len(t.shape) > 1), others)
-    decided = [
-        _decided(info, config, recipe) for info in sorted(tensors.values(), key=lambda t: (t.file, t.offset, t.name))
-    ]
+    in_order = sorted(tensors.values(), key=lambda t: (t.file, t.offset, t.name))
+    decided = [_decided(info, config, recipe) for info in in_order]
     items, rows = [item for item, _ in decided], [row for _, row in decided if row is not None]
     vectors = len(items) - len(rows)
     if not any(item.scheme for item in items):

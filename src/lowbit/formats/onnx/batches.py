@@ -74,11 +74,7 @@ class Batches:
     kept = 0  # files can be read again
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        proto: onnx.ModelProto,
-        batch_size: int | None = None,
-        limit: int | None = None,
+        self, path: str | os.PathLike[str], proto: onnx.ModelProto, batch_size: int | None, limit: int | None
     ) -> None:
         self.inputs = model_inputs(proto)
         if not self.inputs:

@@ -12,19 +12,8 @@ import numpy.typing as npt
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
+from lowbit.formats.onnx import model_file
 from lowbit.formats.onnx.inference import inferred_types
-from lowbit.formats.onnx.model_file import (
-    check_graph,
-    check_tensor,
-    drop,
-    external_place,
-    graphs,
-    nodes,
-    read_proto,
-    tensor_array,
-    tensors,
-    unused,
-)
 from lowbit.formats.onnx.opset import raised
 from lowbit.formats.onnx.saving import save_model
 from lowbit.numerics.errors import FormatError, InvalidProblem
@@ -65,7 +54,7 @@ class Graph:
             proto.CopyFrom(source)
         elif isinstance(source, str | os.PathLike):
             name, path = os.fspath(source), Path(source)
-            proto = read_proto(path)
+            proto = model_file.read_proto(path)
         else:
             raise InvalidProblem(f"model: {type(source).__name__}; expected a path or an onnx.ModelProto")
         if not proto.HasField("graph") or proto.ir_version <= 0 or not proto.opset_import:
@@ -73,9 +62,9 @@ class Graph:
         try:
             if proto.functions:
                 proto = _inlined(proto)
-            for t in tensors(proto.graph):
-                check_tensor(t, None if path is None else path.parent)
-            check_graph(proto.graph)
+            for t in model_file.tensors(proto.graph):
+                model_file.check_tensor(t, None if path is None else path.parent)
+            model_file.check_graph(proto.graph)
             _modernise(proto)
         except FormatError as error:
             raise FormatError(f"{name}: {error}") from None
@@ -88,7 +77,7 @@ class Graph:
         self._home: dict[int, tuple[GraphProto, NodeProto]] = {}  # keeps the Python objects of nodes alive, for `is`
         self._producers: dict[str, NodeProto] = {}
         self._consumers: dict[str, list[Use]] = {}
-        self._graphs = list(graphs(self.proto.graph))
+        self._graphs = list(model_file.graphs(self.proto.graph))
         self._initializers: dict[str, TensorProto] = {t.name: t for graph in self._graphs for t in graph.initializer}
         self._inputs = {i.name for graph in self._graphs for i in graph.input}
         self._outputs = {o.name for graph in self._graphs for o in graph.output}
@@ -163,7 +152,7 @@ class Graph:
             return None
         stored = self.initializer(name)
         if stored is not None:
-            return tensor_array(stored, self.folder) if stored.data_type != TensorProto.STRING else None
+            return model_file.tensor_array(stored, self.folder) if stored.data_type != TensorProto.STRING else None
         node = self.producer(name)
         if node is not None and node.op_type == "Constant" and not node.domain:
             for a in node.attribute:
@@ -184,8 +173,8 @@ class Graph:
     @property
     def files_beside(self) -> set[Path]:
         """The model's external data files."""
-        outside = [t for t in tensors(self.proto.graph) if t.data_location == TensorProto.EXTERNAL]
-        return {external_place(t, self.folder)[0] for t in outside}
+        outside = [t for t in model_file.tensors(self.proto.graph) if t.data_location == TensorProto.EXTERNAL]
+        return {model_file.external_place(t, self.folder)[0] for t in outside}
 
     # ---- types --------------------------------------------------------------------------------------
 
@@ -215,7 +204,7 @@ class Graph:
 
     def fresh(self, name: str) -> str:
         """A new name: this one, or the first numbered form that is free."""
-        return unused(name, self._names)
+        return model_file.unused(name, self._names)
 
     def add_constant(self, name: str, array: Array, home: GraphProto | None = None) -> str:
         """Store an array, of NumPy's or ml_dtypes' types; returns its name. home: the body to store it in."""
@@ -300,15 +289,15 @@ class Graph:
                 break
         for graph in self._graphs:
             gone = {t.name for t in graph.initializer if not read(t.name)}
-            drop(graph.initializer, gone)
+            model_file.drop(graph.initializer, gone)
             if graph is self.proto.graph:  # inputs of a body are counted, not named
-                drop(graph.input, gone)
+                model_file.drop(graph.input, gone)
             for name in gone:
                 self._initializers.pop(name, None)
                 self._inputs.discard(name)
         alive = {*self._producers, *self._initializers, *self._inputs}
         for graph in self._graphs:
-            drop(graph.value_info, {v.name for v in graph.value_info} - alive)
+            model_file.drop(graph.value_info, {v.name for v in graph.value_info} - alive)
 
     # ---- versions and files -------------------------------------------------------------------------
 
@@ -361,9 +350,9 @@ def _modernise(proto: ModelProto) -> None:
     for said in proto.opset_import:
         if said.domain == "ai.onnx" and not any(o.domain == "" for o in proto.opset_import):
             said.domain = ""
-    for node in nodes(proto.graph):
+    for node in model_file.nodes(proto.graph):
         if node.domain == "ai.onnx":
             node.domain = ""
     if proto.ir_version < 4:
-        drop(proto.graph.input, {t.name for t in proto.graph.initializer})
+        model_file.drop(proto.graph.input, {t.name for t in proto.graph.initializer})
         proto.ir_version = 4

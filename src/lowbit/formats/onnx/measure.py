@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,8 @@ def compare_speed(
         calls = {name: (lambda s=s: s.run(None, dict(feed))) for name, s in pair.items()}
         timed = measure_calls(calls, seconds=seconds)
         a, b = timed["float"], timed["quantized"]
-        times = a.median * 1e3, b.median * 1e3, (a.low * 1e3, a.high * 1e3), (b.low * 1e3, b.high * 1e3)
-        found.append(Latency(RUNTIME, shape, count, *times))
+        intervals = (a.low * 1e3, a.high * 1e3), (b.low * 1e3, b.high * 1e3)
+        found.append(Latency(RUNTIME, shape, count, a.median * 1e3, b.median * 1e3, *intervals))
     return found
 
 
@@ -94,15 +95,8 @@ def compare_metric(
     """metric(predict, batches) of both models, where predict maps a batch to outputs by name."""
     values = []
     for s in (float_session, quantized_session):
-        inputs, outputs = ([v.name for v in group] for group in (s.get_inputs(), s.get_outputs()))
-
-        def predict(
-            batch: Mapping[str, Any], s: Any = s, inputs: Any = inputs, outputs: Any = outputs
-        ) -> dict[str, Any]:
-            return dict(zip(outputs, run_session(s, outputs, {n: batch[n] for n in inputs}), strict=True))
-
         try:
-            value = metric(predict, batches())
+            value = metric(partial(_predicted, s), batches())
         except (InvalidProblem, FormatError):
             raise
         except Exception as error:  # whatever the user's own function raises
@@ -111,3 +105,9 @@ def compare_metric(
             raise InvalidProblem(f"metric: {name} gave {type(value).__name__}; expected a number")
         values.append(float(value))
     return MetricResult(name, *values)
+
+
+def _predicted(session: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    outputs = [o.name for o in session.get_outputs()]
+    feed = {i.name: batch[i.name] for i in session.get_inputs()}
+    return dict(zip(outputs, run_session(session, outputs, feed), strict=True))

@@ -12,14 +12,7 @@ from typing import Any
 
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
-from lowbit.formats.onnx.model_file import (
-    byte_count,
-    copy_fields,
-    copy_graph,
-    external_place,
-    tensor_array,
-    tensors,
-)
+from lowbit.formats.onnx.model_file import byte_count, copy_fields, copy_graph, external_place, tensor_array, tensors
 from lowbit.formats.work_folder import MANIFEST, WorkFolder
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.files.atomic import refuse_unwritable, sync_directory

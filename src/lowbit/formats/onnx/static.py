@@ -76,7 +76,11 @@ def quantize_static(
     seen = observe(graph, data, tensors=roots, progress=progress)
     params = {name: _params(seen, name, recipes.get(name, uses[0][1].activations)) for name in roots}
     done = [_weight(graph, use, rule, params[found.root(use.node.input[0])]) for use, rule in uses]
-    stored = {name: _stored_params(graph, name, p) for name, p in params.items()}
+    stored = {}
+    for name, p in params.items():
+        scale = graph.add_constant(f"{name}_scale", np.asarray(p.scale, np.float32).reshape(()))
+        zero = np.asarray(p.zero_point).astype(p.dtype.code_dtype).reshape(())
+        stored[name] = scale, graph.add_constant(f"{name}_zero_point", zero)
     for name in found.readers:
         _insert_pair(graph, found, name, stored[found.root(name)])
     weights = {h.name: h for _, h in done}
@@ -88,12 +92,6 @@ def _params(seen: Mapping[str, Calibrator], name: str, recipe: ActivationRecipe 
         raise InvalidProblem(f"{name!r}: no float values were observed; static activations need ranges")
     assert recipe is not None
     return seen[name].calibrate(recipe.dtype, recipe.scheme, method=recipe.calibration_method())
-
-
-def _stored_params(graph: Graph, name: str, p: QuantizationParams) -> tuple[str, str]:
-    scale = graph.add_constant(f"{name}_scale", np.asarray(p.scale, np.float32).reshape(()))
-    zero = np.asarray(p.zero_point).astype(p.dtype.code_dtype).reshape(())
-    return scale, graph.add_constant(f"{name}_zero_point", zero)
 
 
 def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, str]) -> None:

@@ -210,9 +210,8 @@ def read_index(path: Path) -> dict[str, str]:
             if key == "weight_map" and text[begin] == "{":
                 named = _read_weight_map(path.name, text, begin)
             elif end - begin > _MAX_NOTE:
-                raise FormatError(
-                    f"{path.name}: {key[:80]!r} has {end - begin} characters; expected {_MAX_NOTE} at most"
-                )
+                what = f"{end - begin} characters; expected {_MAX_NOTE} at most"
+                raise FormatError(f"{path.name}: {key[:80]!r} has {what}")
             else:
                 json.loads(text[begin:end], object_pairs_hook=unique_keys)
         index.refuse_more()

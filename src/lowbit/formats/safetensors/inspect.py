@@ -51,11 +51,8 @@ def inspect_checkpoint(path: Path) -> Inspection:
         if isinstance(config.get("format"), str):
             facts["format"] = config["format"]
     stored = tuple(replace(_stored(t), quantized=said.get(name, "")) for name, t in tensors.items())
-    found = tuple(
-        QuantizationFound(layout.scheme, str(layout), n, layout.bits, layout.group_size)
-        for layout, n in layouts.most_common()
-    )
-    return Inspection(os.fspath(path), "safetensors", size, stored, found, facts)
+    found = [QuantizationFound(x.scheme, str(x), n, x.bits, x.group_size) for x, n in layouts.most_common()]
+    return Inspection(os.fspath(path), "safetensors", size, stored, tuple(found), facts)
 
 
 def _stored(t: TensorInfo) -> StoredTensor:
