@@ -6,7 +6,11 @@ patterns (`*.attention.*`), or by regular expressions between slashes (`/layer\\
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
+import itertools
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,13 +19,14 @@ import numpy as np
 
 from lowbit.calibration import CalibrationMethod
 from lowbit.calibration.methods import Percentile
-from lowbit.models.patterns import compiled, nearest
 from lowbit.models.recipe_file import Located, read_located, shown
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 
 KINDS = ("linear", "conv", "embedding")
 GRANULARITIES = ("tensor", "channel", "group")
+_MAX_PATTERN = 1000  # characters
+_MAX_COMPARED = 20_000  # names; each is compared letter by letter
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ class Override:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        compiled(self.match)
+        _compiled(self.match)
         if self.weights is not None:
             _typed("weights", self.weights, WeightRecipe, "a WeightRecipe or None")
         if self.activations is not None and self.activations != _KEEP:
@@ -110,7 +115,7 @@ class Override:
         _typed("reason", self.reason, str, "a text")
 
     def matches(self, name: str) -> bool:
-        return bool(compiled(self.match).fullmatch(name))
+        return bool(_compiled(self.match).fullmatch(name))
 
 
 @dataclass(frozen=True)
@@ -153,7 +158,7 @@ class Recipe:
         for override in self.overrides:
             _typed("overrides", override, Override, "a list of Override")
         for pattern in self.skip:
-            compiled(pattern, "skip")
+            _compiled(pattern, "skip")
         _natural("min_elements", self.min_elements, 0)
 
     @staticmethod
@@ -191,7 +196,7 @@ class Recipe:
         if kind not in self.kinds:
             skip = f"the recipe quantizes only {', '.join(self.kinds)}; this is {kind}"
         for pattern in self.skip:
-            if any(map(compiled(pattern).fullmatch, names)):
+            if any(map(_compiled(pattern).fullmatch, names)):
                 skip = f"the recipe skips {pattern!r}"
         named = False
         for o in self.overrides:
@@ -220,8 +225,8 @@ class Recipe:
         said = [("skip", p, anything) for p in self.skip]
         said += [("overrides", o.match, anything if o.skip else treatable) for o in self.overrides]
         for key, pattern, among in said:
-            if not any(map(compiled(pattern).fullmatch, among)):
-                raise InvalidProblem(f"{key}: {shown(pattern)} matches no weight; {nearest(pattern, among)}")
+            if not any(map(_compiled(pattern).fullmatch, among)):
+                raise InvalidProblem(f"{key}: {shown(pattern)} matches no weight; {_nearest(pattern, among)}")
 
     @property
     def needs_data(self) -> bool:
@@ -306,6 +311,29 @@ def _completed_weights(given: dict[str, Any]) -> dict[str, Any]:
     if given.get("granularity", "group") != "group":
         given.setdefault("group_size", None)
     return _completed(given)
+
+
+def _compiled(pattern: str, key: str = "match") -> re.Pattern[str]:
+    """The regular expression of a shell pattern, or of a regular expression between slashes."""
+    if not isinstance(pattern, str) or not 0 < len(pattern) <= _MAX_PATTERN:
+        raise InvalidProblem(f"{key}: {shown(pattern)}; expected a pattern of 1 to {_MAX_PATTERN} characters")
+    if len(pattern) > 1 and pattern[0] == pattern[-1] == "/":
+        try:
+            return re.compile(f".*(?:{pattern[1:-1]}).*", re.DOTALL)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise InvalidProblem(f"{key}: {shown(pattern)} is not a regular expression ({error})") from None
+    return re.compile(fnmatch.translate(pattern))
+
+
+def _nearest(pattern: str, names: Iterable[str]) -> str:
+    """The names that are most like a pattern, as the end of an error message."""
+    if not names:
+        return "the model has none"
+    some = [name for name in itertools.islice(names, _MAX_COMPARED) if len(name) <= _MAX_PATTERN]
+    plain = pattern.strip("/*^$").replace("\\", "").replace("*", "")
+    near = difflib.get_close_matches(plain, some, 3, 0.5)
+    near = near or difflib.get_close_matches(plain.rpartition(".")[2], some, 3, 0.0) or some[:3]
+    return f"the nearest names are {', '.join(map(shown, near))}"
 
 
 def _choice(key: str, value: Any, among: tuple[str, ...]) -> None:

@@ -11,15 +11,7 @@ from pathlib import Path
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
-from lowbit.formats.onnx.model_file import (
-    BITS,
-    byte_count,
-    check_tensor,
-    external_place,
-    named_tensors,
-    nodes,
-    read_proto,
-)
+from lowbit.formats.onnx import model_file
 from lowbit.formats.onnx.weight_uses import CODE_INPUTS
 from lowbit.numerics.errors import FormatError
 
@@ -30,7 +22,7 @@ _SHORT = {"float": "float32", "double": "float64"}
 
 def inspect_onnx(file: Path) -> Inspection:
     """The tensors of a model, with those of bodies and functions; external data are located and not read."""
-    proto = read_proto(file)
+    proto = model_file.read_proto(file)
     if not proto.HasField("graph"):
         raise FormatError(f"{file}: not an ONNX model: there is no graph in it")
     parts = [proto.graph, *(GraphProto(node=f.node) for f in proto.functions)]
@@ -38,19 +30,19 @@ def inspect_onnx(file: Path) -> Inspection:
     beside = {}
     try:
         for graph in parts:
-            for name, t in named_tensors(graph):
-                check_tensor(t, file.parent)
+            for name, t in model_file.named_tensors(graph):
+                model_file.check_tensor(t, file.parent)
                 if t.data_location == TensorProto.EXTERNAL:
-                    place = external_place(t, file.parent)[0]
+                    place = model_file.external_place(t, file.parent)[0]
                     beside[place] = place.stat().st_size
                 # Bodies may use a name again; both are stored.
                 name = _text(name)
                 key = name if name not in stored else f"{name} ({len(stored)})"
-                nbytes = byte_count(t) or sum(map(len, t.string_data))
+                nbytes = model_file.byte_count(t) or sum(map(len, t.string_data))
                 stored[key] = StoredTensor(key, _dtype(t.data_type), tuple(t.dims), nbytes)
     except FormatError as error:
         raise FormatError(f"{file}: {error}") from None
-    said, found = _recognised([n for g in parts for n in nodes(g)], stored)
+    said, found = _recognised([n for g in parts for n in model_file.nodes(g)], stored)
     tensors = tuple(replace(t, quantized=said.get(name, "")) for name, t in stored.items())
     opsets = ", ".join(f"{_text(o.domain) or 'ai.onnx'} {o.version}" for o in proto.opset_import)
     facts = {"IR": str(proto.ir_version), "opset": opsets}
@@ -128,7 +120,7 @@ def _activation_dtype(node: NodeProto, stored: Mapping[str, StoredTensor]) -> st
     if zero is not None:
         return zero.dtype
     kind = _integer(node, "output_dtype", 0) or TensorProto.UINT8
-    return _dtype(kind) if kind in BITS else "of unknown type"
+    return _dtype(kind) if kind in model_file.BITS else "of unknown type"
 
 
 def _integer(node: NodeProto, name: str, default: int) -> int:

@@ -31,18 +31,11 @@ _BITS_OF = {
     "COMPLEX128": 128,
 }
 # Types that this version of onnx does not know are left out.
-BITS: dict[int, int] = {
-    kind: bits
-    for names, bits in _BITS_OF.items()
-    for name in names.split()
-    if (kind := getattr(TensorProto, name, None)) is not None
-}
+_KINDS: dict[str, int] = dict(TensorProto.DataType.items())
+BITS = {_KINDS[name]: bits for names, bits in _BITS_OF.items() for name in names.split() if name in _KINDS}
 _PLAIN_NAMES = "FLOAT DOUBLE FLOAT16 BFLOAT16 INT8 UINT8 INT16 UINT16 INT32 UINT32 INT64 UINT64 BOOL"
 # Types that are read in place; all others go through onnx's own reader.
-_PLAIN: dict[int, Any] = {
-    kind: onnx.helper.tensor_dtype_to_np_dtype(kind)
-    for kind in (getattr(TensorProto, name) for name in _PLAIN_NAMES.split())
-}
+_PLAIN = {_KINDS[name]: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(_KINDS[name])) for name in _PLAIN_NAMES.split()}
 
 
 def read_proto(path: str | os.PathLike[str]) -> ModelProto:
@@ -227,13 +220,13 @@ def tensor_array(t: TensorProto, folder: Path | None) -> Array:
     if t.data_location == TensorProto.EXTERNAL:
         file, offset, length = external_place(t, folder)
         if t.data_type in _PLAIN and length:
-            return np.memmap(file, np.dtype(_PLAIN[t.data_type]), mode="r", offset=offset, shape=shape)
+            return np.memmap(file, _PLAIN[t.data_type], mode="r", offset=offset, shape=shape)
         with open(file, "rb") as source:
             source.seek(offset)
             raw = source.read(length)
         t = TensorProto(data_type=t.data_type, dims=t.dims, raw_data=raw)
     elif t.data_type in _PLAIN and t.HasField("raw_data"):
-        return np.frombuffer(t.raw_data, np.dtype(_PLAIN[t.data_type])).reshape(shape)
+        return np.frombuffer(t.raw_data, _PLAIN[t.data_type]).reshape(shape)
     return np.asarray(numpy_helper.to_array(t))
 
 
