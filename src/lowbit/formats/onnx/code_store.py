@@ -31,6 +31,11 @@ def narrow(codes: Array, dtype: str) -> Array:
     return codes.astype(_NARROW[dtype]) if dtype in _NARROW else codes
 
 
+def is_int8(recipe: WeightRecipe) -> bool:
+    """Whether integer kernels take codes by this recipe: 8 bits, per tensor or channel."""
+    return recipe.dtype in ("int8", "uint8") and recipe.granularity != "group"
+
+
 @dataclass
 class StoredWeight:
     """A weight's codes, and the names of the constants that hold them."""

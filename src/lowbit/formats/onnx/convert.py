@@ -210,9 +210,6 @@ class _Work:
         return [h for _, h in largest] + list(self._static)
 
 
-# ---- rows and notes of the report ---------------------------------------------------------------------
-
-
 def _stored_bytes(graph: Graph, name: str) -> int:
     stored = graph.initializer(name)
     return 0 if stored is None else byte_count(stored)
@@ -265,9 +262,6 @@ def _refuse_skipped(rows: Sequence[WeightRow]) -> None:
         some = "; ".join(f"{r.name} ({r.kind}): {r.why_not}" for r in skipped[:5])
         more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
         raise InvalidProblem(f"strict: {len(skipped)} weights were asked for and not treated: {some}{more}")
-
-
-# ---- the model as a whole -----------------------------------------------------------------------------
 
 
 def _refuse_idle_operator(recipe: Recipe, operator: str, plans: Sequence[_Plan]) -> None:

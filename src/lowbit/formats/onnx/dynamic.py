@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from lowbit.formats.onnx.code_store import CodeStore, StoredWeight
+from lowbit.formats.onnx.code_store import CodeStore, StoredWeight, is_int8
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models.recipe import Rule
 
@@ -23,21 +23,16 @@ OPSET = 11  # DynamicQuantizeLinear
 
 def why_not_dynamic(use: WeightUse, rule: Rule) -> str:
     """Why this weight is not multiplied in integers, or an empty string."""
-    if use.kind == "embedding":
-        return "rows are looked up, not multiplied"
-    if use.op == "Conv":
-        return "ONNX Runtime's integer Conv is slower than its float one"
-    if use.kind == "conv":
-        return f"ONNX Runtime has no integer {use.op}"
-    if use.dtype != "float32":
-        return f"activations are {use.dtype}; ONNX Runtime rounds float32 only"
-    if rule.weights.dtype not in ("int8", "uint8") or rule.weights.granularity == "group":
-        return f"integer products take 8 bits per tensor or channel, not {rule.weights}"
-    if len(use.shape) != 2:
-        return "a stack of matrices"
-    if use.op == "Gemm" and attribute(use.node, "transA", 0):
-        return "its input is transposed"
-    return ""
+    reasons = (
+        (use.kind == "embedding", "rows are looked up, not multiplied"),
+        (use.op == "Conv", "ONNX Runtime's integer Conv is slower than its float one"),
+        (use.kind == "conv", f"ONNX Runtime has no integer {use.op}"),
+        (use.dtype != "float32", f"activations are {use.dtype}; ONNX Runtime rounds float32 only"),
+        (not is_int8(rule.weights), f"integer products take 8 bits per tensor or channel, not {rule.weights}"),
+        (len(use.shape) != 2, "a stack of matrices"),
+        (use.op == "Gemm" and attribute(use.node, "transA", 0), "its input is transposed"),
+    )
+    return next((why for applies, why in reasons if applies), "")
 
 
 class Dynamic:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from onnx import helper
 
 from lowbit.calibration import Calibrator
+from lowbit.formats.onnx.code_store import is_int8
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.model_file import drop
 from lowbit.formats.onnx.observe import observe
@@ -35,23 +36,18 @@ _LARGEST_BIAS = float((1 << 31) - 128)  # a float32 below 2^31
 
 def why_not_static(graph: Graph, use: WeightUse, rule: Rule) -> str:
     """Why this weight cannot be multiplied in static int8, or an empty string."""
-    if use.op not in ("Conv", "Gemm", "MatMul"):
-        return f"ONNX Runtime has no integer {use.op}"
-    if use.in_body:
-        return "inside a subgraph"
-    if use.input_index != 1:
-        return "the weight is the left operand"
-    if use.dtype != "float32":
-        return "static int8 needs float32 weights and activations"
-    if rule.weights.dtype not in ("int8", "uint8") or rule.weights.granularity == "group":
-        return f"static activations go with 8 bits per tensor or channel, not with {rule.weights}"
-    if rule.activations is None or rule.activations.dtype not in ("int8", "uint8"):
-        return "ONNX Runtime's integer kernels take 8-bit activations"
-    if use.op == "MatMul" and len(use.shape) != 2:
-        return "the weight is a stack of matrices"
-    if use.op == "Gemm" and attribute(use.node, "transA", 0):
-        return "its input is transposed"
-    return ""
+    w, a = rule.weights, rule.activations
+    reasons = (
+        (use.op not in ("Conv", "Gemm", "MatMul"), f"ONNX Runtime has no integer {use.op}"),
+        (use.in_body, "inside a subgraph"),
+        (use.input_index != 1, "the weight is the left operand"),
+        (use.dtype != "float32", "static int8 needs float32 weights and activations"),
+        (not is_int8(w), f"static activations go with 8 bits per tensor or channel, not with {w}"),
+        (a is None or a.dtype not in ("int8", "uint8"), "ONNX Runtime's integer kernels take 8-bit activations"),
+        (use.op == "MatMul" and len(use.shape) != 2, "the weight is a stack of matrices"),
+        (use.op == "Gemm" and attribute(use.node, "transA", 0), "its input is transposed"),
+    )
+    return next((why for applies, why in reasons if applies), "")
 
 
 def quantize_static(
@@ -108,9 +104,6 @@ def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, s
     graph.insert_first(pair) if node is None else graph.insert_after(node, pair)
     for reader, index in readers:
         graph.replace_input(reader, index, rounded)
-
-
-# ---- weights ------------------------------------------------------------------------------------------
 
 
 def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> tuple[WeightRow, Histogram]:

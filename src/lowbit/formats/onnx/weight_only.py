@@ -65,9 +65,6 @@ def apply_weight_only(store: CodeStore, use: WeightUse, rule: Rule, operator: st
     return stored
 
 
-# ---- DequantizeLinear ---------------------------------------------------------------------------------
-
-
 def _dequantize(graph: Graph, use: WeightUse, w: StoredWeight) -> None:
     by_columns = w.is_matrix and use.channel_axis == 1
     shape = "turned" if by_columns and w.recipe.granularity == "group" else ""
@@ -80,9 +77,6 @@ def _dequantize(graph: Graph, use: WeightUse, w: StoredWeight) -> None:
     elif w.recipe.granularity == "channel":
         options = {"axis": use.channel_axis}
     graph.dequantize_input(use.node, use.input_index, f"{use.name}_float", inputs, **options)
-
-
-# ---- MatMulNBits --------------------------------------------------------------------------------------
 
 
 def takes_nbits(use: WeightUse, recipe: WeightRecipe, operator: str = "auto") -> bool:
@@ -125,9 +119,6 @@ def _packed(rows: Array, multiple: int, bits: int) -> npt.NDArray[np.uint8]:
     """Rows padded to a multiple of columns, with several codes per byte, the first in the low bits."""
     padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % multiple))).astype(np.uint8)
     return pack_bits(padded, bits).reshape(len(rows), -1)
-
-
-# ---- embeddings ---------------------------------------------------------------------------------------
 
 
 def _embedding(store: CodeStore, use: WeightUse, recipe: WeightRecipe) -> StoredWeight:
