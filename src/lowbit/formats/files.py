@@ -231,22 +231,20 @@ def _machine(runtime: str | None = None) -> dict[str, Any]:
 @contextmanager
 def _bar(wanted: bool) -> Iterator[Callable[[int, int, str], None] | None]:
     """A progress bar on stderr, where it is wanted and rich is installed."""
-    if not wanted or importlib.util.find_spec("rich") is None:
-        yield None
-        return
-    from rich import progress
-    from rich.console import Console
+    if wanted and importlib.util.find_spec("rich") is not None:
+        from rich import progress
+        from rich.console import Console
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = [progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), progress.DownloadColumn()]
-    columns += [progress.TransferSpeedColumn(), progress.TimeRemainingColumn()]
-    with progress.Progress(*columns, console=console, transient=True) as shown:
-        task = shown.add_task("Planning", total=None)
+        console = Console(stderr=True)
+        if console.is_terminal:
+            times = progress.TransferSpeedColumn(), progress.TimeRemainingColumn()
+            columns = progress.TextColumn("{task.description}", markup=False), progress.BarColumn()
+            with progress.Progress(*columns, progress.DownloadColumn(), *times, console=console, transient=True) as bar:
+                task = bar.add_task("Planning", total=None)
 
-        def told(done: int, total: int, name: str) -> None:
-            shown.update(task, description=ascii(name)[1:-1][-40:], completed=done, total=total)
+                def told(done: int, total: int, name: str) -> None:
+                    bar.update(task, description=ascii(name)[1:-1][-40:], completed=done, total=total)
 
-        yield told
+                yield told
+                return
+    yield None

@@ -17,7 +17,7 @@ from lowbit.formats.onnx.code_store import CodeStore, StoredWeight, narrow
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models.recipe import Rule, WeightRecipe
-from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.errors import Unsupported
 from lowbit.numerics.packing import pack_bits
 
 Array = npt.NDArray[Any]
@@ -47,8 +47,6 @@ def apply_weight_only(store: CodeStore, use: WeightUse, rule: Rule, operator: st
     operator: "dequantize", "matmul_nbits" (2, 4 and 8 bits in groups of 16, 32, 64, ...), or "auto": MatMulNBits for
     such groups in MatMul and Gemm, DequantizeLinear otherwise.
     """
-    if operator not in OPERATORS:
-        raise InvalidProblem(f"operator: {operator!r}; expected {', '.join(OPERATORS)}")
     nbits, needed = takes_nbits(use, rule.weights, operator), opset_needed(use, rule, operator)
     if store.graph.opset < needed:
         raise Unsupported(f"needs opset {needed}, and the model cannot be raised from {store.graph.opset}")
