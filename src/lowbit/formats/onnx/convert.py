@@ -216,7 +216,6 @@ def _stored_bytes(graph: Graph, name: str) -> int:
 
 
 def _left_row(use: WeightUse, asked: bool, size: int, why: str = "") -> WeightRow:
-    """The row of a weight that is not quantized."""
     why = why or use.why_not
     return WeightRow(use.name, use.op, use.shape, use.dtype, "", why, asked, bytes_before=size, bytes_after=size)
 
@@ -240,7 +239,6 @@ def _one_row(same: Sequence[WeightRow], stored: int) -> WeightRow:
 
 
 def _notes_on(uses: Sequence[WeightUse], came_quantized: int, rows: Sequence[WeightRow]) -> list[str]:
-    """Notes about the whole model."""
     notes = []
     layers = [u for u in uses if u.kind in KINDS and not u.why_not]
     if came_quantized:

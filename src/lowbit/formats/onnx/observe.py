@@ -109,7 +109,7 @@ def _session(proto: onnx.ModelProto, source: Path | None, wanted: list[str], pro
             shown.graph.output.append(onnx.ValueInfoProto(name=name, type=kind))
     folder = "" if source is None else str(source.absolute().parent)  # of external data
     # Fused away, a tensor could not be observed.
-    return open_session(shown.SerializeToString(), "model", optimized=False, data_folder=folder, providers=providers)
+    return open_session(shown.SerializeToString(), optimized=False, data_folder=folder, providers=providers)
 
 
 def fixed_sizes(declared: onnx.ValueInfoProto) -> list[int | None]:

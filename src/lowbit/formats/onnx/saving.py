@@ -187,7 +187,6 @@ def _take_in(proto: ModelProto, folder: Path | None) -> None:
 
 
 def _copy(t: TensorProto, folder: Path | None, write: Callable[[bytes], object]) -> None:
-    """Write the tensor's bytes in pieces."""
     if t.data_location == TensorProto.EXTERNAL:
         file, offset, length = external_place(t, folder)
         with open(file, "rb") as source:
