@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed, widened
-from lowbit.formats.files import kind_of
-from lowbit.formats.measuring import check_measuring, load_metric
+from lowbit.formats.files import check_measuring, kind_of, load_metric
 from lowbit.formats.safetensors.checkpoint import Checkpoint, TensorInfo
 from lowbit.models import Accuracy, Latency, MetricResult, WeightRecipe
-from lowbit.models.report import plain
+from lowbit.models.report import plain_fields
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.numerics.metrics import error_report
 
@@ -54,10 +53,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for JSON."""
-        made: dict[str, Any] = plain(asdict(self))
-        for entry, latency in zip(made["latency"], self.latency, strict=True):
-            entry["speedup"] = latency.speedup
-        return made
+        return plain_fields(self)
 
 
 def compare_files(
@@ -76,31 +72,48 @@ def compare_files(
     if kinds[0] != kinds[1]:
         raise InvalidProblem(f"{os.fspath(second)}: {kinds[1]}; expected {kinds[0]}, as {os.fspath(first)} is")
     check_measuring(data, batch_size, max_batches, seconds, threads)
-    if kinds[0] == "onnx":
-        if data is None and max_batches is not None:
-            raise InvalidProblem("max_batches: given without data; there is one batch of random inputs")
-        return _onnx(Path(first), Path(second), data, batch_size, max_batches, metric, (seconds, threads))
-    if any(given is not None for given in (data, metric, batch_size, max_batches)):
-        raise InvalidProblem("data: given, or an option about data; checkpoints are compared by their weights alone")
-    return _checkpoints(first, second)
+    if kinds[0] == "checkpoint":
+        if any(given is not None for given in (data, metric, batch_size, max_batches)):
+            raise InvalidProblem(
+                "data: given, or an option about data; checkpoints are compared by their weights alone"
+            )
+        return _checkpoints(first, second)
+    if data is None and max_batches is not None:
+        raise InvalidProblem("max_batches: given without data; there is one batch of random inputs")
+    from lowbit.formats.onnx.batches import Batches, GivenBatches, model_inputs
+    from lowbit.formats.onnx.graph import Graph
+    from lowbit.formats.onnx.measure import measure_models
 
-
-# ---- checkpoints --------------------------------------------------------------------------------------
+    paths = Path(first), Path(second)
+    graphs = [Graph.load(path) for path in paths]
+    sizes = [path.stat().st_size + g.bytes_beside for path, g in zip(paths, graphs, strict=True)]
+    inputs = [", ".join(sorted(model_inputs(g.proto))) for g in graphs]
+    if inputs[0] != inputs[1]:
+        raise InvalidProblem(f"inputs: {inputs[0]} and {inputs[1]}; both models must have the same")
+    if metric is not None and data is None:
+        raise InvalidProblem("metric: given without data to compute it on")
+    function = None if metric is None else (metric, load_metric(metric))
+    notes: list[str] = []
+    batches: Batches | GivenBatches
+    if data is not None:
+        batches = Batches(data, graphs[0].proto, batch_size, max_batches)
+    else:
+        batches = GivenBatches([_random_feed(model_inputs(graphs[0].proto), batch_size or 1)])
+        notes.append("No data were given: inputs are random, so the figures say how close both are, not how good.")
+    measured = measure_models(*paths, batches.feeds, lambda: iter(batches), function, seconds, threads)
+    return Comparison(str(paths[0]), str(paths[1]), sizes[0], sizes[1], notes=notes, **measured)
 
 
 def _checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> Comparison:
     with Checkpoint.open(first) as a, Checkpoint.open(second) as b:
         names = {c: dict(_weights(c)) for c in (a, b)}
-        shared = [n for n in names[a] if n in names[b]]
-        notes = [
-            f"{len(missing)} weights are in {os.fspath(where)} only, the first of them {missing[0]!r}"
-            for missing, where in (
-                ([n for n in names[a] if n not in names[b]], first),
-                ([n for n in names[b] if n not in names[a]], second),
-            )
-            if missing
-        ]
-        rows = [_difference(n, a, names[a][n], b, names[b][n]) for n in shared]
+        notes = []
+        for where, one, other in ((first, a, b), (second, b, a)):
+            missing = [n for n in names[one] if n not in names[other]]
+            if missing:
+                some = f"{len(missing)} weights are in {os.fspath(where)} only"
+                notes.append(f"{some}, the first of them {missing[0]!r}")
+        rows = [_difference(n, a, names[a][n], b, names[b][n]) for n in names[a] if n in names[b]]
         return Comparison(os.fspath(first), os.fspath(second), a.nbytes, b.nbytes, rows, notes=notes)
 
 
@@ -118,8 +131,8 @@ def _weights(c: Checkpoint) -> Iterator[tuple[str, list[str]]]:
 
 
 def _difference(name: str, a: Checkpoint, in_a: list[str], b: Checkpoint, in_b: list[str]) -> WeightDifference:
-    (x, how_a), (y, how_b) = (_value(c, parts) for c, parts in ((a, in_a), (b, in_b)))
-    sizes = [sum(c.tensors[n].nbytes for n in parts) for c, parts in ((a, in_a), (b, in_b))]
+    (x, how_a), (y, how_b) = _value(a, in_a), _value(b, in_b)
+    size_a, size_b = (sum(c.tensors[n].nbytes for n in parts) for c, parts in ((a, in_a), (b, in_b)))
     if x is not None and y is not None and x.shape != y.shape:
         raise InvalidProblem(f"{name!r}: shapes {x.shape} and {y.shape}; expected the same")
     shape = x.shape if x is not None else a.tensors[in_a[0]].shape
@@ -127,7 +140,7 @@ def _difference(name: str, a: Checkpoint, in_a: list[str], b: Checkpoint, in_b: 
     for c, parts in ((a, in_a), (b, in_b)):
         for part in parts:
             c.release(part)
-    return WeightDifference(name, tuple(shape), how_a, how_b, sizes[0], sizes[1], sqnr)
+    return WeightDifference(name, tuple(shape), how_a, how_b, size_a, size_b, sqnr)
 
 
 def _value(c: Checkpoint, parts: list[str]) -> tuple[Array | None, str]:
@@ -149,59 +162,18 @@ def _value(c: Checkpoint, parts: list[str]) -> tuple[Array | None, str]:
 
 def _decompressed(c: Checkpoint, info: TensorInfo, local: Mapping[str, str]) -> tuple[Array, str]:
     scale = c.tensors[local["weight_scale"]]
-    n, k = info.shape
-    bits = 8
+    (n, k), bits = info.shape, 8
     if "weight_packed" in local:
         rows, k = (int(v) for v in c.read(local["weight_shape"]))
         if rows != n or k < 1:
             raise ValueError(f"weight_shape ({rows}, {k})")
         bits = info.shape[1] * 32 // k
     groups = scale.shape[1] if len(scale.shape) == 2 else 1
-    unsigned = "weight_zero_point" in local
-    recipe = WeightRecipe(
-        f"{'u' * unsigned}int{bits}",
-        "asymmetric" if unsigned else "symmetric",
-        k // groups if groups > 1 else None,
-        granularity="channel" if len(scale.shape) == 2 else "tensor",
-    )
+    granularity = "channel" if len(scale.shape) == 2 else "tensor"
+    name, scheme = (f"uint{bits}", "asymmetric") if "weight_zero_point" in local else (f"int{bits}", "symmetric")
+    recipe = WeightRecipe(name, scheme, k // groups if groups > 1 else None, granularity)
     stored = {short: c.read(full) for short, full in local.items()}
     return decompressed(stored, Scheme(recipe), (n, k), scale.dtype), str(recipe)
-
-
-# ---- ONNX ---------------------------------------------------------------------------------------------
-
-
-def _onnx(
-    first: Path,
-    second: Path,
-    data: Any,
-    batch_size: int | None,
-    max_batches: int | None,
-    metric: str | None,
-    timing: tuple[float, Sequence[int]],
-) -> Comparison:
-    from lowbit.formats.onnx.batches import Batches, GivenBatches, model_inputs
-    from lowbit.formats.onnx.graph import Graph
-    from lowbit.formats.onnx.measure import measure_models
-
-    graphs = [Graph.load(path) for path in (first, second)]
-    sizes = [path.stat().st_size + g.bytes_beside for path, g in zip((first, second), graphs, strict=True)]
-    inputs = [set(model_inputs(g.proto)) for g in graphs]
-    if inputs[0] != inputs[1]:
-        names = [", ".join(sorted(n)) for n in inputs]
-        raise InvalidProblem(f"inputs: {names[0]} and {names[1]}; both models must have the same")
-    if metric is not None and data is None:
-        raise InvalidProblem("metric: given without data to compute it on")
-    function = None if metric is None else (metric, load_metric(metric))
-    notes: list[str] = []
-    batches: Batches | GivenBatches
-    if data is not None:
-        batches = Batches(data, graphs[0].proto, batch_size, max_batches)
-    else:
-        batches = GivenBatches([_random_feed(model_inputs(graphs[0].proto), batch_size or 1)])
-        notes.append("No data were given: inputs are random, so the figures say how close both are, not how good.")
-    measured = measure_models(first, second, batches.feeds, lambda: iter(batches), function, *timing)
-    return Comparison(os.fspath(first), os.fspath(second), sizes[0], sizes[1], notes=notes, **measured)
 
 
 def _random_feed(inputs: Mapping[str, Any], batch: int) -> dict[str, Array]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowbit.formats.inspection import onnx_extra
-from lowbit.formats.measuring import check_measuring, load_metric
 from lowbit.models import ModelReport, Recipe
 from lowbit.numerics.errors import InvalidProblem, add_note
 from lowbit.runtime.files.atomic import refuse_unwritable
@@ -19,6 +21,7 @@ from lowbit.runtime.hardware import hardware
 if TYPE_CHECKING:
     from lowbit.formats.onnx.batches import Batches, GivenBatches
 
+_MOST_THREADS = 4096
 RecipeLike = Recipe | str | os.PathLike[str] | Mapping[str, Any]
 
 
@@ -101,8 +104,8 @@ def quantize_file(
         from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 
         with _bar(progress) as bar:
-            options = shared | {"resume": resume, "allow_pickle": allow_pickle}
-            return quantize_checkpoint(source, to, made, progress=bar, **options).but(machine=_machine())
+            shared |= {"resume": resume, "allow_pickle": allow_pickle, "progress": bar}
+            return quantize_checkpoint(source, to, made, **shared).but(machine=_machine())
     _refuse("given; only checkpoints have it", resume=resume, allow_pickle=allow_pickle)
     with onnx_extra():
         from lowbit.formats.onnx.batches import reread
@@ -113,6 +116,48 @@ def quantize_file(
     with says_what_is_kept(to):
         named = None if function is None else (metric if isinstance(metric, str) else function.__name__, function)
         return _measured(report, batches, named, seconds, threads)
+
+
+def load_metric(text: str) -> Callable[..., float]:
+    """The function that `module:function` names; modules of the working folder are found first."""
+    module, colon, name = text.partition(":")
+    if not (colon and module and name):
+        raise InvalidProblem(f"metric: {text!r}; expected module:function")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:  # whatever the user's own module raises
+        raise InvalidProblem(f"metric: {module!r} cannot be imported ({type(error).__name__}: {error})") from error
+    finally:
+        sys.path.pop(0)
+    function = getattr(found, name, None)
+    if not callable(function):
+        raise InvalidProblem(f"metric: {module!r} has no function {name!r}")
+    try:
+        inspect.signature(function).bind("predict", "batches")
+    except TypeError as error:
+        raise InvalidProblem(f"metric: {text} does not take (predict, batches): {error}") from None
+    except ValueError:  # some built-in functions do not say what they take
+        pass
+    return function  # type: ignore[no-any-return]
+
+
+def check_measuring(
+    data: Any, batch_size: int | None, max_batches: int | None, seconds: float, threads: Sequence[int]
+) -> None:
+    """Raise where models cannot be run as asked, or where an option would be ignored."""
+    for name, value in (("batch_size", batch_size), ("max_batches", max_batches)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise InvalidProblem(f"{name}: {value!r}; expected an integer of at least 1")
+        if value is not None and data is not None and not isinstance(data, str | os.PathLike):
+            raise InvalidProblem(f"{name}: given; it is for files, and the data are batches already")
+    if not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        raise InvalidProblem(f"seconds: {seconds!r}; expected a finite number of at least 0")
+    if not isinstance(threads, Sequence) or isinstance(threads, str) or not threads:
+        raise InvalidProblem(f"threads: {threads!r}; expected a list of numbers of threads")
+    for count in threads:
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_THREADS:
+            raise InvalidProblem(f"threads: {count!r}; expected an integer from 1 to {_MOST_THREADS}")
 
 
 def _refuse(why: str, **given: Any) -> None:
@@ -172,37 +217,34 @@ def _measured(
     else:
         changes |= measure_models(source, target, batches.feeds, lambda: iter(batches), metric, seconds, threads)
         if batches.kept:
-            notes.append(
-                f"The data could be read only once: outputs are compared on the first {batches.kept} batches at most."
-            )
+            some = f"the first {batches.kept} batches at most"
+            notes.append(f"The data could be read only once: outputs are compared on {some}.")
     return report.but(**changes, notes=notes)
 
 
 def _machine(runtime: str | None = None) -> dict[str, Any]:
     found = hardware()
-    made: dict[str, Any] = {"cpu": found.cpu, "isa": found.isa, "threads": found.threads}
-    return made | ({"runtime": runtime} if runtime else {})
+    made = {"cpu": found.cpu, "isa": found.isa, "threads": found.threads, "runtime": runtime}
+    return {name: value for name, value in made.items() if value is not None}
 
 
 @contextmanager
 def _bar(wanted: bool) -> Iterator[Callable[[int, int, str], None] | None]:
     """A progress bar on stderr, where it is wanted and rich is installed."""
-    if not wanted or importlib.util.find_spec("rich") is None:
-        yield None
-        return
-    from rich import progress
-    from rich.console import Console
+    if wanted and importlib.util.find_spec("rich") is not None:
+        from rich import progress
+        from rich.console import Console
 
-    columns = [progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), progress.DownloadColumn()]
-    columns += [progress.TransferSpeedColumn(), progress.TimeRemainingColumn()]
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    with progress.Progress(*columns, console=console, transient=True) as shown:
-        task = shown.add_task("Planning", total=None)
+        console = Console(stderr=True)
+        if console.is_terminal:
+            times = progress.TransferSpeedColumn(), progress.TimeRemainingColumn()
+            columns = progress.TextColumn("{task.description}", markup=False), progress.BarColumn()
+            with progress.Progress(*columns, progress.DownloadColumn(), *times, console=console, transient=True) as bar:
+                task = bar.add_task("Planning", total=None)
 
-        def told(done: int, total: int, name: str) -> None:
-            shown.update(task, description=ascii(name)[1:-1][-40:], completed=done, total=total)
+                def told(done: int, total: int, name: str) -> None:
+                    bar.update(task, description=ascii(name)[1:-1][-40:], completed=done, total=total)
 
-        yield told
+                yield told
+                return
+    yield None

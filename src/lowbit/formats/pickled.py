@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lowbit.formats.safetensors.checkpoint import INDEX, TensorInfo, index_files
+from lowbit.formats.safetensors.checkpoint import INDEX, Array, Checkpoint, TensorInfo, read_index, shards_of
 from lowbit.numerics.errors import FormatError, Unsupported
 from lowbit.runtime.files.container import NUMPY_DTYPES
 
@@ -30,23 +27,12 @@ def is_pickled(path: Path) -> bool:
     return path.name.endswith(_SUFFIXES) or path.name == _INDEX
 
 
-class PickledCheckpoint:
-    """The tensors of `.bin` files, mapped by torch, with the interface of `Checkpoint`."""
+class PickledCheckpoint(Checkpoint):
+    """The tensors of `.bin` files, mapped by torch."""
 
     def __init__(self, folder: Path, files: tuple[Path, ...]) -> None:
-        self.folder, self.files = folder, files
-        self.metadata: Mapping[str, str] = {}
         self._loaded: dict[str, Any] = {}
-        tensors: dict[str, TensorInfo] = {}
-        for file in files:
-            for name, tensor in _load(file).items():
-                if name in tensors:
-                    raise FormatError(f"{file.name}: {name!r} is in {tensors[name].file.name} too")
-                dtype = _dtype_name(tensor, name)
-                nbytes = tensor.numel() * tensor.element_size()
-                tensors[name] = TensorInfo(name, dtype, tuple(tensor.shape), file, len(tensors), nbytes)
-                self._loaded[name] = tensor
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+        super().__init__(folder, files)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> PickledCheckpoint:
@@ -54,28 +40,28 @@ class PickledCheckpoint:
         if given.is_dir():
             given = _found(given) or given / _SINGLE
         if given.name.endswith(".index.json"):
-            return cls(given.parent, index_files(given))
+            return cls(given.parent, shards_of(given, read_index(given)))
         return cls(given.parent, (given,))
 
-    @property
-    def nbytes(self) -> int:
-        return sum(file.stat().st_size for file in self.files)
+    def read_into(self, name: str, start: int, buffer: Array) -> None:
+        buffer[:] = self._bytes(self.tensors[name])[start : start + buffer.size]
 
-    def read_into(self, name: str, start: int, buffer: npt.NDArray[Any]) -> None:
-        """Bytes of a tensor from `start` on, copied into a buffer of bytes."""
+    def _tensors_of(self, file: Path, metadata: dict[str, str]) -> list[TensorInfo]:
+        found = []
+        for name, tensor in _load(file).items():
+            dtype, nbytes = _dtype_name(tensor, name), tensor.numel() * tensor.element_size()
+            found.append(TensorInfo(name, dtype, tuple(tensor.shape), file, len(self._loaded), nbytes))
+            self._loaded[name] = tensor
+        return found
+
+    def _bytes(self, info: TensorInfo) -> Array:
         import torch
 
-        flat = self._loaded[name].contiguous().reshape(-1).view(torch.uint8).numpy()
-        buffer[:] = flat[start : start + buffer.size]
+        flat: Array = self._loaded[info.name].contiguous().reshape(-1).view(torch.uint8).numpy()
+        return flat
 
     def close(self) -> None:
         self._loaded.clear()
-
-    def __enter__(self) -> PickledCheckpoint:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _found(folder: Path) -> Path | None:

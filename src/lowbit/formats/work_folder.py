@@ -81,11 +81,10 @@ def _locked(path: Path, target: Path) -> int:
             raise InvalidProblem(f"{path}: a link or a file; lowbit needs a folder of this name, remove it") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BaseException as error:
             os.close(handle)
-            raise InvalidProblem(f"{target}: another run is writing it") from None
-        except BaseException:
-            os.close(handle)
+            if isinstance(error, BlockingIOError):
+                raise InvalidProblem(f"{target}: another run is writing it") from None
             raise
         if _is_at(handle, path):
             return handle
@@ -199,22 +198,16 @@ class Assembly:
                 self._work.close()
                 return
             if not self._overwrite:
-                raise InvalidProblem(
-                    f"{self.target}: not empty, and not made by this recipe from this source"
-                    if self._resume
-                    else f"{self.target}: not empty; choose another folder, or overwrite"
-                )
+                other = "and not made by this recipe from this source"
+                why = f"not empty, {other}" if self._resume else "not empty; choose another folder, or overwrite"
+                raise InvalidProblem(f"{self.target}: {why}")
             refuse_foreign(self.target)
         fingerprint, finished = _finished(self.folder)
-        if fingerprint and not self._overwrite:
-            if not self._resume:
-                raise InvalidProblem(
-                    f"{self.target}: an unfinished run is in {self.folder.name}; resume it, or overwrite"
-                )
-            if fingerprint != self.fingerprint:
-                raise InvalidProblem(
-                    f"{self.target}: {self.folder.name} is of another source, recipe or version; overwrite it"
-                )
+        if fingerprint and not self._overwrite and (not self._resume or fingerprint != self.fingerprint):
+            why = f"an unfinished run is in {self.folder.name}; resume it, or overwrite"
+            if self._resume:
+                why = f"{self.folder.name} is of another source, recipe or version; overwrite it"
+            raise InvalidProblem(f"{self.target}: {why}")
         if self._resume and fingerprint == self.fingerprint:
             self.finished = {name: shard for name, shard in finished.items() if self._is_sound(name, shard)}
         self._work.clear(keep={MANIFEST, *self.finished})
@@ -267,15 +260,12 @@ class Assembly:
             return False
 
     def _write_manifest(self) -> None:
-        shards = {
-            name: {"bytes": f.nbytes, "checksum": f.checksum, "sqnr_db": {k: _text(v) for k, v in f.sqnr_db.items()}}
-            for name, f in sorted(self.finished.items())
-        }
+        shards = {}
+        for name, f in sorted(self.finished.items()):
+            # JSON has no infinity.
+            sqnr_db = {k: round(v, 6) if abs(v) < 1e9 else str(v) for k, v in f.sqnr_db.items()}
+            shards[name] = {"bytes": f.nbytes, "checksum": f.checksum, "sqnr_db": sqnr_db}
         self._work.mark({"fingerprint": self.fingerprint, "shards": shards})
-
-
-def _text(value: float) -> float | str:
-    return round(value, 6) if abs(value) < 1e9 else str(value)  # JSON has no infinity
 
 
 def _finished(folder: Path) -> tuple[str, dict[str, Finished]]:

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from lowbit.models.recipe import PRESETS, ActivationRecipe, Override, Recipe, Rule, WeightRecipe, load_recipe
-from lowbit.models.report import (
-    Accuracy,
-    Histogram,
-    Latency,
-    MetricResult,
-    ModelReport,
-    WeightRow,
-)
+from lowbit.models.report import Accuracy, Histogram, Latency, MetricResult, ModelReport, WeightRow
 
 __all__ = [
     "PRESETS", "Accuracy", "ActivationRecipe", "Histogram", "Latency", "MetricResult", "ModelReport", "Override",

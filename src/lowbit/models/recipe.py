@@ -6,7 +6,11 @@ patterns (`*.attention.*`), or by regular expressions between slashes (`/layer\\
 
 from __future__ import annotations
 
+import difflib
+import fnmatch
+import itertools
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,13 +19,14 @@ import numpy as np
 
 from lowbit.calibration import CalibrationMethod
 from lowbit.calibration.methods import Percentile
-from lowbit.models.patterns import compiled, nearest
 from lowbit.models.recipe_file import Located, read_located, shown
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 
 KINDS = ("linear", "conv", "embedding")
 GRANULARITIES = ("tensor", "channel", "group")
+_MAX_PATTERN = 1000  # characters
+_MAX_COMPARED = 20_000  # names; each is compared letter by letter
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,7 @@ class WeightRecipe:
     method: str = "min_max"  # or "mse": the range of least squared error per channel or group
 
     def __post_init__(self) -> None:
-        dtype = _dtype(self.dtype)
-        _choice("dtype", dtype.name, ("int8", "uint8", "int4", "uint4", "int2", "uint2"))
-        _choice("scheme", self.scheme, ("symmetric", "asymmetric"))
+        _check_codes(self, ("int8", "uint8", "int4", "uint4", "int2", "uint2"))
         _choice("method", self.method, ("min_max", "mse"))
         _choice("granularity", self.granularity, GRANULARITIES)
         if self.group_size is not None:
@@ -45,9 +48,6 @@ class WeightRecipe:
             object.__setattr__(self, "granularity", "group")
         elif self.granularity == "group":
             raise InvalidProblem("group_size: missing; granularity is 'group'")
-        if self.scheme == "symmetric" and not dtype.is_signed:
-            raise InvalidProblem(f"scheme: symmetric; {dtype.name} has no negative codes, use asymmetric")
-        object.__setattr__(self, "dtype", dtype.name)
 
     def __str__(self) -> str:
         scope = f"groups of {self.group_size}" if self.group_size else f"per {self.granularity}"
@@ -65,17 +65,12 @@ class ActivationRecipe:
     method: str = "adaptive"  # of calibration; "percentile:99.9" is the percentile with that number
 
     def __post_init__(self) -> None:
-        dtype = _dtype(self.dtype)
-        _choice("dtype", dtype.name, ("int8", "uint8", "int16", "uint16"))
-        _choice("scheme", self.scheme, ("symmetric", "asymmetric"))
+        _check_codes(self, ("int8", "uint8", "int16", "uint16"))
         _choice("granularity", self.granularity, ("tensor", "token"))
         _typed("dynamic", self.dynamic, bool, "true or false")
         if self.granularity == "token" and not self.dynamic:
             raise InvalidProblem("granularity: token; a static range is per tensor")
-        if self.scheme == "symmetric" and not dtype.is_signed:
-            raise InvalidProblem(f"scheme: symmetric; {dtype.name} has no negative codes, use asymmetric")
         self.calibration_method()
-        object.__setattr__(self, "dtype", dtype.name)
 
     def calibration_method(self) -> CalibrationMethod:
         """The method by name, or `percentile:P`."""
@@ -84,15 +79,13 @@ class ActivationRecipe:
         if not colon:
             return CalibrationMethod.of(self.method)
         try:
-            share = float(number)
-        except ValueError:
-            share = -1.0
-        if name != "percentile" or share < 0:
-            raise InvalidProblem(f"method: {self.method!r}; expected percentile:P with a number P")
-        try:
-            return Percentile(share)
+            if name == "percentile" and float(number) >= 0:
+                return Percentile(float(number))
         except InvalidProblem as error:
             raise InvalidProblem(f"method: {error}") from None
+        except ValueError:  # not a number
+            pass
+        raise InvalidProblem(f"method: {self.method!r}; expected percentile:P with a number P")
 
     def __str__(self) -> str:
         when = f"dynamic per {self.granularity}" if self.dynamic else f"static, {self.method}"
@@ -113,7 +106,7 @@ class Override:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        compiled(self.match)
+        _compiled(self.match)
         if self.weights is not None:
             _typed("weights", self.weights, WeightRecipe, "a WeightRecipe or None")
         if self.activations is not None and self.activations != _KEEP:
@@ -122,7 +115,7 @@ class Override:
         _typed("reason", self.reason, str, "a text")
 
     def matches(self, name: str) -> bool:
-        return bool(compiled(self.match).fullmatch(name))
+        return bool(_compiled(self.match).fullmatch(name))
 
 
 @dataclass(frozen=True)
@@ -165,7 +158,7 @@ class Recipe:
         for override in self.overrides:
             _typed("overrides", override, Override, "a list of Override")
         for pattern in self.skip:
-            compiled(pattern, "skip")
+            _compiled(pattern, "skip")
         _natural("min_elements", self.min_elements, 0)
 
     @staticmethod
@@ -176,11 +169,11 @@ class Recipe:
         if isinstance(recipe, Mapping):
             return _from_mapping(Located.plain(recipe, "recipe"))
         if not isinstance(recipe, str | os.PathLike) or isinstance(text := os.fspath(recipe), bytes):
-            raise InvalidProblem(
-                f"recipe: {shown(recipe)}; expected {', '.join(PRESETS)}, a file, a mapping or a Recipe"
-            )
-        if text.upper().replace("-", "_") in _PRESET_KEYS:
-            return PRESETS[_PRESET_KEYS[text.upper().replace("-", "_")]]
+            known = ", ".join(PRESETS)
+            raise InvalidProblem(f"recipe: {shown(recipe)}; expected {known}, a file, a mapping or a Recipe")
+        preset = _preset(text)
+        if preset is not None:
+            return preset
         if text.endswith((".yaml", ".yml", ".json")) or os.path.exists(text):
             return load_recipe(text)
         raise InvalidProblem(f"recipe: {text!r}; expected {', '.join(PRESETS)}, or a .yaml or .json file")
@@ -203,17 +196,15 @@ class Recipe:
         if kind not in self.kinds:
             skip = f"the recipe quantizes only {', '.join(self.kinds)}; this is {kind}"
         for pattern in self.skip:
-            if any(map(compiled(pattern).fullmatch, names)):
+            if any(map(_compiled(pattern).fullmatch, names)):
                 skip = f"the recipe skips {pattern!r}"
         named = False
         for o in self.overrides:
-            if not any(map(o.matches, names)):
-                continue
-            named = not o.skip
-            weights = o.weights or weights
-            if not isinstance(o.activations, str):
-                activations = o.activations
-            skip = (o.reason or f"the recipe skips {o.match!r}") if o.skip else ""
+            if any(map(o.matches, names)):
+                named = not o.skip
+                weights = o.weights or weights
+                activations = activations if isinstance(o.activations, str) else o.activations
+                skip = (o.reason or f"the recipe skips {o.match!r}") if o.skip else ""
         if not skip and not named and elements is not None and elements < self.min_elements:
             skip = f"{elements} elements; the recipe leaves weights below {self.min_elements}"
         return Rule(weights, activations, skip)
@@ -234,8 +225,8 @@ class Recipe:
         said = [("skip", p, anything) for p in self.skip]
         said += [("overrides", o.match, anything if o.skip else treatable) for o in self.overrides]
         for key, pattern, among in said:
-            if not any(map(compiled(pattern).fullmatch, among)):
-                raise InvalidProblem(f"{key}: {shown(pattern)} matches no weight; {nearest(pattern, among)}")
+            if not any(map(_compiled(pattern).fullmatch, among)):
+                raise InvalidProblem(f"{key}: {shown(pattern)} matches no weight; {_nearest(pattern, among)}")
 
     @property
     def needs_data(self) -> bool:
@@ -247,25 +238,15 @@ class Recipe:
         """A mapping of plain types that `Recipe.of` accepts, for JSON."""
 
         def part(p: Any) -> Any:
-            return {k: v for k, v in vars(p).items() if v is not None} if p is not None else None
+            is_recipe = isinstance(p, WeightRecipe | ActivationRecipe)
+            return {k: v for k, v in vars(p).items() if v is not None} if is_recipe else p
 
         def override(o: Override) -> dict[str, Any]:
-            made: dict[str, Any] = {"match": o.match}
-            if o.weights is not None:
-                made["weights"] = part(o.weights)
-            if not isinstance(o.activations, str):
-                made["activations"] = part(o.activations)
-            return made | ({"skip": True} if o.skip else {}) | ({"reason": o.reason} if o.reason else {})
+            plain = Override(o.match)
+            return {"match": o.match} | {k: part(v) for k, v in vars(o).items() if v != getattr(plain, k)}
 
-        return {
-            "name": self.name,
-            "weights": part(self.weights),
-            "activations": part(self.activations),
-            "kinds": list(self.kinds),
-            "overrides": [override(o) for o in self.overrides],
-            "skip": list(self.skip),
-            "min_elements": self.min_elements,
-        }
+        lists = {"kinds": list(self.kinds), "overrides": list(map(override, self.overrides)), "skip": list(self.skip)}
+        return vars(self) | {"weights": part(self.weights), "activations": part(self.activations)} | lists
 
     def __str__(self) -> str:
         return f"{self.name}: weights {self.weights}; activations {self.activations or 'float'}"
@@ -280,15 +261,11 @@ def _from_mapping(m: Located) -> Recipe:
     m.known("name", "preset", "weights", "activations", "kinds", "overrides", "skip", "min_elements")
     base = Recipe()
     if "preset" in m:
-        base = m.made("preset", lambda text: PRESETS[_PRESET_KEYS[text.upper().replace("-", "_")]], list(PRESETS))
-    changes: dict[str, Any] = {}
-    if "weights" in m:
-        changes["weights"] = m.built("weights", base.weights, _completed_weights)
-    if "activations" in m:
-        changes["activations"] = _activations(m, base.activations)
-    for name, kind in (("name", str), ("min_elements", int)):
-        if name in m:
-            changes[name] = m.typed(name, kind)
+        preset = _preset(m.typed("preset", str))
+        if preset is None:
+            raise m.error("preset", f"{shown(m.values['preset'])}; expected one of {', '.join(PRESETS)}")
+        base = preset
+    changes = _settings(m, base) | _typed_fields(m, name=str, min_elements=int)
     for name in ("kinds", "skip"):
         if name in m:
             changes[name] = tuple(m.texts(name))
@@ -304,21 +281,23 @@ def _override(m: Located, base: Recipe) -> Override:
     m.known("match", "weights", "activations", "skip", "reason")
     if "match" not in m:
         raise m.error("match", "missing; expected a pattern of the names that the override is for")
-    made: dict[str, Any] = {"match": m.typed("match", str)}
-    if "weights" in m:
-        made["weights"] = m.built("weights", base.weights, _completed_weights)
-    if "activations" in m:
-        made["activations"] = _activations(m, base.activations)
-    for name, kind in (("skip", bool), ("reason", str)):
-        if name in m:
-            made[name] = m.typed(name, kind)
+    made = _typed_fields(m, match=str, skip=bool, reason=str) | _settings(m, base)
     return m.checked(lambda: Override(**made))
 
 
-def _activations(m: Located, base: ActivationRecipe | None) -> ActivationRecipe | None:
-    if m.value("activations") in (None, "float", "none"):
-        return None
-    return m.built("activations", base or ActivationRecipe(), _completed)
+def _settings(m: Located, base: Recipe) -> dict[str, Any]:
+    """The weights and activations of a mapping, whose fields change those of the base."""
+    made: dict[str, Any] = {}
+    if "weights" in m:
+        made["weights"] = m.built("weights", base.weights, _completed_weights)
+    if "activations" in m:
+        floats = m.values["activations"] in (None, "float", "none")
+        made["activations"] = None if floats else m.built("activations", base.activations or _STATIC, _completed)
+    return made
+
+
+def _typed_fields(m: Located, **kinds: type) -> dict[str, Any]:
+    return {name: m.typed(name, kind) for name, kind in kinds.items() if name in m}
 
 
 def _completed(given: dict[str, Any]) -> dict[str, Any]:
@@ -332,6 +311,29 @@ def _completed_weights(given: dict[str, Any]) -> dict[str, Any]:
     if given.get("granularity", "group") != "group":
         given.setdefault("group_size", None)
     return _completed(given)
+
+
+def _compiled(pattern: str, key: str = "match") -> re.Pattern[str]:
+    """The regular expression of a shell pattern, or of a regular expression between slashes."""
+    if not isinstance(pattern, str) or not 0 < len(pattern) <= _MAX_PATTERN:
+        raise InvalidProblem(f"{key}: {shown(pattern)}; expected a pattern of 1 to {_MAX_PATTERN} characters")
+    if len(pattern) > 1 and pattern[0] == pattern[-1] == "/":
+        try:
+            return re.compile(f".*(?:{pattern[1:-1]}).*", re.DOTALL)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise InvalidProblem(f"{key}: {shown(pattern)} is not a regular expression ({error})") from None
+    return re.compile(fnmatch.translate(pattern))
+
+
+def _nearest(pattern: str, names: Iterable[str]) -> str:
+    """The names that are most like a pattern, as the end of an error message."""
+    if not names:
+        return "the model has none"
+    some = [name for name in itertools.islice(names, _MAX_COMPARED) if len(name) <= _MAX_PATTERN]
+    plain = pattern.strip("/*^$").replace("\\", "").replace("*", "")
+    near = difflib.get_close_matches(plain, some, 3, 0.5)
+    near = near or difflib.get_close_matches(plain.rpartition(".")[2], some, 3, 0.0) or some[:3]
+    return f"the nearest names are {', '.join(map(shown, near))}"
 
 
 def _choice(key: str, value: Any, among: tuple[str, ...]) -> None:
@@ -358,12 +360,19 @@ def _several(key: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _dtype(value: Any) -> QuantizedDType:
-    if not isinstance(value, str | QuantizedDType | np.dtype | type):
-        raise InvalidProblem(f"dtype: {shown(value)}; expected a name such as int8 or int4")
-    return QuantizedDType.of(value)
+def _check_codes(recipe: WeightRecipe | ActivationRecipe, dtypes: tuple[str, ...]) -> None:
+    """Raise where dtype and scheme do not go together; afterwards the dtype is a name."""
+    if not isinstance(recipe.dtype, str | QuantizedDType | np.dtype | type):
+        raise InvalidProblem(f"dtype: {shown(recipe.dtype)}; expected a name such as int8 or int4")
+    dtype = QuantizedDType.of(recipe.dtype)
+    _choice("dtype", dtype.name, dtypes)
+    _choice("scheme", recipe.scheme, ("symmetric", "asymmetric"))
+    if recipe.scheme == "symmetric" and not dtype.is_signed:
+        raise InvalidProblem(f"scheme: symmetric; {dtype.name} has no negative codes, use asymmetric")
+    object.__setattr__(recipe, "dtype", dtype.name)
 
 
+_STATIC = ActivationRecipe()
 _TOKENS = ActivationRecipe("int8", "symmetric", dynamic=True, granularity="token")
 PRESETS: dict[str, Recipe] = {
     r.name: r
@@ -375,7 +384,12 @@ PRESETS: dict[str, Recipe] = {
         Recipe("W4A8", WeightRecipe("int4", group_size=128), _TOKENS),
         Recipe("dynamic-int8", WeightRecipe("int8"), ActivationRecipe("uint8", "asymmetric", dynamic=True)),
         # Small weights too: one float layer in between would cost two conversions.
-        Recipe("static-int8", WeightRecipe("int8"), ActivationRecipe("uint8", "asymmetric"), min_elements=0),
+        Recipe("static-int8", WeightRecipe("int8"), _STATIC, min_elements=0),
     )
 }
-_PRESET_KEYS = {name.upper().replace("-", "_"): name for name in PRESETS}
+
+
+def _preset(name: str) -> Recipe | None:
+    """The preset of this name, whatever its case, with - or _."""
+    plain = name.upper().replace("-", "_")
+    return next((r for r in PRESETS.values() if r.name.upper().replace("-", "_") == plain), None)

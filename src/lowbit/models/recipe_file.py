@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -48,12 +49,8 @@ class Located:
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
-    def value(self, key: str) -> Any:
-        return self.values[key]
-
     def error(self, key: str, what: str) -> InvalidProblem:
-        line = self.lines.get(key, self.line)
-        where = self.source if line is None else f"{self.source}, line {line}"
+        where = _place(self.source, self.lines.get(key, self.line))
         return InvalidProblem(f"{where}: {_joined(self.path, key)}: {what}")
 
     def known(self, *keys: str) -> None:
@@ -82,13 +79,6 @@ class Located:
             raise self.error(key, "expected a list of mappings")
         return value
 
-    def made(self, key: str, make: Callable[[str], T], among: Iterable[str]) -> T:
-        """A value looked up by its name."""
-        try:
-            return make(self.typed(key, str))
-        except KeyError:
-            raise self.error(key, f"{shown(self.values[key])}; expected one of {', '.join(among)}") from None
-
     def built(self, key: str, base: T, completed: Callable[[dict[str, Any]], dict[str, Any]]) -> T:
         """`base`, a dataclass, with the fields of the mapping under `key`, and those that follow from them."""
         inner = self.values[key]
@@ -108,7 +98,7 @@ class Located:
                 raise self.error(key, what) from None
             if self.source in str(error):
                 raise
-            where = self.source if self.line is None else f"{self.source}, line {self.line}"
+            where = _place(self.source, self.line)
             raise InvalidProblem(f"{where}: {_joined(self.path, str(error))}") from None
 
 
@@ -140,8 +130,8 @@ def read_located(path: str | os.PathLike[str]) -> Located:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = source if mark is None else f"{source}, line {mark.line + 1}"
         what = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        where = _place(source, None if mark is None else mark.line + 1)
         raise InvalidProblem(f"{where}: {' '.join(str(what).split())}") from None
     made = None if node is None else _located(node, source, "", yaml, _Limits(source))
     if not isinstance(made, Located):
@@ -166,16 +156,13 @@ def _refuse_large(text: str, source: str, yaml: Any) -> None:
 
 def _from_json(text: str, source: str) -> Located:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
-            double = next(k for i, (k, _) in enumerate(pairs) if any(k == other for other, _ in pairs[:i]))
-            raise InvalidProblem(f"{source}: {double}: given twice")
-        return made
+        double = next((k for k, count in Counter(k for k, _ in pairs).items() if count > 1), None)
+        if double is not None:
+            raise ValueError(f"{double}: given twice")
+        return dict(pairs)
 
     try:
         found = json.loads(text, object_pairs_hook=once)
-    except InvalidProblem:
-        raise
     except ValueError as error:
         raise InvalidProblem(f"{source}: {error}") from None
     except RecursionError:
@@ -227,6 +214,10 @@ def _located(node: Any, source: str, path: str, yaml: Any, limits: _Limits) -> A
             loader.dispose()
 
 
+def _place(source: str, line: int | None) -> str:
+    return source if line is None else f"{source}, line {line}"
+
+
 def _joined(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
@@ -250,7 +241,7 @@ class _Limits:
 
     @contextmanager
     def within(self, path: str, line: int | None = None) -> Iterator[None]:
-        where = self.source if line is None else f"{self.source}, line {line}"
+        where = _place(self.source, line)
         self.values += 1
         self.depth += 1
         if self.values > _MAX_VALUES:

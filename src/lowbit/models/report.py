@@ -149,18 +149,20 @@ class ModelReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for JSON, with infinities and NaN as strings."""
-        made = dataclasses.asdict(self)
-        made["treated"] = len(self.treated)
-        made["skipped"] = [r.name for r in self.skipped]
-        for entry, latency in zip(made["latency"], self.latency, strict=True):
-            entry["speedup"] = latency.speedup
-        return {k: plain(v) for k, v in made.items()}
+        return plain_fields(self) | {"treated": len(self.treated), "skipped": [r.name for r in self.skipped]}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, atomically."""
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
         with written_whole(path) as file:
-            file.write(text + "\n")
+            file.write(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+
+
+def plain_fields(report: Any) -> dict[str, Any]:
+    """The fields of a dataclass with `latency` in types of JSON; the speedups are added."""
+    made = dataclasses.asdict(report)
+    for entry, latency in zip(made["latency"], report.latency, strict=True):
+        entry["speedup"] = latency.speedup
+    return {k: plain(v) for k, v in made.items()}
 
 
 def plain(value: Any) -> Any:

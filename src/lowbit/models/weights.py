@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from lowbit.models.recipe import WeightRecipe
 from lowbit.models.report import Histogram
-from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
@@ -80,9 +79,7 @@ def _least_squares(weight: npt.NDArray[Any], widest: QuantizedTensor) -> Quantiz
 
 def _losses(weight: npt.NDArray[Any], p: QuantizationParams, scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """The squared error of each scale's elements, in the shape of the scales."""
-    dtype = QuantizedDType.of(p.dtype)
-    low, high = (dtype.qmin if p.qmin is None else p.qmin), (dtype.qmax if p.qmax is None else p.qmax)
-    y = fake_quantize(weight, scale, p.zero_point, qmin=low, qmax=high, axis=p.axis, group_size=p.group_size)
+    y = fake_quantize(weight, scale, p.zero_point, qmin=p.qmin, qmax=p.qmax, axis=p.axis, group_size=p.group_size)
     lost = np.square(np.asarray(weight, np.float32) - np.asarray(y, np.float32))
     if p.axis is None:
         return np.asarray(lost.sum(dtype=np.float64))

@@ -59,7 +59,17 @@ def error_report(x: npt.NDArray[Any], y: npt.NDArray[Any], shape: tuple[int, ...
         dot += float(u @ v)
         absolute += float(d.sum())
         worst = max(worst, float(d.max()))
-    sqnr = math.inf if noise == 0 else (-math.inf if signal == 0 else 10 * math.log10(signal / noise))
-    norm = math.sqrt(signal * other)
-    cosine = dot / norm if norm else float(signal == other)
-    return ErrorReport(sqnr, cosine, worst, absolute / max(1, a.size))
+    return ErrorReport(sqnr_db(signal, noise), cosine(signal, other, dot), worst, absolute / max(1, a.size))
+
+
+def sqnr_db(signal: float, noise: float) -> float:
+    """10 log10(signal / noise) of two sums of squares."""
+    if noise == 0:
+        return math.inf
+    return -math.inf if signal == 0 else 10 * math.log10(signal / noise)
+
+
+def cosine(xx: float, yy: float, xy: float) -> float:
+    """The cosine similarity of x and y, from the sums of their products."""
+    norm = math.sqrt(xx * yy)
+    return xy / norm if norm else float(xx == yy)

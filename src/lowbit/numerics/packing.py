@@ -21,8 +21,9 @@ def pack_bits(codes: Array, bits: int) -> npt.NDArray[np.uint8]:
     per_byte = 8 // bits
     padded = np.zeros(-(-flat.size // per_byte) * per_byte, np.uint8)
     padded[: flat.size] = flat
-    shifted = padded.reshape(-1, per_byte) << (np.arange(per_byte, dtype=np.uint8) * np.uint8(bits))
-    packed: npt.NDArray[np.uint8] = np.bitwise_or.reduce(shifted, axis=1, dtype=np.uint8)
+    packed: npt.NDArray[np.uint8] = padded[::per_byte].copy()
+    for i in range(1, per_byte):
+        packed |= padded[i::per_byte] << np.uint8(i * bits)
     return packed
 
 

@@ -152,7 +152,7 @@ def test_many_bodies_with_one_name_are_told_apart_in_a_step_each(monkeypatch):
             return super().__contains__(key)
 
     taken = Counted()
-    found = [model_file._unused("x", taken) for _ in range(2000)]
+    found = [model_file.unused("x", taken) for _ in range(2000)]
     assert found[:2] == ["x", "x_1"]
     assert len(set(found)) == 2000
     assert tried <= 4100

@@ -15,7 +15,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from lowbit.formats.safetensors.checkpoint import INDEX, SINGLE, Checkpoint, _read_index
+from lowbit.formats.safetensors.checkpoint import INDEX, SINGLE, Checkpoint, read_index
 from lowbit.formats.safetensors.writer import ShardWriter, Stored, checksum, shard_entries
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 from lowbit.runtime.files.container import DTYPE_BITS, Entry, header_bytes
@@ -227,7 +227,7 @@ def test_an_index_of_many_tensors_with_one_named_twice(tmp_path):
     (tmp_path / INDEX).write_text('{"weight_map":{' + ",".join([*names, names[-1]]) + "}}")
     refused(tmp_path, "'model.layers.99999.weight' occurs twice")
     (tmp_path / INDEX).write_text('{"weight_map":{' + ",".join(names) + "}}")
-    assert len(_read_index(tmp_path / INDEX)) == 100_000
+    assert len(read_index(tmp_path / INDEX)) == 100_000
 
 
 def test_the_duplicate_name_is_found_in_a_step_for_each_name():

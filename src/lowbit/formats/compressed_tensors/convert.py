@@ -68,7 +68,8 @@ def quantize_checkpoint(
     target = Path(target_folder)
     refuse_unwritable(real_target(target))
     with open_checkpoint(source, allow_pickle=allow_pickle) as opened:
-        _refuse_own_folder(opened.folder, target)
+        if opened.folder.resolve().is_relative_to(target.resolve()):
+            raise InvalidProblem(f"{target}: the source is in it; choose another folder")
         config = read_config(opened.folder)
         already = existing_quantization(opened.tensors, config)
         if already:
@@ -86,10 +87,15 @@ def quantize_checkpoint(
         after = sum(shard.nbytes for shard in assembly.finished.values())
         report = ModelReport(os.fspath(source), str(target), _FORMAT, made.to_dict(), rows, opened.nbytes, after)
         spent = time.perf_counter() - start
-        return report.but(notes=_notes(plan, config, assembly), seconds=spent, lowbit_version=__version__)
+        notes = list(plan.notes)
+        if not config:
+            notes.append("the source has no config.json; the new one holds only the quantization_config")
+        if assembly.complete:
+            notes.append(f"nothing to do: the target is complete ({MANIFEST})")
+        return report.but(notes=tuple(notes), seconds=spent, lowbit_version=__version__)
 
 
-def open_checkpoint(source: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint | PickledCheckpoint:
+def open_checkpoint(source: str | os.PathLike[str], *, allow_pickle: bool = False) -> Checkpoint:
     """The checkpoint at a path; pickles, which can run code when loaded, only if they are allowed."""
     path = Path(source)
     if not is_pickled(path):
@@ -100,7 +106,7 @@ def open_checkpoint(source: str | os.PathLike[str], *, allow_pickle: bool = Fals
 
 
 def _write(
-    source: Checkpoint | PickledCheckpoint,
+    source: Checkpoint,
     plan: Plan,
     config: Mapping[str, Any],
     rest: list[Path],
@@ -109,7 +115,10 @@ def _write(
 ) -> None:
     total = sum(item.info.nbytes for item in plan.items)
     done = sum(item.info.nbytes for name in assembly.finished for item in plan.shards.get(name, ()))
-    _refuse_full_disk(plan, assembly)
+    left = sum(item.nbytes for name, items in plan.shards.items() if name not in assembly.finished for item in items)
+    free = shutil.disk_usage(assembly.folder).free
+    if left > free:
+        raise OSError(errno.ENOSPC, f"{left} bytes are to be written, {free} are free", str(assembly.target))
 
     def tell(item: Item, nbytes: int) -> None:
         nonlocal done
@@ -145,15 +154,8 @@ def _rest(folder: Path) -> list[Path]:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    text = json.dumps(value, indent=2)
     with written_whole(path) as file:
-        file.write(text + "\n")
-
-
-def _refuse_own_folder(folder: Path, target: Path) -> None:
-    mine, theirs = folder.resolve(), target.resolve()
-    if mine == theirs or mine.is_relative_to(theirs):
-        raise InvalidProblem(f"{target}: the source is in it; choose another folder")
+        file.write(json.dumps(value, indent=2) + "\n")
 
 
 def _refuse_skipped(plan: Plan) -> None:
@@ -163,27 +165,9 @@ def _refuse_skipped(plan: Plan) -> None:
         raise InvalidProblem(f"strict: {skipped[0].name} cannot be treated: {skipped[0].why_not}{more}")
 
 
-def _refuse_full_disk(plan: Plan, assembly: Assembly) -> None:
-    left = sum(item.nbytes for name, items in plan.shards.items() if name not in assembly.finished for item in items)
-    free = shutil.disk_usage(assembly.folder).free
-    if left > free:
-        raise OSError(errno.ENOSPC, f"{left} bytes are to be written, {free} are free", str(assembly.target))
-
-
-def _fingerprint(
-    source: Checkpoint | PickledCheckpoint, config: Mapping[str, Any], recipe: Recipe, max_shard_bytes: int
-) -> str:
+def _fingerprint(source: Checkpoint, config: Mapping[str, Any], recipe: Recipe, max_shard_bytes: int) -> str:
     """A digest of everything that the output depends on; the contents of the source count by size and time."""
     files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in source.files]
     tensors = [(t.name, t.dtype, t.shape, t.file.name, t.offset) for t in source.tensors.values()]
     said = [__version__, files, tensors, config, recipe.to_dict(), max_shard_bytes]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-
-
-def _notes(plan: Plan, config: Mapping[str, Any], assembly: Assembly) -> tuple[str, ...]:
-    notes = list(plan.notes)
-    if not config:
-        notes.append("the source has no config.json; the new one holds only the quantization_config")
-    if assembly.complete:
-        notes.append(f"nothing to do: the target is complete ({MANIFEST})")
-    return tuple(notes)

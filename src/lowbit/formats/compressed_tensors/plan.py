@@ -13,7 +13,7 @@ from typing import Any
 from lowbit.formats.compressed_tensors.scheme import FLOATS, Scheme
 from lowbit.formats.safetensors.checkpoint import SINGLE, TensorInfo, inside
 from lowbit.formats.safetensors.writer import Stored
-from lowbit.models.recipe import Recipe, Rule
+from lowbit.models.recipe import Recipe
 from lowbit.models.report import WeightRow
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
@@ -67,24 +67,19 @@ def plan_checkpoint(
     tensors: Mapping[str, TensorInfo], config: Mapping[str, Any], recipe: Recipe, max_shard_bytes: int
 ) -> Plan:
     """The plan for these tensors; nothing is read."""
-    names = {t.name: (t.name.removesuffix(".weight"), t.name) for t in tensors.values()}
-    vectors_too = [n for both in names.values() for n in both]
-    recipe.refuse_unmatched(
-        (names[t.name] for t in tensors.values() if len(t.shape) > 1),
-        [*vectors_too, *(("lm_head", "lm_head.weight") if _tied(config) else ())],  # a module without a tensor
-    )
-    items, rows, vectors = [], [], Counter[str]()
-    for info in sorted(tensors.values(), key=lambda t: (t.file, t.offset, t.name)):
-        item, row = _decided(info, config, recipe)
-        items.append(item)
-        if row is not None:
-            rows.append(row)
-        else:
-            vectors[info.dtype] += 1
+    names = {name: (name.removesuffix(".weight"), name) for name in tensors}
+    others = [n for both in names.values() for n in both]
+    if _tied(config):
+        others += ["lm_head", "lm_head.weight"]  # a module without a tensor
+    recipe.refuse_unmatched((names[t.name] for t in tensors.values() if len(t.shape) > 1), others)
+    in_order = sorted(tensors.values(), key=lambda t: (t.file, t.offset, t.name))
+    decided = [_decided(info, config, recipe) for info in in_order]
+    items, rows = [item for item, _ in decided], [row for _, row in decided if row is not None]
+    vectors = len(items) - len(rows)
     if not any(item.scheme for item in items):
         why = Counter(row.why_not for row in rows).most_common(1)
         raise InvalidProblem(f"no weight of {len(items)} tensors can be treated" + (f": {why[0][0]}" if why else ""))
-    notes = [f"{sum(vectors.values())} vectors and scalars (norms, biases) are copied unchanged"] if vectors else []
+    notes = [f"{vectors} vectors and scalars (norms, biases) are copied unchanged"] if vectors else []
     return Plan(_sharded(items, max_shard_bytes), tuple(rows), tuple(notes), _config_of(items, rows, recipe))
 
 
@@ -93,35 +88,29 @@ def _decided(info: TensorInfo, config: Mapping[str, Any], recipe: Recipe) -> tup
     copied = Item(info, (Stored(info.name, info.dtype, info.shape),))
     if len(info.shape) < 2:
         return copied, None
-    module = info.name.removesuffix(".weight")
+    module, size = copied.module, info.nbytes
     kind, stays = _kind(info, module, config)
-    rule = _rule(recipe, info, module, "embedding" if kind == "Embedding" else "linear")
+    # People write the module's name or the tensor's.
+    rule = recipe.rule(module, "embedding" if kind == "Embedding" else "linear", info.elements, aliases=(info.name,))
     named = any(not o.skip and (o.matches(module) or o.matches(info.name)) for o in recipe.overrides)
-    why, asked = rule.skip, False
-    if not why and not info.elements:
-        why = "it has no elements"
-    if not why and stays and not named:
-        why = stays
-    scheme = None
-    if not why:
-        asked = True
-        scheme = Scheme(rule.weights, rule.activations)
-        why = _impossible(info, kind, config) or scheme.refused(info.shape)
-    size = info.nbytes
-    row = WeightRow(info.name, kind, info.shape, info.dtype, "", why, asked, bytes_before=size, bytes_after=size)
-    if why or scheme is None:
+    why = rule.skip or ("" if info.elements else "it has no elements") or ("" if named else stays)
+    row = WeightRow(info.name, kind, info.shape, info.dtype, "", why, not why, bytes_before=size, bytes_after=size)
+    if why:
         return copied, row
+    scheme = Scheme(rule.weights, rule.activations)
+    why = _impossible(info, kind, config) or scheme.refused(info.shape)
+    if why:
+        return copied, replace(row, why_not=why)
     item = Item(info, tuple(scheme.stored(module, info.shape, info.dtype)), scheme)
     row = replace(row, how=str(scheme.weights), activations=str(scheme.activations or ""), note=scheme.format)
-    return item, replace(row, asked=True, bytes_after=item.nbytes)
+    return item, replace(row, bytes_after=item.nbytes)
 
 
 def _kind(info: TensorInfo, module: str, config: Mapping[str, Any]) -> tuple[str, str]:
     """(kind of module that uses the tensor, why it stays float unless an override names it)."""
     if not info.name.endswith(".weight"):
-        return (
-            ("Experts", "") if len(info.shape) == 3 and "expert" in info.name else ("Parameter", "no module's weight")
-        )
+        experts = len(info.shape) == 3 and "expert" in info.name
+        return ("Experts", "") if experts else ("Parameter", "no module's weight")
     if _HEADS.search(module):
         return "Linear", "the output head stays as it is unless an override names it"
     if _EMBEDDINGS.search(module):
@@ -148,13 +137,6 @@ def _impossible(info: TensorInfo, kind: str, config: Mapping[str, Any]) -> str:
 def _tied(config: Mapping[str, Any]) -> bool:
     inner = config.get("text_config")
     return bool(config.get("tie_word_embeddings") or (isinstance(inner, dict) and inner.get("tie_word_embeddings")))
-
-
-def _rule(recipe: Recipe, info: TensorInfo, module: str, kind: str) -> Rule:
-    """What the recipe says of the module's name, or of the tensor's: people write either."""
-    plain = recipe.rule("", kind, info.elements)
-    said = (recipe.rule(name, kind, info.elements) for name in (module, info.name))
-    return next((rule for rule in said if rule != plain), plain)
 
 
 def _sharded(items: list[Item], max_shard_bytes: int) -> dict[str, tuple[Item, ...]]:

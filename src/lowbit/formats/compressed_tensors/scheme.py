@@ -20,7 +20,6 @@ from lowbit.models.weights import quantize_weight
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.packing import pack_bits, unpack_bits
-from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
 
@@ -74,15 +73,11 @@ class Scheme:
             return f"{shape[1]} inputs are no multiple of the group size {size}"
         return ""
 
-    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if self.weights.granularity == "tensor":
-            return (1,)
-        return (shape[0], shape[1] // self.weights.group_size if self.weights.group_size else 1)
-
     def stored(self, module: str, shape: tuple[int, ...], dtype: str) -> list[Stored]:
         """The tensors that replace `<module>.weight`."""
         n, k = shape
-        scales = self.scale_shape(shape)
+        size = self.weights.group_size
+        scales: tuple[int, ...] = (1,) if self.weights.granularity == "tensor" else (n, k // size if size else 1)
         scale = Stored(f"{module}.weight_scale", dtype, scales)
         if self.format == INT:
             found = [Stored(f"{module}.weight", "I8", shape), scale]
@@ -98,14 +93,10 @@ class Scheme:
     def config(self, targets: list[str]) -> dict[str, Any]:
         """The entry of config_groups for these targets."""
         w, a = self.weights, self.activations
-        inputs = None
-        if a is not None:
-            inputs = _entry(8, a.scheme, a.granularity, dynamic=True)
-        weights = _entry(self.bits, w.scheme, w.granularity, w.group_size)
         return {
             "targets": targets,
-            "weights": weights,
-            "input_activations": inputs,
+            "weights": _entry(self.bits, w.scheme, w.granularity, w.group_size),
+            "input_activations": None if a is None else _entry(8, a.scheme, a.granularity, dynamic=True),
             "output_activations": None,
             "format": self.format,
         }
@@ -115,20 +106,16 @@ class Scheme:
         w = self.weights
         found = quantize_weight(weight, w, name=name)
         p = found.params
-        scale, value = _narrowed(
-            np.asarray(p.scale, np.float32), dtype, p.qmax - p.qmin if p.zero_point.any() else p.qmax
-        )
+        steps = p.qmax - p.qmin if p.zero_point.any() else p.qmax
+        scale, value = _narrowed(np.asarray(p.scale, np.float32), dtype, steps)
         if value is not p.scale:
-            exact = QuantizationParams(
-                p.dtype, p.scheme, value, p.zero_point, axis=p.axis, group_size=p.group_size, qmin=p.qmin, qmax=p.qmax
-            )
-            found = quantize(weight, params=exact)
+            found = quantize(weight, params=p.replace(scale=value))
+        shape = scale.shape if scale.ndim == 2 else (-1, 1) if scale.ndim else (1,)
         zero = None
         if w.scheme == "asymmetric":
-            zero = (found.params.zero_point + _offset(found.dtype)).astype(np.uint8).reshape(scale.shape)
+            zero = (found.params.zero_point + _offset(found.dtype)).astype(np.uint8).reshape(shape)
         codes = _signed(found) if self.format == INT else packed_rows(found)
-        shape = scale.shape if len(scale.shape) == 2 else (-1, 1) if scale.ndim else (1,)
-        return Rows(codes, scale.reshape(shape), None if zero is None else zero.reshape(shape), found)
+        return Rows(codes, scale.reshape(shape), zero, found)
 
     def zero_points(self, zero: Array) -> Array:
         """Zero points of a whole matrix, given as unsigned codes, in the stored form."""

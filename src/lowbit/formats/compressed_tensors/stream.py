@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.formats.compressed_tensors.plan import Item
 from lowbit.formats.compressed_tensors.scheme import widened
-from lowbit.formats.safetensors.checkpoint import as_array
+from lowbit.formats.safetensors.checkpoint import Checkpoint, as_array
 from lowbit.formats.safetensors.writer import ShardWriter
 from lowbit.models.weights import refuse_nonfinite
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.metrics import sqnr_db
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.runtime.threads import get_num_threads, set_num_threads
 
@@ -32,103 +32,55 @@ _AHEAD, _BEHIND = 3, 8  # pieces read ahead, and arrays waiting to be written
 _FLUSH = 64 << 20  # bytes between requests to write back, so that the final sync is short
 
 
-class Source(Protocol):
-    """Where the bytes of tensors come from."""
+@dataclass
+class _Piece:
+    """Bytes of a tensor on their way through the threads, which add what they found."""
 
-    def read_into(self, name: str, start: int, buffer: Array) -> None: ...
-
-
-class _Piece(NamedTuple):
     item: Item
     start: int
     nbytes: int
-
-
-class _Treated(NamedTuple):
-    codes: Array
-    scale: Array
-    zero_point: Array | None
-
-
-@dataclass
-class Noise:
-    """Energy of a tensor and of its quantization error, summed per block.
-
-    >>> noise = Noise(1.0, 0.01)
-    >>> round(noise.sqnr_db, 6)
-    20.0
-    """
-
-    signal: float = 0.0
-    noise: float = 0.0
-
-    def add(self, weight: Array, q: QuantizedTensor) -> None:
-        """Add a block of the tensor and its quantized form."""
-        x, y = _scratch(weight.size)
-        x[:] = weight.reshape(-1)
-        q.dequantize(out=y.reshape(weight.shape))
-        np.subtract(x, y, out=y)
-        self.signal += float(np.dot(x, x))
-        self.noise += float(np.dot(y, y))
-
-    def include(self, other: Noise) -> None:
-        self.signal += other.signal
-        self.noise += other.noise
-
-    @property
-    def sqnr_db(self) -> float:
-        if not self.noise:
-            return math.inf
-        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
-
-
-_kept = threading.local()
-
-
-def _scratch(size: int) -> tuple[Array, Array]:
-    """Two float32 arrays of this thread, reused: allocating them per block would cost more than the sums."""
-    if getattr(_kept, "size", 0) < size:
-        _kept.size, _kept.arrays = size, (np.empty(size, np.float32), np.empty(size, np.float32))
-    x, y = _kept.arrays
-    return x[:size], y[:size]
+    data: Array = field(init=False)
+    stored: list[Array] = field(default_factory=list)  # of quantized rows: codes, scales, and zero points if any
+    energy: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))  # of the rows, and of their errors
 
 
 def stream_shard(
-    source: Source, items: Iterable[Item], shard: ShardWriter, progress: Callable[[Item, int], None]
+    source: Checkpoint, items: Iterable[Item], shard: ShardWriter, progress: Callable[[Item, int], None]
 ) -> dict[str, float]:
     """Write all tensors of a shard; returns the SQNR of each quantized tensor. `progress` gets the bytes read.
 
     Matrices are quantized in blocks of rows; a matrix with one scale is held whole.
     """
-    losses: dict[str, Noise] = {}
-    zeros: dict[str, list[Array]] = {}
+    energies: dict[str, npt.NDArray[np.float64]] = {}
+    zeros: list[Array] = []
 
-    def finish(piece: _Piece, data: Array, quantized: Future[tuple[_Treated, Noise]] | None) -> None:
-        item, name = piece.item, piece.item.info.name
-        if quantized is None:
-            writer.put(item.stored[0].name, data, free=data)
-        else:
-            rows, noise = quantized.result()
-            losses.setdefault(name, Noise()).include(noise)
-            writer.put(item.stored[0].name, rows.codes)
-            writer.put(item.stored[1].name, rows.scale)
-            if rows.zero_point is not None:
-                zeros.setdefault(name, []).append(rows.zero_point)
-            writer.free(data)
-            if piece.start + piece.nbytes == item.info.nbytes:
-                _put_rest(item, zeros.pop(name, []), writer)
-        progress(item, piece.nbytes)
+    def read(piece: _Piece) -> _Piece:
+        piece.data = writer.buffer(piece.nbytes)
+        source.read_into(piece.item.info.name, piece.start, piece.data)
+        return piece
 
-    computing: deque[tuple[_Piece, Array, Future[tuple[_Treated, Noise]] | None]] = deque()
-    with _one_thread_a_call() as workers, _Writer(shard) as writer, ThreadPoolExecutor(workers) as pool:
-        for piece, data in _read_ahead(source, items, writer):
-            treated = piece.item.scheme is not None
-            computing.append((piece, data, pool.submit(_quantized, piece, data) if treated else None))
-            while len(computing) > (workers if piece.nbytes <= _PIECE else 0):  # of whole matrices only one is held
-                finish(*computing.popleft())
-        while computing:
-            finish(*computing.popleft())
-    return {name: noise.sqnr_db for name, noise in losses.items()}
+    with (
+        _one_thread_a_call() as workers,
+        _Writer(shard) as writer,
+        ThreadPoolExecutor(workers) as pool,
+        ThreadPoolExecutor(1, "lowbit-read") as reader,
+    ):
+        for piece in _ahead(pool, _quantized, _ahead(reader, read, _pieces(items), _AHEAD), workers):
+            item = piece.item
+            if item.scheme is None:
+                writer.put(item.stored[0].name, piece.data, free=piece.data)
+            else:
+                name, (codes, scale, *zero) = item.info.name, piece.stored
+                energies[name] = energies.get(name, 0) + piece.energy
+                writer.put(item.stored[0].name, codes)
+                writer.put(item.stored[1].name, scale)
+                zeros += zero
+                writer.free(piece.data)
+                if piece.start + piece.nbytes == item.info.nbytes:
+                    _put_rest(item, zeros, writer)
+                    zeros.clear()
+            progress(item, piece.nbytes)
+    return {name: sqnr_db(*map(float, energy)) for name, energy in energies.items()}
 
 
 @contextmanager
@@ -143,39 +95,17 @@ def _one_thread_a_call() -> Iterator[int]:
         set_num_threads(before)
 
 
-def _quantized(piece: _Piece, data: Array) -> tuple[_Treated, Noise]:
-    info, scheme = piece.item.info, piece.item.scheme
-    assert scheme is not None
-    columns = info.shape[1]
-    weight = as_array(data, info.dtype, (-1, columns), info.name)
-    if info.dtype == "BF16" and weight.dtype == np.uint16:
-        weight = widened(weight, "BF16")  # without ml_dtypes there is no array that says what it is
-    step = len(weight) if scheme.weights.granularity == "tensor" else max(1, _BLOCK // columns)
-    first = piece.start // (info.nbytes // info.shape[0])
-    found, noise = [], Noise()
-    for start in range(0, len(weight), step):
-        block = weight[start : start + step]
-        try:
-            rows = scheme.rows(block, info.dtype, info.name)
-        except InvalidProblem:
-            refuse_nonfinite(block, info.name, first_row=first + start)
-            raise
-        noise.add(block, rows.quantized)
-        found.append(rows)
-    # One array for all blocks wakes the writer once per piece.
-    zeros = [rows.zero_point for rows in found if rows.zero_point is not None]
-    codes, scale = np.concatenate([rows.codes for rows in found]), np.concatenate([rows.scale for rows in found])
-    return _Treated(codes, scale, np.concatenate(zeros) if zeros else None), noise
-
-
-def _put_rest(item: Item, zeros: list[Array], writer: _Writer) -> None:
-    """Write what is known only after all rows: the shape and the packed zero points."""
-    assert item.scheme is not None
-    for stored in item.stored[2:]:
-        if stored.name.endswith(".weight_shape"):
-            writer.put(stored.name, np.array(item.info.shape, "<i8"))
-        else:
-            writer.put(stored.name, item.scheme.zero_points(np.concatenate(zeros)))
+def _ahead(
+    pool: ThreadPoolExecutor, work: Callable[[_Piece], _Piece], pieces: Iterable[_Piece], most: int
+) -> Iterator[_Piece]:
+    """The results of `work` in order, computed in the pool for at most so many pieces ahead."""
+    waiting: deque[Future[_Piece]] = deque()
+    for piece in pieces:
+        waiting.append(pool.submit(work, piece))
+        while len(waiting) > (most if piece.nbytes <= _PIECE else 0):  # of whole matrices only one is held
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def _pieces(items: Iterable[Item]) -> Iterator[_Piece]:
@@ -190,26 +120,55 @@ def _pieces(items: Iterable[Item]) -> Iterator[_Piece]:
             yield _Piece(item, start, min(step, info.nbytes - start))
 
 
-def _read_ahead(source: Source, items: Iterable[Item], writer: _Writer) -> Iterator[tuple[_Piece, Array]]:
-    def read(piece: _Piece) -> Array:
-        buffer = writer.buffer(piece.nbytes)
-        source.read_into(piece.item.info.name, piece.start, buffer)
-        return buffer
-
-    waiting: deque[tuple[_Piece, Future[Array]]] = deque()
-    with ThreadPoolExecutor(1, "lowbit-read") as reader:
+def _quantized(piece: _Piece) -> _Piece:
+    """The piece with its rows quantized, where it has a scheme."""
+    info, scheme = piece.item.info, piece.item.scheme
+    if scheme is None:
+        return piece
+    columns = info.shape[1]
+    weight = as_array(piece.data, info.dtype, (-1, columns), info.name)
+    if info.dtype == "BF16" and weight.dtype == np.uint16:
+        weight = widened(weight, "BF16")  # without ml_dtypes there is no array that says what it is
+    step = len(weight) if scheme.weights.granularity == "tensor" else max(1, _BLOCK // columns)
+    first = piece.start // (info.nbytes // info.shape[0])
+    found = []
+    for start in range(0, len(weight), step):
+        block = weight[start : start + step]
         try:
-            for piece in _pieces(items):
-                waiting.append((piece, reader.submit(read, piece)))
-                while len(waiting) > (_AHEAD if piece.nbytes <= _PIECE else 0):  # of whole matrices only one is held
-                    first, future = waiting.popleft()
-                    yield first, future.result()
-            while waiting:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        finally:
-            for _, future in waiting:
-                future.cancel()
+            rows = scheme.rows(block, info.dtype, info.name)
+        except InvalidProblem:
+            refuse_nonfinite(block, info.name, first_row=first + start)
+            raise
+        *stored, quantized = rows
+        piece.energy += _energy(block, quantized)
+        found.append([part for part in stored if part is not None])
+    # One array for all blocks wakes the writer once per piece.
+    piece.stored = [np.concatenate(parts) for parts in zip(*found, strict=True)]
+    return piece
+
+
+_scratch = threading.local()  # two float32 arrays per thread: allocating them per block would cost more than the sums
+
+
+def _energy(weight: Array, q: QuantizedTensor) -> tuple[float, float]:
+    """The sums of squares of a block, and of its quantization error."""
+    if getattr(_scratch, "size", 0) < weight.size:
+        _scratch.size, _scratch.arrays = weight.size, np.empty((2, weight.size), np.float32)
+    x, y = _scratch.arrays[:, : weight.size]
+    x[:] = weight.reshape(-1)
+    q.dequantize(out=y.reshape(weight.shape))
+    np.subtract(x, y, out=y)
+    return float(np.dot(x, x)), float(np.dot(y, y))
+
+
+def _put_rest(item: Item, zeros: list[Array], writer: _Writer) -> None:
+    """Write what is known only after all rows: the shape and the packed zero points."""
+    assert item.scheme is not None
+    for stored in item.stored[2:]:
+        if stored.name.endswith(".weight_shape"):
+            writer.put(stored.name, np.array(item.info.shape, "<i8"))
+        else:
+            writer.put(stored.name, item.scheme.zero_points(np.concatenate(zeros)))
 
 
 class _Writer:
@@ -226,10 +185,8 @@ class _Writer:
 
     def buffer(self, nbytes: int) -> Array:
         """Memory for a piece, reused where possible."""
-        if nbytes > _PIECE:
-            return np.empty(nbytes, np.uint8)
         try:
-            return self._free.pop()[:nbytes]
+            return self._free.pop()[:nbytes] if nbytes <= _PIECE else np.empty(nbytes, np.uint8)
         except IndexError:
             return np.empty(_PIECE, np.uint8)[:nbytes]
 
@@ -259,10 +216,8 @@ class _Writer:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            for future in self._waiting:
-                if kind is not None:
-                    future.cancel()
-                else:
+            if kind is None:
+                for future in self._waiting:
                     future.result()
         finally:
             self._thread.shutdown(wait=True, cancel_futures=True)

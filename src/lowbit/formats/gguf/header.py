@@ -84,7 +84,11 @@ def inspect_gguf(file: Path) -> Inspection:
             raise FormatError(f"{file}: general.alignment is {alignment!r}")
         data = r.size - -(-(r.size - r.left) // alignment) * alignment
     tensors = [_tensor(file, *info, data) for info in infos]
-    _check_apart(file, [(info[3], t) for info, t in zip(infos, tensors, strict=True)])
+    end = 0
+    for (_, _, _, offset), t in sorted(zip(infos, tensors, strict=True), key=lambda both: (both[0][3], both[1].nbytes)):
+        if offset < end:
+            raise FormatError(f"{file}: {t.name!r} begins at byte {offset}, inside another tensor")
+        end = offset + t.nbytes
     shown = {k.removeprefix("general."): str(v) for k, v in facts.items() if k in _SHOWN}
     return Inspection(str(file), f"gguf {version}", r.size, tuple(tensors), _found(tensors), shown)
 
@@ -137,14 +141,6 @@ def _tensor(file: Path, name: str, shape: tuple[int, ...], kind: int, offset: in
     return StoredTensor(name, dtype, shape, nbytes, said)
 
 
-def _check_apart(file: Path, placed: list[tuple[int, StoredTensor]]) -> None:
-    end = 0
-    for offset, t in sorted(placed, key=lambda item: (item[0], item[1].nbytes)):
-        if offset < end:
-            raise FormatError(f"{file}: {t.name!r} begins at byte {offset}, inside another tensor")
-        end = offset + t.nbytes
-
-
 def _found(tensors: list[StoredTensor]) -> tuple[QuantizationFound, ...]:
     counts = Counter(t.dtype for t in tensors if t.quantized)
     blocks = {name: (block, size) for name, block, size in GGML_TYPES.values()}
@@ -152,10 +148,7 @@ def _found(tensors: list[StoredTensor]) -> tuple[QuantizationFound, ...]:
     for dtype, n in counts.most_common():
         block, size = blocks[dtype]
         what = f"{8 * size / block:.4g} bits per weight, blocks of {block}"
-        made.append(QuantizationFound(f"GGUF {dtype}", what, n, _bits(dtype), block))
+        # Bits per code are in the name of the type: Q4_K, IQ3_XXS, MXFP4.
+        bits = next((int(c) for c in dtype if c.isdigit() and not dtype.startswith("TQ")), None)
+        made.append(QuantizationFound(f"GGUF {dtype}", what, n, bits, block))
     return tuple(made)
-
-
-def _bits(dtype: str) -> int | None:
-    """Bits per code, from the name of the type: Q4_K, IQ3_XXS, MXFP4."""
-    return next((int(c) for c in dtype if c.isdigit()), None) if not dtype.startswith("TQ") else None

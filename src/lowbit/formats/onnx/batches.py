@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import onnx
 
 from lowbit.calibration.files import arrays_of
 from lowbit.formats.onnx.model_file import read_proto
-from lowbit.formats.onnx.observe import check_fits, fixed_sizes
+from lowbit.formats.onnx.observe import check_fits, fixed_sizes, given_inputs
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
 BATCH = 32
@@ -22,8 +23,7 @@ _ARRAYS = set(onnx.helper.get_all_tensor_dtypes())
 
 def model_inputs(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
     """The inputs of a model that no initializer provides, each a tensor of a type that arrays have."""
-    constants = {t.name for t in proto.graph.initializer}
-    found = {i.name: i for i in proto.graph.input if i.name not in constants}
+    found = given_inputs(proto)
     for name, declared in found.items():
         if declared.type.tensor_type.elem_type not in _ARRAYS:
             raise FormatError(f"input {name!r}: not a tensor of numbers, strings or booleans")
@@ -74,37 +74,23 @@ class Batches:
     kept = 0  # files can be read again
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        proto: onnx.ModelProto,
-        batch_size: int | None = None,
-        limit: int | None = None,
+        self, path: str | os.PathLike[str], proto: onnx.ModelProto, batch_size: int | None, limit: int | None
     ) -> None:
         self.inputs = model_inputs(proto)
         if not self.inputs:
             raise InvalidProblem("data: given; the model takes no inputs")
-        self.path, self.limit = Path(path), limit
-        self.files = _files(self.path)
-        fixed = [n for n in map(_first, self.inputs.values()) if n is not None]
+        self.files, self.limit = _files(Path(path)), limit
+        fixed = [sizes[0] for sizes in map(fixed_sizes, self.inputs.values()) if sizes and sizes[0] is not None]
         if fixed and fixed[0] < 1:
             raise InvalidProblem(f"data: given; the model's batch is fixed at {fixed[0]}")
         if fixed and batch_size not in (None, fixed[0]):
             raise InvalidProblem(f"batch_size: {batch_size}; the model's is fixed at {fixed[0]}")
-        if batch_size is not None and batch_size < 1:
-            raise InvalidProblem(f"batch_size: {batch_size}; expected at least 1")
         self.batch_size: int = batch_size or (fixed[0] if fixed else BATCH)
         self.whole_only = bool(fixed)  # a fixed model takes no shorter batch at the end
-        for _ in self._of(self.files[0]):
-            break  # the first batch shows whether names and shapes fit
+        next(self._of(self.files[0]), None)  # the first batch shows whether names and shapes fit
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        given = 0
-        for file in self.files:
-            for batch in self._of(file):
-                if self.limit is not None and given >= self.limit:
-                    return
-                given += 1
-                yield batch
+        return itertools.islice(itertools.chain.from_iterable(map(self._of, self.files)), self.limit)
 
     def feeds(self) -> Iterator[dict[str, Any]]:
         """Batches with the inputs of the model, and nothing else."""
@@ -115,12 +101,10 @@ class Batches:
         arrays = dict(arrays_of(file))
         if file.suffix == ".npy" and len(self.inputs) == 1 and len(arrays) == 1:
             arrays = {next(iter(self.inputs)): next(iter(arrays.values()))}
-        missing = [n for n in self.inputs if n not in arrays]
-        if missing:
-            raise InvalidProblem(
-                f"{file}: no array {missing[0]!r}; the model takes {', '.join(self.inputs)}, the file has "
-                f"{', '.join(arrays) or 'none'}"
-            )
+        missing = next((n for n in self.inputs if n not in arrays), None)
+        if missing is not None:
+            takes, has = ", ".join(self.inputs), ", ".join(arrays) or "none"
+            raise InvalidProblem(f"{file}: no array {missing!r}; the model takes {takes}, the file has {has}")
         rows = {name: a.shape[0] for name, a in arrays.items() if a.ndim}
         first = next(iter(self.inputs))
         count = rows.get(first, 1)
@@ -132,19 +116,12 @@ class Batches:
         for start in range(0, count, self.batch_size):
             if self.whole_only and start and start + self.batch_size > count:
                 return
-            piece = {
-                n: np.ascontiguousarray(a[start : start + self.batch_size]) if rows.get(n) == count else a
-                for n, a in arrays.items()
-            }
+            piece = dict(arrays)
+            for name in (n for n in arrays if rows.get(n) == count):
+                piece[name] = np.ascontiguousarray(arrays[name][start : start + self.batch_size])
             for name, declared in self.inputs.items():
                 check_fits(declared, piece[name], str(file))
             yield piece
-
-
-def _first(declared: onnx.ValueInfoProto) -> int | None:
-    """The fixed size of an input's first axis."""
-    sizes = fixed_sizes(declared)
-    return sizes[0] if sizes else None
 
 
 def _files(path: Path) -> list[Path]:

@@ -31,6 +31,11 @@ def narrow(codes: Array, dtype: str) -> Array:
     return codes.astype(_NARROW[dtype]) if dtype in _NARROW else codes
 
 
+def is_int8(recipe: WeightRecipe) -> bool:
+    """Whether integer kernels take codes by this recipe: 8 bits, per tensor or channel."""
+    return recipe.dtype in ("int8", "uint8") and recipe.granularity != "group"
+
+
 @dataclass
 class StoredWeight:
     """A weight's codes, and the names of the constants that hold them."""
@@ -90,10 +95,8 @@ class StoredWeight:
     def scale_steps(self) -> tuple[str, str]:
         """The names of (index into the steps per row, steps), where `steps` is set."""
         assert self.steps is not None
-        which = np.searchsorted(self.steps, np.asarray(self.q.params.scale)).astype(np.uint8)
-        return self.constant("scale_step", which.reshape(-1, 1)), self.constant(
-            "steps", self.steps.astype(self.element)
-        )
+        which = np.searchsorted(self.steps, np.asarray(self.q.params.scale)).astype(np.uint8).reshape(-1, 1)
+        return self.constant("scale_step", which), self.constant("steps", self.steps.astype(self.element))
 
     def zero_point(self, shape: str = "") -> str:
         """The name of the zero points, in the type of the codes."""
@@ -131,15 +134,11 @@ class CodeStore:
         turns = tuple(tuple(a.ints) for s in use.steps if s.op_type == "Transpose" for a in s.attribute)
         is_turned = (sum(s.op_type == "Transpose" for s in use.steps) + use.channel_axis) % 2
         layout = is_turned if is_matrix else (turns, use.channel_axis)
-        key = (use.name, recipe, use.dtype, layout, id(self.graph.home(use.node)))
-        if key not in self._stored:
-            self._stored[key] = self._made(use, recipe, is_matrix, note, bounded, stepped)
-        return self._stored[key]
-
-    def _made(
-        self, use: WeightUse, recipe: WeightRecipe, is_matrix: bool, note: str, bounded: bool, stepped: bool
-    ) -> StoredWeight:
-        value, home = np.asarray(use.value(self.graph)), self.graph.home(use.node)
+        home = self.graph.home(use.node)
+        key = (use.name, recipe, use.dtype, layout, id(home))
+        if key in self._stored:
+            return self._stored[key]
+        value = np.asarray(use.value(self.graph))
         refuse_nonfinite(value, use.name)  # before any transposition, so that the index is the model's
         element = value.dtype
         wide = value.astype(np.float32, copy=False)
@@ -159,7 +158,8 @@ class CodeStore:
             scale = np.maximum(scale.astype(np.float16).astype(np.float32), least)
         if not np.array_equal(scale, q.params.scale):
             q = quantize(wide, params=q.params.replace(scale=np.asarray(scale, np.float32)))
-        return StoredWeight(self.graph, use.name, recipe, q, element, is_matrix, home, steps, note)
+        made = self._stored[key] = StoredWeight(self.graph, use.name, recipe, q, element, is_matrix, home, steps, note)
+        return made
 
     def bytes_of(self, name: str) -> int:
         """The bytes of all codes and scales of a weight."""

@@ -6,8 +6,9 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ from lowbit.formats.onnx.dynamic import Dynamic, dynamic_note, why_not_dynamic
 from lowbit.formats.onnx.folding import fold_batch_norms
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.inference import check_model
-from lowbit.formats.onnx.rows import left_row, notes_on, once, one_row, refuse_skipped, stored_bytes
+from lowbit.formats.onnx.model_file import byte_count
 from lowbit.formats.onnx.runtime import brief, new_session
 from lowbit.formats.onnx.saving import refuse_target
 from lowbit.formats.onnx.static import quantize_static, why_not_static
@@ -68,22 +69,21 @@ def quantize_onnx(
     graph = Graph.load(source)
     check_model(graph.proto, os.fspath(source))
     before = os.path.getsize(source) + graph.bytes_beside
-    notes: list[str] = []
     names = graph.names
     folded = fold_batch_norms(graph)
-    if folded:
-        notes.append(f"{folded} batch normalisations folded into the layer before them")
+    notes = [f"{folded} batch normalisations folded into the layer before them"] if folded else []
     _raise_opset(graph, recipe, operator, notes)
-    uses, came_quantized = weights(graph), quantized_uses(graph)
-    recipe.refuse_unmatched(([u.name, u.node.name] for u in uses), names)
+    plans, came_quantized = _plans(graph, recipe), quantized_uses(graph)
+    recipe.refuse_unmatched(([p.use.name, p.use.node.name] for p in plans), names)
     if operator != "auto":
-        _refuse_idle_operator(graph, recipe, operator, uses)
-    work = _Work(graph, recipe, operator, {u.name: stored_bytes(graph, u.name) for u in uses})
-    rows = work.done(uses, data, progress)
-    rows += [left_row(u, False, stored_bytes(graph, u.name)) for u in once(came_quantized)]
-    notes += notes_on(uses, came_quantized, rows)
+        _refuse_idle_operator(recipe, operator, plans)
+    work = _Work(graph, operator, plans)
+    rows = work.done(data, progress)
+    came = {u.name: _left_row(u, False, _stored_bytes(graph, u.name)) for u in came_quantized}
+    rows += came.values()
+    notes += _notes_on([p.use for p in plans], len(came), rows)
     if strict:
-        refuse_skipped(rows)
+        _refuse_skipped(rows)
     graph.remove_unused()
     notes += _lower_ir(graph)
     after = graph.save(
@@ -107,33 +107,67 @@ def _check_options(
         raise InvalidProblem(f"{os.fspath(target)}: the model is read from it; give another name, or overwrite=True")
 
 
-class _Work:
-    """Rewrite the graph for each weight, and keeps the rows and histograms of the report."""
+class _Plan(NamedTuple):
+    """What to do with one use of a weight."""
 
-    def __init__(self, graph: Graph, recipe: Recipe, operator: str, sizes: dict[str, int]) -> None:
-        self.graph, self.recipe, self.operator, self.sizes = graph, recipe, operator, sizes
+    use: WeightUse
+    rule: Rule
+    way: str  # "static", "dynamic" or "weight"; empty: it stays as it is
+
+
+def _plans(graph: Graph, recipe: Recipe) -> list[_Plan]:
+    """A plan for each use, in the order of the nodes."""
+    found = []
+    for use in weights(graph):
+        if use.kind in KINDS:
+            # Exporters often name the layer well and the weight not at all.
+            aliases = (use.node.name,) if use.node.name else ()
+            rule = recipe.rule(use.name, use.kind, use.elements, aliases=aliases)
+        else:
+            rule = Rule(recipe.weights, None, use.why_not)
+        a, way = rule.activations, "weight"
+        if use.why_not or rule.skip:
+            way = ""
+        elif a is not None and not _why_float(graph, use, rule):
+            way = "dynamic" if a.dynamic else "static"
+        found.append(_Plan(use, rule, way))
+    return found
+
+
+def _why_float(graph: Graph, use: WeightUse, rule: Rule) -> str:
+    """Why the activations that this weight is multiplied with stay float, or an empty string."""
+    assert rule.activations is not None
+    return why_not_dynamic(use, rule) if rule.activations.dynamic else why_not_static(graph, use, rule)
+
+
+class _Work:
+    """Rewrite the graph for each weight, and keep the rows and histograms of the report."""
+
+    def __init__(self, graph: Graph, operator: str, plans: Sequence[_Plan]) -> None:
+        self.graph, self.operator, self.plans = graph, operator, plans
+        self.sizes = {p.use.name: _stored_bytes(graph, p.use.name) for p in plans}
         self.store = CodeStore(graph)
         self.dynamic = Dynamic(self.store)
         self._spreads: dict[str, tuple[int, Histogram]] = {}
         self._static: Sequence[Histogram] = ()
 
-    def done(self, uses: Sequence[WeightUse], data: Iterable[Any] | None, progress: bool) -> list[WeightRow]:
-        """A row for each weight, in the order of the nodes."""
+    def done(self, data: Iterable[Any] | None, progress: bool) -> list[WeightRow]:
+        """A row for each weight, however many nodes read it."""
         rows: dict[int, WeightRow] = {}
-        plans: dict[str, list[tuple[int, WeightUse, Rule]]] = {"static": [], "dynamic": [], "weight": []}
-        for i, use in enumerate(uses):
-            rule = _rule_of(self.recipe, use)
+        at: dict[str, list[int]] = {"": [], "static": [], "dynamic": [], "weight": []}
+        for i, plan in enumerate(self.plans):
+            at[plan.way].append(i)
+        for i in at[""]:
+            use, rule, _ = self.plans[i]
             asked = use.kind in KINDS and not rule.skip and not use.why_not.startswith("its layer came")
-            if use.why_not or rule.skip:
-                rows[i] = left_row(use, asked, self.sizes[use.name], rule.skip)
-            else:
-                plans[_way(self.graph, use, rule)].append((i, use, rule))
-        if plans["static"]:
-            found, self._static = quantize_static(self.graph, [p[1:] for p in plans["static"]], data, progress)
-            rows |= {i: row for (i, _, _), row in zip(plans["static"], found, strict=True)}
+            rows[i] = _left_row(use, asked, self.sizes[use.name], rule.skip)
+        if at["static"]:
+            given = [self.plans[i][:2] for i in at["static"]]
+            found, self._static = quantize_static(self.graph, given, data, progress)
+            rows |= zip(at["static"], found, strict=True)
         # Integer matrix products first: an embedding tied to one takes its codes.
-        rest = [(way, *plan) for way in ("dynamic", "weight") for plan in plans[way]]
-        for way, i, use, rule in tracked(rest, "Quantizing", progress):
+        for i in tracked(at["dynamic"] + at["weight"], "Quantizing", progress):
+            use, rule, way = self.plans[i]
             try:
                 if way == "dynamic":
                     w = self.dynamic.apply(use, rule)
@@ -141,8 +175,11 @@ class _Work:
                 else:
                     rows[i] = self._weight_only_row(use, rule)
             except Unsupported as error:
-                rows[i] = left_row(use, True, self.sizes[use.name], str(error))
-        return self._merged(uses, rows)
+                rows[i] = _left_row(use, True, self.sizes[use.name], str(error))
+        by_name: dict[str, list[WeightRow]] = {}
+        for i, plan in enumerate(self.plans):
+            by_name.setdefault(plan.use.name, []).append(rows[i])
+        return [_one_row(same, self.store.bytes_of(name)) for name, same in by_name.items()]
 
     def _weight_only_row(self, use: WeightUse, rule: Rule) -> WeightRow:
         a = rule.activations
@@ -172,54 +209,74 @@ class _Work:
         largest = sorted(self._spreads.values(), key=lambda s: -s[0])[:_MOST_HISTOGRAMS]
         return [h for _, h in largest] + list(self._static)
 
-    def _merged(self, uses: Sequence[WeightUse], rows: dict[int, WeightRow]) -> list[WeightRow]:
-        """One row per weight, however many nodes read it."""
-        by_name: dict[str, list[WeightRow]] = {}
-        for i, use in enumerate(uses):
-            by_name.setdefault(use.name, []).append(rows[i])
-        return [one_row(same, self.store.bytes_of(name)) for name, same in by_name.items()]
+
+def _stored_bytes(graph: Graph, name: str) -> int:
+    stored = graph.initializer(name)
+    return 0 if stored is None else byte_count(stored)
 
 
-def _rule_of(recipe: Recipe, use: WeightUse) -> Rule:
-    if use.kind not in KINDS:
-        return Rule(recipe.weights, None, use.why_not)
-    # Exporters often name the layer well and the weight not at all.
-    return recipe.rule(use.name, use.kind, use.elements, aliases=(use.node.name,) if use.node.name else ())
+def _left_row(use: WeightUse, asked: bool, size: int, why: str = "") -> WeightRow:
+    why = why or use.why_not
+    return WeightRow(use.name, use.op, use.shape, use.dtype, "", why, asked, bytes_before=size, bytes_after=size)
 
 
-def _way(graph: Graph, use: WeightUse, rule: Rule) -> str:
-    a = rule.activations
-    if a is None or _why_float(graph, use, rule):
-        return "weight"
-    return "dynamic" if a.dynamic else "static"
+def _one_row(same: Sequence[WeightRow], stored: int) -> WeightRow:
+    """One row for a weight that several nodes read, from theirs; stored: the bytes of all its codes."""
+    treated = [r for r in same if r.treated]
+    if not treated:
+        return next((r for r in same if r.skipped), same[0])
+    first = treated[0]
+    size = stored or sum({r.how: r.bytes_after for r in treated}.values())
+    notes = [n for n in dict.fromkeys(r.note for r in treated) if n]
+    left = next((r for r in same if not r.treated), None)
+    if left is not None:
+        size += first.bytes_before
+        notes.append(f"{left.kind} reads it as float: {left.why_not}")
+    if len(same) > 1:
+        notes.append(f"read by {len(same)} nodes")
+    kinds = "+".join(dict.fromkeys(r.kind for r in same))
+    return replace(first, kind=kinds, bytes_after=size, note="; ".join(notes))
 
 
-def _why_float(graph: Graph, use: WeightUse, rule: Rule) -> str:
-    """Why the activations that this weight is multiplied with stay float, or an empty string."""
-    assert rule.activations is not None
-    return why_not_dynamic(use, rule) if rule.activations.dynamic else why_not_static(graph, use, rule)
+def _notes_on(uses: Sequence[WeightUse], came_quantized: int, rows: Sequence[WeightRow]) -> list[str]:
+    notes = []
+    layers = [u for u in uses if u.kind in KINDS and not u.why_not]
+    if came_quantized:
+        left = f"{came_quantized} weights came quantized and are left as they are"
+        notes.append(left if layers else f"the model is quantized already: {left}")
+    if any(u.in_body for u in uses if not u.why_not):
+        notes.append("some weights are inside the body of an If, Loop or Scan; they are treated there")
+    if not uses and not came_quantized:
+        notes.append("no float weight of two or more dimensions in the model")
+    elif not any(r.treated for r in rows):
+        notes.append("nothing was changed")
+    return notes
 
 
-def _refuse_idle_operator(graph: Graph, recipe: Recipe, operator: str, uses: Sequence[WeightUse]) -> None:
+def _refuse_skipped(rows: Sequence[WeightRow]) -> None:
+    """Raise where a weight was asked for and not quantized."""
+    skipped = [r for r in rows if r.skipped]
+    if skipped:
+        some = "; ".join(f"{r.name} ({r.kind}): {r.why_not}" for r in skipped[:5])
+        more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+        raise InvalidProblem(f"strict: {len(skipped)} weights were asked for and not treated: {some}{more}")
+
+
+def _refuse_idle_operator(recipe: Recipe, operator: str, plans: Sequence[_Plan]) -> None:
     """Raise where no weight of the model will be read by the operator that was asked for."""
-    for use in uses:
-        rule = _rule_of(recipe, use)
-        floats = not use.why_not and not rule.skip and _way(graph, use, rule) == "weight"
-        if floats and (operator == "dequantize" or takes_nbits(use, rule.weights)):
-            return
-    held = "MatMul and Gemm with weights in groups of 16, 32, 64, ..."
-    if operator == "dequantize":
-        held = "weights multiplied as floats"
-    raise InvalidProblem(f"operator: {operator}; it is for {held}, and {recipe.name} makes none in this model")
+    floats = [p for p in plans if p.way == "weight"]
+    if not any(operator == "dequantize" or takes_nbits(p.use, p.rule.weights) for p in floats):
+        held = "MatMul and Gemm with weights in groups of 16, 32, 64, ..."
+        if operator == "dequantize":
+            held = "weights multiplied as floats"
+        raise InvalidProblem(f"operator: {operator}; it is for {held}, and {recipe.name} makes none in this model")
 
 
 def _raise_opset(graph: Graph, recipe: Recipe, operator: str, notes: list[str]) -> None:
     """Raise the model to the opset that its weights need, before any node of it is held."""
     needed = 1
-    for use in weights(graph):
-        rule = _rule_of(recipe, use)
-        if not use.why_not and not rule.skip:
-            way = _way(graph, use, rule)
+    for use, rule, way in _plans(graph, recipe):
+        if way:
             needed = max(needed, DYNAMIC_OPSET if way == "dynamic" else opset_needed(use, rule, operator))
     came = graph.opset
     for opset in sorted({needed, min(needed, 13)}, reverse=True):
@@ -244,19 +301,16 @@ def _lower_ir(graph: Graph) -> list[str]:
 
 def _refuse_unusable(path: Path, source: Any) -> None:
     """Raise where onnx's full check or ONNX Runtime refuses the result."""
-    for takes, by in ((_check_file, "onnx's check"), (new_session, "ONNX Runtime")):
-        error = _why_refused(takes, path)
+    check = partial(onnx.checker.check_model, full_check=True)
+    for takes, by in ((check, "onnx's check"), (new_session, "ONNX Runtime")):
+        error = _why_refused(takes, os.fspath(path))
         if error:
-            came = _why_refused(takes, Path(source))
+            came = _why_refused(takes, os.fspath(source))
             whose = "the model itself" if came else "the result"
             raise FormatError(f"{by} does not take {whose} ({came or error}); nothing written")
 
 
-def _check_file(path: Path) -> None:
-    onnx.checker.check_model(os.fspath(path), full_check=True)
-
-
-def _why_refused(takes: Callable[[Path], Any], path: Path) -> str:
+def _why_refused(takes: Callable[[str], Any], path: str) -> str:
     try:
         takes(path)
     except Exception as error:  # onnx's errors have no common base

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from lowbit.formats.onnx.code_store import CodeStore, StoredWeight
+from lowbit.formats.onnx.code_store import CodeStore, StoredWeight, is_int8
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models.recipe import Rule
 
@@ -23,23 +23,16 @@ OPSET = 11  # DynamicQuantizeLinear
 
 def why_not_dynamic(use: WeightUse, rule: Rule) -> str:
     """Why this weight is not multiplied in integers, or an empty string."""
-    if use.kind == "embedding":
-        return "rows are looked up, not multiplied"
-    if use.kind == "conv":
-        return (
-            f"ONNX Runtime's integer {use.op} is slower than its float one"
-            if use.op == "Conv"
-            else (f"ONNX Runtime has no integer {use.op}")
-        )
-    if use.dtype != "float32":
-        return f"activations are {use.dtype}; ONNX Runtime rounds float32 only"
-    if rule.weights.dtype not in ("int8", "uint8") or rule.weights.granularity == "group":
-        return f"integer products take 8 bits per tensor or channel, not {rule.weights}"
-    if len(use.shape) != 2:
-        return "a stack of matrices"
-    if use.op == "Gemm" and attribute(use.node, "transA", 0):
-        return "its input is transposed"
-    return ""
+    reasons = (
+        (use.kind == "embedding", "rows are looked up, not multiplied"),
+        (use.op == "Conv", "ONNX Runtime's integer Conv is slower than its float one"),
+        (use.kind == "conv", f"ONNX Runtime has no integer {use.op}"),
+        (use.dtype != "float32", f"activations are {use.dtype}; ONNX Runtime rounds float32 only"),
+        (not is_int8(rule.weights), f"integer products take 8 bits per tensor or channel, not {rule.weights}"),
+        (len(use.shape) != 2, "a stack of matrices"),
+        (use.op == "Gemm" and attribute(use.node, "transA", 0), "its input is transposed"),
+    )
+    return next((why for applies, why in reasons if applies), "")
 
 
 class Dynamic:
@@ -78,8 +71,7 @@ class Dynamic:
                 old, bias = bias, graph.fresh(f"{out}_bias")
                 step("Mul", [old, times], bias, "bias_scaled")
             step("Add", [product, bias], out, "bias")
-        graph.insert_before(node, made)
-        graph.remove(node)
+        graph.replace(node, made)
         return w
 
     def _round(self, use: WeightUse) -> tuple[str, str, str]:
@@ -87,17 +79,15 @@ class Dynamic:
         graph, x = self.graph, use.node.input[0]
         key = (x, id(graph.home(use.node)))
         if key not in self._rounded:
-            names = tuple(graph.fresh(f"{x}_{label}") for label in ("codes", "scale", "zero_point"))
+            names = graph.fresh(f"{x}_codes"), graph.fresh(f"{x}_scale"), graph.fresh(f"{x}_zero_point")
             node = helper.make_node("DynamicQuantizeLinear", [x], names, name=graph.fresh(f"{x}_quantize"))
             graph.insert_before(use.node, [node])
-            self._rounded[key] = (names[0], names[1], names[2])
+            self._rounded[key] = names
         return self._rounded[key]
 
 
 def dynamic_note(rule: Rule) -> str:
     """How the runtime deviates from the recipe, or an empty string."""
     a = rule.activations
-    assert a is not None
-    if a.granularity == "token" or a.dtype != "uint8":
-        return "activations uint8 per tensor, the only kind ONNX Runtime supports"
-    return ""
+    plain = a is None or (a.granularity == "tensor" and a.dtype == "uint8")
+    return "" if plain else "activations uint8 per tensor, the only kind ONNX Runtime supports"

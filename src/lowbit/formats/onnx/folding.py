@@ -16,10 +16,7 @@ def fold_batch_norms(graph: Graph) -> int:
 
     y = (w * x + b - mean) * g + beta,  g = gamma / sqrt(var + epsilon)   becomes   (g * w) * x + (b - mean) * g + beta
     """
-    folded = 0
-    for norm in [n for n in graph.nodes if n.op_type == "BatchNormalization"]:
-        folded += _folded(graph, norm)
-    return folded
+    return sum(_folded(graph, norm) for norm in graph.nodes if norm.op_type == "BatchNormalization")
 
 
 def _folded(graph: Graph, norm: Any) -> bool:
@@ -30,38 +27,34 @@ def _folded(graph: Graph, norm: Any) -> bool:
     if len(graph.consumers(source)) != 1 or graph.is_graph_output(source) or any(norm.output[1:]):
         return False
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in (*norm.attribute, *before.attribute)}
-    if attributes.get("training_mode", 0) or (before.op_type == "Gemm" and _scaled(attributes)):
+    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
+    scaled = before.op_type == "Gemm" and any(attributes.get(name, value) != value for name, value in plain.items())
+    if attributes.get("training_mode", 0) or scaled:
         return False
-    group = attributes.get("group", 1)
     weight = graph.constant(before.input[1])
-    bias = graph.constant(before.input[2]) if len(before.input) > 2 and before.input[2] else None
-    if weight is None or (len(before.input) > 2 and before.input[2] and bias is None):
+    others = [graph.constant(n) for n in (*norm.input[1:5], *before.input[2:]) if n]
+    if weight is None or any(n is None for n in others):
         return False
-    numbers = [graph.constant(n) for n in norm.input[1:5]]
-    if any(n is None for n in numbers):
-        return False
-    gamma, beta, mean, var = (np.asarray(n, np.float64) for n in numbers)
+    gamma, beta, mean, var, *bias = (np.asarray(n, np.float64) for n in others)
+    wide, shape = weight.astype(np.float64), weight.shape
     g = gamma / np.sqrt(var + attributes.get("epsilon", 1e-5))
-    wide = weight.astype(np.float64)
     if before.op_type == "ConvTranspose":  # [inputs, outputs / group, ...]
-        shape = (group, weight.shape[0] // group, *weight.shape[1:])
-        spread = g.reshape(group, 1, weight.shape[1], *(1,) * (weight.ndim - 2))
-        wide = (wide.reshape(shape) * spread).reshape(weight.shape)
+        group = attributes.get("group", 1)
+        spread = g.reshape(group, 1, shape[1], *(1,) * (len(shape) - 2))
+        wide = (wide.reshape(group, shape[0] // group, *shape[1:]) * spread).reshape(shape)
     elif before.op_type == "Gemm" and not attributes.get("transB", 0):
         wide = wide * g
     else:
-        wide = wide * g.reshape(-1, *(1,) * (weight.ndim - 1))
-    moved = (0.0 if bias is None else bias.astype(np.float64)) - mean
-    moved = moved * g + beta
+        wide = wide * g.reshape(-1, *(1,) * (len(shape) - 1))
+    moved = ((bias[0] if bias else 0.0) - mean) * g + beta
     new_weight = _stored(graph, before.input[1], wide.astype(weight.dtype))
     new_bias = graph.add_constant(f"{before.output[0]}_bias", moved.astype(weight.dtype))
     made = norm.output[0]
     graph.remove(norm)
     graph.rename_output(before, 0, made)
     graph.replace_input(before, 1, new_weight)
-    while len(before.input) < 3:
-        before.input.append("")
-    before.input[2] = new_bias
+    del before.input[2:]
+    before.input.append(new_bias)
     graph.refresh()
     return True
 
@@ -73,7 +66,3 @@ def _stored(graph: Graph, name: str, array: Any) -> str:
         return graph.add_constant(f"{name}_folded", array)
     held.CopyFrom(onnx.numpy_helper.from_array(array, name))
     return name
-
-
-def _scaled(attributes: dict[str, Any]) -> bool:
-    return bool(attributes.get("alpha", 1.0) != 1.0 or attributes.get("beta", 1.0) != 1.0 or attributes.get("transA"))

@@ -12,18 +12,8 @@ import numpy.typing as npt
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
+from lowbit.formats.onnx import model_file
 from lowbit.formats.onnx.inference import inferred_types
-from lowbit.formats.onnx.model_file import (
-    check_graph,
-    check_tensor,
-    drop,
-    external_place,
-    nodes,
-    read_proto,
-    subgraphs,
-    tensor_array,
-    tensors,
-)
 from lowbit.formats.onnx.opset import raised
 from lowbit.formats.onnx.saving import save_model
 from lowbit.numerics.errors import FormatError, InvalidProblem
@@ -33,6 +23,8 @@ Use = tuple[NodeProto, int]
 
 # Nodes that are removed where nothing reads their output.
 _RESHUFFLE = {"Constant", "Transpose", "Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze"}
+# Attributes of a Constant that hold numbers without a tensor.
+_NUMBERS = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
 
 
 class Graph:
@@ -58,22 +50,21 @@ class Graph:
         """The model at a path, or a copy of a proto, local functions inlined; FormatError where it is invalid."""
         path = None
         if isinstance(source, ModelProto):
-            proto = ModelProto()
+            name, proto = "model", ModelProto()
             proto.CopyFrom(source)
         elif isinstance(source, str | os.PathLike):
-            path = Path(source)
-            proto = read_proto(path)
+            name, path = os.fspath(source), Path(source)
+            proto = model_file.read_proto(path)
         else:
             raise InvalidProblem(f"model: {type(source).__name__}; expected a path or an onnx.ModelProto")
-        name = "model" if path is None else os.fspath(path)
         if not proto.HasField("graph") or proto.ir_version <= 0 or not proto.opset_import:
             raise FormatError(f"{name}: not an ONNX model: no graph, ir_version or opset_import in it")
         try:
             if proto.functions:
                 proto = _inlined(proto)
-            for t in tensors(proto.graph):
-                check_tensor(t, None if path is None else path.parent)
-            check_graph(proto.graph)
+            for t in model_file.tensors(proto.graph):
+                model_file.check_tensor(t, None if path is None else path.parent)
+            model_file.check_graph(proto.graph)
             _modernise(proto)
         except FormatError as error:
             raise FormatError(f"{name}: {error}") from None
@@ -83,35 +74,26 @@ class Graph:
 
     def refresh(self) -> None:
         """Rebuild the index of names."""
-        self._home: dict[int, GraphProto] = {}
-        self._kept: dict[int, NodeProto] = {}  # keeps the Python objects of nodes alive, for `is`
+        self._home: dict[int, tuple[GraphProto, NodeProto]] = {}  # keeps the Python objects of nodes alive, for `is`
         self._producers: dict[str, NodeProto] = {}
         self._consumers: dict[str, list[Use]] = {}
-        self._initializers: dict[str, TensorProto] = {}
-        self._inputs: set[str] = set()
-        self._outputs: set[str] = set()
-        self._graphs: list[GraphProto] = []
+        self._graphs = list(model_file.graphs(self.proto.graph))
+        self._initializers: dict[str, TensorProto] = {t.name: t for graph in self._graphs for t in graph.initializer}
+        self._inputs = {i.name for graph in self._graphs for i in graph.input}
+        self._outputs = {o.name for graph in self._graphs for o in graph.output}
         self._types: dict[str, onnx.TypeProto] | None = None
-        self._index(self.proto.graph)
-        sparse = {t.values.name for graph in self._graphs for t in graph.sparse_initializer}
-        self._names = {*self._producers, *self._initializers, *self._inputs, *sparse}
-
-    def _index(self, graph: GraphProto) -> None:
-        self._graphs.append(graph)
-        self._initializers |= {t.name: t for t in graph.initializer}
-        self._inputs |= {i.name for i in graph.input}
-        self._outputs |= {o.name for o in graph.output}
-        for node in graph.node:
-            self._enter(node, graph)
-            for inner in subgraphs(node):
-                self._index(inner)
+        sparse = [t.values.name for graph in self._graphs for t in graph.sparse_initializer]
+        self._names = dict.fromkeys((*self._initializers, *self._inputs, *sparse), 0)
+        for graph in self._graphs:
+            for node in graph.node:
+                self._enter(node, graph)
 
     def _enter(self, node: NodeProto, graph: GraphProto) -> None:
-        self._home[id(node)] = graph
-        self._kept[id(node)] = node
+        self._home[id(node)] = graph, node
         for o in node.output:
             if o:
                 self._producers[o] = node
+                self._names.setdefault(o, 0)
         for i, name in enumerate(node.input):
             if name:
                 self._consumers.setdefault(name, []).append((node, i))
@@ -133,7 +115,7 @@ class Graph:
 
     def home(self, node: NodeProto) -> GraphProto:
         """The graph or body a node is in."""
-        return self._home[id(node)]
+        return self._home[id(node)][0]
 
     def in_body(self, node: NodeProto) -> bool:
         """Whether a node is inside an If, Loop or Scan."""
@@ -156,7 +138,7 @@ class Graph:
         if name in self._initializers:
             return self._initializers[name]
         node = self.producer(name)
-        if node is not None and node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        if node is not None and node.op_type == "Constant" and not node.domain:
             return next((a.t for a in node.attribute if a.name == "value"), None)
         return None
 
@@ -170,15 +152,12 @@ class Graph:
             return None
         stored = self.initializer(name)
         if stored is not None:
-            return tensor_array(stored, self.folder) if stored.data_type != TensorProto.STRING else None
+            return model_file.tensor_array(stored, self.folder) if stored.data_type != TensorProto.STRING else None
         node = self.producer(name)
-        if node is None or node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
-            return None
-        for a in node.attribute:
-            if a.name in ("value_float", "value_floats"):
-                return np.asarray(onnx.helper.get_attribute_value(a), np.float32)
-            if a.name in ("value_int", "value_ints"):
-                return np.asarray(onnx.helper.get_attribute_value(a), np.int64)
+        if node is not None and node.op_type == "Constant" and not node.domain:
+            for a in node.attribute:
+                if a.name in _NUMBERS:
+                    return np.asarray(onnx.helper.get_attribute_value(a), _NUMBERS[a.name])
         return None
 
     @property
@@ -194,8 +173,8 @@ class Graph:
     @property
     def files_beside(self) -> set[Path]:
         """The model's external data files."""
-        outside = [t for t in tensors(self.proto.graph) if t.data_location == TensorProto.EXTERNAL]
-        return {external_place(t, self.folder)[0] for t in outside}
+        outside = [t for t in model_file.tensors(self.proto.graph) if t.data_location == TensorProto.EXTERNAL]
+        return {model_file.external_place(t, self.folder)[0] for t in outside}
 
     # ---- types --------------------------------------------------------------------------------------
 
@@ -204,42 +183,34 @@ class Graph:
         stored = self.initializer(name)
         if stored is not None:
             return int(stored.data_type)
-        found = self._inferred().get(name)
-        return TensorProto.UNDEFINED if found is None else int(found.tensor_type.elem_type)
+        return int(self._inferred(name).elem_type)
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
         """The shape of a tensor, with None for unknown sizes; None where the rank is unknown."""
         stored = self.initializer(name)
         if stored is not None:
             return tuple(stored.dims)
-        found = self._inferred().get(name)
-        if found is None or not found.tensor_type.HasField("shape"):
+        found = self._inferred(name)
+        if not found.HasField("shape"):
             return None
-        return tuple(d.dim_value if d.HasField("dim_value") else None for d in found.tensor_type.shape.dim)
+        return tuple(d.dim_value if d.HasField("dim_value") else None for d in found.shape.dim)
 
-    def _inferred(self) -> dict[str, onnx.TypeProto]:
+    def _inferred(self, name: str) -> onnx.TypeProto.Tensor:
         if self._types is None:
             self._types = inferred_types(self.proto)
-        return self._types
+        return self._types.get(name, onnx.TypeProto()).tensor_type
 
     # ---- changes ------------------------------------------------------------------------------------
 
     def fresh(self, name: str) -> str:
         """A new name: this one, or the first numbered form that is free."""
-        made, i = name, 0
-        while made in self._names:
-            i += 1
-            made = f"{name}_{i}"
-        self._names.add(made)
-        return made
+        return model_file.unused(name, self._names)
 
     def add_constant(self, name: str, array: Array, home: GraphProto | None = None) -> str:
         """Store an array, of NumPy's or ml_dtypes' types; returns its name. home: the body to store it in."""
         name = self.fresh(name)
-        # ascontiguousarray would give a scalar an axis.
-        stored = array if array.flags.c_contiguous else np.ascontiguousarray(array)
         home = self.proto.graph if home is None else home
-        home.initializer.append(numpy_helper.from_array(stored, name))
+        home.initializer.append(numpy_helper.from_array(np.asarray(array, order="C"), name))
         self._initializers[name] = home.initializer[-1]
         return name
 
@@ -250,16 +221,27 @@ class Graph:
         node.input[index] = name
         self._consumers.setdefault(name, []).append((node, index))
 
+    def dequantize_input(self, node: NodeProto, index: int, name: str, codes: Sequence[str], **options: Any) -> None:
+        """Let a node read a DequantizeLinear of these constants: codes, scales and, if any, zero points."""
+        made = self.fresh(name)
+        self.insert_before(node, [onnx.helper.make_node("DequantizeLinear", codes, [made], name=made, **options)])
+        self.replace_input(node, index, made)
+
     def rename_output(self, node: NodeProto, index: int, name: str) -> None:
         """Rename an output of a node; its readers are not changed."""
         self._producers.pop(node.output[index], None)
         node.output[index] = name
         self._producers[name] = node
-        self._names.add(name)
+        self._names.setdefault(name, 0)
 
     def insert_before(self, node: NodeProto, new: Sequence[NodeProto]) -> list[NodeProto]:
         """Insert nodes before one, in its own body; returns them as they are in the graph."""
         return self._insert(self.home(node), self._place(node), new)
+
+    def replace(self, node: NodeProto, new: Sequence[NodeProto]) -> None:
+        """Put nodes in the place of one."""
+        self.insert_before(node, new)
+        self.remove(node)
 
     def insert_after(self, node: NodeProto, new: Sequence[NodeProto]) -> list[NodeProto]:
         """Insert nodes after one, in its own body; returns them as they are in the graph."""
@@ -274,7 +256,6 @@ class Graph:
         for i, n in enumerate(new):
             graph.node.insert(at + i, n)
             placed.append(graph.node[at + i])
-            self._names |= {o for o in n.output if o}
             self._enter(placed[-1], graph)
         self._types = None
         return placed
@@ -292,7 +273,7 @@ class Graph:
             if self._producers.get(o) is node:
                 del self._producers[o]
         del graph.node[at]
-        del self._home[id(node)], self._kept[id(node)]
+        del self._home[id(node)]
 
     def remove_unused(self) -> None:
         """Remove constants, and nodes that reshape them, where nothing reads their output."""
@@ -308,15 +289,15 @@ class Graph:
                 break
         for graph in self._graphs:
             gone = {t.name for t in graph.initializer if not read(t.name)}
-            drop(graph.initializer, gone)
+            model_file.drop(graph.initializer, gone)
             if graph is self.proto.graph:  # inputs of a body are counted, not named
-                drop(graph.input, gone)
+                model_file.drop(graph.input, gone)
             for name in gone:
                 self._initializers.pop(name, None)
                 self._inputs.discard(name)
         alive = {*self._producers, *self._initializers, *self._inputs}
         for graph in self._graphs:
-            drop(graph.value_info, {v.name for v in graph.value_info} - alive)
+            model_file.drop(graph.value_info, {v.name for v in graph.value_info} - alive)
 
     # ---- versions and files -------------------------------------------------------------------------
 
@@ -369,9 +350,9 @@ def _modernise(proto: ModelProto) -> None:
     for said in proto.opset_import:
         if said.domain == "ai.onnx" and not any(o.domain == "" for o in proto.opset_import):
             said.domain = ""
-    for node in nodes(proto.graph):
+    for node in model_file.nodes(proto.graph):
         if node.domain == "ai.onnx":
             node.domain = ""
     if proto.ir_version < 4:
-        drop(proto.graph.input, {t.name for t in proto.graph.initializer})
+        model_file.drop(proto.graph.input, {t.name for t in proto.graph.initializer})
         proto.ir_version = 4

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TypeProto
+from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 
-from lowbit.formats.onnx.model_file import byte_count, graphs, subgraphs
+from lowbit.formats.onnx.model_file import byte_count, copy_graph, graphs
 from lowbit.formats.onnx.runtime import brief
 from lowbit.numerics.errors import FormatError
 
@@ -41,36 +41,22 @@ def _without_large_constants(proto: ModelProto) -> ModelProto:
     bare.opset_import.extend(proto.opset_import)
     named = {i.name for i in proto.graph.input}
 
-    def given(name: str, t: TensorProto) -> None:
+    def given(_: GraphProto, part: Any) -> bool:
+        """Whether a large initializer or Constant is now an input."""
+        t: TensorProto | None
+        if isinstance(part, TensorProto):
+            name, t, outside = part.name, part, part.data_location == TensorProto.EXTERNAL
+        elif part.op_type == "Constant" and part.output:
+            name, outside = part.output[0], False
+            t = next((a.t for a in part.attribute if a.name == "value"), None)
+        else:
+            return False
+        if t is None or not (outside or byte_count(t) > _SMALL):
+            return False
         if name not in named:
             named.add(name)
             bare.graph.input.append(onnx.helper.make_tensor_value_info(name, t.data_type, list(t.dims)))
+        return True
 
-    _copy_bare(bare.graph, proto.graph, given)
+    copy_graph(bare.graph, proto.graph, given)
     return bare
-
-
-def _copy_bare(into: GraphProto, graph: GraphProto, given: Callable[[str, TensorProto], None]) -> None:
-    into.name = graph.name
-    for field in ("input", "output", "value_info", "sparse_initializer"):
-        getattr(into, field).extend(getattr(graph, field))
-    for t in graph.initializer:
-        if byte_count(t) > _SMALL or t.data_location == TensorProto.EXTERNAL:
-            given(t.name, t)
-        else:
-            into.initializer.append(t)
-    for node in graph.node:
-        value = next((a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"), None)
-        if value is not None and byte_count(value) > _SMALL and node.output:
-            given(node.output[0], value)
-        elif not any(True for _ in subgraphs(node)):
-            into.node.append(node)
-        else:
-            made = into.node.add(op_type=node.op_type, domain=node.domain, name=node.name)
-            made.input.extend(node.input)
-            made.output.extend(node.output)
-            for a in node.attribute:
-                if a.type == AttributeProto.GRAPH:
-                    _copy_bare(made.attribute.add(name=a.name, type=a.type).g, a.g, given)
-                else:
-                    made.attribute.append(a)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
-from lowbit.formats.onnx.model_file import (
-    BITS,
-    byte_count,
-    check_tensor,
-    external_place,
-    named_tensors,
-    nodes,
-    read_proto,
-)
+from lowbit.formats.onnx import model_file
 from lowbit.formats.onnx.weight_uses import CODE_INPUTS
 from lowbit.numerics.errors import FormatError
 
@@ -28,7 +22,7 @@ _SHORT = {"float": "float32", "double": "float64"}
 
 def inspect_onnx(file: Path) -> Inspection:
     """The tensors of a model, with those of bodies and functions; external data are located and not read."""
-    proto = read_proto(file)
+    proto = model_file.read_proto(file)
     if not proto.HasField("graph"):
         raise FormatError(f"{file}: not an ONNX model: there is no graph in it")
     parts = [proto.graph, *(GraphProto(node=f.node) for f in proto.functions)]
@@ -36,19 +30,20 @@ def inspect_onnx(file: Path) -> Inspection:
     beside = {}
     try:
         for graph in parts:
-            for name, t in named_tensors(graph):
-                check_tensor(t, file.parent)
+            for name, t in model_file.named_tensors(graph):
+                model_file.check_tensor(t, file.parent)
                 if t.data_location == TensorProto.EXTERNAL:
-                    place = external_place(t, file.parent)[0]
+                    place = model_file.external_place(t, file.parent)[0]
                     beside[place] = place.stat().st_size
                 # Bodies may use a name again; both are stored.
                 name = _text(name)
                 key = name if name not in stored else f"{name} ({len(stored)})"
-                stored[key] = StoredTensor(key, _dtype(t.data_type), tuple(t.dims), _nbytes(t))
+                nbytes = model_file.byte_count(t) or sum(map(len, t.string_data))
+                stored[key] = StoredTensor(key, _dtype(t.data_type), tuple(t.dims), nbytes)
     except FormatError as error:
         raise FormatError(f"{file}: {error}") from None
-    said, found = _recognised([n for g in parts for n in nodes(g)], stored)
-    tensors = tuple(StoredTensor(t.name, t.dtype, t.shape, t.nbytes, said.get(name, "")) for name, t in stored.items())
+    said, found = _recognised([n for g in parts for n in model_file.nodes(g)], stored)
+    tensors = tuple(replace(t, quantized=said.get(name, "")) for name, t in stored.items())
     opsets = ", ".join(f"{_text(o.domain) or 'ai.onnx'} {o.version}" for o in proto.opset_import)
     facts = {"IR": str(proto.ir_version), "opset": opsets}
     if proto.producer_name:
@@ -61,10 +56,6 @@ def inspect_onnx(file: Path) -> Inspection:
 def _dtype(number: int) -> str:
     name: str = TensorProto.DataType.Name(number).lower()
     return _SHORT.get(name, name)
-
-
-def _nbytes(t: TensorProto) -> int:
-    return sum(map(len, t.string_data)) if t.data_type == TensorProto.STRING else byte_count(t)
 
 
 def _recognised(
@@ -96,20 +87,16 @@ def _recognised(
             continue
         at, scales, zeros = CODE_INPUTS[op]
         weight = origin(node, at)
-        parts = [
-            (origin(node, i), label) for label, places in (("scales", scales), ("zero points", zeros)) for i in places
-        ]
+        parts = {i: t for i in (*scales, *zeros) if (t := origin(node, i)) is not None}
         if weight is not None:
-            sizes = [t.elements for t, label in parts if t is not None and label == "scales"]
-            dtype, scope, group = _weight(node, weight, sizes)
+            dtype, scope, group = _weight(node, weight, [parts[i].elements for i in scales if i in parts])
             what = f"{dtype}, {scope}"
             if weight.name not in said:
                 role = "biases" if dtype == "int32" else "weights"
                 counts["QDQ" if op == "DequantizeLinear" else op, f"{role} {what}", _width(dtype), group] += 1
             said[weight.name] = what
-        for t, label in parts:
-            if t is not None:
-                said.setdefault(t.name, label)
+        for i, t in parts.items():
+            said.setdefault(t.name, "scales" if i in scales else "zero points")
     return said, tuple(QuantizationFound(s, what, n, bits, group) for (s, what, bits, group), n in counts.most_common())
 
 
@@ -133,7 +120,7 @@ def _activation_dtype(node: NodeProto, stored: Mapping[str, StoredTensor]) -> st
     if zero is not None:
         return zero.dtype
     kind = _integer(node, "output_dtype", 0) or TensorProto.UINT8
-    return _dtype(kind) if kind in BITS else "of unknown type"
+    return _dtype(kind) if kind in model_file.BITS else "of unknown type"
 
 
 def _integer(node: NodeProto, name: str, default: int) -> int:
@@ -148,9 +135,5 @@ def _text(name: str | bytes) -> str:
 
 
 def _width(dtype: str) -> int | None:
-    digits = ""
-    for c in dtype.removeprefix("float").removeprefix("uint").removeprefix("int"):
-        if not c.isdigit():
-            break
-        digits += c
-    return int(digits) if digits else None
+    digits = re.match(r"(?:float|uint|int)?(\d+)", dtype)
+    return int(digits[1]) if digits else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from lowbit.bench.timing import measure as measure_calls
 from lowbit.formats.onnx.runtime import RUNTIME, open_session, run_session
 from lowbit.models import Accuracy, Latency, MetricResult
 from lowbit.numerics.errors import FormatError, InvalidProblem
+from lowbit.numerics.metrics import cosine, sqnr_db
 
 Metric = Callable[[Callable[[Mapping[str, Any]], dict[str, Any]], Iterable[Mapping[str, Any]]], float]
 
@@ -60,14 +61,12 @@ def compare_outputs(float_session: Any, quantized_session: Any, feeds: Iterable[
             worst[name] = max(worst[name], float(np.abs(d).max()))
     if samples == 0:
         raise InvalidProblem("data: no batches; there is nothing to compare on")
-    return [_accuracy(name, sums[name], worst[name], samples) for name in names if sums[name].any()]
-
-
-def _accuracy(name: str, sums: Any, worst: float, samples: int) -> Accuracy:
-    signal, noise, dot, other = (float(v) for v in sums)
-    sqnr = math.inf if noise == 0 else -math.inf if signal == 0 else 10 * math.log10(signal / noise)
-    norm = math.sqrt(signal * other)
-    return Accuracy(name, sqnr, dot / norm if norm else float(signal == other), worst, samples)
+    found = []
+    for name in names:
+        if sums[name].any():
+            signal, noise, dot, other = map(float, sums[name])
+            found.append(Accuracy(name, sqnr_db(signal, noise), cosine(signal, other, dot), worst[name], samples))
+    return found
 
 
 def compare_speed(
@@ -85,8 +84,8 @@ def compare_speed(
         calls = {name: (lambda s=s: s.run(None, dict(feed))) for name, s in pair.items()}
         timed = measure_calls(calls, seconds=seconds)
         a, b = timed["float"], timed["quantized"]
-        times = a.median * 1e3, b.median * 1e3, (a.low * 1e3, a.high * 1e3), (b.low * 1e3, b.high * 1e3)
-        found.append(Latency(RUNTIME, shape, count, *times))
+        intervals = (a.low * 1e3, a.high * 1e3), (b.low * 1e3, b.high * 1e3)
+        found.append(Latency(RUNTIME, shape, count, a.median * 1e3, b.median * 1e3, *intervals))
     return found
 
 
@@ -96,15 +95,8 @@ def compare_metric(
     """metric(predict, batches) of both models, where predict maps a batch to outputs by name."""
     values = []
     for s in (float_session, quantized_session):
-        inputs, outputs = ([v.name for v in group] for group in (s.get_inputs(), s.get_outputs()))
-
-        def predict(
-            batch: Mapping[str, Any], s: Any = s, inputs: Any = inputs, outputs: Any = outputs
-        ) -> dict[str, Any]:
-            return dict(zip(outputs, run_session(s, outputs, {n: batch[n] for n in inputs}), strict=True))
-
         try:
-            value = metric(predict, batches())
+            value = metric(partial(_predicted, s), batches())
         except (InvalidProblem, FormatError):
             raise
         except Exception as error:  # whatever the user's own function raises
@@ -113,3 +105,9 @@ def compare_metric(
             raise InvalidProblem(f"metric: {name} gave {type(value).__name__}; expected a number")
         values.append(float(value))
     return MetricResult(name, *values)
+
+
+def _predicted(session: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    outputs = [o.name for o in session.get_outputs()]
+    feed = {i.name: batch[i.name] for i in session.get_inputs()}
+    return dict(zip(outputs, run_session(session, outputs, feed), strict=True))

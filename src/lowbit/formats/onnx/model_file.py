@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +31,11 @@ _BITS_OF = {
     "COMPLEX128": 128,
 }
 # Types that this version of onnx does not know are left out.
-BITS: dict[int, int] = {
-    kind: bits
-    for names, bits in _BITS_OF.items()
-    for name in names.split()
-    if (kind := getattr(TensorProto, name, None)) is not None
-}
+_KINDS: dict[str, int] = dict(TensorProto.DataType.items())
+BITS = {_KINDS[name]: bits for names, bits in _BITS_OF.items() for name in names.split() if name in _KINDS}
 _PLAIN_NAMES = "FLOAT DOUBLE FLOAT16 BFLOAT16 INT8 UINT8 INT16 UINT16 INT32 UINT32 INT64 UINT64 BOOL"
 # Types that are read in place; all others go through onnx's own reader.
-_PLAIN: dict[int, Any] = {
-    kind: onnx.helper.tensor_dtype_to_np_dtype(kind)
-    for kind in (getattr(TensorProto, name) for name in _PLAIN_NAMES.split())
-}
-_FIELDS = {
-    "float_data": (TensorProto.FLOAT, TensorProto.COMPLEX64),
-    "double_data": (TensorProto.DOUBLE, TensorProto.COMPLEX128),
-    "int64_data": (TensorProto.INT64,),
-    "uint64_data": (TensorProto.UINT64, TensorProto.UINT32),
-    "string_data": (TensorProto.STRING,),
-}
+_PLAIN = {_KINDS[name]: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(_KINDS[name])) for name in _PLAIN_NAMES.split()}
 
 
 def read_proto(path: str | os.PathLike[str]) -> ModelProto:
@@ -119,6 +106,40 @@ def drop(field: Any, names: Container[str]) -> None:
         del field[i]
 
 
+def copy_graph(into: GraphProto, graph: GraphProto, replaced: Callable[[GraphProto, Any], bool]) -> None:
+    """Copy a graph and all bodies, except for initializers and nodes in whose place `replaced` puts something else."""
+    for t in graph.initializer:
+        if not replaced(into, t):
+            into.initializer.append(t)
+    for node in graph.node:
+        if replaced(into, node):
+            continue
+        if not any(True for _ in subgraphs(node)):
+            into.node.append(node)
+            continue
+        new = into.node.add()
+        copy_fields(new, node, "attribute")
+        for a in node.attribute:
+            made = new.attribute.add()
+            copy_fields(made, a, "g")
+            if a.type == AttributeProto.GRAPH:
+                copy_graph(made.g, a.g, replaced)
+    copy_fields(into, graph, "initializer", "node")
+
+
+def copy_fields(into: Any, message: Any, *left_out: str) -> None:
+    """Copy a message of protobuf without some fields."""
+    for field, value in message.ListFields():
+        if field.name in left_out:
+            continue
+        if field.is_repeated:
+            getattr(into, field.name).extend(value)
+        elif field.message_type is not None:
+            getattr(into, field.name).CopyFrom(value)
+        else:
+            setattr(into, field.name, value)
+
+
 # ---- tensors ------------------------------------------------------------------------------------------
 
 
@@ -139,18 +160,14 @@ def check_tensor(t: TensorProto, folder: Path | None) -> None:
         external_place(t, folder)
         return
     if t.HasField("raw_data"):
-        expected, given = byte_count(t), len(t.raw_data)
-        if given != expected:
-            raise FormatError(f"{t.name!r}: {given} bytes of data; shape {list(t.dims)} needs {expected}")
-        return
-    field = next((f for f, kinds in _FIELDS.items() if t.data_type in kinds), "int32_data")
-    bits = BITS[t.data_type]
-    expected = count * 2 if t.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else count
-    expected = expected if bits >= 8 else -(-count * bits // 8)
-    if len(getattr(t, field)) != expected:
-        raise FormatError(
-            f"{t.name!r}: {len(getattr(t, field))} numbers in {field}; shape {list(t.dims)} needs {expected}"
-        )
+        expected, given, what = byte_count(t), len(t.raw_data), "bytes of data"
+    else:
+        field = onnx.helper.tensor_dtype_to_field(t.data_type)
+        expected = count if BITS[t.data_type] >= 8 else byte_count(t)
+        expected *= 2 if t.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else 1
+        given, what = len(getattr(t, field)), f"numbers in {field}"
+    if given != expected:
+        raise FormatError(f"{t.name!r}: {given} {what}; shape {list(t.dims)} needs {expected}")
 
 
 def byte_count(t: TensorProto) -> int:
@@ -203,14 +220,13 @@ def tensor_array(t: TensorProto, folder: Path | None) -> Array:
     if t.data_location == TensorProto.EXTERNAL:
         file, offset, length = external_place(t, folder)
         if t.data_type in _PLAIN and length:
-            return np.memmap(file, np.dtype(_PLAIN[t.data_type]), mode="r", offset=offset, shape=shape)
+            return np.memmap(file, _PLAIN[t.data_type], mode="r", offset=offset, shape=shape)
         with open(file, "rb") as source:
             source.seek(offset)
             raw = source.read(length)
-        inner = TensorProto(data_type=t.data_type, dims=t.dims, raw_data=raw)
-        return np.asarray(numpy_helper.to_array(inner))
-    if t.data_type in _PLAIN and t.HasField("raw_data"):
-        return np.frombuffer(t.raw_data, np.dtype(_PLAIN[t.data_type])).reshape(shape)
+        t = TensorProto(data_type=t.data_type, dims=t.dims, raw_data=raw)
+    elif t.data_type in _PLAIN and t.HasField("raw_data"):
+        return np.frombuffer(t.raw_data, _PLAIN[t.data_type]).reshape(shape)
     return np.asarray(numpy_helper.to_array(t))
 
 
@@ -224,24 +240,18 @@ def check_graph(graph: GraphProto) -> None:
 
 
 def _settle(graph: GraphProto, outer: dict[str, str], taken: dict[str, int]) -> None:
-    given = {i.name for i in graph.input}
+    given = [i.name for i in graph.input]
     initialised = [t.name for t in graph.initializer] + [t.values.name for t in graph.sparse_initializer]
     made = [o for node in graph.node for o in node.output if o]
-    for listed, what in (
-        (initialised, "initializers"),
-        (made, "node outputs"),
-        ([i.name for i in graph.input], "inputs"),
-    ):
+    for listed, what in ((initialised, "initializers"), (made, "node outputs"), (given, "inputs")):
         double = next((n for n, seen in Counter(listed).items() if seen > 1), None)
         if double is not None:
             raise FormatError(f"{double!r}: two {what} of this name")
-    clash = next(iter(set(made) & (given | set(initialised))), None)
+    clash = next(iter({*made} & {*given, *initialised}), None)
     if clash is not None:
         raise FormatError(f"{clash!r}: a node output that is also an input or initializer")
-    local = dict.fromkeys([*given, *initialised, *made])
-    renamed = {n: _unused(n, taken) for n in local}
-    names = outer | renamed
-    _sort(graph, set(local), set(outer))
+    names = outer | {n: unused(n, taken) for n in dict.fromkeys([*given, *initialised, *made])}
+    _sort(graph, names)
     _rename(graph, names)
     for node in graph.node:
         for inner in subgraphs(node):
@@ -252,7 +262,7 @@ def _settle(graph: GraphProto, outer: dict[str, str], taken: dict[str, int]) -> 
             raise FormatError(f"{o.name!r}: an output of the graph that no node produces")
 
 
-def _unused(name: str, taken: dict[str, int]) -> str:
+def unused(name: str, taken: dict[str, int]) -> str:
     """The name, or its first numbered form that is not taken. `taken` holds the last number tried for each name, so
     that many bodies with the same name take linear time."""
     made = name
@@ -287,34 +297,23 @@ def reads(node: NodeProto) -> list[str]:
     return found
 
 
-def _sort(graph: GraphProto, local: set[str], outer: set[str]) -> None:
+def _sort(graph: GraphProto, known: Container[str]) -> None:
     """Sort nodes topologically; an order that is valid already is kept."""
     made = {o: i for i, node in enumerate(graph.node) for o in node.output if o}
-    needs = [reads(node) for node in graph.node]
-    for node, names in zip(graph.node, needs, strict=True):
-        missing = next((n for n in names if n not in local and n not in outer), None)
+    before: dict[int, set[int]] = {}
+    for i, node in enumerate(graph.node):
+        names = reads(node)
+        missing = next((n for n in names if n not in known), None)
         if missing is not None:
             raise FormatError(f"{node.op_type} {node.name!r} reads {missing!r}, which no node produces")
-    before = [{made[n] for n in names if n in made} for names in needs]
-    if all(all(j < i for j in js) for i, js in enumerate(before)):
+        before[i] = {made[n] for n in names if n in made}
+    if all(j < i for i, js in before.items() for j in js):
         return
-    after: list[list[int]] = [[] for _ in before]
-    for i, js in enumerate(before):
-        for j in js:
-            after[j].append(i)
-    left = [len(js) for js in before]
-    ready = [i for i, n in enumerate(left) if n == 0]
-    order: list[int] = []
-    while ready:
-        i = ready.pop()
-        order.append(i)
-        for k in after[i]:
-            left[k] -= 1
-            if left[k] == 0:
-                ready.append(k)
-    if len(order) < len(left):
-        stuck = graph.node[next(i for i, n in enumerate(left) if n)]
-        raise FormatError(f"{stuck.op_type} {stuck.name!r}: the graph has a cycle through it")
-    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in graph.node]
+    try:
+        order = list(TopologicalSorter(before).static_order())
+    except CycleError as error:
+        stuck = graph.node[min(error.args[1])]
+        raise FormatError(f"{stuck.op_type} {stuck.name!r}: the graph has a cycle through it") from None
+    nodes = [NodeProto.FromString(n.SerializeToString()) for n in graph.node]
     del graph.node[:]
     graph.node.extend(nodes[i] for i in order)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,25 +39,27 @@ def observe(
     array alone stands for the only input). tensors: names, or a predicate on names, to observe instead. One batch is
     held at a time, and memory does not grow with the loader. axis and other options are those of Calibrator.
     """
-    proto = _loaded(model)
-    if not isinstance(model, Graph):  # a Graph was checked when it was loaded
-        check_model(proto, "model" if isinstance(model, onnx.ModelProto) else os.fspath(model))
+    if isinstance(model, Graph):  # it was checked when it was loaded
+        proto, path = model.proto, model.path
+    elif isinstance(model, onnx.ModelProto):
+        proto, path = model, None
+        check_model(proto, "model")
+    elif isinstance(model, str | os.PathLike):
+        proto, path = read_proto(model), Path(model)
+        check_model(proto, os.fspath(model))
     else:
-        model = model.path
-    names = _names(proto, tensors)
-    inputs = _inputs(proto)
-    declared = {i.name: i for i in proto.graph.input}
-    session = _session(proto, model, [n for n in names if n not in inputs], providers)
+        raise InvalidProblem(f"model: {type(model).__name__}; expected an onnx.ModelProto or a path")
+    names, inputs = _names(proto, tensors), given_inputs(proto)
+    session = _session(proto, path, [n for n in names if n not in inputs], providers)
     found = {name: Calibrator(method, axis=axis, name=name, **options) for name in names}
-    given = [n for n in names if n in inputs]
     outputs = [o.name for o in session.get_outputs() if o.name in found]
     batches = 0
     for batch in tracked(loader, "Calibrating", progress):
-        feed = _feed(batch, inputs, batches)
+        feed = _feed(batch, list(inputs), batches)
         for name, array in feed.items():
-            check_fits(declared[name], array, f"batch {batches}")
-        for name in given:
-            found[name].add(feed[name])
+            check_fits(inputs[name], array, f"batch {batches}")
+            if name in found:
+                found[name].add(array)
         results = run_session(session, outputs, feed, f"batch {batches}") if outputs else []
         for name, value in zip(outputs, results, strict=True):
             if value.size and value.dtype.kind == "f":
@@ -67,26 +70,17 @@ def observe(
     return {name: c for name, c in found.items() if c.num_samples}
 
 
-def _loaded(model: Any) -> onnx.ModelProto:
-    if isinstance(model, onnx.ModelProto):
-        return model
-    if isinstance(model, Graph):
-        return model.proto
-    if not isinstance(model, str | os.PathLike):
-        raise InvalidProblem(f"model: {type(model).__name__}; expected an onnx.ModelProto or a path")
-    return read_proto(model)
-
-
-def _inputs(proto: onnx.ModelProto) -> list[str]:
+def given_inputs(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    """The inputs of a model that no initializer provides."""
     constants = {t.name for t in proto.graph.initializer}
-    return [i.name for i in proto.graph.input if i.name not in constants]
+    return {i.name: i for i in proto.graph.input if i.name not in constants}
 
 
 def _names(proto: onnx.ModelProto, tensors: Iterable[str] | Callable[[str], bool] | None) -> list[str]:
     graph = proto.graph
     constants = {t.name for t in graph.initializer} | {n.output[0] for n in graph.node if n.op_type == "Constant"}
-    there = dict.fromkeys([i.name for i in graph.input] + [o for n in graph.node for o in n.output if o])
-    there = {name: None for name in there if name not in constants}
+    every = [i.name for i in graph.input] + [o for n in graph.node for o in n.output if o]
+    there = dict.fromkeys(name for name in every if name not in constants)
     if tensors is None:
         about = [n for node in graph.node if node.op_type in _OPS for n in (*node.input[:2], *node.output)]
         names = [n for n in dict.fromkeys(about) if n in there]
@@ -94,33 +88,28 @@ def _names(proto: onnx.ModelProto, tensors: Iterable[str] | Callable[[str], bool
         names = [n for n in there if tensors(n)]
     else:
         names = list(dict.fromkeys(tensors))
-        for name in names:
-            if name not in there:
-                raise InvalidProblem(
-                    f"tensors: {name!r} is not in the model; expected names such as {', '.join(list(there)[:8])} ..."
-                )
+        absent = next((n for n in names if n not in there), None)
+        if absent is not None:
+            some = ", ".join(list(there)[:8])
+            raise InvalidProblem(f"tensors: {absent!r} is not in the model; expected names such as {some} ...")
     if not names:
         raise InvalidProblem("model: no tensor to observe; name some with tensors=")
     return names
 
 
-def _session(proto: onnx.ModelProto, source: Any, wanted: list[str], providers: list[str] | None) -> Any:
+def _session(proto: onnx.ModelProto, source: Path | None, wanted: list[str], providers: list[str] | None) -> Any:
     """A session of the model with these tensors among its outputs."""
     shown = onnx.ModelProto()
     shown.CopyFrom(proto)
     already = {o.name for o in shown.graph.output}
     known = inferred_types(shown)
     for name in wanted:
-        if name in already:
-            continue
         kind = known.get(name)
-        if kind is not None and kind.tensor_type.elem_type not in _FLOATS:
-            continue
-        shown.graph.output.append(onnx.ValueInfoProto(name=name, type=kind))
-    is_file = isinstance(source, str | os.PathLike)  # external data are found from there
-    folder = os.path.dirname(os.path.abspath(os.fspath(source))) if is_file else ""
+        if name not in already and (kind is None or kind.tensor_type.elem_type in _FLOATS):
+            shown.graph.output.append(onnx.ValueInfoProto(name=name, type=kind))
+    folder = "" if source is None else str(source.absolute().parent)  # of external data
     # Fused away, a tensor could not be observed.
-    return open_session(shown.SerializeToString(), "model", optimized=False, data_folder=folder, providers=providers)
+    return open_session(shown.SerializeToString(), optimized=False, data_folder=folder, providers=providers)
 
 
 def fixed_sizes(declared: onnx.ValueInfoProto) -> list[int | None]:

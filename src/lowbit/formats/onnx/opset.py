@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, defs, numpy_helper
 
-from lowbit.formats.onnx.model_file import nodes
+from lowbit.formats.onnx.model_file import drop, nodes
 from lowbit.numerics.errors import Unsupported
 
 # The version in which an operator changed its meaning but not its signature.
 _CHANGED = {"GroupNormalization": 21, "RoiAlign": 16, "BatchNormalization": 14, "Resize": 11, "Upsample": 9}
-
-
 # The version in which the attribute "axes" became an input.
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
 _MOVED_AXES = {f"Reduce{name}": 18 for name in _REDUCTIONS} | {"ReduceSum": 13, "Squeeze": 13, "Unsqueeze": 13}
@@ -69,32 +65,24 @@ def _says_the_same(node: NodeProto, old: int, new: int) -> bool:
     same_inputs = [i.name for i in b.inputs[: len(a.inputs)]] == [i.name for i in a.inputs]
     more_are_optional = all(i.option == defs.OpSchema.FormalParameterOption.Optional for i in b.inputs[len(a.inputs) :])
     used = {x.name for x in node.attribute}
-    kept = all(x in b.attributes for x in used)
-    defaults = all(
-        _default(a.attributes[n]) == _default(b.attributes[n])
-        for n in a.attributes
-        if n in b.attributes and n not in used
+    same_defaults = all(
+        n in b.attributes and x.default_value == b.attributes[n].default_value
+        for n, x in a.attributes.items()
+        if n not in used
     )
-    dropped_unused = all(n in b.attributes or n in used for n in a.attributes)
-    return same_inputs and more_are_optional and kept and defaults and dropped_unused
-
-
-def _default(attribute: Any) -> bytes:
-    return bytes(attribute.default_value.SerializeToString())
+    return same_inputs and more_are_optional and used <= b.attributes.keys() and same_defaults
 
 
 def _adapt(proto: ModelProto, node: NodeProto, old: int, new: int, taken: set[str]) -> None:
-    """Rewrite a node for the new opset."""
     if node.domain not in ("", "ai.onnx"):
         return
-    said = {a.name: i for i, a in enumerate(node.attribute)}
+    said = {a.name: a for a in node.attribute}
     if "axes" in said and old < _MOVED_AXES.get(node.op_type, 0) <= new:
-        axes = np.asarray(node.attribute[said["axes"]].ints, np.int64)
-        del node.attribute[said["axes"]]
         name = f"{node.output[0]}_axes"
         while name in taken:
             name += "_"
-        proto.graph.initializer.append(numpy_helper.from_array(axes, name))
+        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(said["axes"].ints, np.int64), name))
+        drop(node.attribute, ["axes"])
         node.input.append(name)
     # Since opset 18, a split into equal parts is explicit.
     equal = len([n for n in node.input if n]) == 1 and not {"split", "num_outputs"} & said.keys()

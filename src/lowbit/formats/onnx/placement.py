@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from onnx import NodeProto
 
-from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.graph import Graph, Use
 
 # Codes pass unchanged: input and output share a scale.
 _MOVING = "DepthToSpace Expand Flatten Identity MaxPool Reshape Slice SpaceToDepth Squeeze Transpose Unsqueeze"
@@ -25,13 +25,12 @@ CLIPS = {"Relu", "Clip"}
 
 @dataclass
 class Placement:
-    """tensors: those to quantize. shares: for some of these, the tensor whose scale they use. inside: those produced
-    by integer kernels, of which all readers get the quantized tensor so that no float copy is needed."""
+    """readers: who reads each tensor to quantize. shares: for some tensors, the one whose scale they use. inside: those
+    produced by integer kernels, of which all readers get the quantized tensor so that no float copy is needed."""
 
-    tensors: list[str] = field(default_factory=list)
+    readers: dict[str, list[Use]] = field(default_factory=dict)
     shares: dict[str, str] = field(default_factory=dict)
     inside: set[str] = field(default_factory=set)
-    readers: dict[str, list[tuple[NodeProto, int]]] = field(default_factory=dict)  # of the quantized tensor
 
     def root(self, name: str) -> str:
         """The tensor whose range determines the scale."""
@@ -45,14 +44,12 @@ def place(graph: Graph, products: list[NodeProto]) -> Placement:
     found = Placement()
     makers = {id(n) for n in products}
     for node in products:
-        _want(graph, node.input[0], makers, found)
-        _read(found, node.input[0], node, 0)
+        _want(graph, node.input[0], makers, found, (node, 0))
     for node in products:
         if node.op_type == "Conv":
             _want(graph, _end(graph, node), makers, found)
-    for name in found.tensors:
-        if name in found.inside:
-            found.readers[name] = graph.consumers(name)
+    for name in found.inside:
+        found.readers[name] = graph.consumers(name)
     return found
 
 
@@ -65,13 +62,14 @@ def _end(graph: Graph, node: NodeProto) -> str:
     return name
 
 
-def _want(graph: Graph, name: str, makers: set[int], found: Placement) -> None:
-    if name in found.readers:
-        return
-    found.tensors.append(name)
-    found.readers[name] = []
-    if _climb(graph, name, makers, found) and (not graph.is_graph_output(name) or _is_convolved(graph, name)):
-        found.inside.add(name)
+def _want(graph: Graph, name: str, makers: set[int], found: Placement, reader: Use | None = None) -> None:
+    """Quantize a tensor for this reader."""
+    if name not in found.readers:
+        found.readers[name] = []
+        if _climb(graph, name, makers, found) and (not graph.is_graph_output(name) or _is_convolved(graph, name)):
+            found.inside.add(name)
+    if reader is not None and not any(n is reader[0] and i == reader[1] for n, i in found.readers[name]):
+        found.readers[name].append(reader)
 
 
 def _is_convolved(graph: Graph, name: str) -> bool:
@@ -90,47 +88,39 @@ def _climb(graph: Graph, name: str, makers: set[int], found: Placement) -> bool:
         return True
     if node.op_type in CLIPS:
         return len(graph.consumers(node.input[0])) == 1 and _climb(graph, node.input[0], makers, found)
-    if _moves(node) and _reachable(graph, node.input[0], makers):
-        _want(graph, node.input[0], makers, found)
-        _read(found, node.input[0], node, 0)
-        if name in found.readers:
-            found.shares[name] = node.input[0]
-        return True
-    if node.op_type in JOINS and all(_reachable(graph, i, makers) for i in node.input):
-        for at, i in enumerate(node.input):
-            _want(graph, i, makers, found)
-            _read(found, i, node, at)
-        return True
-    return False
+    operands = _operands(node)
+    if not operands or not all(_reachable(graph, i, makers) for i in operands):
+        return False
+    for at, i in enumerate(operands):
+        _want(graph, i, makers, found, (node, at))
+    if node.op_type in MOVES and name in found.readers:
+        found.shares[name] = node.input[0]
+    return True
 
 
 def _reachable(graph: Graph, name: str, makers: set[int]) -> bool:
     """Whether a tensor can be produced by integer kernels: every path up ends at a node with quantized weights."""
-    seen: dict[str, bool] = {}
+    seen: set[str] = set()
     stack = [name]
     while stack:
         at = stack.pop()
         if at in seen:
             continue
+        seen.add(at)
         node = graph.producer(at)
-        seen[at] = node is not None and not graph.in_body(node)
-        if node is None or not seen[at]:
+        if node is None or graph.in_body(node):
             return False
-        if id(node) in makers:
-            continue
-        if _moves(node) or node.op_type in CLIPS:
-            stack.append(node.input[0])
-        elif node.op_type in JOINS:
-            stack.extend(node.input)
-        else:
-            return False
+        if id(node) not in makers:
+            operands = _operands(node)
+            if not operands:
+                return False
+            stack += operands
     return True
 
 
-def _moves(node: NodeProto) -> bool:
-    return node.op_type in MOVES and not any(node.output[1:])  # indices of a pooling are not codes
-
-
-def _read(found: Placement, name: str, node: NodeProto, index: int) -> None:
-    if not any(n is node and i == index for n, i in found.readers[name]):
-        found.readers[name].append((node, index))
+def _operands(node: NodeProto) -> list[str]:
+    """The inputs that a node can take as codes."""
+    if node.op_type in JOINS:
+        return list(node.input)
+    moves = node.op_type in MOVES and not any(node.output[1:])  # indices of a pooling are not codes
+    return [node.input[0]] if moves or node.op_type in CLIPS else []

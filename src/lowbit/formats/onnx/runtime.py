@@ -14,12 +14,12 @@ RUNTIME = f"ONNX Runtime {onnxruntime.__version__}"
 _LONGEST = 240  # characters of a foreign error message
 
 
-def open_session(model: str | os.PathLike[str] | bytes, name: str = "", **options: Any) -> Any:
-    """A session with the options of `new_session`; FormatError, with `name` or the path, where it cannot be loaded."""
+def open_session(model: str | os.PathLike[str] | bytes, **options: Any) -> Any:
+    """A session with the options of `new_session`; FormatError, with the path, where it cannot be loaded."""
     try:
         return new_session(model, **options)
     except Exception as error:  # onnxruntime's errors have no common base
-        shown = name or ("model" if isinstance(model, bytes) else os.fspath(model))
+        shown = "model" if isinstance(model, bytes) else os.fspath(model)
         raise FormatError(f"{shown}: ONNX Runtime does not load it ({brief(error)})") from None
 
 

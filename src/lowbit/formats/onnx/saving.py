@@ -8,11 +8,11 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
-from lowbit.formats.onnx.model_file import byte_count, external_place, subgraphs, tensor_array, tensors
+from lowbit.formats.onnx.model_file import byte_count, copy_fields, copy_graph, external_place, tensor_array, tensors
 from lowbit.formats.work_folder import MANIFEST, WorkFolder
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.files.atomic import refuse_unwritable, sync_directory
@@ -37,16 +37,18 @@ def save_model(
         raise InvalidProblem(f"external_data: {external_data!r}; expected True, False or 'auto'")
     folder = None if source is None else source.parent
     refuse_target(target)
-    _refuse_inputs(proto, source, folder, target, overwrite)
+    if source is not None and not overwrite:
+        outside = [t for t in tensors(proto.graph) if t.data_location == TensorProto.EXTERNAL]
+        if target.resolve() in {source.resolve(), *(external_place(t, folder)[0] for t in outside)}:
+            raise InvalidProblem(f"{target}: the model is read from it; give another name, or overwrite=True")
     total = sum(byte_count(t) for t in tensors(proto.graph))
     if total > _LARGEST and external_data is False:
         raise InvalidProblem(f"external_data: False; {total} bytes of weights are more than one ONNX file can hold")
-    outside = external_data is True or total > _LARGEST
     work = WorkFolder(target.with_name(f".{target.name}.partial"), target)
     try:
         work.clear(keep=(MANIFEST,))
         work.mark({"fingerprint": target.name})
-        if outside:
+        if external_data is True or total > _LARGEST:
             written, data = _write_data(proto, folder, work.path, target.stem)
         else:
             written, data = _with_data_inside(proto, folder), None
@@ -71,15 +73,6 @@ def refuse_target(target: Path) -> None:
     if not target.parent.is_dir():
         raise InvalidProblem(f"{target}: its folder is not there")
     refuse_unwritable(target)
-
-
-def _refuse_inputs(proto: ModelProto, source: Path | None, folder: Path | None, target: Path, overwrite: bool) -> None:
-    if overwrite or source is None:
-        return
-    outside = [t for t in tensors(proto.graph) if t.data_location == TensorProto.EXTERNAL]
-    read = {source.resolve()} | {external_place(t, folder)[0] for t in outside}
-    if target.resolve() in read:
-        raise InvalidProblem(f"{target}: the model is read from it; give another name, or overwrite=True")
 
 
 def _put_in_place(model: Path, data: Path | None, target: Path, overwrite: bool) -> None:
@@ -136,7 +129,8 @@ def _mentions(model: Path, name: str) -> bool:
 
 def _write_data(proto: ModelProto, folder: Path | None, into: Path, stem: str) -> tuple[ModelProto, Path]:
     """Write the large weights one at a time; returns the model that refers to them, and their file."""
-    bare = _skeleton(proto, lambda t: byte_count(t) > _INSIDE and t.data_type != TensorProto.STRING)
+    bare = ModelProto()
+    copy_fields(bare, proto, "graph")
     places: list[tuple[TensorProto, int, int]] = []
     content, at = hashlib.sha256(), 0
     with open(into / "data", "xb") as file:
@@ -147,20 +141,26 @@ def _write_data(proto: ModelProto, folder: Path | None, into: Path, stem: str) -
             content.update(piece)
             at += len(piece)
 
-        for old, new in zip(tensors(proto.graph), tensors(bare.graph), strict=True):
-            if new.data_location != TensorProto.EXTERNAL:
-                if old.data_location == TensorProto.EXTERNAL:
-                    new.raw_data = _raw(old, folder)
-                continue
+        def moved(graph: GraphProto, part: Any) -> bool:
+            """Whether a large initializer is now in the file."""
+            if not isinstance(part, TensorProto) or byte_count(part) <= _INSIDE:
+                return False
+            new = graph.initializer.add(name=part.name, data_type=part.data_type, doc_string=part.doc_string)
+            new.dims.extend(part.dims)
             write(b"\0" * (-at % _PAGE))
             start = at
-            _copy(old, folder, write)
+            _copy(part, folder, write)
             places.append((new, start, at - start))
+            return True
+
+        copy_graph(bare.graph, proto.graph, moved)
         file.flush()
         os.fsync(file.fileno())
+    _take_in(bare, folder)  # runtimes read attributes from the model file only
     path = into / f"{stem}-{content.hexdigest()[:_DIGITS]}.data"
     os.rename(into / "data", path)
     for new, start, length in places:
+        new.data_location = TensorProto.EXTERNAL
         for key, value in (("location", path.name), ("offset", str(start)), ("length", str(length))):
             new.external_data.add(key=key, value=value)
     return bare, path
@@ -171,82 +171,22 @@ def _with_data_inside(proto: ModelProto, folder: Path | None) -> ModelProto:
         return proto
     made = ModelProto()
     made.CopyFrom(proto)
-    for t in tensors(made.graph):
+    _take_in(made, folder)
+    return made
+
+
+def _take_in(proto: ModelProto, folder: Path | None) -> None:
+    """Replace external data by their bytes."""
+    for t in tensors(proto.graph):
         if t.data_location == TensorProto.EXTERNAL:
-            t.raw_data = _raw(t, folder)
+            pieces: list[bytes] = []
+            _copy(t, folder, pieces.append)
+            t.raw_data = b"".join(pieces)
             t.ClearField("external_data")
             t.ClearField("data_location")
-    return made
-
-
-def _skeleton(proto: ModelProto, outside: Callable[[TensorProto], bool]) -> ModelProto:
-    """A copy without the data of the tensors that become external, so that they are never held twice."""
-    made = ModelProto()
-    for field, value in proto.ListFields():
-        if field.name == "graph":
-            _copy_graph(made.graph, value, outside)
-        elif field.is_repeated:
-            getattr(made, field.name).extend(value)
-        elif field.message_type is not None:
-            getattr(made, field.name).CopyFrom(value)
-        else:
-            setattr(made, field.name, value)
-    return made
-
-
-def _copy_graph(into: GraphProto, graph: GraphProto, outside: Callable[[TensorProto], bool]) -> None:
-    for field, value in graph.ListFields():
-        if field.name == "initializer":
-            for t in value:
-                _copy_tensor(into.initializer.add(), t, outside)
-        elif field.name == "node":
-            for node in value:
-                if any(True for _ in subgraphs(node)) or any(a.type == AttributeProto.TENSOR for a in node.attribute):
-                    new = into.node.add()
-                    for f, v in node.ListFields():
-                        if f.name != "attribute":
-                            getattr(new, f.name).extend(v) if f.is_repeated else setattr(new, f.name, v)
-                    for a in node.attribute:
-                        _copy_attribute(new.attribute.add(), a, outside)
-                else:
-                    into.node.append(node)
-        elif field.is_repeated:
-            getattr(into, field.name).extend(value)
-        else:
-            setattr(into, field.name, value)
-
-
-def _copy_attribute(into: AttributeProto, a: AttributeProto, outside: Callable[[TensorProto], bool]) -> None:
-    if a.type == AttributeProto.GRAPH:
-        into.name, into.type = a.name, a.type
-        _copy_graph(into.g, a.g, outside)
-    elif a.type == AttributeProto.TENSOR:
-        into.name, into.type = a.name, a.type
-        _copy_tensor(into.t, a.t, lambda t: False)  # runtimes read attributes from the model file only
-    else:
-        into.CopyFrom(a)
-
-
-def _copy_tensor(into: TensorProto, t: TensorProto, outside: Callable[[TensorProto], bool]) -> None:
-    if not outside(t):
-        into.CopyFrom(t)
-        if t.data_location == TensorProto.EXTERNAL:
-            into.ClearField("external_data")
-            into.ClearField("data_location")
-        return
-    into.name, into.data_type, into.doc_string = t.name, t.data_type, t.doc_string
-    into.dims.extend(t.dims)
-    into.data_location = TensorProto.EXTERNAL
-
-
-def _raw(t: TensorProto, folder: Path | None) -> bytes:
-    pieces: list[bytes] = []
-    _copy(t, folder, lambda piece: pieces.append(bytes(piece)))
-    return b"".join(pieces)
 
 
 def _copy(t: TensorProto, folder: Path | None, write: Callable[[bytes], object]) -> None:
-    """Write the tensor's bytes in pieces."""
     if t.data_location == TensorProto.EXTERNAL:
         file, offset, length = external_place(t, folder)
         with open(file, "rb") as source:
@@ -260,6 +200,4 @@ def _copy(t: TensorProto, folder: Path | None, write: Callable[[bytes], object])
     elif t.HasField("raw_data"):
         write(t.raw_data)
     else:
-        from onnx import numpy_helper
-
-        write(numpy_helper.from_array(np.ascontiguousarray(tensor_array(t, folder)).reshape(tuple(t.dims))).raw_data)
+        write(numpy_helper.from_array(tensor_array(t, folder)).raw_data)

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import NodeProto, helper
+from onnx import helper
 
 from lowbit.calibration import Calibrator
+from lowbit.formats.onnx.code_store import is_int8
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.model_file import drop
 from lowbit.formats.onnx.observe import observe
@@ -35,23 +36,18 @@ _LARGEST_BIAS = float((1 << 31) - 128)  # a float32 below 2^31
 
 def why_not_static(graph: Graph, use: WeightUse, rule: Rule) -> str:
     """Why this weight cannot be multiplied in static int8, or an empty string."""
-    if use.op not in ("Conv", "Gemm", "MatMul"):
-        return f"ONNX Runtime has no integer {use.op}"
-    if use.in_body:
-        return "inside a subgraph"
-    if use.input_index != 1:
-        return "the weight is the left operand"
-    if use.dtype != "float32":
-        return "static int8 needs float32 weights and activations"
-    if rule.weights.dtype not in ("int8", "uint8") or rule.weights.granularity == "group":
-        return f"static activations go with 8 bits per tensor or channel, not with {rule.weights}"
-    if rule.activations is None or rule.activations.dtype not in ("int8", "uint8"):
-        return "ONNX Runtime's integer kernels take 8-bit activations"
-    if use.op == "MatMul" and len(use.shape) != 2:
-        return "the weight is a stack of matrices"
-    if use.op == "Gemm" and attribute(use.node, "transA", 0):
-        return "its input is transposed"
-    return ""
+    w, a = rule.weights, rule.activations
+    reasons = (
+        (use.op not in ("Conv", "Gemm", "MatMul"), f"ONNX Runtime has no integer {use.op}"),
+        (use.in_body, "inside a subgraph"),
+        (use.input_index != 1, "the weight is the left operand"),
+        (use.dtype != "float32", "static int8 needs float32 weights and activations"),
+        (not is_int8(w), f"static activations go with 8 bits per tensor or channel, not with {w}"),
+        (a is None or a.dtype not in ("int8", "uint8"), "ONNX Runtime's integer kernels take 8-bit activations"),
+        (use.op == "MatMul" and len(use.shape) != 2, "the weight is a stack of matrices"),
+        (use.op == "Gemm" and attribute(use.node, "transA", 0), "its input is transposed"),
+    )
+    return next((why for applies, why in reasons if applies), "")
 
 
 def quantize_static(
@@ -70,39 +66,28 @@ def quantize_static(
         if use.op == "Gemm":
             _plain_gemm(graph, use)
     found = place(graph, [use.node for use, _ in uses])
-    recipes = _recipes(found, uses)
-    roots = list(dict.fromkeys(found.root(name) for name in found.tensors))
+    roots = list(dict.fromkeys(found.root(name) for name in found.readers))
+    # A tensor follows the recipe of the first weight that it is multiplied with, else the first of all.
+    recipes = {found.root(use.node.input[0]): rule.activations for use, rule in reversed(uses)}
     seen = observe(graph, data, tensors=roots, progress=progress)
-    params = {name: _params(seen, name, recipes[name]) for name in roots}
+    params = {name: _params(seen, name, recipes.get(name, uses[0][1].activations)) for name in roots}
     done = [_weight(graph, use, rule, params[found.root(use.node.input[0])]) for use, rule in uses]
-    stored = {name: _stored_params(graph, name, p) for name, p in params.items()}
-    for name in found.tensors:
+    stored = {}
+    for name, p in params.items():
+        scale = graph.add_constant(f"{name}_scale", np.asarray(p.scale, np.float32).reshape(()))
+        zero = np.asarray(p.zero_point).astype(p.dtype.code_dtype).reshape(())
+        stored[name] = scale, graph.add_constant(f"{name}_zero_point", zero)
+    for name in found.readers:
         _insert_pair(graph, found, name, stored[found.root(name)])
     weights = {h.name: h for _, h in done}
     return [row for row, _ in done], [*weights.values(), *(_spread(seen[name], params[name]) for name in roots)]
 
 
-def _recipes(found: Placement, uses: Sequence[tuple[WeightUse, Rule]]) -> dict[str, ActivationRecipe]:
-    """The recipe of each tensor: that of the first weight that it is multiplied with, else the first of all."""
-    asked: dict[str, ActivationRecipe] = {}
-    for use, rule in uses:
-        assert rule.activations is not None
-        asked.setdefault(found.root(use.node.input[0]), rule.activations)
-    first = next(iter(asked.values()))
-    return {found.root(name): asked.get(found.root(name), first) for name in found.tensors}
-
-
-def _params(seen: Mapping[str, Calibrator], name: str, recipe: ActivationRecipe) -> QuantizationParams:
+def _params(seen: Mapping[str, Calibrator], name: str, recipe: ActivationRecipe | None) -> QuantizationParams:
     if name not in seen:
         raise InvalidProblem(f"{name!r}: no float values were observed; static activations need ranges")
-    c = seen[name]
-    return c.calibrate(recipe.dtype, recipe.scheme, method=recipe.calibration_method())
-
-
-def _stored_params(graph: Graph, name: str, p: QuantizationParams) -> tuple[str, str]:
-    scale = graph.add_constant(f"{name}_scale", np.asarray(p.scale, np.float32).reshape(()))
-    zero = np.asarray(p.zero_point).astype(p.dtype.code_dtype).reshape(())
-    return scale, graph.add_constant(f"{name}_zero_point", zero)
+    assert recipe is not None
+    return seen[name].calibrate(recipe.dtype, recipe.scheme, method=recipe.calibration_method())
 
 
 def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, str]) -> None:
@@ -121,27 +106,28 @@ def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, s
         graph.replace_input(reader, index, rounded)
 
 
-# ---- weights ------------------------------------------------------------------------------------------
-
-
 def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> tuple[WeightRow, Histogram]:
-    weight = _value(graph, use)
+    weight, note = _value(graph, use), ""
     bias_name = use.node.input[2] if use.op in ("Conv", "Gemm") and len(use.node.input) > 2 else ""
     bias = graph.constant(bias_name) if bias_name else None
-    left = "" if bias_name == "" or bias is not None else "its bias is computed and stays float"
-    if bias is not None and bias.shape != (weight.shape[use.channel_axis],):  # a Gemm's bias may differ between rows
-        left = f"its bias of shape {bias.shape} stays float"
-        bias = None
-    q = _codes(use, rule, weight, None if bias is None else np.asarray(bias), float(x.scale))
-    new = _dequantized(graph, use.node, f"{use.name}_codes", q, use.channel_axis)
-    graph.replace_input(use.node, use.input_index, new)
-    stored = q.nbytes
-    if bias is not None:
-        stored += _bias(graph, use, bias, q, float(x.scale))
-    row = WeightRow(use.name, use.op, tuple(weight.shape), str(weight.dtype), str(rule.weights), note=left)
+    if bias_name and bias is None:
+        note = "its bias is computed and stays float"
+    elif bias is not None and bias.shape != (weight.shape[use.channel_axis],):  # a Gemm's bias may differ between rows
+        note, bias = f"its bias of shape {bias.shape} stays float", None
+    q = _codes(use, rule, weight, bias, float(x.scale))
+    scale, stored = np.asarray(q.params.scale, np.float32), q.nbytes
+    zero = np.broadcast_to(np.asarray(q.params.zero_point), scale.shape).astype(q.params.dtype.code_dtype)
+    name = graph.add_constant(f"{use.name}_codes", q.unpack())
+    _dequantize(graph, use, use.input_index, name, name, scale, zero)
+    if bias is not None:  # int32, with the scale of the accumulator
+        unit = scale * np.float32(x.scale)
+        codes = np.rint(bias.astype(np.float64) / unit.astype(np.float64)).astype(np.int32)
+        name = graph.add_constant(f"{bias_name}_codes", codes)
+        _dequantize(graph, use, 2, name, bias_name, unit, np.zeros(unit.shape, np.int32))
+        stored += codes.nbytes + unit.nbytes * (2 if use.op == "Gemm" else 1)
+    row = WeightRow(use.name, use.op, tuple(weight.shape), str(weight.dtype), str(rule.weights), note=note)
     row = replace(row, bytes_before=weight.nbytes, bytes_after=stored, sqnr_db=q.error(weight).sqnr_db)
-    row = replace(row, activations=str(rule.activations))
-    return row, spread(use.name, weight, q.params)
+    return replace(row, activations=str(rule.activations)), spread(use.name, weight, q.params)
 
 
 def _value(graph: Graph, use: WeightUse) -> Array:
@@ -159,8 +145,7 @@ def _codes(use: WeightUse, rule: Rule, weight: Array, bias: Array | None, x_scal
         return q  # unsigned by unsigned is exact everywhere
     rows = np.moveaxis(weight, axis, 0)
     rows = in_conv_order(rows) if use.op == "Conv" else rows.reshape(len(rows), -1)
-    scale = np.broadcast_to(np.asarray(p.scale, np.float32), len(rows)).copy()
-    scale = unsaturated(rows, scale)
+    scale = unsaturated(rows, np.broadcast_to(np.asarray(p.scale, np.float32), len(rows)).copy())
     if bias is not None:
         scale = np.maximum(scale, (np.abs(bias) / (x_scale * _LARGEST_BIAS)).astype(np.float32))
     if p.axis is None:
@@ -168,34 +153,16 @@ def _codes(use: WeightUse, rule: Rule, weight: Array, bias: Array | None, x_scal
     return quantize(weight, params=p.replace(scale=scale))
 
 
-def _dequantized(graph: Graph, node: NodeProto, name: str, q: QuantizedTensor, axis: int) -> str:
-    codes = graph.add_constant(name, q.unpack())
-    scale = graph.add_constant(f"{name}_scale", np.asarray(q.params.scale, np.float32))
-    inputs = [codes, scale]
-    zero = np.broadcast_to(np.asarray(q.params.zero_point), q.params.scale.shape).astype(q.params.dtype.code_dtype)
+def _dequantize(
+    graph: Graph, use: WeightUse, index: int, codes: str, name: str, scale: Array, zero_point: Array
+) -> None:
+    """Let the node read codes with scales along its channels; other constants are named after `name`."""
+    inputs = [codes, graph.add_constant(f"{name}_scale", scale)]
     # ONNX Runtime fuses a Gemm only with an explicit zero point.
-    if node.op_type == "Gemm" or zero.any():
-        inputs.append(graph.add_constant(f"{name}_zero_point", zero))
-    made = graph.fresh(f"{name}_dequantized")
-    options: dict[str, Any] = {} if q.params.axis is None else {"axis": axis}
-    graph.insert_before(node, [helper.make_node("DequantizeLinear", inputs, [made], name=made, **options)])
-    return made
-
-
-def _bias(graph: Graph, use: WeightUse, bias: Array, q: QuantizedTensor, x_scale: float) -> int:
-    """Quantize the bias to int32 with the scale of the accumulator; returns its bytes."""
-    scale = np.asarray(q.params.scale, np.float32) * np.float32(x_scale)
-    codes = np.rint(bias.astype(np.float64) / scale.astype(np.float64)).astype(np.int32)
-    stored = graph.add_constant(f"{use.node.input[2]}_codes", codes)
-    unit = graph.add_constant(f"{use.node.input[2]}_scale", scale)
-    inputs = [stored, unit]
-    if use.op == "Gemm":
-        inputs.append(graph.add_constant(f"{use.node.input[2]}_zero_point", np.zeros(scale.shape, np.int32)))
-    made = graph.fresh(f"{use.node.input[2]}_dequantized")
-    options: dict[str, Any] = {"axis": 0} if scale.ndim else {}
-    graph.insert_before(use.node, [helper.make_node("DequantizeLinear", inputs, [made], name=made, **options)])
-    graph.replace_input(use.node, 2, made)
-    return int(codes.nbytes + scale.nbytes * (len(inputs) - 1))
+    if use.op == "Gemm" or zero_point.any():
+        inputs.append(graph.add_constant(f"{name}_zero_point", zero_point))
+    options = {"axis": use.channel_axis if index == use.input_index else 0} if scale.ndim else {}
+    graph.dequantize_input(use.node, index, f"{name}_dequantized", inputs, **options)
 
 
 def _with_bias(graph: Graph, use: WeightUse) -> WeightUse:

@@ -17,7 +17,8 @@ from lowbit.formats.onnx.code_store import CodeStore, StoredWeight, narrow
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models.recipe import Rule, WeightRecipe
-from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.errors import Unsupported
+from lowbit.numerics.packing import pack_bits
 
 Array = npt.NDArray[Any]
 
@@ -46,10 +47,7 @@ def apply_weight_only(store: CodeStore, use: WeightUse, rule: Rule, operator: st
     operator: "dequantize", "matmul_nbits" (2, 4 and 8 bits in groups of 16, 32, 64, ...), or "auto": MatMulNBits for
     such groups in MatMul and Gemm, DequantizeLinear otherwise.
     """
-    if operator not in OPERATORS:
-        raise InvalidProblem(f"operator: {operator!r}; expected {', '.join(OPERATORS)}")
-    nbits = takes_nbits(use, rule.weights, operator)
-    needed = opset_needed(use, rule, operator)
+    nbits, needed = takes_nbits(use, rule.weights, operator), opset_needed(use, rule, operator)
     if store.graph.opset < needed:
         raise Unsupported(f"needs opset {needed}, and the model cannot be raised from {store.graph.opset}")
     if rule.weights.dtype in ("int2", "uint2") and not nbits:
@@ -65,9 +63,6 @@ def apply_weight_only(store: CodeStore, use: WeightUse, rule: Rule, operator: st
     return stored
 
 
-# ---- DequantizeLinear ---------------------------------------------------------------------------------
-
-
 def _dequantize(graph: Graph, use: WeightUse, w: StoredWeight) -> None:
     by_columns = w.is_matrix and use.channel_axis == 1
     shape = "turned" if by_columns and w.recipe.granularity == "group" else ""
@@ -79,23 +74,20 @@ def _dequantize(graph: Graph, use: WeightUse, w: StoredWeight) -> None:
         options = {"axis": 1 - use.channel_axis, "block_size": w.recipe.group_size}
     elif w.recipe.granularity == "channel":
         options = {"axis": use.channel_axis}
-    made = graph.fresh(f"{use.name}_float")
-    graph.insert_before(use.node, [helper.make_node("DequantizeLinear", inputs, [made], name=made, **options)])
-    graph.replace_input(use.node, use.input_index, made)
-
-
-# ---- MatMulNBits --------------------------------------------------------------------------------------
+    graph.dequantize_input(use.node, use.input_index, f"{use.name}_float", inputs, **options)
 
 
 def takes_nbits(use: WeightUse, recipe: WeightRecipe, operator: str = "auto") -> bool:
     """Whether MatMulNBits can hold this weight, and `operator` allows it."""
-    size = recipe.group_size or 0
-    fits = size >= 16 and size & (size - 1) == 0 and len(use.shape) == 2
+    fits = _is_block(recipe.group_size) and len(use.shape) == 2
     if operator == "dequantize" or not fits or use.op not in ("MatMul", "Gemm"):
         return False
-    node = use.node
-    plain = attribute(node, "alpha", 1.0) == 1.0 == attribute(node, "beta", 1.0) and not attribute(node, "transA", 0)
-    return use.op == "MatMul" or bool(plain)
+    return all(attribute(use.node, name, plain) == plain for name, plain in (("alpha", 1), ("beta", 1), ("transA", 0)))
+
+
+def _is_block(size: int | None) -> bool:
+    """Whether operators on blocks take groups of this size: 16, 32, 64, ..."""
+    return size is not None and size >= 16 and size & (size - 1) == 0
 
 
 def _matmul_nbits(graph: Graph, use: WeightUse, w: StoredWeight, level: int) -> None:
@@ -104,11 +96,11 @@ def _matmul_nbits(graph: Graph, use: WeightUse, w: StoredWeight, level: int) -> 
     size = w.recipe.group_size
     assert size is not None
     offset = 1 << (w.bits - 1) if w.signed else 0
-    codes = _packed(_padded(w.q.unpack().astype(np.int16) + offset, size), w.bits).reshape(n, -(-k // size), -1)
+    codes = _packed(w.q.unpack().astype(np.int16) + offset, size, w.bits).reshape(n, -(-k // size), -1)
     inputs = [use.node.input[0], w.constant("nbits", codes), w.scale()]
     zero = w.zero_point_array + offset
     if not (zero == 1 << (w.bits - 1)).all():
-        inputs.append(w.constant("nbits_zero", _packed(_padded(zero, 8 // w.bits), w.bits)))
+        inputs.append(w.constant("nbits_zero", _packed(zero, 8 // w.bits, w.bits)))
     graph.use_domain(MICROSOFT)
     node, out = use.node, use.node.output[0]
     bias = node.input[2] if use.op == "Gemm" and len(node.input) > 2 else ""
@@ -118,31 +110,19 @@ def _matmul_nbits(graph: Graph, use: WeightUse, w: StoredWeight, level: int) -> 
     new = [helper.make_node("MatMulNBits", inputs, [product], name=name, domain=MICROSOFT, **options)]
     if bias:
         new.append(helper.make_node("Add", [product, bias], [out], name=graph.fresh(f"{node.name or out}_bias")))
-    graph.insert_before(node, new)
-    graph.remove(node)
+    graph.replace(node, new)
 
 
-def _padded(rows: Array, multiple: int) -> npt.NDArray[np.uint8]:
-    return np.pad(rows, ((0, 0), (0, -rows.shape[1] % multiple))).astype(np.uint8)
-
-
-def _packed(rows: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Several codes per byte, the first in the low bits."""
-    per_byte = 8 // bits
-    parts = rows.reshape(len(rows), -1, per_byte)
-    out: npt.NDArray[np.uint8] = parts[..., 0].copy()
-    for i in range(1, per_byte):
-        out |= parts[..., i] << np.uint8(i * bits)
-    return out
-
-
-# ---- embeddings ---------------------------------------------------------------------------------------
+def _packed(rows: Array, multiple: int, bits: int) -> npt.NDArray[np.uint8]:
+    """Rows padded to a multiple of columns, with several codes per byte, the first in the low bits."""
+    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % multiple))).astype(np.uint8)
+    return pack_bits(padded, bits).reshape(len(rows), -1)
 
 
 def _embedding(store: CodeStore, use: WeightUse, recipe: WeightRecipe) -> StoredWeight:
     graph, node = store.graph, use.node
     size = recipe.group_size
-    blocks = size if size is not None and size >= 16 and size & (size - 1) == 0 else None
+    blocks = size if _is_block(size) else None
     if recipe.dtype not in ("int8", "uint8") and blocks is None:
         # A scale per row is repeated for each of its blocks.
         blocks = next((b for b in (128, 64, 32, 16) if use.shape[1] % b == 0), None)
@@ -153,16 +133,15 @@ def _embedding(store: CodeStore, use: WeightUse, recipe: WeightRecipe) -> Stored
     long = use.shared == 1 and use.shape[0] >= _LONG and use.dtype == "float32" and recipe.granularity == "channel"
     w = store.put(use, recipe, stepped=long and blocks is None)
     out, indices = node.output[0], node.input[1]
-    by_rows = blocks is None
-    new = _gather_rows(graph, w, indices, out) if by_rows else _gather_blocks(graph, w, indices, out, blocks or 0)
-    graph.insert_before(node, new)
-    graph.remove(node)
+    if blocks is None:
+        graph.replace(node, _gather_rows(graph, w, indices, out))
+    else:
+        graph.replace(node, _gather_blocks(graph, w, indices, out, blocks))
     return w
 
 
 def _gather_rows(graph: Graph, w: StoredWeight, indices: str, out: str) -> list[NodeProto]:
     """(codes[i] - zero[i]) * scale[i]"""
-    per_tensor = w.recipe.granularity == "tensor"
     made: list[NodeProto] = []
 
     def step(op: str, inputs: list[str], label: str, **options: Any) -> str:
@@ -171,7 +150,7 @@ def _gather_rows(graph: Graph, w: StoredWeight, indices: str, out: str) -> list[
         return name
 
     codes = step("Gather", [w.codes(), indices], "codes", axis=0)
-    if per_tensor:
+    if w.recipe.granularity == "tensor":
         step("DequantizeLinear", [codes, w.scale(), *([w.zero_point()] if w.has_zero_point else [])], "")
         return made
     element = helper.np_dtype_to_tensor_dtype(np.dtype(w.element))
@@ -199,14 +178,12 @@ def _gather_blocks(graph: Graph, w: StoredWeight, indices: str, out: str, size: 
     if w.bits == 8:  # the operator's bytes are unsigned, with 128 as the default zero point
         offset = 128 if w.signed else 0
         codes, zero = (codes.astype(np.int16) + offset).astype(np.uint8), (zero + offset).astype(np.uint8)
-        said = bool((zero != 128).any())
         options["bits"] = 8
     else:
         codes, zero = narrow(codes, w.recipe.dtype), narrow(zero, w.recipe.dtype)
-        said = w.has_zero_point
-    inputs = [w.constant("blocks", codes), indices, w.constant("blocks_scale", np.ascontiguousarray(scale))]
-    if said:
-        inputs.append(w.constant("blocks_zero", np.ascontiguousarray(zero)))
+    inputs = [w.constant("blocks", codes), indices, w.constant("blocks_scale", scale)]
+    if bool((zero != 128).any()) if w.bits == 8 else w.has_zero_point:
+        inputs.append(w.constant("blocks_zero", zero))
     graph.use_domain(MICROSOFT)
     name = graph.fresh(f"{out}_blocks")
     return [helper.make_node("GatherBlockQuantized", inputs, [out], name=name, domain=MICROSOFT, **options)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,7 @@ CODE_INPUTS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
 }  # fmt: skip
 _QUANTIZED = {op: inputs[0] for op, inputs in CODE_INPUTS.items()}
 _QUANTIZED |= {"QMoE": 2, "QuantizeLinear": 0, "DynamicQuantizeLinear": 0}
+_THROUGH = {"Transpose", "Identity", "Cast"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,7 @@ class WeightUse:
     steps: tuple[NodeProto, ...] = ()  # Transpose, Identity and Cast between the constant and the node
     why_not: str = ""  # the reason not to quantize it, or empty
     in_body: bool = False
-    shared: int = field(default=1, compare=False)  # how many nodes read the constant
+    shared: int = 1  # how many nodes read the constant
 
     @property
     def elements(self) -> int:
@@ -64,7 +66,11 @@ class WeightUse:
         array = graph.constant(self.name)
         assert array is not None
         for step in self.steps:
-            array = _stepped(step, array)
+            if step.op_type == "Transpose":
+                array = array.transpose(attribute(step, "perm", None))
+            elif step.op_type == "Cast":
+                to = attribute(step, "to", TensorProto.FLOAT)
+                array = array.astype(np.dtype(helper.tensor_dtype_to_np_dtype(to)))
         return array
 
 
@@ -90,17 +96,10 @@ def weights(graph: Graph) -> list[WeightUse]:
     for node in graph.all_nodes:
         if node.op_type in _QUANTIZED or (node.op_type in _THROUGH and graph.consumers(node.output[0])):
             continue  # scales of quantized operators, and nodes that are looked through
-        for index, tensor in enumerate(node.input):
-            if tensor:
-                use = _use(graph, node, index, tensor)
-                if use is not None:
-                    found.append(use)
-    readers: dict[str, int] = {}
-    for u in found:
-        readers[u.name] = readers.get(u.name, 0) + 1
-    for u in found:
-        object.__setattr__(u, "shared", readers[u.name])
-    return found
+        uses = [_use(graph, node, index, tensor) for index, tensor in enumerate(node.input) if tensor]
+        found += [use for use in uses if use is not None]
+    readers = Counter(u.name for u in found)
+    return [replace(u, shared=readers[u.name]) for u in found]
 
 
 def quantized_uses(graph: Graph) -> list[WeightUse]:
@@ -117,14 +116,10 @@ def quantized_uses(graph: Graph) -> list[WeightUse]:
         if node.op_type == "DequantizeLinear":
             reader = next((n for n, _ in graph.consumers(node.output[0])), node)
         shape, dtype = tuple(stored.dims), TensorProto.DataType.Name(stored.data_type).lower()
-        use = WeightUse(node.input[at], reader, at, "other", reader.op_type, 0, shape, dtype)
-        found.append(replace(use, why_not=f"came quantized ({node.op_type})", in_body=graph.in_body(node)))
+        why_not, in_body = f"came quantized ({node.op_type})", graph.in_body(node)
+        use = WeightUse(node.input[at], reader, at, "other", reader.op_type, 0, shape, dtype, (), why_not, in_body)
+        found.append(use)
     return found
-
-
-# ---- one use ------------------------------------------------------------------------------------------
-
-_THROUGH = {"Transpose", "Identity", "Cast"}
 
 
 def _use(graph: Graph, node: NodeProto, index: int, tensor: str) -> WeightUse | None:
@@ -132,19 +127,15 @@ def _use(graph: Graph, node: NodeProto, index: int, tensor: str) -> WeightUse | 
     stored = graph.initializer(name)
     if stored is None or stored.data_type not in FLOATS or len(stored.dims) < 2 or math.prod(stored.dims) < 2:
         return None
-    shape = tuple(stored.dims)
+    shape, element = tuple(stored.dims), stored.data_type
     for step in steps:
         if step.op_type == "Transpose":
             shape = tuple(shape[i] for i in attribute(step, "perm", list(range(len(shape)))[::-1]))
-    kind, axis, why_not = _role(node, index, shape)
-    element = stored.data_type
-    for step in steps:
         element = attribute(step, "to", element) if step.op_type == "Cast" else element
-    if not why_not:
-        why_not = _obstacle(graph, node, name, element)
+    kind, axis, why_not = _role(node, index, shape)
+    why_not = why_not or _obstacle(graph, node, name, element)
     dtype = FLOATS.get(element, "not float")
-    use = WeightUse(name, node, index, kind, node.op_type, axis, shape, dtype, steps, why_not)
-    return replace(use, in_body=graph.in_body(node))
+    return WeightUse(name, node, index, kind, node.op_type, axis, shape, dtype, steps, why_not, graph.in_body(node))
 
 
 def _obstacle(graph: Graph, node: NodeProto, name: str, element: int) -> str:
@@ -191,13 +182,3 @@ def _role(node: NodeProto, index: int, shape: tuple[int, ...]) -> tuple[str, int
             return "embedding", 0, ""
         return "embedding", 0, "gathered along another axis than rows"
     return "other", 0, f"used by {op}"
-
-
-def _stepped(step: NodeProto, array: Array) -> Array:
-    if step.op_type == "Transpose":
-        turned: Array = array.transpose(attribute(step, "perm", None))
-        return turned
-    if step.op_type == "Cast":
-        to = attribute(step, "to", TensorProto.FLOAT)
-        return array.astype(np.dtype(helper.tensor_dtype_to_np_dtype(to)))
-    return array

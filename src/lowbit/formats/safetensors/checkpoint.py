@@ -58,24 +58,19 @@ class Checkpoint:
     ((2, 2), 2.0)
     """
 
-    folder: Path
-    files: tuple[Path, ...]
-    tensors: Mapping[str, TensorInfo]
-    metadata: Mapping[str, str]
-
     def __init__(self, folder: Path, files: tuple[Path, ...], index: Mapping[str, str] | None = None) -> None:
         self.folder, self.files = folder, files
         tensors: dict[str, TensorInfo] = {}
         metadata: dict[str, str] = {}
         for file in files:
-            for info in _tensors_of(file, metadata):
+            for info in self._tensors_of(file, metadata):
                 if info.name in tensors:
                     raise FormatError(f"{file.name}: {info.name!r} is in {tensors[info.name].file.name} too")
                 tensors[info.name] = info
         if index is not None:
             _check_index(index, tensors)
-        self.tensors = MappingProxyType(tensors)
-        self.metadata = MappingProxyType(metadata)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(tensors)
+        self.metadata: Mapping[str, str] = MappingProxyType(metadata)
         self._maps: dict[Path, mmap.mmap] = {}
         self._handles: dict[Path, int] = {}
 
@@ -95,8 +90,8 @@ class Checkpoint:
         if not given.exists():
             raise FormatError(f"{given}: there is no such file or folder")
         if given.name.endswith(".index.json"):
-            index = _read_index(given)
-            return cls(given.parent, _files_of(given, index), index)
+            index = read_index(given)
+            return cls(given.parent, shards_of(given, index), index)
         return cls(given.parent, (given,))
 
     @property
@@ -131,6 +126,21 @@ class Checkpoint:
             if not count:
                 raise FormatError(f"{info.file.name}: the file ends early, in {name!r}")
             view, at = view[count:], at + count
+
+    def _tensors_of(self, file: Path, metadata: dict[str, str]) -> list[TensorInfo]:
+        try:
+            with open(file, "rb") as opened:
+                header = read_header(opened, file.name)
+        except OSError as error:
+            raise FormatError(f"{file.name}: {error.strerror or error}") from None
+        metadata.update(header.metadata)
+        found = []
+        while header.entries:  # emptied on the way, to hold each description once
+            name, e = header.entries.popitem()
+            if DTYPE_BITS[e.dtype] % 8 and (e.end - e.begin) * 8 % DTYPE_BITS[e.dtype]:
+                raise FormatError(f"{file.name}: {name!r} does not fill whole elements of {e.dtype}")
+            found.append(TensorInfo(name, e.dtype, e.shape, file, header.data + e.begin, e.end - e.begin))
+        return sorted(found, key=lambda info: info.offset)
 
     def _bytes(self, info: TensorInfo) -> Array:
         if not info.nbytes:
@@ -178,32 +188,12 @@ def _bfloat16() -> np.dtype[Any]:
     return found
 
 
-def _tensors_of(file: Path, metadata: dict[str, str]) -> list[TensorInfo]:
-    try:
-        with open(file, "rb") as opened:
-            header = read_header(opened, file.name)
-    except OSError as error:
-        raise FormatError(f"{file.name}: {error.strerror or error}") from None
-    metadata.update(header.metadata)
-    found = []
-    while header.entries:  # emptied on the way, to hold each description once
-        name, e = header.entries.popitem()
-        if DTYPE_BITS[e.dtype] % 8 and (e.end - e.begin) * 8 % DTYPE_BITS[e.dtype]:
-            raise FormatError(f"{file.name}: {name!r} does not fill whole elements of {e.dtype}")
-        found.append(TensorInfo(name, e.dtype, e.shape, file, header.data + e.begin, e.end - e.begin))
-    return sorted(found, key=lambda info: info.offset)
-
-
-def index_files(path: Path) -> tuple[Path, ...]:
-    """The shards that an index names, which must lie in its folder."""
-    return _files_of(path, _read_index(path))
-
-
-def _files_of(path: Path, index: Mapping[str, str]) -> tuple[Path, ...]:
+def shards_of(path: Path, index: Mapping[str, str]) -> tuple[Path, ...]:
+    """The files that an index names, which must lie in its folder."""
     return tuple(inside(path.parent, name, path.name) for name in sorted(set(index.values())))
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
     """The weight_map of an index: from tensors to files."""
     size = path.stat().st_size
     if size > _MAX_INDEX:
@@ -220,9 +210,8 @@ def _read_index(path: Path) -> dict[str, str]:
             if key == "weight_map" and text[begin] == "{":
                 named = _read_weight_map(path.name, text, begin)
             elif end - begin > _MAX_NOTE:
-                raise FormatError(
-                    f"{path.name}: {key[:80]!r} has {end - begin} characters; expected {_MAX_NOTE} at most"
-                )
+                what = f"{end - begin} characters; expected {_MAX_NOTE} at most"
+                raise FormatError(f"{path.name}: {key[:80]!r} has {what}")
             else:
                 json.loads(text[begin:end], object_pairs_hook=unique_keys)
         index.refuse_more()

@@ -36,8 +36,7 @@ class _Layout(NamedTuple):
 def inspect_checkpoint(path: Path) -> Inspection:
     """The tensors of a file, a folder or an index, with the quantization that config.json describes."""
     with Checkpoint.open(path) as checkpoint:
-        tensors, metadata = dict(checkpoint.tensors), dict(checkpoint.metadata)
-        size, files = checkpoint.nbytes, checkpoint.files
+        tensors, metadata, size, files = checkpoint.tensors, checkpoint.metadata, checkpoint.nbytes, checkpoint.files
     # config.json describes a lone file only if that is the model.
     beside = path.is_dir() or path.name.endswith((".index.json", "model.safetensors"))
     config = _config(checkpoint.folder) if beside else {}
@@ -52,11 +51,8 @@ def inspect_checkpoint(path: Path) -> Inspection:
         if isinstance(config.get("format"), str):
             facts["format"] = config["format"]
     stored = tuple(replace(_stored(t), quantized=said.get(name, "")) for name, t in tensors.items())
-    found = tuple(
-        QuantizationFound(layout.scheme, str(layout), n, layout.bits, layout.group_size)
-        for layout, n in layouts.most_common()
-    )
-    return Inspection(os.fspath(path), "safetensors", size, stored, found, facts)
+    found = [QuantizationFound(x.scheme, str(x), n, x.bits, x.group_size) for x, n in layouts.most_common()]
+    return Inspection(os.fspath(path), "safetensors", size, stored, tuple(found), facts)
 
 
 def _stored(t: TensorInfo) -> StoredTensor:
@@ -80,13 +76,8 @@ def _recognised(
         if part == "weight_packed" and at("weight_scale"):
             layout = _compressed(t, config)
         elif part == "weight" and t.dtype in ("I8", "F8_E4M3", "F8_E5M2") and (at("weight_scale") or at("SCB")):
-            scheme = (
-                "bitsandbytes"
-                if at("SCB")
-                else "compressed-tensors"
-                if config.get("quant_method") == "compressed-tensors"
-                else "weight_scale"
-            )
+            compressed = config.get("quant_method") == "compressed-tensors"
+            scheme = "bitsandbytes" if at("SCB") else "compressed-tensors" if compressed else "weight_scale"
             layout = _Layout(scheme, 8, None, "" if t.dtype == "I8" else t.dtype.lower())
         elif part == "weight" and t.dtype == "U8" and f"{name}.absmax" in tensors:
             layout = _Layout("bitsandbytes", 4, None, "4-bit codes")
