@@ -62,6 +62,10 @@ struct Epilogue {
 // rows share these.
 void column_scales(const Epilogue& epilogue, int64_t n, float* to);
 
+// The fastest micro-kernel that is exact for these codes. Some ISAs have faster ones for small codes: the codes of a
+// are read where that may find one.
+const GemmRow& select_kernel(const CodeRows& a, const PackedMatrix& b);
+
 // out: [m][n], rows `stride` elements apart.
 void gemm(const CodeRows& a, const PackedMatrix& b, const Epilogue& epilogue, void* out, int64_t stride);
 

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "base/threads.h"
-#include "drivers/gemm/gemm_call.h"
+#include "drivers/gemm/gemm.h"
 
 namespace lowbit {
 namespace {
