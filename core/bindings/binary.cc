@@ -5,7 +5,6 @@
 
 #include "bindings/bindings.h"
 #include "bindings/codes.h"
-#include "bindings/window.h"
 
 namespace lowbit {
 namespace {
@@ -88,34 +87,31 @@ class BinaryConvPlan {
   BinaryConvPlan(std::shared_ptr<PackedBitsConv> w, const Window& window, bool channels_first, Floats scale,
                  Floats bias)
       : w_(std::move(w)),
-        args_{window.image[0],
-              window.image[1],
-              window.image[2],
-              {window.stride[0], window.stride[1]},
-              {window.dilation[0], window.dilation[1]},
-              {window.padding[0], window.padding[1], window.padding[2], window.padding[3]},
-              channels_first},
+        window_(window),
+        channels_first_(channels_first),
         outputs_(w_->shape().groups * w_->shape().outputs),
         pixels_(window.pixels()),
         scales_(std::move(scale), std::move(bias), outputs_) {
     const BinaryConvShape& s = w_->shape();
-    if (window.kernel[0] != s.kernel[0] || window.kernel[1] != s.kernel[1] || window.groups != s.groups ||
-        window.image[3] != s.groups * s.channels)
+    if (window.kernel_h != s.kernel[0] || window.kernel_w != s.kernel[1] || window.groups != s.groups ||
+        window.channels != s.groups * s.channels)
       throw nb::value_error("window: not that of the weights");
     product_of({pixels_, outputs_}, "out");
-    inputs_ = product_of({window.image[0], window.image[1], window.image[2], s.groups, s.bytes()}, "x");
+    inputs_ = product_of({window.batch, window.height, window.width, s.groups, s.bytes()}, "x");
   }
 
   void run(const Bits& x, const Array<void>& out, const Floats& x_scale) const {
     x.require(inputs_, "x"), out.require(4 * pixels_ * outputs_, "out");
-    const std::optional<BinaryScales> scales = scales_.with(x_scale, args_.images);
-    without_gil_for_product(pixels_, outputs_, w_->shape().taps() * w_->shape().channels,
-                            [&] { binary_conv2d(args_, x.data(), *w_, scales ? &*scales : nullptr, out.data()); });
+    const std::optional<BinaryScales> scales = scales_.with(x_scale, window_.batch);
+    without_gil_for_product(pixels_, outputs_, w_->shape().taps() * w_->shape().channels, [&] {
+      binary_conv2d(window_, channels_first_, x.data(), *w_, scales ? &*scales : nullptr, out.data());
+    });
   }
 
  private:
   std::shared_ptr<PackedBitsConv> w_;
-  BinaryConvArgs args_;
+  Window window_;
+  bool channels_first_;
   int64_t outputs_, pixels_, inputs_ = 0;
   OutputScales scales_;
 };

@@ -4,7 +4,6 @@
 
 #include "bindings/bindings.h"
 #include "bindings/codes.h"
-#include "bindings/window.h"
 #include "drivers/conv/pool.h"
 #include "drivers/elementwise/combine.h"
 
@@ -76,50 +75,43 @@ void lookup_of(const std::optional<Array<const uint8_t>>& table, const Array<con
   });
 }
 
-PoolShape pool_shape(const Window& w) {
+const Window& pooling(const Window& w) {
   constexpr int64_t kMostPlaces = 1 << 23;  // whose codes a 32-bit sum holds
-  for (const int axis : {0, 1}) {
-    const int64_t kernel = w.kernel[axis];
-    if (w.image[axis + 1] < 1 || kernel > kMostPlaces || w.padding[axis] >= kernel || w.padding[axis + 2] >= kernel ||
-        w.dilation[axis] != 1)
-      throw nb::value_error("window: no such pooling");
-  }
-  if (w.kernel[0] * w.kernel[1] > kMostPlaces || w.groups != 1) throw nb::value_error("window: no such pooling");
-  product_of({w.pixels(), w.image[3]}, "window");
-  return {w.image[0],  w.image[1],  w.image[2],   w.image[3],   w.kernel[0],  w.kernel[1],
-          w.stride[0], w.stride[1], w.padding[0], w.padding[1], w.padding[2], w.padding[3]};
+  const bool fits = w.height > 0 && w.width > 0 && w.kernel_h <= kMostPlaces / w.kernel_w && w.top < w.kernel_h &&
+                    w.bottom < w.kernel_h && w.left < w.kernel_w && w.right < w.kernel_w;
+  if (!fits || w.dilation_h != 1 || w.dilation_w != 1 || w.groups != 1)
+    throw nb::value_error("window: no such pooling");
+  product_of({w.pixels(), w.channels}, "window");
+  return w;
 }
 
 class MaxPoolPlan {
  public:
-  MaxPoolPlan(const Window& window, Code code) : window_(window), shape_(pool_shape(window)), code_(byte_code(code)) {}
+  MaxPoolPlan(const Window& window, Code code) : window_(pooling(window)), code_(byte_code(code)) {}
   void run(const Array<const void>& x, const Array<void>& out) const {
-    x.require(window_.inputs(), "x"), out.require(window_.pixels() * shape_.depth, "out");
-    without_gil(x.bytes(), [&] { max_pool(shape_, code_, x.data(), out.data()); });
+    x.require(window_.inputs(), "x"), out.require(window_.pixels() * window_.channels, "out");
+    without_gil(x.bytes(), [&] { max_pool(window_, code_, x.data(), out.data()); });
   }
 
  private:
   Window window_;
-  PoolShape shape_;
   Code code_;
 };
 
 class AveragePoolPlan {
  public:
   AveragePoolPlan(const Window& window, const CodeParams& x, const CodeParams& out, bool count_padding)
-      : window_(window),
-        shape_(pool_shape(window)),
+      : window_(pooling(window)),
         code_(x.code),
         out_code_(out.code),
         params_{x.scale, out.scale, x.zero_point, out.zero_point, out.qmin, out.qmax, count_padding} {}
   void run(const Array<const void>& x, const Array<void>& out) const {
-    x.require(window_.inputs(), "x"), out.require(window_.pixels() * shape_.depth, "out");
-    without_gil(x.bytes(), [&] { average_pool(shape_, params_, code_, x.data(), out_code_, out.data()); });
+    x.require(window_.inputs(), "x"), out.require(window_.pixels() * window_.channels, "out");
+    without_gil(x.bytes(), [&] { average_pool(window_, params_, code_, x.data(), out_code_, out.data()); });
   }
 
  private:
   Window window_;
-  PoolShape shape_;
   Code code_, out_code_;
   AverageParams params_;
 };

@@ -314,8 +314,7 @@ void test_float_groups(Isa isa) {
 }
 
 void test_convolution(Isa isa, const char* name, ConvShape s, bool x_signed, int64_t out = 5) {
-  s.out_h = (s.height + s.top + 2 - (s.dilation_h * (s.kernel_h - 1) + 1)) / s.stride_h + 1;
-  s.out_w = (s.width + s.left + 0 - (s.dilation_w * (s.kernel_w - 1) + 1)) / s.stride_w + 1;
+  s.out_h = s.out_height(), s.out_w = s.out_width();
   const int64_t zero = x_signed ? -3 : 131;
   const auto x = codes(s.batch * s.height * s.width * s.channels, x_signed ? -128 : 0, x_signed ? 127 : 255);
   auto w = codes(out * s.depth(), -128, 127);
@@ -351,19 +350,20 @@ void test_convolutions(Isa isa) {
     const char* name;
     ConvShape s;
   } kShapes[] = {
-      {"channels 2 to 5 of 6", {2, 7, 9, 6, 3, 2, 2, 1, 1, 1, 1, 2, 0, 0, 2, 4, 8}},
-      {"from lines", {2, 7, 9, 16, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 16, 48}},
-      {"from lines, half the channels, stride 2", {2, 8, 9, 16, 3, 3, 2, 2, 0, 2, 1, 1, 0, 0, 8, 8, 24}},
-      {"from lines, dilation", {1, 9, 11, 8, 2, 3, 1, 2, 1, 3, 2, 2, 0, 0, 0, 8, 24}},
-      {"from lines that are filled", {3, 9, 12, 3, 4, 5, 2, 2, 1, 2, 1, 1, 0, 0, 0, 3, 16}},
-      {"filled, dilation", {1, 9, 12, 3, 3, 3, 1, 1, 1, 1, 1, 2, 0, 0, 0, 3, 16}},
-      {"deep", {1, 5, 6, 128, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 128, 384}},
-      {"wide", {1, 3, 230, 8, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 8, 24}},
-      {"lines too long for a strip", {1, 3, 6000, 16, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 16, 48}},
+      {"channels 2 to 5 of 6", {{2, 7, 9, 6, 3, 2, 2, 1, 1, 1, 2, 0, 1, 2}, 0, 0, 2, 4, 8}},
+      {"from lines", {{2, 7, 9, 16, 3, 3, 1, 1, 1, 1, 2, 0, 1, 1}, 0, 0, 0, 16, 48}},
+      {"from lines, half the channels, stride 2", {{2, 8, 9, 16, 3, 3, 2, 2, 0, 2, 2, 0, 1, 1}, 0, 0, 8, 8, 24}},
+      {"from lines, dilation", {{1, 9, 11, 8, 2, 3, 1, 2, 1, 3, 2, 0, 2, 2}, 0, 0, 0, 8, 24}},
+      {"from lines that are filled", {{3, 9, 12, 3, 4, 5, 2, 2, 1, 2, 2, 0, 1, 1}, 0, 0, 0, 3, 16}},
+      {"filled, dilation", {{1, 9, 12, 3, 3, 3, 1, 1, 1, 1, 2, 0, 1, 2}, 0, 0, 0, 3, 16}},
+      {"deep", {{1, 5, 6, 128, 3, 3, 1, 1, 1, 1, 2, 0, 1, 1}, 0, 0, 0, 128, 384}},
+      {"wide", {{1, 3, 230, 8, 3, 3, 1, 1, 1, 1, 2, 0, 1, 1}, 0, 0, 0, 8, 24}},
+      {"lines too long for a strip", {{1, 3, 6000, 16, 3, 3, 1, 1, 1, 1, 2, 0, 1, 1}, 0, 0, 0, 16, 48}},
   };
   for (const auto& k : kShapes)
     for (const bool x_signed : {false, true}) test_convolution(isa, k.name, k.s, x_signed);
-  test_convolution(isa, "from lines, many channels", {1, 4, 30, 8, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 8, 24}, false, 900);
+  test_convolution(isa, "from lines, many channels", {{1, 4, 30, 8, 3, 3, 1, 1, 1, 1, 2, 0, 1, 1}, 0, 0, 0, 8, 24},
+                   false, 900);
 }
 
 }  // namespace

@@ -16,33 +16,33 @@ struct Taps {
 
 struct Pixel {
   int64_t image, start[2];  // position of the first tap
-  Pixel(const BinaryConvArgs& a, int64_t row, int64_t oh, int64_t ow) : image(row / (oh * ow)) {
-    start[0] = row / ow % oh * a.stride[0] - a.padding[0];
-    start[1] = row % ow * a.stride[1] - a.padding[1];
+  Pixel(const Window& a, int64_t row, int64_t oh, int64_t ow) : image(row / (oh * ow)) {
+    start[0] = row / ow % oh * a.stride_h - a.top;
+    start[1] = row % ow * a.stride_w - a.left;
   }
 };
 
 // Copies a row of bits: the taps of a group, zeros outside of the image.
-void gather(const BinaryConvArgs& a, const BinaryConvShape& s, const uint8_t* x, int64_t group, const Pixel& pixel,
+void gather(const Window& a, const BinaryConvShape& s, const uint8_t* x, int64_t group, const Pixel& pixel,
             uint8_t* to) {
   const int64_t bytes = s.bytes(), pitch = s.groups * bytes, line = s.kernel[1] * bytes;
-  const Taps down(pixel.start[0], a.height, a.dilation[0], s.kernel[0]);
-  const Taps across(pixel.start[1], a.width, a.dilation[1], s.kernel[1]);
+  const Taps down(pixel.start[0], a.height, a.dilation_h, s.kernel[0]);
+  const Taps across(pixel.start[1], a.width, a.dilation_w, s.kernel[1]);
   for (int64_t i = 0; i < s.kernel[0]; ++i, to += line) {
     if (i < down.first || i >= down.last || across.first == across.last) {
       std::memset(to, 0, static_cast<size_t>(line));
       continue;
     }
-    const int64_t y = pixel.start[0] + i * a.dilation[0];
+    const int64_t y = pixel.start[0] + i * a.dilation_h;
     const uint8_t* from =
         x + ((pixel.image * a.height + y) * a.width + pixel.start[1]) * pitch + group * bytes;  // of tap 0
     std::memset(to, 0, static_cast<size_t>(across.first * bytes));
-    if (a.dilation[1] == 1 && s.groups == 1) {
+    if (a.dilation_w == 1 && s.groups == 1) {
       std::memcpy(to + across.first * bytes, from + across.first * bytes,
                   static_cast<size_t>((across.last - across.first) * bytes));
     } else {
       for (int64_t j = across.first; j < across.last; ++j)
-        std::memcpy(to + j * bytes, from + j * a.dilation[1] * pitch, static_cast<size_t>(bytes));
+        std::memcpy(to + j * bytes, from + j * a.dilation_w * pitch, static_cast<size_t>(bytes));
     }
     std::memset(to + across.last * bytes, 0, static_cast<size_t>((s.kernel[1] - across.last) * bytes));
   }
@@ -91,16 +91,16 @@ int64_t PackedBitsConv::nbytes() const {
   return sum;
 }
 
-void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsConv& w, const BinaryScales* scales,
-                   void* y) {
+void binary_conv2d(const Window& a, bool channels_first, const uint8_t* x, const PackedBitsConv& w,
+                   const BinaryScales* scales, void* y) {
   const BinaryRow& row = gemm_binary_row(active_isa());
   const BinaryConvShape& s = w.shape();
-  const int64_t oh = a.out(s, 0), ow = a.out(s, 1), pixels = oh * ow, outputs = s.groups * s.outputs;
+  const int64_t oh = a.out_height(), ow = a.out_width(), pixels = oh * ow, outputs = s.groups * s.outputs;
   constexpr int64_t kWide = 4;  // bytes of an int32 or a float
   uint8_t* out = static_cast<uint8_t*>(y);
   for (int64_t g = 0; g < s.groups; ++g) {
     binary_tiles(
-        a.images * pixels, w.weights(g), 0xff, true, 1,
+        a.batch * pixels, w.weights(g), 0xff, true, 1,
         [&](int64_t first, int64_t rows, uint8_t* room) {
           const int64_t bytes = w.weights(g).bytes;
           for (int64_t r = 0; r < rows; ++r) gather(a, s, x, g, Pixel(a, first + r, oh, ow), room + r * bytes);
@@ -113,8 +113,8 @@ void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsCo
           alignas(64) uint8_t values[kBinaryRows * kBinaryColumns * kWide];
           for (int64_t r = 0; r < tile.rows; ++r) {
             const Pixel pixel(a, tile.row + r, oh, ow);
-            const Taps down(pixel.start[0], a.height, a.dilation[0], s.kernel[0]);
-            const Taps across(pixel.start[1], a.width, a.dilation[1], s.kernel[1]);
+            const Taps down(pixel.start[0], a.height, a.dilation_h, s.kernel[0]);
+            const Taps across(pixel.start[1], a.width, a.dilation_w, s.kernel[1]);
             BinaryEpilogueArgs f = tile.epilogue_args(r, 1, s.taps() * s.channels);
             if ((down.last - down.first) * (across.last - across.first) < s.taps()) {
               for (int64_t j = 0; j < tile.columns; ++j)
@@ -122,15 +122,15 @@ void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsCo
                          (f.fix ? f.fix[j] : 0);
               f.fix = fix;
             }
-            f.y = a.channels_first ? values + r * kBinaryColumns * kWide
-                                   : out + ((tile.row + r) * outputs + channel) * kWide;
+            f.y = channels_first ? values + r * kBinaryColumns * kWide
+                                 : out + ((tile.row + r) * outputs + channel) * kWide;
             if (scales) f.sa = scales->a + (scales->a_each ? pixel.image : 0);
             f.sb = columns.scale;
             f.bias = columns.bias;
             scales ? row.epilogue_f32(f) : row.epilogue_s32(f);
           }
           // Channels first: each column of the tile is a run of pixels per image.
-          for (int64_t r = 0, run; a.channels_first && r < tile.rows; r += run) {
+          for (int64_t r = 0, run; channels_first && r < tile.rows; r += run) {
             const int64_t image = (tile.row + r) / pixels, at = (tile.row + r) % pixels;
             run = std::min(tile.rows - r, pixels - at);
             for (int64_t j = 0; j < tile.columns; ++j) {

@@ -1,14 +1,13 @@
 // Convolutions as matrix products whose rows are gathered while they are packed: no im2col matrix in memory.
 #pragma once
+#include "drivers/conv/window.h"
 #include "drivers/gemm/gemm.h"
 
 namespace lowbit {
 
 // x is [batch][height][width][channels]. A row of the product is an output pixel; k runs over kernel rows, kernel
 // columns and the channels of the group, and each kernel row is padded to `line`.
-struct ConvShape {
-  int64_t batch, height, width, channels;
-  int64_t kernel_h, kernel_w, stride_h, stride_w, top, left, dilation_h, dilation_w;
+struct ConvShape : Window {
   int64_t out_h, out_w;
   int64_t first_channel, group_channels;  // of this group
   int64_t line;                           // k of a kernel row: at least kernel_w * group_channels; weights beyond are 0

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/memory.h"
+#include "drivers/conv/window.h"
 
 namespace lowbit {
 
@@ -64,18 +65,9 @@ class PackedBitsConv {
   std::vector<int32_t> ones_;  // [group][kh + 1][kw + 1][outputs]: prefix sums of ones of w over taps
 };
 
-struct BinaryConvArgs {
-  int64_t images, height, width;
-  int64_t stride[2], dilation[2], padding[4];  // padding: top, left, bottom, right; of zeros
-  bool channels_first;                         // y [images][outputs][oh][ow], or [images][oh][ow][outputs]
-  int64_t out(const BinaryConvShape& s, int axis) const {
-    const int64_t size = (axis == 0 ? height : width) + padding[axis] + padding[axis + 2];
-    return (size - dilation[axis] * (s.kernel[axis] - 1) - 1) / stride[axis] + 1;
-  }
-};
-
-// x [images][height][width][groups][bytes], padding bits 0. y is int32, or with scales f32.
-void binary_conv2d(const BinaryConvArgs& a, const uint8_t* x, const PackedBitsConv& w, const BinaryScales* scales,
-                   void* y);
+// x [batch][height][width][groups][bytes], padding bits 0. y [batch][out_height][out_width][outputs], or with
+// channels_first [batch][outputs][out_height][out_width]; int32, or with scales f32.
+void binary_conv2d(const Window& a, bool channels_first, const uint8_t* x, const PackedBitsConv& w,
+                   const BinaryScales* scales, void* y);
 
 }  // namespace lowbit
