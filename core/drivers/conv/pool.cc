@@ -77,14 +77,10 @@ void reduce_across(const Window& p, T* room, T* out, const Reduce& reduce) {
 // The maximum of any number of rows, kRows per pass; each pass begins with the result of the one before.
 void largest(const PoolRow& row, const std::vector<const void*>& rows, int64_t n, void* out) {
   const void* some[kRows];
-  std::vector<uint8_t> before;
   const int64_t count = static_cast<int64_t>(rows.size());
   for (int64_t done = 0; done < count;) {
     int64_t m = 0;
-    if (done > 0) {
-      before.assign(static_cast<const uint8_t*>(out), static_cast<const uint8_t*>(out) + n);
-      some[m++] = before.data();
-    }
+    if (done > 0) some[m++] = out;
     while (m < kRows && done < count) some[m++] = rows[done++];
     row.largest({some, m, n, out});
   }

@@ -1,12 +1,11 @@
-// Pooling of s8 or u8 codes over two axes.
+// Pooling of s8 or u8 codes over two axes. Images are [batch, height, width, channels], contiguous: NHWC as it is, NCHW
+// with each channel an image of one channel. Each window has at least one position inside the image; dilation and
+// groups are 1.
 #pragma once
 #include "base/types.h"
 #include "drivers/conv/window.h"
 
 namespace lowbit {
-
-// Images are [batch, height, width, channels], contiguous: NHWC as it is, NCHW with each channel an image of one
-// channel. Each window has at least one position inside the image; dilation and groups are 1.
 
 // The maximum of each window.
 void max_pool(const Window& shape, Code code, const void* x, void* q);
