@@ -2,9 +2,7 @@
 #include "drivers/conv/conv.h"
 
 #include "bindings/bindings.h"
-#include "bindings/codes.h"
 #include "bindings/epilogue.h"
-#include "drivers/conv/dwconv.h"
 
 namespace lowbit {
 namespace {

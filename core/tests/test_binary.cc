@@ -155,11 +155,11 @@ void test_matmul(int64_t m, int64_t n, int64_t k) {
   on_every_isa("matmul " + sizes, [&] {
     const PackedBits packed(b.data(), n, bytes, static_cast<uint8_t>(0xff >> (-k & 7)));
     std::fill(sums.begin(), sums.end(), -1), std::fill(y.begin(), y.end(), -1.0f);
-    binary_matmul(a.data(), m, packed, k, nullptr, sums.data());
+    binary_matmul(a.data(), m, packed, k, {}, sums.data());
     bool good = sums == want;
     for (const bool each : {false, true}) {
       const BinaryScales scales{sa.data(), each, sb.data(), each, each ? bias.data() : nullptr};
-      binary_matmul(a.data(), m, packed, k, &scales, y.data());
+      binary_matmul(a.data(), m, packed, k, scales, y.data());
       for (int64_t i = 0; i < m * n; ++i) {
         const float scale = sa[each ? i / n : 0] * sb[each ? i % n : 0];
         const float product = static_cast<float>(want[i]) * scale;
@@ -200,7 +200,7 @@ void test_conv(const BinaryConvShape& s, const Window& a, bool channels_first) {
     std::vector<uint8_t> x(a.batch * pixels * s.groups * s.bytes());
     binary_channels_last(stream.data(), a.batch, channels, pixels, s.groups, x.data());
     const PackedBitsConv packed(w.data(), s);
-    binary_conv2d(a, channels_first, x.data(), packed, nullptr, y.data());
+    binary_conv2d(a, channels_first, x.data(), packed, {}, y.data());
     return y == want;
   });
 }

@@ -8,7 +8,7 @@
 
 #include "base/fp_environment.h"
 #include "base/threads.h"
-#include "drivers/conv/dwconv.h"
+#include "drivers/conv/conv.h"
 #include "tests/check.h"
 
 namespace lowbit {

@@ -244,7 +244,7 @@ void test_groups(Isa isa) {
       const float infinity = std::numeric_limits<float>::infinity();
       std::vector<float> y(static_cast<size_t>(s.m * s.n));
       group_matmul(reinterpret_cast<const int8_t*>(a.data()), s.m, a_scale.data(), per_group, packed,
-                   {Result::f32, nullptr, -infinity, infinity}, y.data());
+                   {.result = Result::f32, .floor = -infinity, .ceiling = infinity}, y.data());
       bool good = true;
       for (int64_t i = 0; i < s.m; ++i) {
         for (int64_t j = 0; j < s.n; ++j) {
@@ -289,11 +289,12 @@ void test_float_groups(Isa isa) {
       for (auto& v : bias) v = 0.1f * static_cast<float>(between(-99, 99));
       const PackedGroups packed(b.data(), s.k, s.n, bits, s.block, scale.data(), zeros ? zero.data() : nullptr, 1);
       const float infinity = std::numeric_limits<float>::infinity();
-      const FloatEpilogue epilogue{Result::f32, has_bias ? bias.data() : nullptr, -infinity, infinity};
+      const Epilogue epilogue{
+          .result = Result::f32, .bias = has_bias ? bias.data() : nullptr, .floor = -infinity, .ceiling = infinity};
       std::vector<float> y(static_cast<size_t>(s.m * s.n)), alone(y.size());
-      float_group_matmul({x.data(), Element::f32, s.m}, packed, epilogue, y.data());
+      float_matmul({x.data(), Element::f32, s.m}, packed, epilogue, y.data());
       for (int64_t i = 0; i < s.m; ++i)
-        float_group_matmul({x.data() + i * s.k, Element::f32, 1}, packed, epilogue, alone.data() + i * s.n);
+        float_matmul({x.data() + i * s.k, Element::f32, 1}, packed, epilogue, alone.data() + i * s.n);
       bool good = y == alone;
       for (int64_t i = 0; i < s.m; ++i) {
         for (int64_t j = 0; j < s.n; ++j) {

@@ -1,12 +1,11 @@
 // Depthwise convolution: cuts the output into tiles, builds each tile's table of pointers to pixels of x, and runs the
 // kernel on one output row of a tile at a time.
-#include "drivers/conv/dwconv.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "base/fp_environment.h"
 #include "base/threads.h"
+#include "drivers/conv/conv.h"
 
 namespace lowbit {
 namespace {
@@ -29,6 +28,8 @@ struct Axis {
     return (first_output + entry / kernel) * stride + entry % kernel * dilation - before;
   }
 };
+
+Axis across(const Window& s) { return {s.width, s.left, s.kernel_w, s.stride_w, s.dilation_w}; }
 
 // Copies n bytes, in steps of eight where those bytes may be read and written.
 void copy_few(char* to, const char* from, int64_t n, bool in_steps) {
@@ -53,7 +54,7 @@ struct Plan {
       : shape(s),
         row(*w.row),
         vertical{s.height, s.top, s.kernel_h, s.stride_h, s.dilation_h},
-        horizontal{s.width, s.left, s.kernel_w, s.stride_w, s.dilation_w},
+        horizontal(across(s)),
         channels(std::max<int64_t>(s.channels, row.block)),
         padded(round_up(channels, row.block)) {
     const auto within = [](int64_t wanted, int64_t most) { return std::max<int64_t>(1, std::min(wanted, most)); };
@@ -222,14 +223,10 @@ class Run {
 }  // namespace
 
 DwconvWeights::DwconvWeights(Isa isa, Code x_code, const Window& shape, Code w_code, const void* w, const int32_t* zero)
-    : channels(shape.channels),
-      kh(shape.kernel_h),
-      kw(shape.kernel_w),
-      stride_w(shape.stride_w),
-      dilation_w(shape.dilation_w) {
-  const Axis horizontal{shape.width, shape.left, kw, stride_w, dilation_w};
-  row = &dwconv_row(isa, x_code, kh, kw, horizontal.step());
-  const int64_t room = std::max<int64_t>(channels, row->block), taps = kh * kw;
+    : window(shape) {
+  const int64_t channels = shape.channels, taps = shape.taps(), kh = shape.kernel_h, kw = shape.kernel_w;
+  row = &dwconv_row(isa, x_code, kh, kw, across(shape).step());
+  const int64_t room = std::max<int64_t>(channels, row->block);
   std::vector<int16_t> shifted(room * taps, 0);
   sum.assign(channels, 0);
   for (int64_t c = 0; c < channels; ++c)

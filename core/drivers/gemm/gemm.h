@@ -52,7 +52,7 @@ struct Epilogue {
   const float* row_scale = nullptr;  // [m], or one, or null for 1
   bool scale_per_row = false;
   const float* bias = nullptr;  // [n]
-  float floor, ceiling;
+  float floor = 0, ceiling = 0;
   float out_scale = 1;
   int32_t zero = 0, lo = 0, hi = 0;
   bool wide = false;  // s32: int64 instead, for any depth
