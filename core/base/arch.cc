@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/cpu_model.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #elif defined(__aarch64__) && defined(__linux__)
@@ -23,9 +25,6 @@ namespace {
 #else
 [[maybe_unused]] constexpr bool kEmulated = false;
 #endif
-}  // namespace
-
-namespace {
 
 using Features = std::vector<std::pair<std::string, bool>>;
 
@@ -93,21 +92,36 @@ Features detect() {
 Features detect() { return {}; }
 #endif
 
-constexpr const char* kIsaNames[] = {"scalar", "avx2",    "avxvnni", "avx512",  "vnni",
-                                     "neon",   "dotprod", "i8mm",    "vpopcnt", "vbmi"};
+// By Isa: its name, the ISA it extends, and the features it needs beyond that one's. Other architectures lack them.
+constexpr struct {
+  const char* name;
+  Isa base;
+  const char* features[4];
+} kIsas[] = {
+    {"scalar", Isa::scalar, {}},
+    {"avx2", Isa::scalar, {"avx2", "fma", "f16c"}},
+    {"avxvnni", Isa::avx2, {"avx_vnni"}},
+    {"avx512", Isa::avx2, {"avx512f", "avx512bw", "avx512vl", "avx512dq"}},
+    {"vnni", Isa::avx512, {"avx512_vnni"}},
+    {"neon", Isa::scalar, {"neon"}},
+    {"dotprod", Isa::neon, {"dotprod"}},
+    {"i8mm", Isa::dotprod, {"i8mm"}},
+    {"vpopcnt", Isa::avx512, {"avx512_vpopcntdq", "avx512_bitalg"}},
+    {"vbmi", Isa::avx512, {"avx512_vbmi"}},
+};
 
-// The best available ISA that is not above the one of this name; "" caps nothing.
-Isa best_under(const std::string& cap) {
-  int limit = kIsaCount - 1;
-  for (int i = 0; i < kIsaCount; ++i)
-    if (cap == kIsaNames[i]) limit = i;
-  while (!isa_available(static_cast<Isa>(limit))) --limit;
-  return static_cast<Isa>(limit);
+// The number of the ISA of this name that can be active, or kIsaCount.
+int isa_called(const std::string& name) {
+  int i = 0;
+  while (i < kIsaCount && name != kIsas[i].name) ++i;
+  return i;
 }
 
-bool known_cap(const std::string& name) {
-  if (name.empty()) return true;
-  return std::find(kIsaNames, kIsaNames + kIsaCount, name) != kIsaNames + kIsaCount;
+// The best available ISA that is not above the one of this name; "" caps nothing.
+int best_under(const std::string& cap) {
+  int limit = std::min(isa_called(cap), kIsaCount - 1);
+  while (!isa_available(static_cast<Isa>(limit))) --limit;
+  return limit;
 }
 
 struct Dispatch {
@@ -116,7 +130,7 @@ struct Dispatch {
   Dispatch() {
     const char* env = std::getenv("LOWBIT_MAX_ISA");
     if (env != nullptr) cap = env;
-    isa = static_cast<int>(best_under(cap));
+    isa = best_under(cap);
   }
 };
 
@@ -125,9 +139,22 @@ Dispatch& dispatch() {
   return instance;
 }
 
+// CPUs with 48 KiB of L1 and more (Zen 5, and Intel's from Ice Lake on) start two 512-bit operations per cycle.
+constexpr int64_t kTwoPortL1 = 48 << 10;
+
+CpuModel detect_model() {
+  CpuModel cpu;
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+  const auto bytes = [](int level) { return static_cast<int64_t>(sysconf(level) > 0 ? sysconf(level) : 0); };
+  cpu.l1 = bytes(_SC_LEVEL1_DCACHE_SIZE), cpu.l2 = bytes(_SC_LEVEL2_CACHE_SIZE), cpu.l3 = bytes(_SC_LEVEL3_CACHE_SIZE);
+#endif
+  cpu.dot_ports = cpu.l1 >= kTwoPortL1 ? 2 : 1;
+  return cpu;
+}
+
 }  // namespace
 
-const char* isa_name(Isa isa) { return kIsaNames[static_cast<int>(isa)]; }
+const char* isa_name(Isa isa) { return kIsas[static_cast<int>(isa)].name; }
 
 const Features& cpu_features() {
   static const Features& features = *new Features(detect());  // kept: daemon threads outlive static destructors
@@ -156,34 +183,10 @@ std::string cpu_brand() {
 }
 
 bool isa_available(Isa isa) {
-  switch (isa) {
-    case Isa::scalar:
-      return true;
-#if defined(__x86_64__)
-    case Isa::avx2:
-      return has_feature("avx2") && has_feature("fma") && has_feature("f16c");
-    case Isa::avxvnni:
-      return has_feature("avx_vnni") && isa_available(Isa::avx2);
-    case Isa::avx512:
-      return has_feature("avx512f") && has_feature("avx512bw") && has_feature("avx512vl") && has_feature("avx512dq") &&
-             isa_available(Isa::avx2);
-    case Isa::vnni:
-      return has_feature("avx512_vnni") && isa_available(Isa::avx512);
-    case Isa::vpopcnt:
-      return has_feature("avx512_vpopcntdq") && has_feature("avx512_bitalg") && isa_available(Isa::avx512);
-    case Isa::vbmi:
-      return has_feature("avx512_vbmi") && isa_available(Isa::avx512);
-#elif defined(__aarch64__)
-    case Isa::neon:
-      return has_feature("neon");
-    case Isa::dotprod:
-      return has_feature("dotprod") && isa_available(Isa::neon);
-    case Isa::i8mm:
-      return has_feature("i8mm") && isa_available(Isa::dotprod);
-#endif
-    default:
-      return false;
-  }
+  const auto& needs = kIsas[static_cast<int>(isa)];
+  for (const char* feature : needs.features)
+    if (feature != nullptr && !has_feature(feature)) return false;
+  return isa == Isa::scalar || isa_available(needs.base);
 }
 
 bool extends(Isa extension, Isa isa) {
@@ -193,12 +196,17 @@ bool extends(Isa extension, Isa isa) {
 
 Isa active_isa() { return static_cast<Isa>(dispatch().isa.load(std::memory_order_relaxed)); }
 
+const CpuModel& cpu_model() {
+  static const CpuModel& cpu = *new CpuModel(detect_model());
+  return cpu;
+}
+
 const std::string& max_isa() { return dispatch().cap; }
 
 bool set_max_isa(const std::string& name) {
-  if (!known_cap(name)) return false;
+  if (!name.empty() && isa_called(name) == kIsaCount) return false;
   dispatch().cap = name;
-  dispatch().isa = static_cast<int>(best_under(name));
+  dispatch().isa = best_under(name);
   return true;
 }
 

@@ -40,22 +40,15 @@ void for_each_segment(const Granularity& l, int64_t begin, int64_t end, Groups&&
     on_groups(begin, end - begin, int64_t{1}, int64_t{0});
     return;
   }
+  const bool channel = l.kind == GranularityKind::channel;
   if (l.varying()) {
-    // Rows of `columns` elements; `band` consecutive rows share one row of scales.
-    const int64_t columns = l.kind == GranularityKind::channel ? l.axis : l.inner;
-    const auto band_of = [&](int64_t row, int64_t& first_scale) {
-      if (l.kind == GranularityKind::channel) {
-        first_scale = 0;
-        return l.outer;
-      }
-      const int64_t o = row / l.axis, a = row % l.axis, g = a / l.block;
-      first_scale = (o * l.groups() + g) * columns;
-      return o * l.axis + std::min(l.axis, (g + 1) * l.block);
-    };
+    // Rows of `columns` elements; a band of consecutive rows shares one row of scales.
+    const int64_t columns = channel ? l.axis : l.inner;
     while (begin < end) {
-      const int64_t row = begin / columns, column = begin % columns;
-      int64_t scale;
-      const int64_t band_end = std::min(end, band_of(row, scale) * columns);
+      const int64_t row = begin / columns, column = begin % columns, o = row / l.axis, g = row % l.axis / l.block;
+      const int64_t scale = channel ? 0 : (o * l.groups() + g) * columns;
+      const int64_t band_rows = channel ? l.outer : o * l.axis + std::min(l.axis, (g + 1) * l.block);
+      const int64_t band_end = std::min(end, band_rows * columns);
       if (column != 0 || begin + columns > band_end) {  // part of a row
         const int64_t stop = std::min(band_end, begin - column + columns);
         on_rectangle(begin, int64_t{1}, columns, stop - begin, scale + column);
@@ -70,7 +63,6 @@ void for_each_segment(const Granularity& l, int64_t begin, int64_t end, Groups&&
   }
   // Runs of `length` elements in lines of `line` elements. A line starts at scale 0 (channel) or after the scales of
   // the line before (group), and may end with a short run.
-  const bool channel = l.kind == GranularityKind::channel;
   const int64_t length = channel ? l.inner : l.block;
   const bool unbroken = !channel && l.axis % l.block == 0;  // no short runs: one line
   const int64_t line = channel ? l.axis * l.inner : (unbroken ? l.elements() : l.axis);

@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -33,32 +33,22 @@ void relax() {
 
 // cgroup v2 or v1 CPU quota, rounded up; 0: none.
 int cgroup_cpus() {
-  long quota = -1, period = 0;
-  if (FILE* f = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
-    if (std::fscanf(f, "%ld %ld", &quota, &period) != 2) quota = -1;
-    std::fclose(f);
+  long quota = 0, period = 0;  // what is no number, such as "max", is read as 0
+  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2) {
+    v2 >> quota >> period;
   } else {
-    if (FILE* q = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "r")) {
-      if (std::fscanf(q, "%ld", &quota) != 1) quota = -1;
-      std::fclose(q);
-    }
-    if (FILE* p = std::fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "r")) {
-      if (std::fscanf(p, "%ld", &period) != 1) period = 0;
-      std::fclose(p);
-    }
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota;
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
   }
   return quota > 0 && period > 0 ? static_cast<int>((quota + period - 1) / period) : 0;
 }
 
-int threads_from(const char* variable) {
-  const char* text = std::getenv(variable);
-  const int n = text != nullptr ? std::atoi(text) : 0;  // OMP_NUM_THREADS may be "4,2": the first counts
-  return n > 0 ? n : 0;
-}
-
 int default_threads() {
-  if (const int n = threads_from("LOWBIT_NUM_THREADS")) return n;
-  if (const int n = threads_from("OMP_NUM_THREADS")) return n;
+  for (const char* variable : {"LOWBIT_NUM_THREADS", "OMP_NUM_THREADS"}) {
+    const char* text = std::getenv(variable);
+    const int n = text != nullptr ? std::atoi(text) : 0;  // OMP_NUM_THREADS may be "4,2": the first counts
+    if (n > 0) return n;
+  }
   return usable_cpus();
 }
 

@@ -1,6 +1,7 @@
 // Element and code types.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 namespace lowbit {
 
@@ -28,15 +29,7 @@ static inline int64_t packed_bytes(Code c, int64_t n) { return (n * code_bits(c)
 
 // The type the arithmetic runs in: f64 for f64 data, f32 for everything narrower.
 template <class In>
-struct compute_type {
-  using type = float;
-};
-template <>
-struct compute_type<double> {
-  using type = double;
-};
-template <class In>
-using compute_t = typename compute_type<In>::type;
+using compute_t = std::conditional_t<std::is_same_v<In, double>, double, float>;
 
 // Block size of sums: element i of a block goes to lane i mod 8, and blocks are added in order.
 constexpr int64_t kSumBlock = 4096;

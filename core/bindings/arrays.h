@@ -14,43 +14,42 @@
 #include <cstring>
 #include <initializer_list>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "bindings/errors.h"
-
 namespace lowbit {
+
+// Becomes lowbit.InvalidProblem.
+struct InvalidProblem : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+[[noreturn]] inline void refuse(const char* name, const std::string& why) {
+  throw nanobind::value_error((std::string(name) + ": " + why).c_str());
+}
 
 // An argument that a plan takes only if it matches the description of Buffer::exactly. Others are no error.
 struct Candidate {
   PyObject* object = nullptr;
 };
-struct ScaleCandidate : Candidate {};      // or a number
-struct ZeroPointCandidate : Candidate {};  // or an integer
+struct NumbersCandidate : Candidate {};  // or a number
 
 // The address of contiguous memory whose size and type the caller vouches for. Viewing a torch tensor as an array takes
 // longer than a small call.
-struct Address {
-  uintptr_t value;
-  template <class T = void>
-  T* as() const {
-    return reinterpret_cast<T*>(value);
-  }
-};
+using Address = uintptr_t;
+template <class T = void>
+T* memory_at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
 
 struct Real {};  // as an element type: float32 or float64
 
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(nanobind::handle object, const char* name, bool writable = false) {
-    if (!borrow(object, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE))
-      throw nanobind::type_error(
-          (std::string(name) + ": expected a contiguous " + (writable ? "writable " : "") + "array of plain bytes")
-              .c_str());
-  }
   Buffer(Buffer&& other) noexcept : view_(other.view_), held_(std::exchange(other.held_, false)) {}
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(view_, other.view_);
@@ -113,9 +112,7 @@ class Buffer {
   // Refuses anything but exactly `expected` bytes. The Python layer has checked sizes already.
   const Buffer& require(int64_t expected, const char* name) const {
     if (bytes() != expected)
-      throw nanobind::value_error(
-          (std::string(name) + ": expected " + std::to_string(expected) + " bytes, got " + std::to_string(bytes()))
-              .c_str());
+      refuse(name, "expected " + std::to_string(expected) + " bytes, got " + std::to_string(bytes()));
     return *this;
   }
 
@@ -149,12 +146,10 @@ template <class T>
 class Array : public Buffer {
  public:
   using Element = std::remove_const_t<T>;
-  auto data() const {
-    if constexpr (std::is_same_v<Element, Real>) {
-      return as<std::conditional_t<std::is_const_v<T>, const void, void>>();
-    } else {
-      return as<T>();
-    }
+  T* data() const
+    requires(!std::is_same_v<Element, Real>)
+  {
+    return as<T>();
   }
   int64_t size() const
     requires(!std::is_void_v<T> && !std::is_same_v<Element, Real>)
@@ -234,18 +229,7 @@ struct type_caster<lowbit::Array<T>> {
     }                                                                  \
   };
 CANDIDATE(Candidate, "NDArray[typing.Any]")
-CANDIDATE(ScaleCandidate, "ArrayLike")
-CANDIDATE(ZeroPointCandidate, "ArrayLike")
+CANDIDATE(NumbersCandidate, "ArrayLike")
 #undef CANDIDATE
-template <>
-struct type_caster<lowbit::Address> {
-  NB_TYPE_CASTER(lowbit::Address, const_name("int"))
-  bool from_python(handle object, uint8_t flags, cleanup_list* cleanup) noexcept {
-    make_caster<uintptr_t> address;
-    if (!address.from_python(object, flags, cleanup)) return false;
-    value.value = address.value;
-    return true;
-  }
-};
 
 }  // namespace nanobind::detail

@@ -4,8 +4,6 @@
 #include <limits>
 
 #include "bindings/bindings.h"
-#include "bindings/codes.h"
-#include "bindings/window.h"
 
 namespace lowbit {
 namespace {
@@ -14,22 +12,19 @@ using Bits = Array<const uint8_t>;
 using Floats = std::optional<Array<const float>>;
 
 int64_t bytes_of(int64_t bits) { return (bits + 7) / 8; }
-void require_bits(int64_t k, const char* name) {
-  if (k < 0 || k > std::numeric_limits<int32_t>::max())
-    throw nb::value_error((std::string(name) + ": expected 0 to 2^31 - 1").c_str());
+int64_t checked_bits(int64_t k, const char* name) {
+  if (k < 0 || k > std::numeric_limits<int32_t>::max()) refuse(name, "expected 0 to 2^31 - 1");
+  return k;
 }
-uint8_t last_mask(int64_t k) { return static_cast<uint8_t>(0xff >> (-k & 7)); }
 
 struct BinaryMatrix {
-  int64_t n, k;
+  int64_t k, n;
   PackedBits bits;
 
-  static BinaryMatrix make(const Bits& rows, int64_t k) {
-    require_bits(k, "k");
-    const int64_t n = rows_of(rows, bytes_of(k), 1, "bits");
-    product_of({n, bytes_of(k)}, "bits");
-    return {n, k, PackedBits(rows.data(), n, bytes_of(k), last_mask(k))};
-  }
+  BinaryMatrix(const Bits& rows, int64_t depth)
+      : k(checked_bits(depth, "k")),
+        n(rows_of(rows, bytes_of(k), 1, "bits")),
+        bits(rows.data(), n, bytes_of(k), last_mask(k)) {}
 };
 
 // Scales and bias of the outputs; without scales, results are int32 sums.
@@ -42,10 +37,10 @@ struct OutputScales {
     require(bias, 4 * outputs, "bias");
     if (bias && !scale) throw nb::value_error("bias: expected a scale too");
   }
-  std::optional<BinaryScales> with(const Floats& a_scale, int64_t rows) const {
+  BinaryScales with(const Floats& a_scale, int64_t rows) const {
     if (a_scale.has_value() != scale.has_value()) throw nb::value_error("scale: expected on both sides, or on none");
-    if (!scale) return std::nullopt;
-    return BinaryScales{a_scale->data(), is_many(*a_scale, 4, rows, "a_scale"), scale->data(), each, data_of(bias)};
+    if (!scale) return {};
+    return {a_scale->data(), is_many(*a_scale, 4, rows, "a_scale"), scale->data(), each, data_of(bias)};
   }
 };
 
@@ -57,9 +52,8 @@ class BinaryGemmPlan {
   void run(const Bits& a, const Array<void>& out, const Floats& a_scale) const {
     const int64_t m = rows_of(a, bytes_of(b_->k), 1, "a");
     out.require(4 * product_of({m, b_->n}, "out"), "out");
-    const std::optional<BinaryScales> scales = scales_.with(a_scale, m);
-    without_gil_for_product(
-        m, b_->n, b_->k, [&] { binary_matmul(a.data(), m, b_->bits, b_->k, scales ? &*scales : nullptr, out.data()); });
+    const BinaryScales scales = scales_.with(a_scale, m);
+    without_gil_for_product(m, b_->n, b_->k, [&] { binary_matmul(a.data(), m, b_->bits, b_->k, scales, out.data()); });
   }
   static int64_t workspace_for(int64_t m, int64_t n, int64_t k) {
     check_product(m, n, k);
@@ -79,7 +73,7 @@ PackedBitsConv make_conv(const Bits& w, int64_t channels) {
   const BinaryConvShape shape{v.shape[0], channels, v.shape[1], {v.shape[2], v.shape[3]}};
   if (v.shape[4] != shape.bytes()) throw nb::value_error("w: its last axis is not that of the channels");
   product_of({shape.kernel[0] + 1, shape.kernel[1] + 1, shape.groups, shape.outputs, 8 * shape.bytes()}, "w");
-  require_bits(shape.taps() * 8 * shape.bytes(), "w: bits of an output");
+  checked_bits(shape.taps() * 8 * shape.bytes(), "w: bits of an output");
   return PackedBitsConv(w.data(), shape);
 }
 
@@ -88,40 +82,36 @@ class BinaryConvPlan {
   BinaryConvPlan(std::shared_ptr<PackedBitsConv> w, const Window& window, bool channels_first, Floats scale,
                  Floats bias)
       : w_(std::move(w)),
-        args_{window.image[0],
-              window.image[1],
-              window.image[2],
-              {window.stride[0], window.stride[1]},
-              {window.dilation[0], window.dilation[1]},
-              {window.padding[0], window.padding[1], window.padding[2], window.padding[3]},
-              channels_first},
-        outputs_(w_->shape().groups * w_->shape().outputs),
+        window_(window),
+        channels_first_(channels_first),
+        outputs_(w_->shape.groups * w_->shape.outputs),
         pixels_(window.pixels()),
         scales_(std::move(scale), std::move(bias), outputs_) {
-    const BinaryConvShape& s = w_->shape();
-    if (window.kernel[0] != s.kernel[0] || window.kernel[1] != s.kernel[1] || window.groups != s.groups ||
-        window.image[3] != s.groups * s.channels)
+    const BinaryConvShape& s = w_->shape;
+    if (window.kernel_h != s.kernel[0] || window.kernel_w != s.kernel[1] || window.groups != s.groups ||
+        window.channels != s.groups * s.channels)
       throw nb::value_error("window: not that of the weights");
     product_of({pixels_, outputs_}, "out");
-    inputs_ = product_of({window.image[0], window.image[1], window.image[2], s.groups, s.bytes()}, "x");
+    inputs_ = product_of({window.batch, window.height, window.width, s.groups, s.bytes()}, "x");
   }
 
   void run(const Bits& x, const Array<void>& out, const Floats& x_scale) const {
     x.require(inputs_, "x"), out.require(4 * pixels_ * outputs_, "out");
-    const std::optional<BinaryScales> scales = scales_.with(x_scale, args_.images);
-    without_gil_for_product(pixels_, outputs_, w_->shape().taps() * w_->shape().channels,
-                            [&] { binary_conv2d(args_, x.data(), *w_, scales ? &*scales : nullptr, out.data()); });
+    const BinaryScales scales = scales_.with(x_scale, window_.batch);
+    without_gil_for_product(pixels_, outputs_, w_->shape.taps() * w_->shape.channels,
+                            [&] { binary_conv2d(window_, channels_first_, x.data(), *w_, scales, out.data()); });
   }
 
  private:
   std::shared_ptr<PackedBitsConv> w_;
-  BinaryConvArgs args_;
+  Window window_;
+  bool channels_first_;
   int64_t outputs_, pixels_, inputs_ = 0;
   OutputScales scales_;
 };
 
 void align_rows(const Bits& stream, int64_t rows, int64_t k, const Array<uint8_t>& out) {
-  require_bits(k, "k");
+  checked_bits(k, "k");
   stream.require(bytes_of(product_of({rows, k}, "rows")), "stream"), out.require(rows * bytes_of(k), "out");
   without_gil_for_product(rows, k, 8, [&] { binary_align_rows(stream.data(), rows, k, out.data()); });
 }
@@ -142,12 +132,10 @@ void channels_last(const Bits& stream, int64_t channels, const Array<uint8_t>& o
 
 void bind_binary(nb::module_& m) {
   nb::class_<BinaryMatrix>(m, "BinaryMatrix", "Rows of bits, packed once as the right side of products.")
-      .def(
-          "__init__",
-          [](BinaryMatrix* self, const Bits& bits, int64_t k) { new (self) BinaryMatrix(BinaryMatrix::make(bits, k)); },
-          "bits"_a, "k"_a, "bits: [n, bytes], the first bit in bit 0, k bits per row.")
-      .def_prop_ro("n", [](const BinaryMatrix& b) { return b.n; })
-      .def_prop_ro("k", [](const BinaryMatrix& b) { return b.k; })
+      .def(nb::init<const Bits&, int64_t>(), "bits"_a, "k"_a,
+           "bits: [n, bytes], the first bit in bit 0, k bits per row.")
+      .def_ro("n", &BinaryMatrix::n)
+      .def_ro("k", &BinaryMatrix::k)
       .def_prop_ro("nbytes", [](const BinaryMatrix& b) { return b.bits.nbytes(); });
   nb::class_<BinaryGemmPlan>(m, "BinaryGemmPlan", "Rows of bits times packed rows: k - 2 * popcount(a xor b).")
       .def(nb::init<std::shared_ptr<BinaryMatrix>, Floats, Floats>(), "b"_a, "scale"_a.none() = nb::none(),
@@ -163,12 +151,10 @@ void bind_binary(nb::module_& m) {
             new (self) PackedBitsConv(make_conv(w, channels));
           },
           "w"_a, "channels"_a, "w: [groups, outputs, height, width, bytes]; channels, outputs: per group.")
-      .def_prop_ro("groups", [](const PackedBitsConv& w) { return w.shape().groups; })
-      .def_prop_ro("channels", [](const PackedBitsConv& w) { return w.shape().groups * w.shape().channels; })
-      .def_prop_ro("outputs", [](const PackedBitsConv& w) { return w.shape().groups * w.shape().outputs; })
-      .def_prop_ro(
-          "kernel",
-          [](const PackedBitsConv& w) { return std::array<int64_t, 2>{w.shape().kernel[0], w.shape().kernel[1]}; })
+      .def_prop_ro("groups", [](const PackedBitsConv& w) { return w.shape.groups; })
+      .def_prop_ro("channels", [](const PackedBitsConv& w) { return w.shape.groups * w.shape.channels; })
+      .def_prop_ro("outputs", [](const PackedBitsConv& w) { return w.shape.groups * w.shape.outputs; })
+      .def_prop_ro("kernel", [](const PackedBitsConv& w) { return w.shape.kernel; })
       .def_prop_ro("nbytes", &PackedBitsConv::nbytes);
   nb::class_<BinaryConvPlan>(m, "BinaryConvPlan", "A convolution of bits; padding adds nothing to a sum.")
       .def(nb::init<std::shared_ptr<PackedBitsConv>, const Window&, bool, Floats, Floats>(), "w"_a, "window"_a,

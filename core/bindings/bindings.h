@@ -2,8 +2,8 @@
 //
 // Conventions of this folder:
 //   - Every type caster is included here, so that all files convert a type in the same way.
-//   - Arrays are Array<T> (arrays.h), sizes are checked with product_of (sizes.h), enums are the core's own, bound in
-//     enums.cc. A missing array is std::optional<Array<T>>.
+//   - Arrays are Array<T> (arrays.h), sizes are checked with product_of (sizes.h), enums are the core's own. A missing
+//   array is std::optional<Array<T>>.
 //   - Nothing takes more than six parameters besides self: what belongs together is a small bound struct.
 //   - Work on many elements runs in without_gil (gil.h).
 #pragma once
@@ -19,7 +19,6 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/arrays.h"
-#include "bindings/errors.h"
 #include "bindings/gil.h"
 #include "bindings/sizes.h"
 
@@ -35,23 +34,9 @@ void bind_enum(nb::module_& m, const char* type, const char* doc, const char* co
   for (size_t i = 0; i < N; ++i) bound.value(names[i], static_cast<E>(i));
 }
 
-void bind_enums(nb::module_& m);
-
-void bind_errors(nb::module_& m);
-void bind_granularity(nb::module_& m);
-void bind_quantize(nb::module_& m);
-void bind_dynamic(nb::module_& m);
-void bind_fake_quantize(nb::module_& m);
-void bind_range(nb::module_& m);
-void bind_pack(nb::module_& m);
-void bind_epilogue(nb::module_& m);
-void bind_gemm(nb::module_& m);
-void bind_linear(nb::module_& m);
-void bind_conv(nb::module_& m);
-void bind_elementwise(nb::module_& m);
-void bind_binary(nb::module_& m);
-void bind_schedule(nb::module_& m);
-void bind_sketch(nb::module_& m);
-void bind_hardware(nb::module_& m);
+// One for each file: adds what the file binds.
+using Bind = void(nb::module_&);
+Bind bind_quantize, bind_fake_quantize, bind_epilogue, bind_gemm, bind_linear, bind_conv, bind_elementwise, bind_binary,
+    bind_sketch, bind_hardware;
 
 }  // namespace lowbit

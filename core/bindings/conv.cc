@@ -1,12 +1,8 @@
 // Convolutions of codes, channels last: windows, weights and plans.
 #include "drivers/conv/conv.h"
 
-#include "base/threads.h"
 #include "bindings/bindings.h"
-#include "bindings/codes.h"
 #include "bindings/epilogue.h"
-#include "bindings/window.h"
-#include "drivers/conv/dwconv.h"
 
 namespace lowbit {
 namespace {
@@ -14,7 +10,8 @@ namespace {
 void make_window(Window* self, std::array<int64_t, 4> image, std::array<int64_t, 2> kernel,
                  std::array<int64_t, 2> stride, std::array<int64_t, 4> padding, std::array<int64_t, 2> dilation,
                  int64_t groups) {
-  const Window w{image, kernel, stride, padding, dilation, groups};
+  const Window w{image[0],   image[1],   image[2],   image[3],   kernel[0],   kernel[1],   stride[0], stride[1],
+                 padding[0], padding[1], padding[2], padding[3], dilation[0], dilation[1], groups};
   product_of(image, "image");
   for (const int64_t n : padding) product_of({n}, "padding");
   if (groups < 1 || image[3] % groups != 0) throw nb::value_error("groups: expected a divisor of the channels");
@@ -27,7 +24,7 @@ void make_window(Window* self, std::array<int64_t, 4> image, std::array<int64_t,
       throw nb::value_error("kernel: larger than the padded image");
   }
   product_of({kernel[0], kernel[1], image[3]}, "kernel");
-  product_of({image[0], w.out(0), w.out(1)}, "image");
+  product_of({image[0], w.out_height(), w.out_width()}, "image");
   new (self) Window(w);
 }
 
@@ -45,8 +42,8 @@ class ConvPlan {
       throw nb::value_error("weights, epilogues: expected one per group");
     for (size_t i = 0; i < weights_.size(); ++i) {
       const PackedMatrix& w = *weights_[i];
-      const int64_t run = window.kernel[1] * channels();
-      if (w.k % window.kernel[0] != 0 || w.k / window.kernel[0] < run || w.n != weights_[0]->n)
+      const int64_t run = window.kernel_w * channels();
+      if (w.k % window.kernel_h != 0 || w.k / window.kernel_h < run || w.n != weights_[0]->n)
         throw nb::value_error("weights: their depth is not that of the window");
       item_ = epilogues_[i]->item(w.k);
       if (item_ != epilogues_[0]->item(w.k)) throw nb::value_error("epilogues: results of several types");
@@ -73,26 +70,14 @@ class ConvPlan {
   }
 
  private:
-  int64_t channels() const { return window_.image[3] / window_.groups; }
+  int64_t channels() const { return window_.channels / window_.groups; }
   ConvShape shape(int64_t group) const {
-    const Window& w = window_;
-    return {.batch = w.image[0],
-            .height = w.image[1],
-            .width = w.image[2],
-            .channels = w.image[3],
-            .kernel_h = w.kernel[0],
-            .kernel_w = w.kernel[1],
-            .stride_h = w.stride[0],
-            .stride_w = w.stride[1],
-            .top = w.padding[0],
-            .left = w.padding[1],
-            .dilation_h = w.dilation[0],
-            .dilation_w = w.dilation[1],
-            .out_h = w.out(0),
-            .out_w = w.out(1),
-            .first_channel = group * channels(),
-            .group_channels = channels(),
-            .line = weights_[group]->k / w.kernel[0]};
+    return {window_,
+            window_.out_height(),
+            window_.out_width(),
+            group * channels(),
+            channels(),
+            weights_[group]->k / window_.kernel_h};
   }
 
   std::vector<std::shared_ptr<PackedMatrix>> weights_;
@@ -103,31 +88,17 @@ class ConvPlan {
   int64_t outputs_ = 0, item_ = 0;
 };
 
-DwconvShape depthwise_shape(const Window& w) {
-  if (w.image[3] < 1) throw nb::value_error("channels: must be positive");
-  if (w.kernel[0] > kDwconvMaxTaps / w.kernel[1]) throw nb::value_error("kernel: too many taps");
-  return {.batch = w.image[0],
-          .height = w.image[1],
-          .width = w.image[2],
-          .channels = w.image[3],
-          .kh = w.kernel[0],
-          .kw = w.kernel[1],
-          .stride_h = w.stride[0],
-          .stride_w = w.stride[1],
-          .top = w.padding[0],
-          .left = w.padding[1],
-          .bottom = w.padding[2],
-          .right = w.padding[3],
-          .dilation_h = w.dilation[0],
-          .dilation_w = w.dilation[1]};
+const Window& depthwise(const Window& w) {
+  if (w.channels < 1) throw nb::value_error("channels: must be positive");
+  if (w.kernel_h > kDwconvMaxTaps / w.kernel_w) throw nb::value_error("kernel: too many taps");
+  return w;
 }
 
 std::unique_ptr<DwconvWeights> depthwise_weights(const Window& window, Code x_code, const Array<const void>& w,
                                                  Code w_code, const std::optional<Array<const int32_t>>& zero) {
-  const DwconvShape shape = depthwise_shape(window);
-  w.require(shape.channels * shape.kh * shape.kw, "w");
-  require(zero, shape.channels * 4, "w_zero_point");
-  return std::make_unique<DwconvWeights>(active_isa(), byte_code(x_code), shape, byte_code(w_code), w.data(),
+  w.require(depthwise(window).channels * window.taps(), "w");
+  require(zero, window.channels * 4, "w_zero_point");
+  return std::make_unique<DwconvWeights>(active_isa(), byte_code(x_code), window, byte_code(w_code), w.data(),
                                          data_of(zero));
 }
 
@@ -135,26 +106,25 @@ class DepthwiseConvPlan {
  public:
   DepthwiseConvPlan(std::shared_ptr<DwconvWeights> weights, const Window& window, int32_t zero,
                     std::shared_ptr<EpilogueSpec> epilogue)
-      : weights_(std::move(weights)), shape_(depthwise_shape(window)), zero_(zero), epilogue_(std::move(epilogue)) {
-    if (!weights_->serves(shape_)) throw nb::value_error("window: not the one the weights were prepared for");
-    product_of({window.pixels(), shape_.channels}, "window");
+      : weights_(std::move(weights)), window_(depthwise(window)), zero_(zero), epilogue_(std::move(epilogue)) {
+    if (!weights_->serves(window_)) throw nb::value_error("window: not the one the weights were prepared for");
+    product_of({window.pixels(), window.channels}, "window");
   }
 
   void run(const Array<const void>& x, const Array<void>& out) const {
-    x.require(shape_.batch * shape_.height * shape_.width * shape_.channels, "x");
-    out.require(shape_.outputs() * result_bytes(epilogue_->result), "out");
-    Epilogue e = epilogue_->epilogue(1, shape_.channels);
+    const int64_t outputs = window_.pixels() * window_.channels;
+    x.require(window_.inputs(), "x");
+    out.require(outputs * result_bytes(epilogue_->result), "out");
+    Epilogue e = epilogue_->epilogue(1, window_.channels);
     e.scale_per_row = false;  // one for all pixels
-    without_gil_for_product(shape_.outputs(), shape_.kh, shape_.kw,
-                            [&] { dwconv(shape_, *weights_, x.data(), zero_, e, out.data()); });
+    without_gil_for_product(outputs, window_.kernel_h, window_.kernel_w,
+                            [&] { dwconv(window_, *weights_, x.data(), zero_, e, out.data()); });
   }
-  int64_t workspace_bytes() const {
-    return num_threads() * dwconv_thread_bytes(shape_, *weights_) + dwconv_call_bytes(shape_, *weights_);
-  }
+  int64_t workspace_bytes() const { return dwconv_workspace(window_, *weights_); }
 
  private:
   std::shared_ptr<DwconvWeights> weights_;
-  DwconvShape shape_;
+  Window window_;
   int32_t zero_;
   std::shared_ptr<EpilogueSpec> epilogue_;
 };
@@ -167,8 +137,8 @@ void bind_conv(nb::module_& m) {
       .def("__init__", &make_window, "image"_a, "kernel"_a, "stride"_a = Pair{1, 1},
            "padding"_a = std::array<int64_t, 4>{}, "dilation"_a = Pair{1, 1}, "groups"_a = 1,
            "kernel, stride, dilation: (height, width); padding: (top, left, bottom, right).")
-      .def_prop_ro("out_height", [](const Window& w) { return w.out(0); })
-      .def_prop_ro("out_width", [](const Window& w) { return w.out(1); });
+      .def_prop_ro("out_height", &Window::out_height)
+      .def_prop_ro("out_width", &Window::out_width);
   nb::class_<ConvPlan>(m, "ConvPlan", "A convolution of codes, with an epilogue for each group.")
       .def(nb::init<std::vector<std::shared_ptr<PackedMatrix>>, const Window&, Code, int32_t,
                     std::vector<std::shared_ptr<EpilogueSpec>>>(),

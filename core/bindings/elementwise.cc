@@ -1,10 +1,9 @@
-// Sums, products, bounds and lookups of codes, and pooling.
+// Sums, products, bounds, lookups and pooling of codes; codes of fewer than 8 bits, and arrays NumPy does not know.
+#include "drivers/elementwise/elementwise.h"
 
-#include <algorithm>
+#include <nanobind/ndarray.h>
 
 #include "bindings/bindings.h"
-#include "bindings/codes.h"
-#include "bindings/window.h"
 #include "drivers/conv/pool.h"
 #include "drivers/elementwise/combine.h"
 
@@ -12,11 +11,6 @@ namespace lowbit {
 namespace {
 
 using Shape = std::vector<int64_t>;
-
-bool have_same_shape(const Buffer& a, const Buffer& b) {
-  const Py_buffer &x = a.view(), &y = b.view();
-  return x.ndim == y.ndim && std::equal(x.shape, x.shape + x.ndim, y.shape);
-}
 
 // The shape of an operand with as many dimensions as the result, which it is broadcast to.
 Shape broadcast_shape(const Buffer& operand, const Buffer& out, const char* name) {
@@ -28,7 +22,7 @@ Shape broadcast_shape(const Buffer& operand, const Buffer& out, const char* name
     shape[y.ndim - x.ndim + i] = size;
     fits = size == 1 || size == wanted;
   }
-  if (!fits) throw nb::value_error((std::string(name) + ": does not broadcast to the shape of out").c_str());
+  if (!fits) refuse(name, "does not broadcast to the shape of out");
   return shape;
 }
 
@@ -43,11 +37,8 @@ struct CombinePlan {
   void run(const Array<const void>& a, const Array<const void>& b, const Array<void>& out) const {
     if (a.view().itemsize != 1 || b.view().itemsize != 1 || out.view().itemsize != 1)
       throw nb::value_error("a, b, out: expected one byte per element");
-    const bool same = have_same_shape(a, out) && have_same_shape(b, out);
-    const Shape flat{out.bytes()};
-    const Shape shape = same ? flat : broadcast_shape(out, out, "out");
-    const Shape a_shape = same ? flat : broadcast_shape(a, out, "a"),
-                b_shape = same ? flat : broadcast_shape(b, out, "b");
+    const Shape shape = broadcast_shape(out, out, "out"), a_shape = broadcast_shape(a, out, "a"),
+                b_shape = broadcast_shape(b, out, "b");
     const CodesOperand x = operand(a, a_params, a_shape), y = operand(b, b_params, b_shape);
     const CodeParams& p = out_params;
     const CodesResult q{p.code, static_cast<uint8_t*>(out.data()), p.scale, p.zero_point, p.qmin, p.qmax, shape};
@@ -76,53 +67,74 @@ void lookup_of(const std::optional<Array<const uint8_t>>& table, const Array<con
   });
 }
 
-PoolShape pool_shape(const Window& w) {
+const Window& pooling(const Window& w) {
   constexpr int64_t kMostPlaces = 1 << 23;  // whose codes a 32-bit sum holds
-  for (const int axis : {0, 1}) {
-    const int64_t kernel = w.kernel[axis];
-    if (w.image[axis + 1] < 1 || kernel > kMostPlaces || w.padding[axis] >= kernel || w.padding[axis + 2] >= kernel ||
-        w.dilation[axis] != 1)
-      throw nb::value_error("window: no such pooling");
-  }
-  if (w.kernel[0] * w.kernel[1] > kMostPlaces || w.groups != 1) throw nb::value_error("window: no such pooling");
-  product_of({w.pixels(), w.image[3]}, "window");
-  return {w.image[0],  w.image[1],  w.image[2],   w.image[3],   w.kernel[0],  w.kernel[1],
-          w.stride[0], w.stride[1], w.padding[0], w.padding[1], w.padding[2], w.padding[3]};
+  const bool fits = w.height > 0 && w.width > 0 && w.kernel_h <= kMostPlaces / w.kernel_w && w.top < w.kernel_h &&
+                    w.bottom < w.kernel_h && w.left < w.kernel_w && w.right < w.kernel_w;
+  if (!fits || w.dilation_h != 1 || w.dilation_w != 1 || w.groups != 1)
+    throw nb::value_error("window: no such pooling");
+  product_of({w.pixels(), w.channels}, "window");
+  return w;
 }
 
 class MaxPoolPlan {
  public:
-  MaxPoolPlan(const Window& window, Code code) : window_(window), shape_(pool_shape(window)), code_(byte_code(code)) {}
+  MaxPoolPlan(const Window& window, Code code) : window_(pooling(window)), code_(byte_code(code)) {}
   void run(const Array<const void>& x, const Array<void>& out) const {
-    x.require(window_.inputs(), "x"), out.require(window_.pixels() * shape_.depth, "out");
-    without_gil(x.bytes(), [&] { max_pool(shape_, code_, x.data(), out.data()); });
+    x.require(window_.inputs(), "x"), out.require(window_.pixels() * window_.channels, "out");
+    without_gil(x.bytes(), [&] { max_pool(window_, code_, x.data(), out.data()); });
   }
 
  private:
   Window window_;
-  PoolShape shape_;
   Code code_;
 };
 
 class AveragePoolPlan {
  public:
   AveragePoolPlan(const Window& window, const CodeParams& x, const CodeParams& out, bool count_padding)
-      : window_(window),
-        shape_(pool_shape(window)),
+      : window_(pooling(window)),
         code_(x.code),
         out_code_(out.code),
         params_{x.scale, out.scale, x.zero_point, out.zero_point, out.qmin, out.qmax, count_padding} {}
   void run(const Array<const void>& x, const Array<void>& out) const {
-    x.require(window_.inputs(), "x"), out.require(window_.pixels() * shape_.depth, "out");
-    without_gil(x.bytes(), [&] { average_pool(shape_, params_, code_, x.data(), out_code_, out.data()); });
+    x.require(window_.inputs(), "x"), out.require(window_.pixels() * window_.channels, "out");
+    without_gil(x.bytes(), [&] { average_pool(window_, params_, code_, x.data(), out_code_, out.data()); });
   }
 
  private:
   Window window_;
-  PoolShape shape_;
   Code code_, out_code_;
   AverageParams params_;
 };
+
+void require_packed(int bits, const Buffer& packed, int64_t codes, const char* name) {
+  if (bits != 1 && bits != 2 && bits != 4) throw nb::value_error("bits: expected 1, 2 or 4");
+  packed.require((codes * bits + 7) / 8, name);
+}
+
+void pack_codes(int bits, const Array<const uint8_t>& codes, const Array<uint8_t>& out) {
+  require_packed(bits, out, codes.size(), "out");
+  without_gil(codes.size(), [&] { pack(bits, codes.data(), codes.size(), out.data()); });
+}
+
+void unpack_codes(int bits, bool is_signed, const Array<const uint8_t>& data, const Array<uint8_t>& out) {
+  require_packed(bits, data, out.size(), "data");
+  without_gil(out.size(), [&] { unpack(bits, is_signed, data.data(), out.size(), out.data()); });
+}
+
+// NumPy has no bfloat16, so DLPack arrays of it are lent as the uint16 of their bits.
+nb::ndarray<nb::numpy, uint16_t> bfloat16_bits(const nb::ndarray<nb::ro, nb::device::cpu>& array) {
+  const nb::dlpack::dtype type = array.dtype();
+  if (type.code != static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat) || type.bits != 16 || type.lanes != 1)
+    throw nb::type_error("expected a bfloat16 array in CPU memory");
+  using Given = nb::ndarray<nb::ro, nb::device::cpu>;
+  const nb::capsule owner(new Given(array), [](void* p) noexcept { delete static_cast<Given*>(p); });
+  std::vector<size_t> shape(array.ndim());
+  std::vector<int64_t> strides(array.ndim());
+  for (size_t i = 0; i < array.ndim(); ++i) shape[i] = array.shape(i), strides[i] = array.stride(i);
+  return {const_cast<void*>(array.data()), array.ndim(), shape.data(), owner, strides.data()};
+}
 
 }  // namespace
 
@@ -141,6 +153,11 @@ void bind_elementwise(nb::module_& m) {
       .def(nb::init<const Window&, const CodeParams&, const CodeParams&, bool>(), "window"_a, "x"_a, "out"_a,
            "count_padding"_a)
       .def("run", &AveragePoolPlan::run, "x"_a, "out"_a);
+  m.def("pack", &pack_codes, "bits"_a, "codes"_a, "out"_a, "Packs codes, one a byte, the first in the low bits.");
+  m.def("unpack", &unpack_codes, "bits"_a, "is_signed"_a, "data"_a, "out"_a, "The inverse of pack.");
+  m.def("bfloat16_bits", &bfloat16_bits, "array"_a,
+        nb::sig("def bfloat16_bits(array: typing.Any) -> numpy.typing.NDArray[numpy.uint16]"),
+        "The bits of a DLPack bfloat16 array, without a copy.");
 }
 
 }  // namespace lowbit

@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "bindings/bindings.h"
-#include "bindings/shapes.h"
 #include "drivers/elementwise/checks.h"
 #include "drivers/elementwise/gradients.h"
 
@@ -17,7 +16,7 @@ constexpr int64_t kNotAsDescribed = std::numeric_limits<int64_t>::min();
 // Scales and zero points of one call: arrays of the compute type and of int32, or numbers where there is one for all.
 class CallParameters {
  public:
-  CallParameters(ScaleCandidate scale, ZeroPointCandidate zero, Element element, const std::vector<int64_t>& shape) {
+  CallParameters(NumbersCandidate scale, NumbersCandidate zero, Element element, const std::vector<int64_t>& shape) {
     if (shape.empty() && PyFloat_CheckExact(scale.object)) {
       f64_ = PyFloat_AS_DOUBLE(scale.object), f32_ = static_cast<float>(f64_);
       scale_ = element == Element::f64 ? static_cast<const void*>(&f64_) : &f32_;
@@ -80,8 +79,8 @@ struct FakeQuantizePlan {
     return invalid;
   }
 
-  int64_t apply(FakeOp op, const Candidate* from, const Candidate* gradient, Candidate to, ScaleCandidate scale,
-                ZeroPointCandidate zero) const {
+  int64_t apply(FakeOp op, const Candidate* from, const Candidate* gradient, Candidate to, NumbersCandidate scale,
+                NumbersCandidate zero) const {
     const Buffer out = lent(to, true);
     if (!out) return kNotAsDescribed;
     Buffer x, dy;
@@ -93,22 +92,19 @@ struct FakeQuantizePlan {
       if (shape.elements() > 0) fake_quant(op, shape.granularity, f, x.as(), dy.as(), out.as(), element);
     });
   }
-  int64_t run(Candidate x, Candidate out, ScaleCandidate scale, ZeroPointCandidate zero) const {
+  int64_t run(Candidate x, Candidate out, NumbersCandidate scale, NumbersCandidate zero) const {
     return apply(FakeOp::fake, &x, nullptr, out, scale, zero);
   }
-  int64_t backward(Candidate dy, Candidate x, Candidate out, ScaleCandidate scale, ZeroPointCandidate zero) const {
-    return apply(FakeOp::fake_backward, &x, &dy, out, scale, zero);
+  template <FakeOp op>
+  int64_t backward(Candidate dy, Candidate x, Candidate out, NumbersCandidate scale, NumbersCandidate zero) const {
+    return apply(op, &x, &dy, out, scale, zero);
   }
-  int64_t quantize_backward(Candidate dy, Candidate x, Candidate out, ScaleCandidate scale,
-                            ZeroPointCandidate zero) const {
-    return apply(FakeOp::quantize_backward, &x, &dy, out, scale, zero);
-  }
-  int64_t dequantize_backward(Candidate dy, Candidate out, ScaleCandidate scale, ZeroPointCandidate zero) const {
+  int64_t dequantize_backward(Candidate dy, Candidate out, NumbersCandidate scale, NumbersCandidate zero) const {
     return apply(FakeOp::scaled, nullptr, &dy, out, scale, zero);
   }
 
-  int64_t learned_backward(Candidate gradient, Candidate from, Candidate to, ScaleCandidate scale,
-                           ZeroPointCandidate zero_point, const LearnedGradients& made) const {
+  int64_t learned_backward(Candidate gradient, Candidate from, Candidate to, NumbersCandidate scale,
+                           NumbersCandidate zero_point, const LearnedGradients& made) const {
     const Buffer dy = lent(gradient), x = lent(from), out = lent(to, true);
     const CallParameters given(scale, zero_point, element, shape.scale_shape);
     if (!dy || !x || !out || !given || out.overlaps(x) || out.overlaps(dy)) return kNotAsDescribed;
@@ -127,13 +123,14 @@ struct FakeQuantizePlan {
 
   int64_t run_masked(Address x, Address out, Address bits, Address scale, Address zero) const {
     if (!has_mask()) throw nb::value_error("granularity: scales change within a byte of the mask");
-    return checked({Code::s16, scale.as(), zero.as<int32_t>(), qmin, qmax}, [&](const Affine& f) {
-      if (shape.elements() > 0) fake_quant_masked(shape.granularity, f, x.as(), out.as(), bits.as<uint8_t>(), element);
+    return checked({Code::s16, memory_at(scale), memory_at<int32_t>(zero), qmin, qmax}, [&](const Affine& f) {
+      if (shape.elements() > 0)
+        fake_quant_masked(shape.granularity, f, memory_at(x), memory_at(out), memory_at<uint8_t>(bits), element);
     });
   }
   void masked_backward(Address dy, Address bits, Address out) const {
     if (const int64_t n = shape.elements())
-      without_gil(n, [&] { keep_where(dy.as(), bits.as<uint8_t>(), out.as(), n, element); });
+      without_gil(n, [&] { keep_where(memory_at(dy), memory_at<uint8_t>(bits), memory_at(out), n, element); });
   }
 };
 
@@ -156,9 +153,9 @@ void bind_fake_quantize(nb::module_& m) {
       .def_prop_ro("has_mask", &FakeQuantizePlan::has_mask, "Whether scales hold for whole bytes of a mask.")
       .def_prop_ro("mask_bytes", &FakeQuantizePlan::mask_bytes)
       .def("run", &FakeQuantizePlan::run, x, out, scale, zero)
-      .def("backward", &FakeQuantizePlan::backward, dy, x, out, scale, zero,
+      .def("backward", &FakeQuantizePlan::backward<FakeOp::fake_backward>, dy, x, out, scale, zero,
            "dy where the code was not clipped, else 0.")
-      .def("quantize_backward", &FakeQuantizePlan::quantize_backward, dy, x, out, scale, zero,
+      .def("quantize_backward", &FakeQuantizePlan::backward<FakeOp::quantize_backward>, dy, x, out, scale, zero,
            "dy / scale where the code was not clipped, else 0.")
       .def("dequantize_backward", &FakeQuantizePlan::dequantize_backward, dy, out, scale, zero, "dy * scale.")
       .def("learned_backward", &FakeQuantizePlan::learned_backward, dy, x, out, scale, zero, "gradients"_a,

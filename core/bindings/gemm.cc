@@ -1,12 +1,13 @@
-// Integer GEMM: packed weights and plans.
+// Integer GEMM: packed weights, plans and schedules.
 #include "drivers/gemm/gemm.h"
 
+#include "base/cpu_model.h"
 #include "bindings/bindings.h"
-#include "bindings/codes.h"
 #include "bindings/epilogue.h"
 #include "drivers/conv/conv.h"
 #include "drivers/gemm/groups.h"
 #include "drivers/gemm/probe.h"
+#include "drivers/gemm/schedule.h"
 
 namespace lowbit {
 namespace {
@@ -16,8 +17,7 @@ using ByteCodes = std::variant<Array<const int8_t>, Array<const uint8_t>>;
 // Rows and columns of an array of bytes with two dimensions.
 std::array<int64_t, 2> matrix_of(const Buffer& array, const char* name) {
   const Py_buffer& v = array.view();
-  if (v.ndim != 2 || v.itemsize != 1)
-    throw nb::value_error((std::string(name) + ": expected a matrix of bytes").c_str());
+  if (v.ndim != 2 || v.itemsize != 1) refuse(name, "expected a matrix of bytes");
   product_of({v.shape[0], v.shape[1]}, name);
   return {v.shape[0], v.shape[1]};
 }
@@ -108,7 +108,7 @@ class GroupGemmPlan {
  private:
   std::shared_ptr<PackedGroups> b_;
   std::shared_ptr<EpilogueSpec> epilogue_;
-  FloatEpilogue floats_;
+  Epilogue floats_;
 };
 
 GroupSizes sizes_of(int64_t m, int64_t n, int64_t k, int bits, int64_t block) {
@@ -141,7 +141,7 @@ void bind_weights(nb::module_& m) {
           "bytes_for",
           [](int64_t k, int64_t n) {
             product_of({k, n}, "k, n");
-            return packed_matrix_bytes(k, n);
+            return PackedMatrix::bytes_for(k, n);
           },
           "k"_a, "n"_a, "nbytes of a matrix of this size.");
   nb::class_<PackedGroups>(m, "PackedGroups", "Weights of 4 or 2 bits in groups, in the order of the kernels.")
@@ -170,11 +170,69 @@ void bind_limits(nb::module_& m) {
       "bytes"_a, "seconds"_a, "Bytes per second of repeated reads of `bytes` on one thread, the best of several runs.");
 }
 
+GemmSchedule int8_schedule(int64_t m, int64_t n, int64_t k, int64_t threads) {
+  product_of({m, n, k}, "m, n, k");
+  if (m < 1 || n < 1 || k < 1 || threads < 1) throw InvalidProblem("m, n, k, threads: expected at least 1 each");
+  GemmProblem p{};
+  p.m = m, p.n = n, p.k = k, p.threads = threads, p.kernel = gemm_rows(active_isa()).data();
+  p.quads = PackedMatrix::quads_of(k), p.k_block = PackedMatrix::k_block_of(p.quads, cpu_model());
+  p.a_is_signed = true, p.a_stride = k, p.result = Result::f32, p.out_stride = n;
+  return schedule_gemm(p, cpu_model());
+}
+
+// The schedule of a matrix product, to read: `lowbit tune --explain`.
+void bind_schedule(nb::module_& m) {
+  nb::class_<CpuModel>(m, "CpuModel", "What schedules assume of this CPU. Sizes are bytes; 0: not known.")
+      .def_ro("l1", &CpuModel::l1)
+      .def_ro("l2", &CpuModel::l2)
+      .def_ro("l3", &CpuModel::l3)
+      .def_ro("line", &CpuModel::line)
+      .def_ro("dot_ports", &CpuModel::dot_ports, "Full-width dot products that start per cycle.")
+      .def_ro("l1_sets", &CpuModel::l1_sets)
+      .def_ro("l1_written_ways", &CpuModel::l1_written_ways)
+      .def_ro("task_rows", &CpuModel::task_rows)
+      .def_ro("task_panels", &CpuModel::task_panels)
+      .def_ro("k_block", &CpuModel::k_block, "Quads of k.")
+      .def_ro("few_rows", &CpuModel::few_rows)
+      .def_ro("short_k", &CpuModel::short_k, "Quads of k.")
+      .def_ro("thread_work", &CpuModel::thread_work, "Multiply-adds that are worth a thread.")
+      .def_ro("shared_b", &CpuModel::shared_b)
+      .def_ro("staging", &CpuModel::staging);
+  m.def("cpu_model", &cpu_model, nb::rv_policy::reference, "The model of this CPU.");
+
+  bind_enum<TileOrder>(m, "TileOrder", "What consecutive tasks share.", {"by_columns", "by_rows"});
+  bind_enum<RowAccess>(m, "RowAccess", "Where the micro-kernel reads the rows of a.",
+                       {"in_place", "packed_per_task", "packed_once", "image_lines"});
+  nb::class_<GemmSchedule>(m, "GemmSchedule", "How a matrix product is cut into tasks.")
+      .def_prop_ro("kernel", [](const GemmSchedule& s) { return std::string(s.problem.kernel->method); })
+      .def_prop_ro("tile_rows", [](const GemmSchedule& s) { return s.problem.kernel->rows; })
+      .def_ro("threads", &GemmSchedule::threads, "Threads that the work is worth.")
+      .def_ro("order", &GemmSchedule::order)
+      .def_ro("row_tasks", &GemmSchedule::row_tasks)
+      .def_ro("panel_tasks", &GemmSchedule::panel_tasks)
+      .def_ro("task_rows", &GemmSchedule::task_rows)
+      .def_ro("task_panels", &GemmSchedule::task_panels)
+      .def_prop_ro("panel_columns", [](const GemmSchedule&) { return kGemmCols; })
+      .def_prop_ro(
+          "k_block", [](const GemmSchedule& s) { return s.problem.k_block * 4; }, "Elements of k.")
+      .def_prop_ro("k_blocks", [](const GemmSchedule& s) { return ceil_div(s.problem.quads, s.problem.k_block); })
+      .def_ro("rows", &GemmSchedule::rows)
+      .def_ro("packed_stride", &GemmSchedule::packed_stride)
+      .def_ro("panels_at_once", &GemmSchedule::panels_at_once)
+      .def_ro("rows_per_call", &GemmSchedule::rows_per_call)
+      .def_ro("paired", &GemmSchedule::paired, "Whether the micro-kernel takes two panels at a time.")
+      .def_ro("in_place", &GemmSchedule::in_place, "Whether accumulators are the result.")
+      .def_prop_ro("scratch_bytes", [](const GemmSchedule& s) { return s.scratch.bytes(); });
+  m.def("int8_schedule", &int8_schedule, "m"_a, "n"_a, "k"_a, "threads"_a,
+        "The schedule of a linear layer with int8 weights: s8 rows [m, k] by weights [n, k] to f32.");
+}
+
 }  // namespace
 
 void bind_gemm(nb::module_& m) {
   bind_weights(m);
   bind_limits(m);
+  bind_schedule(m);
   nb::class_<GemmPlan>(m, "GemmPlan", "Codes a [..., k] times packed weights, with an epilogue.")
       .def(nb::init<std::shared_ptr<PackedMatrix>, Code, Array<const int32_t>, std::shared_ptr<EpilogueSpec>>(), "b"_a,
            "code"_a, "zero_point"_a, "epilogue"_a, "code, zero_point: of a; one zero point, or one per row.")

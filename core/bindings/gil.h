@@ -49,4 +49,12 @@ void without_gil(int64_t elements, Work&& work) {
   }
 }
 
+// A small product is computed faster than the GIL is released and taken again.
+template <class Work>
+void without_gil_for_product(int64_t m, int64_t n, int64_t k, Work&& work) {
+  constexpr double kReleaseAtProducts = 1 << 18;
+  const double products = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  without_gil(products < kReleaseAtProducts ? 0 : kReleaseAt, work);
+}
+
 }  // namespace lowbit

@@ -155,11 +155,11 @@ void test_matmul(int64_t m, int64_t n, int64_t k) {
   on_every_isa("matmul " + sizes, [&] {
     const PackedBits packed(b.data(), n, bytes, static_cast<uint8_t>(0xff >> (-k & 7)));
     std::fill(sums.begin(), sums.end(), -1), std::fill(y.begin(), y.end(), -1.0f);
-    binary_matmul(a.data(), m, packed, k, nullptr, sums.data());
+    binary_matmul(a.data(), m, packed, k, {}, sums.data());
     bool good = sums == want;
     for (const bool each : {false, true}) {
       const BinaryScales scales{sa.data(), each, sb.data(), each, each ? bias.data() : nullptr};
-      binary_matmul(a.data(), m, packed, k, &scales, y.data());
+      binary_matmul(a.data(), m, packed, k, scales, y.data());
       for (int64_t i = 0; i < m * n; ++i) {
         const float scale = sa[each ? i / n : 0] * sb[each ? i % n : 0];
         const float product = static_cast<float>(want[i]) * scale;
@@ -170,20 +170,20 @@ void test_matmul(int64_t m, int64_t n, int64_t k) {
   });
 }
 
-void test_conv(const BinaryConvShape& s, const BinaryConvArgs& a) {
+void test_conv(const BinaryConvShape& s, const Window& a, bool channels_first) {
   const int64_t pixels = a.height * a.width, channels = s.groups * s.channels, outputs = s.groups * s.outputs;
-  const int64_t oh = a.out(s, 0), ow = a.out(s, 1);
-  std::vector<uint8_t> stream = random_bytes((a.images * channels * pixels + 7) / 8);  // [images][channels][pixels]
+  const int64_t oh = a.out_height(), ow = a.out_width();
+  std::vector<uint8_t> stream = random_bytes((a.batch * channels * pixels + 7) / 8);  // [images][channels][pixels]
   std::vector<uint8_t> w = random_bytes(outputs * s.taps() * s.bytes());
   if (s.channels % 8 != 0)
     for (size_t i = s.bytes() - 1; i < w.size(); i += s.bytes()) w[i] &= 0xff >> (8 - s.channels % 8);
-  std::vector<int32_t> want(a.images * outputs * oh * ow), y(want.size());
+  std::vector<int32_t> want(a.batch * outputs * oh * ow), y(want.size());
   for (int64_t i = 0; i < static_cast<int64_t>(want.size()); ++i) {
     const int64_t image = i / (outputs * oh * ow), o = i / (oh * ow) % outputs, oy = i / ow % oh, ox = i % ow;
     int32_t sum = 0;
     for (int64_t t = 0; t < s.taps(); ++t) {
-      const int64_t iy = oy * a.stride[0] - a.padding[0] + t / s.kernel[1] * a.dilation[0];
-      const int64_t ix = ox * a.stride[1] - a.padding[1] + t % s.kernel[1] * a.dilation[1];
+      const int64_t iy = oy * a.stride_h - a.top + t / s.kernel[1] * a.dilation_h;
+      const int64_t ix = ox * a.stride_w - a.left + t % s.kernel[1] * a.dilation_w;
       if (iy < 0 || iy >= a.height || ix < 0 || ix >= a.width) continue;
       for (int64_t c = 0; c < s.channels; ++c) {
         const int64_t channel = o / s.outputs * s.channels + c;
@@ -192,15 +192,15 @@ void test_conv(const BinaryConvShape& s, const BinaryConvArgs& a) {
       }
     }
     const int64_t last = ((image * oh + oy) * ow + ox) * outputs + o;
-    want[a.channels_first ? i : last] = sum;
+    want[channels_first ? i : last] = sum;
   }
   const std::string sizes = std::to_string(s.groups) + " groups, " + std::to_string(s.channels) + " channels, " +
                             std::to_string(s.outputs) + " outputs";
   on_every_isa("conv2d " + sizes, [&] {
-    std::vector<uint8_t> x(a.images * pixels * s.groups * s.bytes());
-    binary_channels_last(stream.data(), a.images, channels, pixels, s.groups, x.data());
+    std::vector<uint8_t> x(a.batch * pixels * s.groups * s.bytes());
+    binary_channels_last(stream.data(), a.batch, channels, pixels, s.groups, x.data());
     const PackedBitsConv packed(w.data(), s);
-    binary_conv2d(a, x.data(), packed, nullptr, y.data());
+    binary_conv2d(a, channels_first, x.data(), packed, {}, y.data());
     return y == want;
   });
 }
@@ -235,10 +235,10 @@ void test_binary_drivers() {
       for (const int64_t k : {0, 1, 7, 64, 241}) test_matmul(m, n, k);
   test_matmul(300, 130, 257);
   test_matmul(3, 5, 65521), test_matmul(2, 3, 140001);
-  test_conv({1, 3, 5, {3, 3}}, {2, 7, 9, {1, 1}, {1, 1}, {1, 1, 1, 1}, true});
-  test_conv({1, 64, 66, {3, 3}}, {1, 13, 12, {2, 1}, {1, 1}, {1, 0, 2, 1}, false});
-  test_conv({2, 9, 4, {3, 2}}, {3, 8, 8, {1, 2}, {2, 3}, {4, 3, 0, 5}, true});
-  test_conv({5, 1, 2, {1, 1}}, {1, 4, 4, {1, 1}, {1, 1}, {2, 2, 2, 2}, false});
+  test_conv({1, 3, 5, {3, 3}}, {2, 7, 9, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1}, true);
+  test_conv({1, 64, 66, {3, 3}}, {1, 13, 12, 64, 3, 3, 2, 1, 1, 0, 2, 1, 1, 1, 1}, false);
+  test_conv({2, 9, 4, {3, 2}}, {3, 8, 8, 18, 3, 2, 1, 2, 4, 3, 0, 5, 2, 3, 2}, true);
+  test_conv({5, 1, 2, {1, 1}}, {1, 4, 4, 5, 1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 5}, false);
   test_align_rows();
 }
 

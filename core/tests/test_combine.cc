@@ -298,16 +298,16 @@ void test_broadcasting(Isa isa) {
 }
 
 void test_pooling(Isa isa) {
-  const PoolShape shapes[] = {
+  const Window shapes[] = {
       {3, 9, 11, 1, 3, 3, 2, 2, 1, 1, 1, 1},      {2, 30, 31, 40, 2, 2, 2, 2, 0, 0, 0, 0},
       {1, 130, 9, 3, 100, 3, 5, 3, 50, 1, 20, 2}, {2, 5, 300, 1, 2, 130, 1, 40, 0, 5, 1, 100},
       {1, 7, 7, 64, 7, 7, 1, 1, 0, 0, 0, 0},      {4, 8, 200, 2, 1, 5, 1, 9, 0, 4, 0, 3},
   };
   bool max_good = true, average_good = true;
-  for (const PoolShape& p : shapes) {
+  for (const Window& p : shapes) {
     for (const Code code : {Code::s8, Code::u8}) {
-      const std::vector<uint8_t> x = bytes(p.count * p.height * p.width * p.depth);
-      const int64_t n = p.count * p.out_height() * p.out_width() * p.depth;
+      const std::vector<uint8_t> x = bytes(p.inputs());
+      const int64_t n = p.pixels() * p.channels;
       for (const int threads : {1, 2, 3, 7}) {
         set_num_threads(threads);
         const AverageParams f{0.02f, threads % 2 ? 0.02f : 0.01f, 5, 11, least(code), least(code) + 255, threads > 2};
@@ -315,19 +315,19 @@ void test_pooling(Isa isa) {
         max_pool(p, code, x.data(), most.data());
         average_pool(p, f, code, x.data(), code, mean.data());
         for (int64_t i = 0; i < n; ++i) {
-          const int64_t c = i % p.depth, ow = i / p.depth % p.out_width();
-          const int64_t oh = i / p.depth / p.out_width() % p.out_height(),
-                        image = i / p.depth / p.out_width() / p.out_height();
+          const int64_t c = i % p.channels, ow = i / p.channels % p.out_width();
+          const int64_t oh = i / p.channels / p.out_width() % p.out_height(),
+                        image = i / p.channels / p.out_width() / p.out_height();
           int greatest = -1000, sum = 0, places = 0;
           for (int64_t kh = 0; kh < p.kernel_h; ++kh)
             for (int64_t kw = 0; kw < p.kernel_w; ++kw) {
               const int64_t h = oh * p.stride_h - p.top + kh, w = ow * p.stride_w - p.left + kw;
               if (h < 0 || h >= p.height || w < 0 || w >= p.width) continue;
-              const int v = value(code, x[((image * p.height + h) * p.width + w) * p.depth + c]);
+              const int v = value(code, x[((image * p.height + h) * p.width + w) * p.channels + c]);
               greatest = std::max(greatest, v), sum += v - f.z, ++places;
             }
           max_good &= value(code, most[i]) == greatest;
-          const int64_t count = f.count_padding ? p.kernel_h * p.kernel_w : places;
+          const int64_t count = f.count_padding ? p.taps() : places;
           const volatile float by = (f.s / static_cast<float>(count)) / f.sy;
           const int steps = static_cast<int>(std::nearbyintf(static_cast<float>(sum) * by)) + f.zy;
           average_good &= value(code, mean[i]) == std::min(std::max(steps, f.qmin), f.qmax);

@@ -244,7 +244,7 @@ void test_groups(Isa isa) {
       const float infinity = std::numeric_limits<float>::infinity();
       std::vector<float> y(static_cast<size_t>(s.m * s.n));
       group_matmul(reinterpret_cast<const int8_t*>(a.data()), s.m, a_scale.data(), per_group, packed,
-                   {Result::f32, nullptr, -infinity, infinity}, y.data());
+                   {.result = Result::f32, .floor = -infinity, .ceiling = infinity}, y.data());
       bool good = true;
       for (int64_t i = 0; i < s.m; ++i) {
         for (int64_t j = 0; j < s.n; ++j) {
@@ -289,11 +289,12 @@ void test_float_groups(Isa isa) {
       for (auto& v : bias) v = 0.1f * static_cast<float>(between(-99, 99));
       const PackedGroups packed(b.data(), s.k, s.n, bits, s.block, scale.data(), zeros ? zero.data() : nullptr, 1);
       const float infinity = std::numeric_limits<float>::infinity();
-      const FloatEpilogue epilogue{Result::f32, has_bias ? bias.data() : nullptr, -infinity, infinity};
+      const Epilogue epilogue{
+          .result = Result::f32, .bias = has_bias ? bias.data() : nullptr, .floor = -infinity, .ceiling = infinity};
       std::vector<float> y(static_cast<size_t>(s.m * s.n)), alone(y.size());
-      float_group_matmul({x.data(), Element::f32, s.m}, packed, epilogue, y.data());
+      float_matmul({x.data(), Element::f32, s.m}, packed, epilogue, y.data());
       for (int64_t i = 0; i < s.m; ++i)
-        float_group_matmul({x.data() + i * s.k, Element::f32, 1}, packed, epilogue, alone.data() + i * s.n);
+        float_matmul({x.data() + i * s.k, Element::f32, 1}, packed, epilogue, alone.data() + i * s.n);
       bool good = y == alone;
       for (int64_t i = 0; i < s.m; ++i) {
         for (int64_t j = 0; j < s.n; ++j) {
@@ -314,8 +315,7 @@ void test_float_groups(Isa isa) {
 }
 
 void test_convolution(Isa isa, const char* name, ConvShape s, bool x_signed, int64_t out = 5) {
-  s.out_h = (s.height + s.top + 2 - (s.dilation_h * (s.kernel_h - 1) + 1)) / s.stride_h + 1;
-  s.out_w = (s.width + s.left + 0 - (s.dilation_w * (s.kernel_w - 1) + 1)) / s.stride_w + 1;
+  s.out_h = s.out_height(), s.out_w = s.out_width();
   const int64_t zero = x_signed ? -3 : 131;
   const auto x = codes(s.batch * s.height * s.width * s.channels, x_signed ? -128 : 0, x_signed ? 127 : 255);
   auto w = codes(out * s.depth(), -128, 127);
@@ -351,19 +351,20 @@ void test_convolutions(Isa isa) {
     const char* name;
     ConvShape s;
   } kShapes[] = {
-      {"channels 2 to 5 of 6", {2, 7, 9, 6, 3, 2, 2, 1, 1, 1, 1, 2, 0, 0, 2, 4, 8}},
-      {"from lines", {2, 7, 9, 16, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 16, 48}},
-      {"from lines, half the channels, stride 2", {2, 8, 9, 16, 3, 3, 2, 2, 0, 2, 1, 1, 0, 0, 8, 8, 24}},
-      {"from lines, dilation", {1, 9, 11, 8, 2, 3, 1, 2, 1, 3, 2, 2, 0, 0, 0, 8, 24}},
-      {"from lines that are filled", {3, 9, 12, 3, 4, 5, 2, 2, 1, 2, 1, 1, 0, 0, 0, 3, 16}},
-      {"filled, dilation", {1, 9, 12, 3, 3, 3, 1, 1, 1, 1, 1, 2, 0, 0, 0, 3, 16}},
-      {"deep", {1, 5, 6, 128, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 128, 384}},
-      {"wide", {1, 3, 230, 8, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 8, 24}},
-      {"lines too long for a strip", {1, 3, 6000, 16, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 16, 48}},
+      {"channels 2 to 5 of 6", {{2, 7, 9, 6, 3, 2, 2, 1, 1, 1, 2, 0, 1, 2}, 0, 0, 2, 4, 8}},
+      {"from lines", {{2, 7, 9, 16, 3, 3, 1, 1, 1, 1, 2, 0, 1, 1}, 0, 0, 0, 16, 48}},
+      {"from lines, half the channels, stride 2", {{2, 8, 9, 16, 3, 3, 2, 2, 0, 2, 2, 0, 1, 1}, 0, 0, 8, 8, 24}},
+      {"from lines, dilation", {{1, 9, 11, 8, 2, 3, 1, 2, 1, 3, 2, 0, 2, 2}, 0, 0, 0, 8, 24}},
+      {"from lines that are filled", {{3, 9, 12, 3, 4, 5, 2, 2, 1, 2, 2, 0, 1, 1}, 0, 0, 0, 3, 16}},
+      {"filled, dilation", {{1, 9, 12, 3, 3, 3, 1, 1, 1, 1, 2, 0, 1, 2}, 0, 0, 0, 3, 16}},
+      {"deep", {{1, 5, 6, 128, 3, 3, 1, 1, 1, 1, 2, 0, 1, 1}, 0, 0, 0, 128, 384}},
+      {"wide", {{1, 3, 230, 8, 3, 3, 1, 1, 1, 1, 2, 0, 1, 1}, 0, 0, 0, 8, 24}},
+      {"lines too long for a strip", {{1, 3, 6000, 16, 3, 3, 1, 1, 1, 1, 2, 0, 1, 1}, 0, 0, 0, 16, 48}},
   };
   for (const auto& k : kShapes)
     for (const bool x_signed : {false, true}) test_convolution(isa, k.name, k.s, x_signed);
-  test_convolution(isa, "from lines, many channels", {1, 4, 30, 8, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 0, 8, 24}, false, 900);
+  test_convolution(isa, "from lines, many channels", {{1, 4, 30, 8, 3, 3, 1, 1, 1, 1, 2, 0, 1, 1}, 0, 0, 0, 8, 24},
+                   false, 900);
 }
 
 }  // namespace

@@ -160,6 +160,26 @@ class DynamicQuantizePlan:
         (NaN seen, scales out of bounds); None where x or out is not just as described, or arrays share memory, and nothing was done.
         """
 
+class RangePlan:
+    """The least and the greatest number per scale."""
+
+    def __init__(self, element: Element, granularity: Granularity) -> None: ...
+
+    @property
+    def kernel(self) -> str:
+        """The kernel that runs: family/ISA/types."""
+
+    def run(self, x: numpy.typing.NDArray[Any], lo: numpy.typing.NDArray[numpy.floating[Any]], hi: numpy.typing.NDArray[numpy.floating[Any]]) -> int:
+        """
+        Writes them in the compute type, +Inf and -Inf where there is none; returns the number of NaN.
+        """
+
+def mean_abs(x: numpy.typing.NDArray[Any], element: Element, length: int, out: numpy.typing.NDArray[numpy.float64]) -> None:
+    """Writes the mean of |x| of each run of `length` elements."""
+
+def first_nonfinite(x: numpy.typing.NDArray[Any], element: Element) -> int:
+    """The index of the first NaN or Inf, or -1."""
+
 class LearnedGradients:
     """Where the gradients of scales and zero points go."""
 
@@ -213,35 +233,6 @@ class FakeQuantizePlan:
         """dy where run_masked set a bit, else 0, by addresses."""
 
 NOT_AS_DESCRIBED: int = -9223372036854775808
-
-class RangePlan:
-    """The least and the greatest number per scale."""
-
-    def __init__(self, element: Element, granularity: Granularity) -> None: ...
-
-    @property
-    def kernel(self) -> str:
-        """The kernel that runs: family/ISA/types."""
-
-    def run(self, x: numpy.typing.NDArray[Any], lo: numpy.typing.NDArray[numpy.floating[Any]], hi: numpy.typing.NDArray[numpy.floating[Any]]) -> int:
-        """
-        Writes them in the compute type, +Inf and -Inf where there is none; returns the number of NaN.
-        """
-
-def mean_abs(x: numpy.typing.NDArray[Any], element: Element, length: int, out: numpy.typing.NDArray[numpy.float64]) -> None:
-    """Writes the mean of |x| of each run of `length` elements."""
-
-def first_nonfinite(x: numpy.typing.NDArray[Any], element: Element) -> int:
-    """The index of the first NaN or Inf, or -1."""
-
-def pack(bits: int, codes: numpy.typing.NDArray[numpy.uint8], out: numpy.typing.NDArray[numpy.uint8]) -> None:
-    """Packs codes, one a byte, the first in the low bits."""
-
-def unpack(bits: int, is_signed: bool, data: numpy.typing.NDArray[numpy.uint8], out: numpy.typing.NDArray[numpy.uint8]) -> None:
-    """The inverse of pack."""
-
-def bfloat16_bits(array: Any) -> numpy.typing.NDArray[numpy.uint16]:
-    """The bits of a DLPack bfloat16 array, without a copy."""
 
 class Result(enum.Enum):
     """The element type of a result."""
@@ -359,6 +350,145 @@ def fma_limit() -> float:
 def read_limit(bytes: int, seconds: float) -> float:
     """
     Bytes per second of repeated reads of `bytes` on one thread, the best of several runs.
+    """
+
+class CpuModel:
+    """What schedules assume of this CPU. Sizes are bytes; 0: not known."""
+
+    @property
+    def l1(self) -> int: ...
+
+    @property
+    def l2(self) -> int: ...
+
+    @property
+    def l3(self) -> int: ...
+
+    @property
+    def line(self) -> int: ...
+
+    @property
+    def dot_ports(self) -> int:
+        """Full-width dot products that start per cycle."""
+
+    @property
+    def l1_sets(self) -> int: ...
+
+    @property
+    def l1_written_ways(self) -> int: ...
+
+    @property
+    def task_rows(self) -> int: ...
+
+    @property
+    def task_panels(self) -> int: ...
+
+    @property
+    def k_block(self) -> int:
+        """Quads of k."""
+
+    @property
+    def few_rows(self) -> int: ...
+
+    @property
+    def short_k(self) -> int:
+        """Quads of k."""
+
+    @property
+    def thread_work(self) -> int:
+        """Multiply-adds that are worth a thread."""
+
+    @property
+    def shared_b(self) -> int: ...
+
+    @property
+    def staging(self) -> int: ...
+
+def cpu_model() -> CpuModel:
+    """The model of this CPU."""
+
+class TileOrder(enum.Enum):
+    """What consecutive tasks share."""
+
+    by_columns = 0
+
+    by_rows = 1
+
+class RowAccess(enum.Enum):
+    """Where the micro-kernel reads the rows of a."""
+
+    in_place = 0
+
+    packed_per_task = 1
+
+    packed_once = 2
+
+    image_lines = 3
+
+class GemmSchedule:
+    """How a matrix product is cut into tasks."""
+
+    @property
+    def kernel(self) -> str: ...
+
+    @property
+    def tile_rows(self) -> int: ...
+
+    @property
+    def threads(self) -> int:
+        """Threads that the work is worth."""
+
+    @property
+    def order(self) -> TileOrder: ...
+
+    @property
+    def row_tasks(self) -> int: ...
+
+    @property
+    def panel_tasks(self) -> int: ...
+
+    @property
+    def task_rows(self) -> int: ...
+
+    @property
+    def task_panels(self) -> int: ...
+
+    @property
+    def panel_columns(self) -> int: ...
+
+    @property
+    def k_block(self) -> int:
+        """Elements of k."""
+
+    @property
+    def k_blocks(self) -> int: ...
+
+    @property
+    def rows(self) -> RowAccess: ...
+
+    @property
+    def packed_stride(self) -> int: ...
+
+    @property
+    def panels_at_once(self) -> int: ...
+
+    @property
+    def rows_per_call(self) -> int: ...
+
+    @property
+    def paired(self) -> bool:
+        """Whether the micro-kernel takes two panels at a time."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether accumulators are the result."""
+
+    @property
+    def scratch_bytes(self) -> int: ...
+
+def int8_schedule(m: int, n: int, k: int, threads: int) -> GemmSchedule:
+    """
+    The schedule of a linear layer with int8 weights: s8 rows [m, k] by weights [n, k] to f32.
     """
 
 class GemmPlan:
@@ -532,6 +662,15 @@ class AveragePoolPlan:
 
     def run(self, x: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any]) -> None: ...
 
+def pack(bits: int, codes: numpy.typing.NDArray[numpy.uint8], out: numpy.typing.NDArray[numpy.uint8]) -> None:
+    """Packs codes, one a byte, the first in the low bits."""
+
+def unpack(bits: int, is_signed: bool, data: numpy.typing.NDArray[numpy.uint8], out: numpy.typing.NDArray[numpy.uint8]) -> None:
+    """The inverse of pack."""
+
+def bfloat16_bits(array: Any) -> numpy.typing.NDArray[numpy.uint16]:
+    """The bits of a DLPack bfloat16 array, without a copy."""
+
 class BinaryMatrix:
     """Rows of bits, packed once as the right side of products."""
 
@@ -604,145 +743,6 @@ def binary_align_rows(stream: numpy.typing.NDArray[numpy.uint8], rows: int, k: i
 def binary_channels_last(stream: numpy.typing.NDArray[numpy.uint8], channels: int, out: numpy.typing.NDArray[numpy.uint8]) -> None:
     """
     A stream of bits, channels first, as whole bytes of each pixel's channels, group after group.
-    """
-
-class CpuModel:
-    """What schedules assume of this CPU. Sizes are bytes; 0: not known."""
-
-    @property
-    def l1(self) -> int: ...
-
-    @property
-    def l2(self) -> int: ...
-
-    @property
-    def l3(self) -> int: ...
-
-    @property
-    def line(self) -> int: ...
-
-    @property
-    def dot_ports(self) -> int:
-        """Full-width dot products that start per cycle."""
-
-    @property
-    def l1_sets(self) -> int: ...
-
-    @property
-    def l1_written_ways(self) -> int: ...
-
-    @property
-    def task_rows(self) -> int: ...
-
-    @property
-    def task_panels(self) -> int: ...
-
-    @property
-    def k_block(self) -> int:
-        """Quads of k."""
-
-    @property
-    def few_rows(self) -> int: ...
-
-    @property
-    def short_k(self) -> int:
-        """Quads of k."""
-
-    @property
-    def thread_work(self) -> int:
-        """Multiply-adds that are worth a thread."""
-
-    @property
-    def shared_b(self) -> int: ...
-
-    @property
-    def staging(self) -> int: ...
-
-def cpu_model() -> CpuModel:
-    """The model of this CPU."""
-
-class TileOrder(enum.Enum):
-    """What consecutive tasks share."""
-
-    by_columns = 0
-
-    by_rows = 1
-
-class RowAccess(enum.Enum):
-    """Where the micro-kernel reads the rows of a."""
-
-    in_place = 0
-
-    packed_per_task = 1
-
-    packed_once = 2
-
-    image_lines = 3
-
-class GemmSchedule:
-    """How a matrix product is cut into tasks."""
-
-    @property
-    def kernel(self) -> str: ...
-
-    @property
-    def tile_rows(self) -> int: ...
-
-    @property
-    def threads(self) -> int:
-        """Threads that the work is worth."""
-
-    @property
-    def order(self) -> TileOrder: ...
-
-    @property
-    def row_tasks(self) -> int: ...
-
-    @property
-    def panel_tasks(self) -> int: ...
-
-    @property
-    def task_rows(self) -> int: ...
-
-    @property
-    def task_panels(self) -> int: ...
-
-    @property
-    def panel_columns(self) -> int: ...
-
-    @property
-    def k_block(self) -> int:
-        """Elements of k."""
-
-    @property
-    def k_blocks(self) -> int: ...
-
-    @property
-    def rows(self) -> RowAccess: ...
-
-    @property
-    def packed_stride(self) -> int: ...
-
-    @property
-    def panels_at_once(self) -> int: ...
-
-    @property
-    def rows_per_call(self) -> int: ...
-
-    @property
-    def paired(self) -> bool:
-        """Whether the micro-kernel takes two panels at a time."""
-
-    @property
-    def in_place(self) -> bool:
-        """Whether accumulators are the result."""
-
-    @property
-    def scratch_bytes(self) -> int: ...
-
-def int8_schedule(m: int, n: int, k: int, threads: int) -> GemmSchedule:
-    """
-    The schedule of a linear layer with int8 weights: s8 rows [m, k] by weights [n, k] to f32.
     """
 
 class SketchTotals:

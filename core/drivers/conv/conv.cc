@@ -131,7 +131,9 @@ void transpose_block(const uint8_t* from, int64_t columns, uint8_t* to, int64_t 
 }
 
 template <class Item>
-void transpose_items(const Item* from, Item* to, int64_t batch, int64_t rows, int64_t columns) {
+void transpose_items(const void* source, void* target, int64_t batch, int64_t rows, int64_t columns) {
+  const Item* const from = static_cast<const Item*>(source);
+  Item* const to = static_cast<Item*>(target);
   constexpr int64_t kTile = 64;  // source and destination tiles stay in L1
   const int64_t down = ceil_div(rows, kTile), across = ceil_div(columns, kTile);
   parallel_for(batch * down * across, [&](int64_t t) {
@@ -206,19 +208,10 @@ void convolve(const ConvShape& shape, const uint8_t* x, bool is_signed, int32_t 
 }
 
 void transpose(const void* from, void* to, int64_t batch, int64_t rows, int64_t columns, int64_t item) {
-  const auto run = [&]<class Item>(Item) {
-    transpose_items(static_cast<const Item*>(from), static_cast<Item*>(to), batch, rows, columns);
-  };
-  switch (item) {
-    case 1:
-      return run(uint8_t{});
-    case 2:
-      return run(uint16_t{});
-    case 4:
-      return run(uint32_t{});
-    default:
-      return run(uint64_t{});
-  }
+  if (item == 1) return transpose_items<uint8_t>(from, to, batch, rows, columns);
+  if (item == 2) return transpose_items<uint16_t>(from, to, batch, rows, columns);
+  if (item == 4) return transpose_items<uint32_t>(from, to, batch, rows, columns);
+  transpose_items<uint64_t>(from, to, batch, rows, columns);
 }
 
 }  // namespace lowbit

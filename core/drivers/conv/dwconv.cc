@@ -1,12 +1,11 @@
 // Depthwise convolution: cuts the output into tiles, builds each tile's table of pointers to pixels of x, and runs the
 // kernel on one output row of a tile at a time.
-#include "drivers/conv/dwconv.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "base/fp_environment.h"
 #include "base/threads.h"
+#include "drivers/conv/conv.h"
 
 namespace lowbit {
 namespace {
@@ -30,6 +29,8 @@ struct Axis {
   }
 };
 
+Axis across(const Window& s) { return {s.width, s.left, s.kernel_w, s.stride_w, s.dilation_w}; }
+
 // Copies n bytes, in steps of eight where those bytes may be read and written.
 void copy_few(char* to, const char* from, int64_t n, bool in_steps) {
   if (!in_steps) {
@@ -40,7 +41,7 @@ void copy_few(char* to, const char* from, int64_t n, bool in_steps) {
 }
 
 struct Plan {
-  const DwconvShape& shape;
+  const Window& shape;
   const DwconvRow& row;
   Axis vertical, horizontal;
   int64_t channels;                 // at least a kernel block
@@ -49,17 +50,17 @@ struct Plan {
   int64_t staged_pixels;            // of an output row that are staged at once
   int64_t entries, copies, staged;  // pointers; bytes of copied pixels; bytes of accumulators
 
-  Plan(const DwconvShape& s, const DwconvWeights& w)
+  Plan(const Window& s, const DwconvWeights& w)
       : shape(s),
         row(*w.row),
-        vertical{s.height, s.top, s.kh, s.stride_h, s.dilation_h},
-        horizontal{s.width, s.left, s.kw, s.stride_w, s.dilation_w},
+        vertical{s.height, s.top, s.kernel_h, s.stride_h, s.dilation_h},
+        horizontal(across(s)),
         channels(std::max<int64_t>(s.channels, row.block)),
         padded(round_up(channels, row.block)) {
     const auto within = [](int64_t wanted, int64_t most) { return std::max<int64_t>(1, std::min(wanted, most)); };
     pixels = within(kTileColumns / horizontal.step(), s.out_width());
     const int64_t columns = horizontal.entries(pixels);
-    rows = within(std::min(kTileWork / (pixels * channels * s.kh * s.kw), kTableEntries / (columns * vertical.step())),
+    rows = within(std::min(kTileWork / (pixels * channels * s.taps()), kTableEntries / (columns * vertical.step())),
                   s.out_height());
     staged_pixels = within(kStaged / channels, pixels);
     entries = vertical.entries(rows) * columns;
@@ -74,44 +75,47 @@ struct Plan {
   int64_t call_bytes() const { return 4 * lines(padded * 4) + lines(channels); }
 };
 
-// Where accumulators [pixels][channels] go: to int32, to codes, or to a callback.
-struct Sink {
-  void* y = nullptr;
-  const Epilogue* codes = nullptr;
-  DwconvEpilogue epilogue = nullptr;
-  void* context = nullptr;
-  int64_t bytes() const { return codes != nullptr ? 1 : 4; }
-};
-
+// One call. Results are int32 or codes, as the kernel writes them, or floats, which an epilogue makes of staged int32.
 class Run {
  public:
-  Run(const Plan& plan, const DwconvWeights& w, const void* x, int32_t zero, const int32_t* add, const Sink& sink)
-      : plan_(plan), shape_(plan.shape), x_(static_cast<const char*>(x)), sink_(sink) {
+  Run(const Plan& plan, const DwconvWeights& w, const void* x, int32_t zero, const Epilogue& f, void* y)
+      : plan_(plan),
+        shape_(plan.shape),
+        x_(static_cast<const char*>(x)),
+        y_(static_cast<char*>(y)),
+        result_(f.result),
+        to_floats_(f.result != Result::s32 && f.result < Result::s8 ? &epilogue_row(active_isa(), f.result) : nullptr),
+        block_(aligned<char>(plan.call_bytes())),
+        tiles_h_(ceil_div(shape_.out_height(), plan.rows)),
+        tiles_w_(ceil_div(shape_.out_width(), plan.pixels)) {
     const int64_t n = shape_.channels;
-    block_ = aligned<char>(plan.call_bytes());
     std::memset(block_.get(), 0, static_cast<size_t>(plan.call_bytes()));
     Cutter cut(block_.get());
     int32_t *offset = cut.take<int32_t>(plan.padded), *offsets = cut.take<int32_t>(plan.padded);
     float *by = cut.take<float>(plan.padded), *multipliers = cut.take<float>(plan.padded);
     padding_ = cut.take<char>(plan.channels);
+    std::memset(padding_, zero, static_cast<size_t>(plan.channels));
     for (int64_t c = 0; c < n; ++c)  // may wrap; the complete accumulator fits
-      offset[c] = static_cast<int32_t>(static_cast<uint32_t>(add != nullptr ? add[c] : 0) -
+      offset[c] = static_cast<int32_t>(static_cast<uint32_t>(f.add != nullptr ? f.add[c] : 0) -
                                        static_cast<uint32_t>(zero) * static_cast<uint32_t>(w.sum[c]));
     plan.row.arrange(offset, plan.channels, offsets);
-    if (sink.codes != nullptr) {
-      const Epilogue& f = *sink.codes;
-      const FpEnvironment environment;
+    args_.channels = plan.channels, args_.weights = w.packed.get(), args_.offset = offsets;
+    args_.kh = shape_.kernel_h, args_.kw = shape_.kernel_w, args_.stride = plan.horizontal.step();
+    kernel_ = f.result >= Result::s8 ? plan.row.codes : plan.row.sums;
+    const FpEnvironment environment;  // for scales of channels
+    if (to_floats_ != nullptr) {
+      scale_.resize(round_up(n, kEpiloguePad)), bias_.resize(scale_.size());
+      column_scales(f, n, scale_.data());
+      if (f.bias != nullptr) std::copy(f.bias, f.bias + n, bias_.begin());
+      float_args_.n = float_args_.acc_stride = float_args_.out_stride = n;
+      float_args_.scale = scale_.data(), float_args_.bias = f.bias == nullptr ? nullptr : bias_.data();
+      float_args_.floor = f.floor, float_args_.ceiling = f.ceiling;
+    } else if (f.result >= Result::s8) {
       column_scales(f, n, by);
       plan.row.arrange(by, plan.channels, multipliers);
       args_.multiplier = multipliers;
       args_.zero = f.zero, args_.qmin = f.lo, args_.qmax = f.hi, args_.is_signed = f.result == Result::s8;
     }
-    std::memset(padding_, zero, static_cast<size_t>(plan.channels));
-    args_.channels = plan.channels, args_.weights = w.packed.get(), args_.offset = offsets;
-    args_.kh = shape_.kh, args_.kw = shape_.kw, args_.stride = plan.horizontal.step();
-    kernel_ = sink.codes != nullptr ? plan.row.codes : plan.row.sums;
-    tiles_h_ = ceil_div(shape_.out_height(), plan.rows);
-    tiles_w_ = ceil_div(shape_.out_width(), plan.pixels);
   }
 
   int64_t tiles() const { return shape_.batch * tiles_h_ * tiles_w_; }
@@ -175,9 +179,9 @@ class Run {
   }
 
   void row(DwconvArgs& a, int64_t first, int64_t pixels, char* staged) const {
-    const int64_t n = shape_.channels, bytes = sink_.bytes();
-    char* y = static_cast<char*>(sink_.y) + first * n * bytes;
-    if (!plan_.narrow() && sink_.epilogue == nullptr) {
+    const int64_t n = shape_.channels, bytes = to_floats_ != nullptr ? 4 : result_bytes(result_);
+    char* y = y_ + first * n * result_bytes(result_);
+    if (!plan_.narrow() && to_floats_ == nullptr) {
       a.pixels = pixels, a.y = y;
       kernel_(a);
       return;
@@ -186,47 +190,43 @@ class Run {
     for (int64_t p = 0; p < pixels; p += plan_.staged_pixels) {
       a.pixels = std::min(plan_.staged_pixels, pixels - p), a.y = staged, a.x = x + p * a.stride;
       kernel_(a);
-      if (plan_.narrow()) {  // drop the padding, in place for a callback
-        char* to = sink_.epilogue != nullptr ? staged : y + p * n * bytes;
+      char* out = y + p * n * result_bytes(result_);
+      if (plan_.narrow()) {  // drop the padding, in place for the epilogue
+        char* to = to_floats_ != nullptr ? staged : out;
         const int64_t size = n * bytes, total = a.pixels * size;
         for (int64_t i = 0; i < a.pixels; ++i)
           copy_few(to + i * size, staged + i * plan_.channels * bytes, size, i * size + round_up(size, 8) <= total);
       }
-      if (sink_.epilogue != nullptr)
-        sink_.epilogue(sink_.context, first + p, a.pixels, reinterpret_cast<const int32_t*>(staged));
+      if (to_floats_ != nullptr) {
+        EpilogueArgs f = float_args_;
+        f.acc = staged, f.rows = a.pixels, f.out = out;
+        to_floats_->run(f);
+      }
     }
   }
 
   const Plan& plan_;
-  const DwconvShape& shape_;
+  const Window& shape_;
   const char* x_;
-  const Sink& sink_;
-  DwconvArgs args_{};
+  char* y_;
+  Result result_;
+  const EpilogueRow* to_floats_;  // null: the kernel writes the result
   Aligned<char> block_;
-  char* padding_;
-  void (*kernel_)(const DwconvArgs&);
   int64_t tiles_h_, tiles_w_;
+  char* padding_;
+  DwconvArgs args_{};
+  void (*kernel_)(const DwconvArgs&);
+  EpilogueArgs float_args_{};
+  std::vector<float> scale_, bias_;  // of float_args_, padded
 };
-
-void run(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero, const int32_t* add,
-         const Sink& sink) {
-  if (shape.outputs() == 0) return;
-  const Plan plan(shape, weights);
-  const Run job(plan, weights, x, zero, add, sink);
-  parallel_for(job.tiles(), [&](int64_t t) {
-    const FpEnvironment environment;
-    job.tile(t);
-  });
-}
 
 }  // namespace
 
-DwconvWeights::DwconvWeights(Isa isa, Code x_code, const DwconvShape& shape, Code w_code, const void* w,
-                             const int32_t* zero)
-    : channels(shape.channels), kh(shape.kh), kw(shape.kw), stride_w(shape.stride_w), dilation_w(shape.dilation_w) {
-  const Axis horizontal{shape.width, shape.left, kw, stride_w, dilation_w};
-  row = &dwconv_row(isa, x_code, kh, kw, horizontal.step());
-  const int64_t room = std::max<int64_t>(channels, row->block), taps = kh * kw;
+DwconvWeights::DwconvWeights(Isa isa, Code x_code, const Window& shape, Code w_code, const void* w, const int32_t* zero)
+    : window(shape) {
+  const int64_t channels = shape.channels, taps = shape.taps(), kh = shape.kernel_h, kw = shape.kernel_w;
+  row = &dwconv_row(isa, x_code, kh, kw, across(shape).step());
+  const int64_t room = std::max<int64_t>(channels, row->block);
   std::vector<int16_t> shifted(room * taps, 0);
   sum.assign(channels, 0);
   for (int64_t c = 0; c < channels; ++c)
@@ -241,44 +241,21 @@ DwconvWeights::DwconvWeights(Isa isa, Code x_code, const DwconvShape& shape, Cod
   row->pack(shifted.data(), room, kh, kw, packed.get());
 }
 
-void dwconv(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero,
-            const Epilogue& epilogue, void* y) {
-  if (epilogue.result == Result::s32) return run(shape, weights, x, zero, epilogue.add, {.y = y});
-  if (epilogue.result >= Result::s8) return run(shape, weights, x, zero, epilogue.add, {.y = y, .codes = &epilogue});
-  const int64_t n = shape.channels, padded = round_up(n, kEpiloguePad);
-  std::vector<float> scale(padded, 0.0f), bias(padded, 0.0f);
-  const FpEnvironment environment;  // for scales of channels
-  column_scales(epilogue, n, scale.data());
-  if (epilogue.bias != nullptr) std::copy(epilogue.bias, epilogue.bias + n, bias.begin());
-  struct {
-    const EpilogueRow& row;
-    EpilogueArgs args;
-    Result result;
-    char* y;
-  } floats{epilogue_row(active_isa(), epilogue.result), {}, epilogue.result, static_cast<char*>(y)};
-  EpilogueArgs& f = floats.args;
-  f.n = f.acc_stride = f.out_stride = n;
-  f.scale = scale.data(), f.bias = epilogue.bias == nullptr ? nullptr : bias.data();
-  f.floor = epilogue.floor, f.ceiling = epilogue.ceiling;
-  const auto to_floats = [](void* context, int64_t first, int64_t pixels, const int32_t* sums) {
-    const auto& all = *static_cast<const decltype(floats)*>(context);
-    EpilogueArgs a = all.args;
-    a.acc = sums, a.rows = pixels, a.out = all.y + first * a.n * result_bytes(all.result);
-    all.row.run(a);
-  };
-  dwconv_each(shape, weights, x, zero, epilogue.add, to_floats, &floats);
+void dwconv(const Window& shape, const DwconvWeights& weights, const void* x, int32_t zero, const Epilogue& epilogue,
+            void* y) {
+  if (shape.pixels() * shape.channels == 0) return;
+  const Plan plan(shape, weights);
+  const Run run(plan, weights, x, zero, epilogue, y);
+  parallel_for(run.tiles(), [&](int64_t t) {
+    const FpEnvironment environment;
+    run.tile(t);
+  });
 }
 
-void dwconv_each(const DwconvShape& shape, const DwconvWeights& weights, const void* x, int32_t zero,
-                 const int32_t* add, DwconvEpilogue epilogue, void* context) {
-  run(shape, weights, x, zero, add, {.epilogue = epilogue, .context = context});
-}
-
-int64_t dwconv_thread_bytes(const DwconvShape& shape, const DwconvWeights& weights) {
-  return shape.outputs() == 0 ? 0 : Plan(shape, weights).thread_bytes();
-}
-int64_t dwconv_call_bytes(const DwconvShape& shape, const DwconvWeights& weights) {
-  return shape.outputs() == 0 ? 0 : Plan(shape, weights).call_bytes();
+int64_t dwconv_workspace(const Window& shape, const DwconvWeights& weights) {
+  if (shape.pixels() * shape.channels == 0) return 0;
+  const Plan plan(shape, weights);
+  return num_threads() * plan.thread_bytes() + plan.call_bytes();
 }
 
 }  // namespace lowbit

@@ -1,5 +1,5 @@
-// Both poolings reduce the rows of a window first (a row is width * depth codes), then the columns: kernel_w runs of
-// `depth` codes.
+// Both poolings reduce the rows of a window first (a row is width * channels codes), then the columns: kernel_w runs of
+// `channels` codes.
 #include "drivers/conv/pool.h"
 
 #include <algorithm>
@@ -24,16 +24,16 @@ template <class T>
 struct RowScratch {
   std::vector<T> padded, across;
   T* inside;
-  RowScratch(const PoolShape& p, T padding)
-      : padded((p.left + p.width + p.right) * p.depth, padding),
+  RowScratch(const Window& p, T padding)
+      : padded((p.left + p.width + p.right) * p.channels, padding),
         across(padded.size()),
-        inside(padded.data() + p.left * p.depth) {}
+        inside(padded.data() + p.left * p.channels) {}
 };
 
 // Calls row(scratch, i, rows) for output row i, counted through all images; rows: the input rows of its windows.
 template <class T, class Row>
-void for_each_output_row(const PoolShape& p, const void* x, T padding, Row&& row) {
-  const int64_t line = p.width * p.depth, total = p.count * p.out_height();
+void for_each_output_row(const Window& p, const void* x, T padding, Row&& row) {
+  const int64_t line = p.width * p.channels, total = p.batch * p.out_height();
   const int64_t per_task = std::max<int64_t>(1, kTaskBytes / (p.kernel_h * line));
   parallel_for(ceil_div(total, per_task), [&](int64_t task) {
     const FpEnvironment environment;
@@ -51,19 +51,19 @@ void for_each_output_row(const PoolShape& p, const void* x, T padding, Row&& row
 
 // Keeps every stride-th of the windows at all positions, in increasing order: out may be `windows`.
 template <class T>
-void keep_strided(const T* windows, const PoolShape& p, T* out) {
-  const int64_t d = p.depth, step = p.stride_w * d;
+void keep_strided(const T* windows, const Window& p, T* out) {
+  const int64_t d = p.channels, step = p.stride_w * d;
   for (int64_t j = 0; j < p.out_width(); ++j)
     for (int64_t c = 0; c < d; ++c) out[j * d + c] = windows[j * step + c];
 }
 
 // Whether to reduce the windows at all positions, in long runs, although the stride skips some.
-bool takes_every_window(const PoolShape& p) { return p.depth < kWideRun && p.kernel_w <= 16 && p.stride_w <= 8; }
+bool takes_every_window(const Window& p) { return p.channels < kWideRun && p.kernel_w <= 16 && p.stride_w <= 8; }
 
 // Reduces the columns of every window. reduce(first, n, to): n elements of windows from column `first` on.
 template <class T, class Reduce>
-void reduce_across(const PoolShape& p, T* room, T* out, const Reduce& reduce) {
-  const int64_t d = p.depth, width = p.out_width();
+void reduce_across(const Window& p, T* room, T* out, const Reduce& reduce) {
+  const int64_t d = p.channels, width = p.out_width();
   if (p.stride_w == 1) {
     reduce(0, width * d, out);
   } else if (takes_every_window(p)) {
@@ -77,14 +77,10 @@ void reduce_across(const PoolShape& p, T* room, T* out, const Reduce& reduce) {
 // The maximum of any number of rows, kRows per pass; each pass begins with the result of the one before.
 void largest(const PoolRow& row, const std::vector<const void*>& rows, int64_t n, void* out) {
   const void* some[kRows];
-  std::vector<uint8_t> before;
   const int64_t count = static_cast<int64_t>(rows.size());
   for (int64_t done = 0; done < count;) {
     int64_t m = 0;
-    if (done > 0) {
-      before.assign(static_cast<const uint8_t*>(out), static_cast<const uint8_t*>(out) + n);
-      some[m++] = before.data();
-    }
+    if (done > 0) some[m++] = out;
     while (m < kRows && done < count) some[m++] = rows[done++];
     row.largest({some, m, n, out});
   }
@@ -92,11 +88,11 @@ void largest(const PoolRow& row, const std::vector<const void*>& rows, int64_t n
 
 }  // namespace
 
-void max_pool(const PoolShape& p, Code code, const void* x, void* q) {
-  if (p.count == 0 || p.depth == 0) return;
+void max_pool(const Window& p, Code code, const void* x, void* q) {
+  if (p.batch == 0 || p.channels == 0) return;
   const PoolRow& row = pool_row(active_isa(), code);
   const uint8_t lowest = code == Code::s8 ? 0x80 : 0;
-  const int64_t d = p.depth, out_line = p.out_width() * d;
+  const int64_t d = p.channels, out_line = p.out_width() * d;
   for_each_output_row<uint8_t>(p, x, lowest,
                                [&](RowScratch<uint8_t>& s, int64_t i, const std::vector<const void*>& rows) {
                                  largest(row, rows, p.width * d, s.inside);
@@ -110,10 +106,10 @@ void max_pool(const PoolShape& p, Code code, const void* x, void* q) {
                                });
 }
 
-void average_pool(const PoolShape& p, const AverageParams& f, Code code, const void* x, Code out_code, void* q) {
-  if (p.count == 0 || p.depth == 0) return;
+void average_pool(const Window& p, const AverageParams& f, Code code, const void* x, Code out_code, void* q) {
+  if (p.batch == 0 || p.channels == 0) return;
   const PoolRow &in = pool_row(active_isa(), code), &out = pool_row(active_isa(), out_code);
-  const int64_t d = p.depth, out_width = p.out_width();
+  const int64_t d = p.channels, out_width = p.out_width();
   const auto columns_inside = [&](int64_t j) {
     const int64_t from = j * p.stride_w - p.left;
     return std::min(p.width, from + p.kernel_w) - std::max<int64_t>(0, from);
@@ -131,7 +127,7 @@ void average_pool(const PoolShape& p, const AverageParams& f, Code code, const v
     for (int64_t j = 0, end; j < out_width; j = end) {  // windows with as many columns inside share a factor
       for (end = j + 1; end < out_width && columns_inside(end) == columns_inside(j);) ++end;
       const int64_t places = down * columns_inside(j);
-      const int64_t count = f.count_padding ? p.kernel_h * p.kernel_w : places;
+      const int64_t count = f.count_padding ? p.taps() : places;
       AverageArgs k{};
       k.sum = sums + j * d, k.n = (end - j) * d;
       k.q = static_cast<uint8_t*>(q) + (i * out_width + j) * d;

@@ -54,17 +54,9 @@ int64_t invalid_parameter(const Affine& f, bool is_f64, int64_t scales) {
 }
 
 int64_t first_nonfinite(const void* x, Element element, int64_t n) {
-  switch (element) {
-    case Element::f32:
-      return first_nonfinite_as<uint32_t>(x, n, 0x7f800000u);
-    case Element::f64:
-      return first_nonfinite_as<uint64_t>(x, n, uint64_t{0x7ff} << 52);
-    case Element::f16:
-      return first_nonfinite_as<uint16_t>(x, n, 0x7c00);
-    case Element::bf16:
-      return first_nonfinite_as<uint16_t>(x, n, 0x7f80);
-  }
-  return -1;
+  if (element == Element::f32) return first_nonfinite_as<uint32_t>(x, n, 0x7f800000u);
+  if (element == Element::f64) return first_nonfinite_as<uint64_t>(x, n, uint64_t{0x7ff} << 52);
+  return first_nonfinite_as<uint16_t>(x, n, element == Element::f16 ? 0x7c00 : 0x7f80);
 }
 
 }  // namespace lowbit

@@ -1,8 +1,10 @@
 #include "drivers/elementwise/shortcut.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <tuple>
 #include <vector>
 
@@ -226,7 +228,6 @@ AddMulShortcut find_for_mul(AllPairs& pairs) {
 }
 
 struct CachedShortcut {
-  std::tuple<Isa, AddMulOp, Code, bool, bool, float, float, float, int32_t, int32_t, int32_t, int32_t, int32_t> key;
   int64_t seen = 0;
   bool settled = false;
   AddMulShortcut found;
@@ -245,27 +246,16 @@ AddMulShortcut find_shortcut(const AddMulRow& row, const AddMulArgs& k) {
 
 const AddMulShortcut* cached_shortcut(Isa isa, const AddMulRow& row, const AddMulArgs& k, int64_t n) {
   constexpr size_t kCached = 64;
-  static thread_local std::vector<CachedShortcut> known;
-  static thread_local size_t oldest = 0;
   if (row.shortcut == nullptr) return nullptr;
-  const decltype(CachedShortcut::key) key{isa,  row.op, row.code, k.a_signed, k.b_signed, k.sa,  k.sb,
-                                          k.sy, k.za,   k.zb,     k.zy,       k.qmin,     k.qmax};
-  const auto same = std::find_if(known.begin(), known.end(), [&](const CachedShortcut& r) { return r.key == key; });
-  CachedShortcut* r = same != known.end() ? &*same : nullptr;
-  if (r == nullptr) {
-    if (known.size() < kCached) {
-      known.emplace_back();
-      r = &known.back();
-    } else {
-      r = &known[oldest];
-      oldest = (oldest + 1) % kCached;
-    }
-    *r = CachedShortcut{};
-    r->key = key;
-  }
-  r->seen += n;
-  if (!r->settled && r->seen >= kShortcutAfter) r->found = find_shortcut(row, k), r->settled = true;
-  return r->found.exists() ? &r->found : nullptr;
+  const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };  // ordered even where x is NaN
+  std::tuple key{isa,        row.op, row.code, k.a_signed, k.b_signed, bits(k.sa), bits(k.sb),
+                 bits(k.sy), k.za,   k.zb,     k.zy,       k.qmin,     k.qmax};
+  static thread_local std::map<decltype(key), CachedShortcut> known;
+  if (known.size() == kCached && !known.contains(key)) known.clear();
+  CachedShortcut& r = known[key];
+  r.seen += n;
+  if (!r.settled && r.seen >= kShortcutAfter) r.found = find_shortcut(row, k), r.settled = true;
+  return r.found.exists() ? &r.found : nullptr;
 }
 
 }  // namespace lowbit

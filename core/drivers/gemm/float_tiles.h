@@ -31,8 +31,8 @@ void for_each_tile(int64_t rows, int64_t columns, int64_t tile_columns, const Bo
 
 // A tile's totals [rows][stride], plus a bias or null, narrowed once and clamped to out [rows][out_stride]. sums:
 // scratch for a row.
-inline void narrow_totals(const EpilogueRow& kernel, const FloatEpilogue& epilogue, const double* totals,
-                          int64_t stride, const float* bias, int64_t rows, int64_t columns, float* sums, void* out,
+inline void narrow_totals(const EpilogueRow& kernel, const Epilogue& epilogue, const double* totals, int64_t stride,
+                          const float* bias, int64_t rows, int64_t columns, float* sums, void* out,
                           int64_t out_stride) {
   EpilogueArgs f{};
   f.acc = sums, f.rows = 1, f.n = columns, f.floor = epilogue.floor, f.ceiling = epilogue.ceiling;

@@ -52,7 +52,7 @@ struct Epilogue {
   const float* row_scale = nullptr;  // [m], or one, or null for 1
   bool scale_per_row = false;
   const float* bias = nullptr;  // [n]
-  float floor, ceiling;
+  float floor = 0, ceiling = 0;
   float out_scale = 1;
   int32_t zero = 0, lo = 0, hi = 0;
   bool wide = false;  // s32: int64 instead, for any depth
@@ -61,6 +61,10 @@ struct Epilogue {
 // Writes the n factors of columns: scales, times the scale of rows and divided by the step of the result, where all
 // rows share these.
 void column_scales(const Epilogue& epilogue, int64_t n, float* to);
+
+// The fastest micro-kernel that is exact for these codes. Some ISAs have faster ones for small codes: the codes of a
+// are read where that may find one.
+const GemmRow& select_kernel(const CodeRows& a, const PackedMatrix& b);
 
 // out: [m][n], rows `stride` elements apart.
 void gemm(const CodeRows& a, const PackedMatrix& b, const Epilogue& epilogue, void* out, int64_t stride);

@@ -4,7 +4,7 @@
 
 #include "base/memory.h"
 #include "base/types.h"
-#include "kernels/epilogue/epilogue.h"
+#include "drivers/gemm/gemm.h"
 #include "kernels/gemm_groupwise/gemm_groupwise.h"
 
 namespace lowbit {
@@ -45,7 +45,8 @@ struct PackedGroups : GroupSizes {
     int shift;
   };
   Place place_of(int64_t column, int64_t i) const;
-  int64_t scales_at(int64_t first, int64_t group) const;  // offset in the block at column `first`; zeros follow
+  // Of a step of a group in the block at column `first`. After the last step of a group come its scales, then zeros.
+  int64_t offset(int64_t first, int64_t group, int64_t step) const;
 };
 
 struct FloatInput {
@@ -54,20 +55,15 @@ struct FloatInput {
   int64_t m;
 };
 
-struct FloatEpilogue {
-  Result result;  // f32, f16 or bf16
-  const float* bias = nullptr;
-  float floor, ceiling;
-};
-
-// a: [m][k] codes; a_scale: [m], or [m][groups]. out: [m][n], contiguous.
+// a: [m][k] codes; a_scale: [m], or [m][groups]. Of the epilogue, which is one of floats, bias and clamp apply, here
+// and below. out: [m][n], contiguous.
 void group_matmul(const int8_t* a, int64_t m, const float* a_scale, bool scale_per_group, const PackedGroups& b,
-                  const FloatEpilogue& epilogue, void* out);
+                  const Epilogue& epilogue, void* out);
 int64_t group_matmul_workspace(const GroupSizes& b, int64_t m);  // bytes, for any number of threads
 
 // y[m][n] = clamp(bias[n] + sum over k of x[m][k] * w[n][k], floor, ceiling), as kernels/gemm_float_groupwise says. The
 // bias is added in f64, and the sum narrowed once. The result depends neither on the number of threads nor on m.
-void float_group_matmul(const FloatInput& input, const PackedGroups& b, const FloatEpilogue& epilogue, void* out);
+void float_matmul(const FloatInput& input, const PackedGroups& b, const Epilogue& epilogue, void* out);
 int64_t float_group_workspace(const GroupSizes& b, int64_t m);
 
 }  // namespace lowbit

@@ -1,15 +1,17 @@
 #include "drivers/gemm/packed_matrix.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/threads.h"
+#include "drivers/gemm/gemm.h"
 
 namespace lowbit {
 namespace {
 
 // Raises PackedMatrix::bound to hold for a panel's quad at an even index and the next one.
-void raise_bounds(int32_t (&bound)[kGemmFits], const int8_t* quad) {
+void raise_bounds(std::array<int32_t, kGemmFits>& bound, const int8_t* quad) {
   constexpr int kBytes = kGemmCols * 4;
   for (int i = 0; i < kBytes; i += 2) {
     int32_t up[2], down[2];
@@ -20,6 +22,46 @@ void raise_bounds(int32_t (&bound)[kGemmFits], const int8_t* quad) {
     bound[1] = std::max({bound[1], up[0], up[1], down[0], down[1]});
     bound[2] = std::max({bound[2], up[0] + up[1], down[0] + down[1]});
   }
+}
+
+// In vectors that every x86-64 and ARM CPU has, several at a time: it must take no time beside the product.
+uint8_t largest_code(const uint8_t* codes, int64_t n) {
+  typedef uint8_t Vector __attribute__((vector_size(16)));
+  constexpr int64_t kVectors = 4, kStep = kVectors * static_cast<int64_t>(sizeof(Vector));
+  Vector most[kVectors] = {};
+  int64_t i = 0;
+  for (; i + kStep <= n; i += kStep) {
+    for (int64_t j = 0; j < kVectors; ++j) {
+      Vector v;
+      std::memcpy(&v, codes + i + j * static_cast<int64_t>(sizeof(v)), sizeof(v));
+      most[j] = v > most[j] ? v : most[j];
+    }
+  }
+  uint8_t found = 0;
+  for (; i < n; ++i) found = std::max(found, codes[i]);
+  for (const Vector& v : most)
+    for (size_t k = 0; k < sizeof(v); ++k) found = std::max(found, v[k]);
+  return found;
+}
+
+// Of all codes of a, by several threads where there are many. Gathered rows: of the array they come from.
+uint8_t largest_code(const CodeRows& a, int64_t k) {
+  constexpr int64_t kParts = 64, kLeast = 1 << 16;
+  const bool is_run = a.codes == nullptr || a.stride == k;
+  const uint8_t* from = a.codes == nullptr ? a.source : a.codes;
+  const int64_t n = a.codes == nullptr ? a.source_bytes : a.rows * a.stride;
+  const int64_t step = round_up(std::max(kLeast, ceil_div(n, kParts)), is_run ? 1 : a.stride);
+  uint8_t most[kParts + 1] = {};
+  parallel_for(ceil_div(n, step), [&](int64_t i) {
+    const int64_t first = i * step, end = std::min(n, first + step);
+    if (is_run) {
+      most[i] = largest_code(from + first, end - first);
+    } else {
+      for (int64_t at = first; at < end; at += a.stride) most[i] = std::max(most[i], largest_code(from + at, k));
+    }
+  });
+  if (a.codes == nullptr) most[kParts] = a.padding;
+  return *std::max_element(most, most + kParts + 1);
 }
 
 }  // namespace
@@ -45,10 +87,7 @@ PackedMatrix::PackedMatrix(const uint8_t* b, bool is_signed, int64_t depth, int6
       zero(static_cast<size_t>(panels * kGemmCols), 0),
       column_sum(static_cast<size_t>(panels * kGemmCols), 0),
       flip_(is_signed ? 0 : 0x80) {
-  struct Bounds {
-    int32_t of[kGemmFits] = {};
-  };
-  std::vector<Bounds> bounds(static_cast<size_t>(panels));
+  std::vector<std::array<int32_t, kGemmFits>> bounds(static_cast<size_t>(panels));
   parallel_for(panels, [&](int64_t panel) {
     for (int64_t q = 0; q < quads; ++q) std::memset(codes.get() + quad_at(panel, q), 0, kGemmCols * 4);
     const int64_t first = panel * kGemmCols, count = std::min<int64_t>(kGemmCols, n - first);
@@ -64,11 +103,11 @@ PackedMatrix::PackedMatrix(const uint8_t* b, bool is_signed, int64_t depth, int6
       zero[first + j] = z;
       column_sum[first + j] = static_cast<int32_t>(sum - k * z);
     }
-    for (int64_t q = 0; q < quads; q += 2) raise_bounds(bounds[panel].of, codes.get() + quad_at(panel, q));
+    for (int64_t q = 0; q < quads; q += 2) raise_bounds(bounds[panel], codes.get() + quad_at(panel, q));
   });
   for (const int32_t z : zero) has_zero |= z != 0;
-  for (const Bounds& found : bounds)
-    for (int i = 0; i < kGemmFits; ++i) bound[i] = std::max(bound[i], found.of[i]);
+  for (const auto& found : bounds)
+    for (int i = 0; i < kGemmFits; ++i) bound[i] = std::max(bound[i], found[i]);
 }
 
 int64_t PackedMatrix::quad_at(int64_t panel, int64_t q) const {
@@ -82,10 +121,15 @@ void PackedMatrix::unpack(uint8_t* to) const {
       to[j * k + i] = static_cast<uint8_t>(codes[quad_at(j / kGemmCols, i / 4) + j % kGemmCols * 4 + i % 4] ^ flip_);
 }
 
-int64_t PackedMatrix::nbytes() const { return packed_matrix_bytes(k, n); }
+int64_t PackedMatrix::bytes_for(int64_t k, int64_t n) {
+  return round_up(n, kGemmCols) * (quads_of(k) * 4 + 2 * static_cast<int64_t>(sizeof(int32_t)));
+}
 
-int64_t packed_matrix_bytes(int64_t k, int64_t n) {
-  return round_up(n, kGemmCols) * (PackedMatrix::quads_of(k) * 4 + 2 * static_cast<int64_t>(sizeof(int32_t)));
+const GemmRow& select_kernel(const CodeRows& a, const PackedMatrix& b) {
+  const KernelTable<GemmRow> kernels = gemm_rows(active_isa());
+  const GemmRow &any = kernels[b.kernel(255)], &small = kernels[b.kernel(127)];
+  if (a.is_signed || any.run == small.run) return any;
+  return kernels[b.kernel(largest_code(a, b.k))];
 }
 
 }  // namespace lowbit

@@ -25,7 +25,8 @@ struct PackedMatrix {
   // b is [k][n] with these strides in elements; zero null: none, else `zeros` (1 or n) of them.
   PackedMatrix(const uint8_t* b, bool is_signed, int64_t k, int64_t n, int64_t stride_k, int64_t stride_n,
                const int32_t* zero, int64_t zeros);
-  int64_t nbytes() const;
+  int64_t nbytes() const { return bytes_for(k, n); }
+  static int64_t bytes_for(int64_t k, int64_t n);
   static int64_t quads_of(int64_t k);
   static int64_t k_block_of(int64_t quads, const CpuModel& cpu);
   void unpack(uint8_t* to) const;  // [n][k], as it was given
@@ -34,8 +35,5 @@ struct PackedMatrix {
   int64_t quad_at(int64_t panel, int64_t q) const;  // the offset of quad q of a panel
   uint8_t flip_;
 };
-
-// Bytes of a packed matrix of this size.
-int64_t packed_matrix_bytes(int64_t k, int64_t n);
 
 }  // namespace lowbit

@@ -181,10 +181,4 @@ int64_t most_scratch_bytes(bool wide, const CpuModel& cpu) {
   return s.bytes();
 }
 
-int64_t GemmSchedule::packed_once_bytes() const {
-  if (rows != RowAccess::packed_once) return 0;
-  const int64_t padded = round_up(problem.m, problem.kernel->at_once);
-  return lines(padded * packed_stride) + lines(padded * 4);
-}
-
 }  // namespace lowbit

@@ -95,9 +95,7 @@ struct GemmSchedule {
   int64_t tasks() const { return row_tasks * panel_tasks; }
   GemmTask task(int64_t index) const;
   PanelRun run(const GemmTask& task, int64_t first_panel) const;
-
   bool operator==(const GemmSchedule&) const = default;
-  int64_t packed_once_bytes() const;  // of rows packed before any task; 0 where they are not
 };
 
 GemmSchedule schedule_gemm(const GemmProblem& problem, const CpuModel& cpu);

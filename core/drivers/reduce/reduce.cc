@@ -104,6 +104,39 @@ int64_t range_as(const Granularity& layout, const void* x, Element in, T* lo, T*
   return nan;
 }
 
+// A scale without elements gets the parameters of zeros.
+DynamicResult unit_scales(const Granularity& layout, const DynamicArgs& d, Element in) {
+  const int64_t n = layout.scales();
+  if (in == Element::f64) std::fill_n(static_cast<double*>(d.scale), n, 1.0);
+  if (in != Element::f64) std::fill_n(static_cast<float*>(d.scale), n, 1.0f);
+  if (d.zero) std::fill_n(d.zero, n, std::min(std::max(0, d.qmin), d.qmax));
+  return {};
+}
+
+// Scales and zero points of ranges, as numerics/ranges.py computes them.
+template <class T>
+int64_t parameters(const void* least_of, const void* greatest_of, int64_t n, const DynamicArgs& d, int32_t* zero) {
+  const T *lo = static_cast<const T*>(least_of), *hi = static_cast<const T*>(greatest_of);
+  T* scale = static_cast<T*>(d.scale);
+  constexpr T least = static_cast<T>(0x1p-125), most_allowed = static_cast<T>(0x1.fffffep+127f / 65536.0f);
+  const T qmin = static_cast<T>(d.qmin), qmax = static_cast<T>(d.qmax);
+  int64_t bad = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (d.divisor > 0) {
+      const T most = std::max(-lo[i], hi[i]);
+      scale[i] = most > 0 ? std::max(most / static_cast<T>(d.divisor), least) : T{1};
+      zero[i] = std::min(std::max(0, d.qmin), d.qmax);
+    } else {
+      const T l = std::min(lo[i], T{0}), h = std::max(hi[i], T{0});
+      scale[i] = h > l ? std::max((h - l) / (qmax > qmin ? qmax - qmin : T{1}), least) : T{1};
+      const T z = std::rint(h > l ? qmin - l / scale[i] : T{0});
+      zero[i] = static_cast<int32_t>(std::min(std::max(z, qmin), qmax));
+    }
+    bad += !(scale[i] <= most_allowed);
+  }
+  return bad;
+}
+
 }  // namespace
 
 int64_t range(const Granularity& layout, const void* x, Element in, void* lo, void* hi) {
@@ -142,21 +175,6 @@ bool fused_groups_fit(const Granularity& layout, Code code) {
   const int64_t bits = code_bits(code);
   return code != Code::b1 && length <= kLongestGroup && length * bits % 8 == 0 && line * bits % 8 == 0;
 }
-
-namespace {
-
-// A scale without elements gets the parameters of zeros.
-template <class T>
-void fill_unit_scales(int64_t n, const DynamicArgs& d) {
-  std::fill_n(static_cast<T*>(d.scale), n, T{1});
-  if (d.zero) std::fill_n(d.zero, n, std::min(std::max(0, d.qmin), d.qmax));
-}
-DynamicResult unit_scales(const Granularity& layout, const DynamicArgs& d, Element in) {
-  in == Element::f64 ? fill_unit_scales<double>(layout.scales(), d) : fill_unit_scales<float>(layout.scales(), d);
-  return {};
-}
-
-}  // namespace
 
 DynamicResult quantize_dynamic(const Granularity& layout, const DynamicArgs& d, const void* x, Element in, void* q) {
   if (layout.elements() == 0) return unit_scales(layout, d, in);
@@ -199,34 +217,6 @@ DynamicResult quantize_dynamic(const Granularity& layout, const DynamicArgs& d, 
   });
   return {nan, bad};
 }
-
-namespace {
-
-// Scales and zero points of ranges, as numerics/ranges.py computes them.
-template <class T>
-int64_t parameters(const void* least_of, const void* greatest_of, int64_t n, const DynamicArgs& d, int32_t* zero) {
-  const T *lo = static_cast<const T*>(least_of), *hi = static_cast<const T*>(greatest_of);
-  T* scale = static_cast<T*>(d.scale);
-  constexpr T least = static_cast<T>(0x1p-125), most_allowed = static_cast<T>(0x1.fffffep+127f / 65536.0f);
-  const T qmin = static_cast<T>(d.qmin), qmax = static_cast<T>(d.qmax);
-  int64_t bad = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    if (d.divisor > 0) {
-      const T most = std::max(-lo[i], hi[i]);
-      scale[i] = most > 0 ? std::max(most / static_cast<T>(d.divisor), least) : T{1};
-      zero[i] = std::min(std::max(0, d.qmin), d.qmax);
-    } else {
-      const T l = std::min(lo[i], T{0}), h = std::max(hi[i], T{0});
-      scale[i] = h > l ? std::max((h - l) / (qmax > qmin ? qmax - qmin : T{1}), least) : T{1};
-      const T z = std::rint(h > l ? qmin - l / scale[i] : T{0});
-      zero[i] = static_cast<int32_t>(std::min(std::max(z, qmin), qmax));
-    }
-    bad += !(scale[i] <= most_allowed);
-  }
-  return bad;
-}
-
-}  // namespace
 
 int64_t dynamic_workspace(const Granularity& layout, Element in) {
   return layout.scales() * (2 * compute_bytes(in) + 4);
