@@ -18,7 +18,6 @@ from lowbit.numerics.ranges import MAX_SCALE
 from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import weight_only
-from lowbit.ops.code_kernels import byte_params
 from lowbit.ops.epilogue import Epilogue, row_parts
 from lowbit.ops.fitting import Products
 from lowbit.ops.gemm_paths import multiply_groups, multiply_into
@@ -28,6 +27,7 @@ from lowbit.ops.quantize import quantize
 from lowbit.ops.workspace import codes_workspace, linear_workspace
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.cache import Cache
+from lowbit.runtime.elementwise import byte_params
 from lowbit.runtime.native import core
 
 _ACTIVATIONS = ("int8", "uint8", "float")

@@ -9,7 +9,7 @@ import numpy as np
 
 from lowbit.numerics.errors import Unsupported
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops import binary_kernels as binary
+from lowbit.ops import binary
 from lowbit.ops.epilogue import Epilogue, row_parts
 from lowbit.ops.operands import (
     BYTES,
@@ -141,7 +141,8 @@ def _binary(a: QuantizedTensor, b: QuantizedTensor, epilogue: Epilogue, out: Arr
     k = a.shape[1]
     left = np.packbits(a.unpack(), axis=1, bitorder="little")
     right = np.packbits(np.ascontiguousarray(b.unpack().T), axis=1, bitorder="little")
-    acc = binary.matmul(left, binary.prepack(right, k), k)
+    acc = np.empty((a.shape[0], b.shape[1]), np.int32)
+    binary.multiply(left, core.BinaryMatrix(right, k), acc)
     return epilogue.scale_sums(acc, a.params.scale.astype(F32), b.params.scale.astype(F32), out)
 
 

@@ -39,9 +39,16 @@ def require_output(out: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> No
 
 
 def finished(
-    data: Array, params: QuantizationParams, shape: tuple[int, ...], out: QuantizedTensor | Array | None
+    data: Array,
+    params: QuantizationParams,
+    shape: tuple[int, ...],
+    out: QuantizedTensor | Array | None,
+    made: Array | None = None,
 ) -> QuantizedTensor:
-    """The tensor of codes written: the caller's own, now with these params, or a new one."""
+    """The tensor of codes written: the caller's own, now with these params, or a new one. made: the codes, where they
+    were written elsewhere first."""
+    if made is not None and made is not data:
+        data[...] = made
     if isinstance(out, QuantizedTensor):
         out._set(params=params)
         return out

@@ -46,6 +46,19 @@ def mapping_of(params: QuantizationParams, g: Granularity) -> core.Mapping:
     return mapping
 
 
+def byte_params(params: QuantizationParams) -> core.CodeParams | None:
+    """The native form of linear int8 or uint8 params with one float32 scale; None for all others."""
+    calls = params._calls
+    found: tuple[core.CodeParams | None] | None = None if calls is None else calls.get("bytes")
+    if found is None:
+        made, is_byte = None, params.dtype.name in ("int8", "uint8") and not params.is_logarithmic
+        if is_byte and params.scale.ndim == 0 and params.scale.dtype == np.float32:
+            scale, zero = float(params.scale), int(params.zero_point)
+            made = core.CodeParams(code_of(params), scale, zero, params.qmin, params.qmax)
+        found = cache_of(params).put("bytes", (made,))
+    return found[0]
+
+
 def _mapping(params: QuantizationParams, g: Granularity, spread: bool) -> core.Mapping:
     scale, zero = params.scale, params.zero_point
     if spread:
