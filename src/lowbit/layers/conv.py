@@ -16,12 +16,10 @@ from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import conv_path_of
 from lowbit.ops.conv_geometry import ConvGeometry, check_kernel_shape, check_shapes, from_nhwc, require_layout, to_nhwc
-from lowbit.ops.conv_paths import convolution, general_convolution
+from lowbit.ops.conv_paths import PackedConv, convolution, general_convolution
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.fitting import Products
-from lowbit.ops.gemm_paths import float_bias
 from lowbit.ops.operands import Frozen
-from lowbit.ops.packed_conv import PackedConv
 from lowbit.ops.quantize import quantize
 from lowbit.ops.workspace import codes_workspace, conv_workspace
 from lowbit.runtime import arrays as cpu
@@ -74,7 +72,7 @@ class QuantizedConv2d(Frozen):
         self._epilogues: dict[str, Epilogue] = {}  # by the type of x
         self._epilogues["float32"] = Epilogue.of(weight.shape[0], bias, out_params, any_codes=True)
         if self.path == "general":
-            float_bias(self._epilogues["float32"], self.path)
+            self._epilogues["float32"].refuse_integer_bias(self.path)
         self.bias = None if bias is None else np.asarray(bias)
         self.input_params, self.out_params = input_params, out_params
 

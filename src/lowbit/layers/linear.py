@@ -20,9 +20,8 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import weight_only
 from lowbit.ops.epilogue import Epilogue, row_parts
 from lowbit.ops.fitting import Products
-from lowbit.ops.gemm_paths import multiply_groups, multiply_into
+from lowbit.ops.gemm_paths import PackedMatrix, multiply, multiply_groups, pack_groups
 from lowbit.ops.operands import F32, PLAIN_FLOATS, Array, Frozen, multiplies_as_bytes
-from lowbit.ops.packed import PackedMatrix, pack_groups
 from lowbit.ops.quantize import quantize
 from lowbit.ops.workspace import codes_workspace, linear_workspace
 from lowbit.runtime import arrays as cpu
@@ -208,20 +207,20 @@ class QuantizedLinear(Frozen):
         """The function that writes the results of rows of x."""
         packed, plain = self._packed, Epilogue.of(self.out_features)
         if self.path == "integer":
-            return lambda rows, y: multiply_into("integer", self._codes(rows), packed, epilogue, y)
+            return lambda rows, y: multiply("integer", self._codes(rows), packed, epilogue, y)
         if self.path == "groups":
-            return lambda rows, y: multiply_groups(self._codes(rows), packed, epilogue, epilogue.bias, y)
+            return lambda rows, y: multiply_groups(self._codes(rows), packed, epilogue, y)
         if self.path == "general":
             wide = self.weight.dequantize(dtype=np.float64).T
-            return lambda rows, y: epilogue.narrow((rows.astype(np.float64) @ wide).astype(F32), epilogue.bias, y)
+            return lambda rows, y: epilogue.narrow((rows.astype(np.float64) @ wide).astype(F32), y)
         p = self.params
         turned = p.replace(axis=0, scale=p.scale.T, zero_point=p.zero_point.T)
         weight = QuantizedTensor.from_codes(np.ascontiguousarray(self.weight.unpack().T), turned)
 
         def by_blocks(rows: Array, y: Array) -> None:
             sums = np.empty(y.shape, F32)
-            multiply_into("blocks", self._codes(rows), weight, plain, sums)
-            epilogue.narrow(sums, epilogue.bias, y)
+            multiply("blocks", self._codes(rows), weight, plain, sums)
+            epilogue.narrow(sums, y)
 
         return by_blocks
 
@@ -236,7 +235,7 @@ class QuantizedLinear(Frozen):
         for part in row_parts(target.shape):
             sums = np.empty(target[part].shape, F32)
             plan.run(rows[part], sums)
-            epilogue.narrow(sums, epilogue.bias, target[part])
+            epilogue.narrow(sums, target[part])
 
     def __reduce__(self) -> tuple[Any, ...]:
         options: dict[str, Any] = {"activation_dtype": self.activation_dtype, "input_params": self.input_params}

@@ -34,7 +34,14 @@ from lowbit.ops.conv_geometry import (
     from_nhwc,
     is_depthwise,
 )
-from lowbit.ops.conv_paths import ConvCall, convolution_sums, general_convolution
+from lowbit.ops.conv_paths import (
+    ConvCall,
+    PackedConv,
+    convolution_sums,
+    general_convolution,
+    packed_codes,
+    prepack_conv2d,
+)
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.operands import (
     F32,
@@ -45,7 +52,6 @@ from lowbit.ops.operands import (
     require_tensor,
     zero_points,
 )
-from lowbit.ops.packed_conv import PackedConv, packed_codes, prepack_conv2d
 from lowbit.ops.quantize import quantize
 
 __all__ = ["ConvGeometry", "PackedConv", "conv2d_integer", "conv_path_of", "prepack_conv2d", "qconv1d", "qconv2d"]

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,27 @@ _RESULTS = {
     "uint8": core.Result.u8,
 }
 PART = 1 << 15  # elements whose epilogue NumPy applies at a time, which bounds its temporaries
+
+
+class EpilogueOptions(TypedDict, total=False):
+    """What follows the accumulation: floats of `out_dtype`, or codes of `out_params`, after the activation."""
+
+    out_params: QuantizationParams | None
+    out_dtype: Any
+    activation: str | None
+    clamp: tuple[float, float] | None
+
+
+class MatMulOptions(EpilogueOptions, total=False):
+    bias: Any
+
+
+class ConvOptions(EpilogueOptions, total=False):
+    stride: Any
+    padding: Any
+    dilation: Any
+    groups: int
+    layout: str
 
 
 def row_parts(shape: tuple[int, ...]) -> Iterator[slice]:
@@ -190,26 +211,23 @@ class Epilogue:
             return None
         return core.Epilogue.floats(self._result, (self.floor, self.ceiling), bias=self.bias)
 
-    def general(self, acc: Array, sa: Array, sb: Array, out: Array | None = None) -> Array | QuantizedTensor:
-        """The same in NumPy, for sums [m, n] of any depth."""
-        return self.wrap(self.scale_sums(acc, sa, sb, out))
-
-    def from_floats(self, sums: Array, bias: Array | None, out: Array | None = None) -> Array | QuantizedTensor:
-        """Float sums, scaled already: plus bias, clamped and narrowed, or quantized."""
-        return self.wrap(self.narrow(sums, bias, out))
+    def refuse_integer_bias(self, path: str) -> None:
+        """Raises for integers on paths whose sums are floats: groups, blocks, general."""
+        if self.bias is not None and self.bias.dtype.kind == "i":
+            raise Unsupported(f"bias: integers; on the {path} path there is no integer sum to add them to")
 
     def scale_sums(self, acc: Array, sa: Array, sb: Array, out: Array | None = None) -> Array:
-        """`general` without `wrap`."""
+        """The same in NumPy, for sums [m, n] of any depth."""
         y, _ = self.empty(acc.shape, out)
         for rows in row_parts(acc.shape):
             y[rows] = self._scaled(acc[rows], sa[rows] if sa.ndim else sa, sb)
         return y
 
-    def narrow(self, sums: Array, bias: Array | None, out: Array | None = None) -> Array:
-        """`from_floats` without `wrap`."""
+    def narrow(self, sums: Array, out: Array | None = None) -> Array:
+        """Float sums, scaled already: plus bias, clamped and narrowed, or quantized."""
         y, _ = self.empty(sums.shape, out)
         for rows in row_parts(sums.shape):
-            y[rows] = self._narrowed(sums[rows], bias)
+            y[rows] = self._narrowed(sums[rows], self.bias)
         return y
 
     def _scaled(self, acc: Array, sa: Array, sb: Array) -> Array:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops.packed_conv import line_of
+from lowbit.ops.conv_paths import line_of
 from lowbit.ops.quantize import quantize
 from lowbit.runtime.native import core
 

@@ -3,6 +3,7 @@ that of `lowbit.ops` and `lowbit.layers`, or for "reference" that of `lowbit.ref
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, TypeVar
 
@@ -17,13 +18,11 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import reference_ops
 from lowbit.ops.conv import check_image
 from lowbit.ops.conv_geometry import is_depthwise
-from lowbit.ops.conv_paths import convolution
+from lowbit.ops.conv_paths import PackedConv, check_kernel, convolution, prepack_conv2d
 from lowbit.ops.epilogue import Epilogue
-from lowbit.ops.gemm_paths import float_bias, multiply_into
+from lowbit.ops.gemm_paths import PackedMatrix, multiply
 from lowbit.ops.matmul import path_of
 from lowbit.ops.operands import multiplies_as_bytes
-from lowbit.ops.packed import PackedMatrix
-from lowbit.ops.packed_conv import PackedConv, check_kernel, prepack_conv2d
 from lowbit.ops.workspace import (
     conv_workspace,
     linear_workspace,
@@ -148,7 +147,7 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
             b = b.to_tensor() if isinstance(b, PackedMatrix) else b
             _store(out, reference_ops.qmatmul(a, b, bias=args.bias, **epilogue_options(d)))
         else:
-            multiply_into(self.path, a, b, epilogue, out)
+            multiply(self.path, a, b, epilogue, out)
 
     def _checked(self, args: MatMulArgs) -> tuple[Epilogue, Array]:
         d = self.descriptor
@@ -156,7 +155,7 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
         operand("b", args.b, (d.k, d.n), d.b, PackedMatrix, d.prepacked)
         epilogue = self._epilogue_with(args.bias, d.n)
         if self.path in ("groups", "blocks", "general"):
-            float_bias(epilogue, self.path)
+            epilogue.refuse_integer_bias(self.path)
         b = getattr(args.b, "data", None)
         return epilogue, self._output(args.output, (d.m, d.n), a=args.a.data, b=b, bias=epilogue.bias)
 
@@ -296,7 +295,8 @@ def _reference_linear(x: cpu.FloatArray, layer: QuantizedLinear, epilogue: Epilo
     if layer.path in ("float", "general"):
         expanded = reference.dequantize(w.unpack(), p, F32 if layer.path == "float" else np.float64)
         y = rows.astype(np.float64) @ expanded.astype(np.float64).T
-        return epilogue.from_floats(y.astype(F32), bias)
+        own = dataclasses.replace(epilogue, bias=bias)
+        return own.wrap(own.narrow(y.astype(F32)))
     given = _activation_params(x, layer)
     q = QuantizedTensor.from_codes(reference.quantize(rows, given), given)
     if p.axis is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.ops.conv import ConvGeometry
-from lowbit.ops.options import EpilogueOptions
+from lowbit.ops.epilogue import EpilogueOptions
 from lowbit.plans.descriptors import whole
 from lowbit.plans.kinds import ElementKind, kind_of
 from lowbit.plans.operands import on_axis, same_params
