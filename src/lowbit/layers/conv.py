@@ -147,9 +147,8 @@ class QuantizedConv2d(Frozen):
         return found + codes_workspace(math.prod(self.output_shape(shape)), self.out_params) + math.prod(shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {**self._geometry._asdict(), "activation_dtype": self.activation_dtype}
-        options |= {"input_params": self.input_params, "out_params": self.out_params}
-        return functools.partial(QuantizedConv2d, **options), (self.weight, self.bias)
+        options = {name: getattr(self, name) for name in ("activation_dtype", "input_params", "out_params")}
+        return functools.partial(QuantizedConv2d, **self._geometry._asdict(), **options), (self.weight, self.bias)
 
     def __repr__(self) -> str:
         out, per_group, kh, kw = self._packed.shape

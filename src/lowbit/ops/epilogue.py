@@ -25,6 +25,7 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.numerics.fields import refuse_masked
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.ops.outputs import require_fit
 from lowbit.ops.quantize import quantize
 from lowbit.reference import compute as reference_compute
 from lowbit.runtime import arrays as cpu
@@ -156,10 +157,7 @@ class Epilogue:
     def require_shape(self, shape: tuple[int, ...]) -> None:
         """Raises unless out_params fit a result of this shape."""
         if self.then is not None:
-            try:
-                self.then.granularity(shape)
-            except InvalidProblem as error:
-                raise InvalidProblem(f"out_params: {error}") from None
+            require_fit("out_params", self.then, shape)
 
     def empty(self, shape: tuple[int, ...], out: Array | None = None) -> tuple[Array, Array]:
         """An array for the result, `out` where it is given, and its memory as kernels write it."""

@@ -44,7 +44,7 @@ def fake_quantize(
             return y
     a = _Arguments(x, scale, zero_point, qmin, qmax, axis, group_size)
     result, target = a.output(out, x)
-    elementwise.fake_quantize(a.x, a.affine, a.g, target)
+    elementwise.run("run", a.affine, a.g, target, x=a.x)
     return result
 
 
@@ -105,7 +105,7 @@ def dequantize_backward(
     """
     a = _Arguments(dy, scale, 0, 0, 0, axis, group_size, name="dy")
     result, target = a.output(out, dy)
-    elementwise.dequantize_backward(a.x, a.affine, a.g, target)
+    elementwise.run("dequantize_backward", a.affine, a.g, target, dy=a.x)
     return result
 
 
@@ -137,9 +137,6 @@ def fake_quantize_learned_backward(
     return result, ds, dz
 
 
-_GRADIENTS = {"backward": elementwise.fake_quantize_backward, "quantize_backward": elementwise.quantize_backward}
-
-
 def _gradient(
     method: str,
     dy: Any,
@@ -156,7 +153,7 @@ def _gradient(
             return dx
     a = _Arguments(x, scale, zero_point, *options)
     result, target = a.output(out, x)
-    _GRADIENTS[method](a.gradient(dy), a.x, a.affine, a.g, target)
+    elementwise.run(method, a.affine, a.g, target, dy=a.gradient(dy), x=a.x)
     return result
 
 

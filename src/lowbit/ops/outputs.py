@@ -62,9 +62,15 @@ def result_params(
     if given is not None and not isinstance(given, QuantizationParams):
         raise InvalidProblem(f"out_params: {type(given).__name__}; expected QuantizationParams")
     params = (first.params if given is None else given).for_compute(compute)
+    require_fit(
+        f"out_params: none, and {name}'s do not fit the result" if given is None else "out_params", params, shape
+    )
+    return params
+
+
+def require_fit(name: str, params: QuantizationParams, shape: tuple[int, ...]) -> None:
+    """Raises unless a tensor of this shape can have these params."""
     try:
         params.granularity(shape)
     except InvalidProblem as error:
-        whose = f"out_params: none, and {name}'s do not fit the result" if given is None else "out_params"
-        raise InvalidProblem(f"{whose}: {error}") from None
-    return params
+        raise InvalidProblem(f"{name}: {error}") from None

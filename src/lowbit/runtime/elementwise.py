@@ -196,7 +196,8 @@ def require_good(status: int, f: Affine) -> None:
         raise bad_parameter(status, f.scale, f.zero, f.qmin, f.qmax)
 
 
-def _run(method: str, f: Affine, g: Granularity, out: FloatArray, **operands: FloatArray) -> None:
+def run(method: str, f: Affine, g: Granularity, out: FloatArray, **operands: FloatArray) -> None:
+    """Runs a method of the native plan on operands in its order; `out` may be the first of them."""
     plan = fake_quantize_plan(out.element, out.shape, g, f.qmin, f.qmax)
     given = [a.array for a in operands.values()]
     status = getattr(plan, method)(*given, out.array, f.scale, f.zero)
@@ -208,22 +209,6 @@ def _run(method: str, f: Affine, g: Granularity, out: FloatArray, **operands: Fl
 def _require_apart(out: FloatArray, f: Affine, operands: dict[str, FloatArray]) -> None:
     require_apart("out", out.array, True, **{name: a.array for name, a in operands.items()})
     require_apart("out", out.array, False, scale=f.scale, zero_point=f.zero)
-
-
-def fake_quantize(x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
-    _run("run", f, g, out, x=x)
-
-
-def fake_quantize_backward(dy: FloatArray, x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
-    _run("backward", f, g, out, dy=dy, x=x)
-
-
-def quantize_backward(dy: FloatArray, x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
-    _run("quantize_backward", f, g, out, dy=dy, x=x)
-
-
-def dequantize_backward(dy: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
-    _run("dequantize_backward", f, g, out, dy=dy)
 
 
 def fake_quantize_learned_backward(

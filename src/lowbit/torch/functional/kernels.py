@@ -86,7 +86,7 @@ def fake_quantize(x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: i
 
 def _fake_quantize(x: Tensor, s: Array, z: Array, qmin: int, qmax: int, axis: int | None, block: int | None) -> Tensor:
     out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
-    elementwise.fake_quantize(floats, _affine_of(floats, g, s, z, qmin, qmax), g, floats_of(out))
+    elementwise.run("run", _affine_of(floats, g, s, z, qmin, qmax), g, floats_of(out), x=floats)
     return out
 
 
@@ -95,7 +95,7 @@ def fake_quantize_backward(
 ) -> Tensor:
     out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
     affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
-    elementwise.fake_quantize_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
+    elementwise.run("backward", affine, g, floats_of(out), dy=_gradient(dy, x), x=floats)
     return out
 
 
@@ -167,7 +167,7 @@ def quantize_ste_backward(
 ) -> Tensor:
     out, floats, g = empty_like(x), floats_of(x), cached_granularity(x.shape, axis, block)
     affine = _affine_of(floats, g, _numbers(s), _numbers(z), qmin, qmax)
-    elementwise.quantize_backward(_gradient(dy, x), floats, affine, g, floats_of(out))
+    elementwise.run("quantize_backward", affine, g, floats_of(out), dy=_gradient(dy, x), x=floats)
     return out
 
 
@@ -246,5 +246,6 @@ def dequantize_ste(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int
 
 def dequantize_ste_backward(dy: Tensor, s: Tensor, axis: int | None, block: int | None) -> Tensor:
     out, floats, g = empty_like(dy), floats_of(dy, "dy"), cached_granularity(dy.shape, axis, block)
-    elementwise.dequantize_backward(floats, affine_of(floats.compute, _numbers(s), 0, 0, 0, g), g, floats_of(out))
+    affine = affine_of(floats.compute, _numbers(s), 0, 0, 0, g)
+    elementwise.run("dequantize_backward", affine, g, floats_of(out), dy=floats)
     return out
