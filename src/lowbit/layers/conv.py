@@ -100,8 +100,8 @@ class QuantizedConv2d(Frozen):
         g = self._geometry if layout is None else _in_layout("layout", self._geometry, layout)
         wanted = g if out_layout is None else _in_layout("out_layout", g, out_layout)
         check_shapes(floats.shape, self._packed.shape, g)
-        epilogue, shape = self._epilogue_for(floats), g.output_shape(floats.shape, self._packed.shape)
-        epilogue.require_shape(shape if wanted.layout == g.layout else _turned(shape, g.layout))
+        epilogue = self._epilogue_for(floats)
+        epilogue.require_shape(g.output_shape(floats.shape, self._packed.shape, wanted.layout))
         p = self.input_params
         if p is None and math.prod(floats.shape) == 0:
             p = QuantizationParams("int8")
@@ -162,9 +162,3 @@ class QuantizedConv2d(Frozen):
 def _in_layout(name: str, g: ConvGeometry, layout: str) -> ConvGeometry:
     require_layout(name, layout)
     return g._replace(layout=layout)
-
-
-def _turned(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    """A shape of this layout in the other one."""
-    n, *rest = shape
-    return (n, *rest[1:], rest[0]) if layout == "NCHW" else (n, rest[-1], *rest[:-1])

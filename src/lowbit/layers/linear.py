@@ -17,14 +17,14 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.ranges import MAX_SCALE
 from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops import weight_only
 from lowbit.ops.epilogue import Epilogue, row_parts
 from lowbit.ops.fitting import Products
-from lowbit.ops.gemm_paths import PackedMatrix, multiply, multiply_groups, pack_groups
-from lowbit.ops.operands import F32, PLAIN_FLOATS, Array, Frozen, multiplies_as_bytes, transposed
+from lowbit.ops.gemm_paths import PackedMatrix, multiply, multiply_groups, pack_groups, pack_weight_only
+from lowbit.ops.operands import F32, PLAIN_FLOATS, Frozen, multiplies_as_bytes, transposed
 from lowbit.ops.quantize import quantize
 from lowbit.ops.workspace import codes_workspace, linear_workspace
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.cache import Cache
 from lowbit.runtime.elementwise import byte_params
 from lowbit.runtime.native import core
@@ -99,7 +99,7 @@ class QuantizedLinear(Frozen):
         elif self.path == "groups" or (self.path == "float" and takes_groups(p)):
             self._packed = pack_groups(weight)
         elif self.path == "float":
-            self._packed = weight_only.pack(weight)
+            self._packed = pack_weight_only(weight)
         else:
             self._packed = weight
         # Weights that are packed are kept in that form only.

@@ -23,9 +23,9 @@ from lowbit.ops.operands import require_tensor
 from lowbit.ops.outputs import require_output
 from lowbit.ops.quantize import quantize
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 Bits = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
 Layout = Literal["NCHW", "NHWC"]

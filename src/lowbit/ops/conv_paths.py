@@ -13,19 +13,10 @@ from lowbit.numerics.errors import Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.binary import conv2d_sums
-from lowbit.ops.conv_geometry import ConvGeometry, check_kernel_shape, from_nhwc, height_width, is_depthwise, to_nhwc
+from lowbit.ops.conv_geometry import ConvGeometry, check_kernel_shape, from_nhwc, is_depthwise, to_nhwc
 from lowbit.ops.epilogue import Epilogue, row_parts
-from lowbit.ops.operands import (
-    BYTES,
-    F32,
-    SUMS,
-    Array,
-    Frozen,
-    in_bytes,
-    multiplies_as_bytes,
-    require_tensor,
-    sum_dtype,
-)
+from lowbit.ops.operands import BYTES, F32, SUMS, Frozen, in_bytes, multiplies_as_bytes, require_tensor, sum_dtype
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.cache import Cache
 from lowbit.runtime.native import core
 
@@ -154,17 +145,14 @@ class ConvCall(NamedTuple):
 
     @classmethod
     def of(cls, x: QuantizedTensor, w: PackedConv, g: ConvGeometry, epilogue: Epilogue) -> ConvCall:
-        size = height_width(x.shape, g)
-        out_h, out_w = g.output(size, (w.shape[2], w.shape[3]))
         p, depth = x.params, math.prod(w.shape[1:])
         sa, sb = p.scale.astype(F32), w.params.scale.astype(F32)
         groups = 1 if w.is_depthwise else g.groups
         whole, plan = epilogue.native(sa, sb, depth), None
         if whole is not None:
             parts = [whole] if groups == 1 else [_part(epilogue, sa, sb, depth, i, groups) for i in range(groups)]
-            image = (x.shape[0], *size, w.shape[1] * w.groups)
-            plan = w.plan(image, BYTES[p.dtype.code_dtype], int(p.zero_point), g, parts)
-        return cls(g, epilogue, (x.shape[0], out_h, out_w, w.shape[0]), plan, p)
+            plan = w.plan(g.nhwc(x.shape), BYTES[p.dtype.code_dtype], int(p.zero_point), g, parts)
+        return cls(g, epilogue, g.output_nhwc(x.shape, w.shape), plan, p)
 
     def run(self, x: QuantizedTensor, w: PackedConv, out: Array | None = None) -> Array:
         """The result in the images' layout, before `Epilogue.wrap`; in `out` where it is given."""
@@ -191,8 +179,7 @@ def convolution(
 def convolution_sums(image: Array, zero: int, w: PackedConv, g: ConvGeometry) -> Array:
     """The integer sums of images in g's layout, channels last."""
     x = to_nhwc(image, g)
-    size = g.output((x.shape[1], x.shape[2]), (w.shape[2], w.shape[3]))
-    sums = np.empty((x.shape[0], *size, w.shape[0]), sum_dtype(math.prod(w.shape[1:])))
+    sums = np.empty(g.output_nhwc(image.shape, w.shape), sum_dtype(math.prod(w.shape[1:])))
     w.plan(x.shape, BYTES[x.dtype], zero, g, [SUMS] * w.groups).run(x, sums)
     return sums
 
@@ -205,8 +192,7 @@ def general_convolution(
     For callers that have made its checks.
     """
     kernel = w.to_tensor() if isinstance(w, PackedConv) else w
-    out_h, out_w = g.output(height_width(x.shape, g), (w.shape[2], w.shape[3]))
-    y, _ = epilogue.empty((x.shape[0], out_h, out_w, w.shape[0]))
+    y, _ = epilogue.empty(g.output_nhwc(x.shape, w.shape))
     _GENERAL[path](x, kernel, g, epilogue, y)
     return from_nhwc(y, g)
 
@@ -238,7 +224,7 @@ def _general(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, epilogue: 
     numbers = x.dequantize(dtype=np.float64)
     kernel = w.dequantize(dtype=np.float64).reshape(g.groups, out // g.groups, per_group, kh, kw)
     taps = np.ascontiguousarray(kernel.transpose(3, 4, 0, 2, 1))  # [kh, kw, groups, in, out]
-    height, width = height_width(x.shape, g)
+    _, height, width, _ = g.nhwc(x.shape)
     padded = np.zeros((height + top + g.padding[2], width + left + g.padding[3], g.groups, per_group))
     for image, result in zip(numbers, y, strict=True):
         last = image if g.layout == "NHWC" else np.moveaxis(image, 0, -1)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit import reference
 from lowbit.numerics.errors import InvalidProblem, Unsupported
@@ -23,11 +22,10 @@ from lowbit.ops.operands import require_tensor
 from lowbit.ops.outputs import codes_for, finished, result_params
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise as native_elementwise
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.cache import cache_of
 from lowbit.runtime.elementwise import byte_params
 from lowbit.runtime.native import core
-
-Array = npt.NDArray[Any]
 
 
 def qadd(

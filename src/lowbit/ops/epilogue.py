@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import Any, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit import reference
 from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
@@ -29,9 +28,9 @@ from lowbit.ops.outputs import require_fit
 from lowbit.ops.quantize import quantize
 from lowbit.reference import compute as reference_compute
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 F32 = np.float32
 _RESULTS = {
     "float32": core.Result.f32,

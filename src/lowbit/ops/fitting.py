@@ -10,7 +10,7 @@ scale grows only as far as its own neighbours need: for weights of a bell shape 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv_paths import line_of
 from lowbit.ops.quantize import quantize
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.native import core
 
 LARGEST_SUM = 128  # 255 * 128 < 2^15 <= 255 * 129
@@ -26,7 +27,6 @@ _STEP = np.float32(1.0005)
 _AT_ONCE = 1 << 22  # codes that are looked at together
 _ISAS = ("avx2",)  # where lowbit's kernels have faster instructions for such weights
 
-Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 Products = Literal[1, 2, 4]
 

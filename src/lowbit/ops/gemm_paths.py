@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.logarithm import log_tables
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import binary
@@ -20,7 +21,6 @@ from lowbit.ops.operands import (
     PLAIN_FLOATS,
     SUMS,
     WIDE_SUMS,
-    Array,
     Frozen,
     in_bytes,
     multiplies_as_bytes,
@@ -28,8 +28,10 @@ from lowbit.ops.operands import (
     sum_dtype,
     transposed,
 )
+from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.cache import Cache
-from lowbit.runtime.native import core
+from lowbit.runtime.native import KINDS, core
 
 
 class PackedMatrix(Frozen):
@@ -114,6 +116,47 @@ def pack_groups(weight: QuantizedTensor) -> core.PackedGroups:
     same = bool((zero == up).all())
     scale = np.ascontiguousarray(p.scale, F32)
     return core.PackedGroups(codes, p.dtype.bits, p.group_size, scale, None if same else zero, up)
+
+
+def pack_weight_only(weight: QuantizedTensor) -> core.WeightOnly:
+    """Weights [n, k] that products with floats expand a block at a time; codes and scales are shared, not copied, where
+    rows fill whole bytes.
+
+    >>> import lowbit as lb
+    >>> q = lb.quantize(np.float32([[1, 2, 3], [4, 5, 6]]), "int4", axis=0)
+    >>> packed = pack_weight_only(q)
+    >>> packed.n, packed.k, packed.nbytes
+    (2, 3, 12)
+    """
+    if weight.ndim != 2:
+        raise InvalidProblem(f"weight: shape {weight.shape}; expected [n, k]")
+    if weight.dtype.is_mixed:
+        raise Unsupported("weight: mixed codes; expected one dtype for all rows")
+    n, k = weight.shape
+    p = weight.params.for_compute(np.float32)
+    g = p.granularity(weight.shape)
+    per_row = g.kind == 1 and p.axis in (0, -2)
+    per_block = g.kind == 2 and p.axis in (1, -1)
+    if g.kind and not per_row and not per_block:
+        raise Unsupported(f"weight: scales along axis {p.axis} of [n, k]; expected one, one a row, or blocks along k")
+    scale, zero = (np.broadcast_to(v, g.scale_shape) for v in (p.scale, p.zero_point))
+    tables = None
+    if p.is_logarithmic:
+        tables = log_tables(p.magnitude_levels, p.steps_per_octave or 1.0, scale.dtype)
+    zeros = np.ascontiguousarray(zero) if zero.any() else None
+    layout = core.WeightLayout(n, k, KINDS[g.kind], g.block)
+    return core.WeightOnly(_whole_rows(weight), cpu.code_of(p), layout, np.ascontiguousarray(scale), zeros, tables)
+
+
+def _whole_rows(weight: QuantizedTensor) -> Array:
+    """The codes as stored, each row starting on a byte."""
+    bits = weight.dtype.bits
+    n, k = weight.shape
+    if bits >= 8 or k * bits % 8 == 0:
+        return np.ascontiguousarray(weight.data)
+    padded = np.zeros((n, -(-k * bits // 8) * 8 // bits), np.uint8)
+    padded[:, :k] = weight.unpack().view(np.uint8)
+    return cpu.pack(padded, bits)
 
 
 def multiply(

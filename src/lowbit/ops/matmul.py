@@ -28,17 +28,9 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.gemm_paths import PackedMatrix, gemm_plan, multiply, multiply_rows, packed, prepack
-from lowbit.ops.operands import (
-    F32,
-    Array,
-    byte_codes,
-    float_operand,
-    require_tensor,
-    sum_dtype,
-    transposed,
-    zero_points,
-)
+from lowbit.ops.operands import F32, byte_codes, float_operand, require_tensor, sum_dtype, transposed, zero_points
 from lowbit.ops.quantize import quantize
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.native import core
 
 __all__ = ["PackedMatrix", "matmul_integer", "path_of", "prepack", "qmatmul"]

@@ -6,16 +6,15 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
 from lowbit.numerics.fields import as_integers, refuse_masked
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 F32 = np.float32
 BYTES = {np.dtype(np.int8): core.Code.s8, np.dtype(np.uint8): core.Code.u8}
 SUMS, WIDE_SUMS = core.Epilogue(), core.Epilogue(wide=True)  # integer sums as they are; always in int64

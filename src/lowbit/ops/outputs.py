@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.fields import refuse_masked
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
-
-Array = npt.NDArray[Any]
+from lowbit.runtime.arrays import Array
 
 
 def codes_for(params: QuantizationParams, shape: tuple[int, ...], out: QuantizedTensor | Array | None) -> Array:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit import reference
 from lowbit.numerics.errors import InvalidProblem, Unsupported
@@ -23,10 +22,10 @@ from lowbit.ops.operands import require_tensor
 from lowbit.ops.outputs import codes_for, finished, result_params
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.elementwise import byte_params
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 _LARGEST = 1 << 23  # places in a window whose codes a 32-bit sum holds
 
 

@@ -19,11 +19,10 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.outputs import codes_for, finished
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise
-from lowbit.runtime.arrays import refuse_nonfinite
+from lowbit.runtime.arrays import Array, refuse_nonfinite
 from lowbit.runtime.cache import Cache, cache_of
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 _DEFAULT_BLOCK = 32
 _NDARRAY = np.ndarray
 _FINITE = "a range needs finite numbers (on_nonfinite='ignore' leaves such values out of it)"

@@ -17,13 +17,13 @@ from lowbit.ops.conv import ConvGeometry, conv_path_of
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.matmul import path_of
 from lowbit.reference import compute as reference_compute
+from lowbit.runtime.arrays import Array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from lowbit.ops.epilogue import EpilogueOptions
 
-Array = npt.NDArray[Any]
 F32 = np.float32
 
 

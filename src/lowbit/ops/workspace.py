@@ -127,7 +127,7 @@ def reference_workspace(m: int, n: int, k: int) -> int:
 
 def reference_conv_workspace(x_shape: tuple[int, ...], w_shape: tuple[int, ...], g: ConvGeometry) -> int:
     """The same of a convolution."""
-    n, c, height, width = x_shape if g.layout == "NCHW" else (x_shape[0], x_shape[3], *x_shape[1:3])
+    n, height, width, c = g.nhwc(x_shape)
     top, left, bottom, right = g.padding
     padded = n * c * (height + top + bottom) * (width + left + right)
     outputs = math.prod(g.output_shape(x_shape, w_shape))
@@ -166,10 +166,10 @@ def _general_conv(
     item: int,
 ) -> int:
     """Numbers in float64: of x, of w in two orders, of one image with its padding, and of a part of the result."""
-    _, c, height, width = x_shape if g.layout == "NCHW" else (x_shape[0], x_shape[3], *x_shape[1:3])
+    _, height, width, c = g.nhwc(x_shape)
     top, left, bottom, right = g.padding
-    y, out = g.output_shape(x_shape, w_shape), w_shape[0]
-    out_h, out_w = y[2:] if g.layout == "NCHW" else y[1:3]
+    y = g.output_nhwc(x_shape, w_shape)
+    _, out_h, out_w, out = y
     numbers = math.prod(x_shape) * (2 if x.dtype.is_mixed else 1) + math.prod(w_shape) * (3 if w.dtype.is_mixed else 2)
     padded = c * (height + top + bottom) * (width + left + right)
     part = _rows_at_once(out_h, out_w * max(out, c)) * out_w * max(out, c)
@@ -178,9 +178,8 @@ def _general_conv(
 
 
 def _depthwise(x_shape: tuple[int, ...], w_shape: tuple[int, ...], x: QuantizationParams, g: ConvGeometry) -> int:
-    n, c, height, width = x_shape if g.layout == "NCHW" else (x_shape[0], x_shape[3], *x_shape[1:3])
     out, _, kh, kw = w_shape
-    window = core.Window((n, height, width, c), (kh, kw), g.stride, g.padding, g.dilation, g.groups)
+    window = core.Window(g.nhwc(x_shape), (kh, kw), g.stride, g.padding, g.dilation, g.groups)
     # Sizes do not depend on the weights' values; these are as good as any.
     code, filters = BYTES[x.dtype.code_dtype], np.zeros((out, kh, kw), np.int8)
     weights = core.DepthwiseWeights(window, code, filters, core.Code.s8, None)

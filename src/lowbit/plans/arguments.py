@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.fields import as_zero_point, refuse_masked
@@ -15,8 +14,8 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.plans.kinds import CODES, STORED, ElementKind
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import Array
 
-Array = npt.NDArray[Any]
 INT32 = np.dtype(np.int32)
 
 

@@ -8,7 +8,6 @@ import math
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit import reference
 from lowbit.layers import QuantizedLinear, check_input, linear_path
@@ -45,9 +44,9 @@ from lowbit.plans.descriptors import (
 )
 from lowbit.plans.kinds import FLOATS, ElementKind, KernelSku, PrecisionGuarantee, code_name
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 A = TypeVar("A")
 F32 = np.float32
 KINDS = {"float32": ElementKind.F32, "float16": ElementKind.F16, "bfloat16": ElementKind.BF16}

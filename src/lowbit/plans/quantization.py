@@ -7,7 +7,6 @@ from operator import attrgetter
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit import reference
 from lowbit.numerics.errors import InvalidProblem, Unsupported
@@ -31,9 +30,9 @@ from lowbit.plans.kinds import CODES, FLOATS, STORED, ElementKind, KernelSku, Pr
 from lowbit.plans.operations import Operation, quantize_formula
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 A = TypeVar("A")
 _TOO_LARGE = "input: values too large: a scale would exceed the greatest there is"
 

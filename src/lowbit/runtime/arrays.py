@@ -159,7 +159,7 @@ def empty_float(shape: tuple[int, ...], dtype: Any) -> tuple[Array, FloatArray]:
     return array, as_float_array(array)
 
 
-def empty_like(x: FloatArray, given: Any) -> tuple[Array, FloatArray]:
+def empty_like(x: FloatArray) -> tuple[Array, FloatArray]:
     """A new array of x's shape and type, as the caller will see it, and the same memory as kernels take it."""
     raw = np.empty(x.shape, x.array.dtype)
     seen = raw.view(float_dtype("bfloat16")) if x.element is BFLOAT16 else raw

@@ -12,11 +12,10 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.granularity import Granularity
 from lowbit.numerics.logarithm import log_tables
 from lowbit.numerics.params import QuantizationParams
-from lowbit.runtime.arrays import Element, FloatArray, bad_parameter, code_of, contiguous, require_apart
+from lowbit.runtime.arrays import Array, Element, FloatArray, bad_parameter, code_of, contiguous, require_apart
 from lowbit.runtime.cache import Cache, cache_of
 from lowbit.runtime.native import CODES, KINDS, core
 
-Array = npt.NDArray[Any]
 P = TypeVar("P", core.QuantizePlan, core.DequantizePlan)
 _PLANS: Cache[Any] = Cache(4096)
 
