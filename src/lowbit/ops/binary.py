@@ -19,8 +19,7 @@ from lowbit.numerics.fields import refuse_masked, whole
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv_geometry import ConvGeometry, require_layout
 from lowbit.ops.epilogue import refuse_nan
-from lowbit.ops.operands import require_tensor
-from lowbit.ops.outputs import require_output
+from lowbit.ops.operands import require_output, require_tensor
 from lowbit.ops.quantize import quantize
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime.arrays import Array

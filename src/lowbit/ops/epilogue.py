@@ -24,7 +24,7 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.numerics.fields import refuse_masked
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops.outputs import require_fit
+from lowbit.ops.operands import require_fit
 from lowbit.ops.quantize import quantize
 from lowbit.reference import compute as reference_compute
 from lowbit.runtime import arrays as cpu

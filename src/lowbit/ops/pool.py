@@ -18,8 +18,7 @@ from lowbit.numerics.packing import pack
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv_geometry import require_layout
-from lowbit.ops.operands import require_tensor
-from lowbit.ops.outputs import codes_for, finished, result_params
+from lowbit.ops.operands import codes_for, finished, require_tensor, result_params
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise
 from lowbit.runtime.arrays import Array

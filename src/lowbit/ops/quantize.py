@@ -16,7 +16,7 @@ from lowbit.numerics.params import QuantizationParams, QuantizationScheme
 from lowbit.numerics.ranges import MAX_SCALE
 from lowbit.numerics.schemes import group_size_of
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops.outputs import codes_for, finished
+from lowbit.ops.operands import codes_for, finished
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise
 from lowbit.runtime.arrays import Array, refuse_nonfinite
@@ -196,7 +196,7 @@ def _from_data(
         data = codes_for(template, x.shape, out)
         if out is not None:
             cpu.require_apart("out", data, False, x=x.array)
-        plan = elementwise.dynamic_plan(x.element, template, x.shape, g, qmin, divisor)
+        plan = elementwise.dynamic_plan(x.element, cpu.code_of(template), x.shape, g, (qmin, qmax), divisor)
         workspace = 0 if plan.fused else plan.workspace_bytes
         call = _FromData(plan, template, qmin, divisor, x.shape, data.shape, g.scale_shape, x.compute, workspace)
         done = call.run(x.array, data.view(np.ndarray))

@@ -21,8 +21,7 @@ from lowbit.ops.conv_paths import PackedConv, check_kernel, convolution, prepack
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.gemm_paths import PackedMatrix, multiply
 from lowbit.ops.matmul import path_of
-from lowbit.ops.operands import multiplies_as_bytes, transposed
-from lowbit.ops.outputs import require_fit
+from lowbit.ops.operands import multiplies_as_bytes, require_fit, transposed
 from lowbit.ops.workspace import (
     conv_workspace,
     linear_workspace,

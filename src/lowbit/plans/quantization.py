@@ -238,11 +238,15 @@ class LearnedPlan(AffinePlan[BackwardArgs]):
         super().can_implement(args)
         if self.descriptor.learned:
             (dy, x), dx, scale, zero = self._buffers(args)
-            others = {"input": x, "d_output": dy, "d_input": dx, "scale": scale, "zero_point": zero}
-            names = ("d_scale", "d_zero_point", "workspace")
-            for name, result in zip(names, self._learned_buffers(args), strict=True):
-                cpu.require_apart(name, result, False, **others)
-                others[name] = result
+            before: dict[str, Array | None] = {
+                "input": x,
+                "d_output": dy,
+                "d_input": dx,
+                "scale": scale,
+                "zero_point": zero,
+            }
+            ds, dz, room = self._learned_buffers(args)
+            _require_all_apart(before, d_scale=ds, d_zero_point=dz, workspace=room)
 
     def run(self, args: BackwardArgs) -> None:
         if not self.descriptor.learned:
@@ -269,10 +273,9 @@ class DynamicPlan(QuantizationPlan[DynamicArgs]):
 
     def _native_plan(self) -> core.DynamicQuantizePlan:
         d = self.descriptor
-        shapes = core.ScaledShape(d.shape, self._g.scale_shape, elementwise.granularity(self._g))
         divisor = max(1, d.qmax) if self.operation.is_symmetric else 0
         element, code = FLOATS[d.input_element], CODES[self._code][0]
-        return core.DynamicQuantizePlan(element, code, shapes, d.qmin, d.qmax, divisor)
+        return elementwise.dynamic_plan(element, code, d.shape, self._g, (d.qmin, d.qmax), divisor)
 
     @property
     def workspace_size(self) -> int:
@@ -296,7 +299,7 @@ class DynamicPlan(QuantizationPlan[DynamicArgs]):
     def can_implement(self, args: DynamicArgs) -> None:
         """Raises if `run` would; it looks at the data."""
         x, out, scale, zero, room = self._buffers(args)
-        _require_all_apart(input=x, output=out, scale=scale, zero_point=zero, workspace=room)
+        _require_all_apart({"input": x}, output=out, scale=scale, zero_point=zero, workspace=room)
         lo, hi, nans = elementwise.value_range(cpu.FloatArray(x, FLOATS[self.descriptor.input_element]), self._g)
         if np.any(nans) or not (np.isfinite(lo).all() and np.isfinite(hi).all()):
             _refuse(x, self.descriptor.input_element)
@@ -317,7 +320,7 @@ class DynamicPlan(QuantizationPlan[DynamicArgs]):
             return self._run_reference(x, out, scale, zero)
         found = self._native.run(x, out, scale, zero, room)
         if found is None:
-            _require_all_apart(input=x, output=out, scale=scale, zero_point=zero, workspace=room)
+            _require_all_apart({"input": x}, output=out, scale=scale, zero_point=zero, workspace=room)
         if found != (0, 0):
             _refuse(x, d.input_element)
 
@@ -332,9 +335,8 @@ class DynamicPlan(QuantizationPlan[DynamicArgs]):
         store(quantize_formula(wide, scale, z, d.qmin, d.qmax, g), out, self._code)
 
 
-def _require_all_apart(**arrays: Array | None) -> None:
-    """Refuses arrays after the first that share memory with one before them."""
-    before: dict[str, Array | None] = {}
+def _require_all_apart(before: dict[str, Array | None], **arrays: Array | None) -> None:
+    """Refuses arrays that share memory with one before them."""
     for name, a in arrays.items():
         if a is not None:
             cpu.require_apart(name, a, False, **before)

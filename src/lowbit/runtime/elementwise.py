@@ -124,10 +124,10 @@ def require_run(done: bool) -> None:
 
 
 def dynamic_plan(
-    element: Element, params: QuantizationParams, shape: tuple[int, ...], g: Granularity, qmin: int, divisor: int
+    element: Element, code: core.Code, shape: tuple[int, ...], g: Granularity, bounds: tuple[int, int], divisor: int
 ) -> core.DynamicQuantizePlan:
-    """The plan that finds parameters in the data; divisor > 0: symmetric."""
-    return core.DynamicQuantizePlan(element, code_of(params), _shapes(shape, g), qmin, params.qmax, divisor)
+    """The plan that finds parameters in the data, for codes within bounds; divisor > 0: symmetric."""
+    return core.DynamicQuantizePlan(element, code, _shapes(shape, g), *bounds, divisor)
 
 
 # ---- statistics -------------------------------------------------------------------------------------------------
@@ -189,12 +189,6 @@ def fake_quantize_plan(
     return _PLANS.find(key, lambda: make(element, _shapes(shape, g), qmin, qmax)) if plan is None else plan
 
 
-def require_good(status: int, f: Affine) -> None:
-    """Raises the error that a plan's status means."""
-    if status != -1:
-        raise bad_parameter(status, f.scale, f.zero, f.qmin, f.qmax)
-
-
 def run(method: str, f: Affine, g: Granularity, out: FloatArray, **operands: FloatArray) -> None:
     """Runs a method of the native plan on operands in its order; `out` may be the first of them."""
     plan = fake_quantize_plan(out.element, out.shape, g, f.qmin, f.qmax)
@@ -202,7 +196,8 @@ def run(method: str, f: Affine, g: Granularity, out: FloatArray, **operands: Flo
     status = getattr(plan, method)(*given, out.array, f.scale, f.zero)
     if status == core.NOT_AS_DESCRIBED:
         _require_apart(out, f, operands)
-    require_good(status, f)
+    if status != -1:
+        raise bad_parameter(status, *f)
 
 
 def _require_apart(out: FloatArray, f: Affine, operands: dict[str, FloatArray]) -> None:
@@ -218,5 +213,7 @@ def fake_quantize_learned_backward(
     plan = fake_quantize_plan(out.element, out.shape, g, f.qmin, f.qmax)
     ds, dz = np.empty_like(f.scale), np.empty_like(f.scale)
     made = core.LearnedGradients(ds, dz, np.empty(plan.workspace_bytes // 8))
-    require_good(plan.learned_backward(dy.array, x.array, out.array, f.scale, f.zero, made), f)
+    status = plan.learned_backward(dy.array, x.array, out.array, f.scale, f.zero, made)
+    if status != -1:
+        raise bad_parameter(status, *f)
     return ds, dz
