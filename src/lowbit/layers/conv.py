@@ -102,13 +102,10 @@ class QuantizedConv2d(Frozen):
         check_shapes(floats.shape, self._packed.shape, g)
         epilogue = self._epilogue_for(floats)
         epilogue.require_shape(g.output_shape(floats.shape, self._packed.shape, wanted.layout))
-        p = self.input_params
-        if p is None and math.prod(floats.shape) == 0:
-            p = QuantizationParams("int8")
-        if p is None:
+        if self.input_params is None and 0 not in floats.shape:
             q = quantize(x, self.activation_dtype, scheme=SCHEMES[self.activation_dtype], name="x")
         else:
-            q = quantize(x, params=p)
+            q = quantize(x, params=self.input_params or QuantizationParams("int8"))
         if wanted.layout == "NHWC" and g.layout == "NCHW":
             codes, g = to_nhwc(q.unpack(), g), wanted
             q = QuantizedTensor._trusted(codes, q.params, codes.shape)

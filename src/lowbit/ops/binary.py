@@ -134,8 +134,8 @@ def prepack_binary_conv2d(w: QuantizedTensor, *, groups: int = 1, layout: Layout
         raise InvalidProblem(f"w: shape {w.shape}; expected four dimensions, none empty but the outputs")
     if whole("groups", groups) < 1 or w.shape[0] % groups:
         raise InvalidProblem(f"groups: {groups}; expected a divisor of w's {w.shape[0]} outputs")
-    codes = w.unpack()
-    codes = np.moveaxis(codes, 1, 3) if _channels_first(layout) else codes
+    require_layout("layout", layout)
+    codes = np.moveaxis(w.unpack(), 1, 3) if layout == "NCHW" else w.unpack()
     bits = np.packbits(codes, axis=-1, bitorder="little")
     _checked_k(8 * math.prod(bits.shape[1:]), "w")
     scale = _scales(w, (1, 2, 3), "w", "an output channel")
@@ -169,7 +169,7 @@ def binary_conv2d(
     array([[[[4., 4.],
              [4., 4.]]]], dtype=float32)
     """
-    first = _channels_first(layout)
+    require_layout("layout", layout)
     packed = w if isinstance(w, PackedBinaryConv2d) else prepack_binary_conv2d(w, groups=groups, layout=layout)
     native = packed.native
     if native.groups != groups:
@@ -177,16 +177,17 @@ def binary_conv2d(
     shape = _shape(x, "x")
     if len(shape) != 4:
         raise InvalidProblem(f"x: shape {shape}; expected four dimensions, {layout}")
-    if shape[1 if first else 3] != native.channels:
-        raise InvalidProblem(f"x: {shape[1 if first else 3]} channels; w and groups expect {native.channels}")
     g = ConvGeometry.of(stride, padding, dilation, groups, layout)
+    channels = g.nhwc(shape)[3]
+    if channels != native.channels:
+        raise InvalidProblem(f"x: {channels} channels; w and groups expect {native.channels}")
     target = _output(out, g.output_shape(shape, (native.outputs, 0, *native.kernel)))
     bias = _bias(bias, native.outputs)
     if not math.prod(shape):  # nothing but padding
-        target[...] = 0 if bias is None else bias.reshape(-1, 1, 1) if first else bias
+        target[...] = 0 if bias is None else bias.reshape(-1, 1, 1) if layout == "NCHW" else bias
         return target
     q = x if isinstance(x, QuantizedTensor) else quantize(x, "binary", axis=0, name="x")
-    bits, scale = _pixels(q, groups, first), _scales(q, (1, 2, 3), "x", "an image")
+    bits, scale = _pixels(q, g), _scales(q, (1, 2, 3), "x", "an image")
     cpu.require_apart("out", target, False, x=bits)
     convolve(bits, native, g, target, (scale, packed.scale, bias))
     return target
@@ -210,7 +211,7 @@ def conv2d_sums(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, out: Ar
     """Writes the sums of +1 and -1 of images x in g's layout by w [out, c / groups, kh, kw] to `out`, int32
     [n, oh, ow, out]. Nothing is empty, and shapes fit."""
     packed = prepack_binary_conv2d(w, groups=g.groups)
-    convolve(_pixels(x, g.groups, g.layout == "NCHW"), packed.native, g._replace(layout="NHWC"), out)
+    convolve(_pixels(x, g), packed.native, g._replace(layout="NHWC"), out)
 
 
 # ---- operands ----
@@ -249,12 +250,12 @@ def _rows(q: QuantizedTensor, name: str, transposed: bool, matrix: bool = False)
     return align_rows(q.data, math.prod(q.shape[:-1]), _checked_k(q.shape[-1], name)), scale
 
 
-def _pixels(q: QuantizedTensor, groups: int, channels_first: bool) -> Bits:
+def _pixels(q: QuantizedTensor, g: ConvGeometry) -> Bits:
     """[n, h, w, groups, bytes]"""
-    if channels_first:
-        return channels_last(q.data, q.shape, groups)
-    n, h, w, c = q.shape
-    return align_rows(q.data, n * h * w * groups, c // groups).reshape(n, h, w, groups, -1)
+    n, h, w, c = g.nhwc(q.shape)
+    if g.layout == "NCHW":
+        return channels_last(q.data, q.shape, g.groups)
+    return align_rows(q.data, n * h * w * g.groups, c // g.groups).reshape(n, h, w, g.groups, -1)
 
 
 def align_rows(stream: Bits, rows: int, k: int) -> Bits:
@@ -319,8 +320,3 @@ def _output(out: Float32 | None, shape: tuple[int, ...]) -> Float32:
         return np.empty(shape, np.float32)
     require_output(out, np.dtype(np.float32), shape)
     return out
-
-
-def _channels_first(layout: str) -> bool:
-    require_layout("layout", layout)
-    return layout == "NCHW"

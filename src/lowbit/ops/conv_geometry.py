@@ -80,7 +80,6 @@ def is_depthwise(w: tuple[int, ...], groups: int) -> bool:
 
 
 def check_kernel_shape(shape: tuple[int, ...], groups: Any) -> None:
-    """Raises for a shape that no w has."""
     if len(shape) != 4:
         raise InvalidProblem(f"w: shape {shape}; expected (out, in / groups, height, width)")
     if not _is_count(groups) or groups < 1 or shape[0] % groups:
@@ -88,7 +87,6 @@ def check_kernel_shape(shape: tuple[int, ...], groups: Any) -> None:
 
 
 def check_shapes(x: tuple[int, ...], w: tuple[int, ...], g: ConvGeometry) -> None:
-    """Raises for shapes of x and w that do not fit each other."""
     if len(x) != 4:
         raise InvalidProblem(f"x: shape {x}; expected four dimensions, {g.layout}")
     check_kernel_shape(w, g.groups)

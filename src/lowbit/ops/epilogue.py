@@ -69,6 +69,14 @@ def row_parts(shape: tuple[int, ...]) -> Iterator[slice]:
     return (slice(first, min(first + step, shape[0])) for first in range(0, shape[0], step))
 
 
+def bounds_of(name: str, value: Any) -> tuple[float, float]:
+    try:
+        least, most = (float(v) + 0.0 for v in value)  # -0.0 and 0.0 are the same bound
+    except (TypeError, ValueError):
+        raise InvalidProblem(f"{name}: {value!r}; expected two numbers, least and greatest") from None
+    return least, most
+
+
 def takes_sums(p: QuantizationParams) -> bool:
     """Whether integer sums are requantized to codes of these params: linear, with one scale. Codes of others are made
     of the float32 result."""
@@ -116,10 +124,7 @@ class Epilogue:
             raise InvalidProblem(f"activation: {activation!r}; expected None or 'relu'")
         floor, ceiling = (0.0, np.inf) if activation else (-np.inf, np.inf)
         if clamp is not None:
-            try:
-                least, most = (float(v) + 0.0 for v in clamp)  # -0.0 and 0.0 are the same bound
-            except (TypeError, ValueError):
-                raise InvalidProblem(f"clamp: {clamp!r}; expected two numbers, least and greatest") from None
+            least, most = bounds_of("clamp", clamp)
             if not least <= most:
                 raise InvalidProblem(f"clamp: [{least}, {most}]; expected least <= greatest")
             floor, ceiling = min(max(floor, least), most), most

@@ -171,23 +171,15 @@ def _settled(
     key = (x.shape, x.dtype, axis, group_size, qmin, qmax)
     plan = _SETTLED.get(key)
     if plan is None:
-        plan = _planned(key)
+        element = cpu.BFLOAT16 if x.dtype.name == "bfloat16" else ELEMENTS.get(x.dtype)
+        if element is None or not cpu.LOWEST_CODE <= qmin <= qmax <= cpu.HIGHEST_CODE or (group_size or 1) < 1:
+            return None
+        g = granularity_of(x.shape, -1 if axis is None and group_size is not None else axis, group_size)
+        plan = _SETTLED.put(key, elementwise.fake_quantize_plan(element, x.shape, g, qmin, qmax))
     # Plans cannot tell bfloat16 from other types of 16 bits.
-    if plan is None or (
-        plan.element is cpu.BFLOAT16 and not all(a is None or getattr(a, "dtype", None) is x.dtype for a in others)
-    ):
+    if plan.element is cpu.BFLOAT16 and not all(a is None or getattr(a, "dtype", None) is x.dtype for a in others):
         return None
     return plan
-
-
-def _planned(key: tuple[Any, ...]) -> core.FakeQuantizePlan | None:
-    shape, dtype, axis, group_size, qmin, qmax = key
-    element = cpu.BFLOAT16 if dtype.name == "bfloat16" else ELEMENTS.get(dtype)
-    plain = element is not None and cpu.LOWEST_CODE <= qmin <= qmax <= cpu.HIGHEST_CODE
-    if element is None or not plain or (group_size or 1) < 1:
-        return None
-    g = granularity_of(shape, -1 if axis is None and group_size is not None else axis, group_size)
-    return _SETTLED.put(key, elementwise.fake_quantize_plan(element, shape, g, qmin, qmax))
 
 
 def _described(

@@ -13,7 +13,7 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.granularity import Granularity, granularity_of, per_token
 from lowbit.numerics.params import QuantizationParams
 from lowbit.ops.conv import ConvGeometry
-from lowbit.ops.epilogue import EpilogueOptions
+from lowbit.ops.epilogue import EpilogueOptions, bounds_of
 from lowbit.plans.arguments import on_axis, same_params
 from lowbit.plans.kinds import ElementKind, kind_of
 from lowbit.runtime import arrays as cpu
@@ -195,7 +195,6 @@ class LinearArgs:
 
 
 def epilogue_options(d: MatMulDescriptor | Conv2dDescriptor) -> EpilogueOptions:
-    """The descriptor's options of the epilogue."""
     return {"out_params": d.out_params, "out_dtype": d.out_dtype, "activation": d.activation, "clamp": d.clamp}
 
 
@@ -242,15 +241,7 @@ def _set_outcome(d: MatMulDescriptor | Conv2dDescriptor) -> None:
     with contextlib.suppress(Unsupported):  # `select` says what is wrong with it
         _set(d, lambda _, dtype: cpu.float_dtype(dtype).name, "out_dtype")
     if d.clamp is not None:
-        _set(d, _bounds, "clamp")
-
-
-def _bounds(name: str, value: Any) -> tuple[float, float]:
-    try:
-        least, most = (float(v) for v in value)
-    except (TypeError, ValueError):
-        raise InvalidProblem(f"{name}: {value!r}; expected two numbers, least and greatest") from None
-    return least, most
+        _set(d, bounds_of, "clamp")
 
 
 def same_layer(layer: Any, kind: type[Any], d: LinearDescriptor) -> None:

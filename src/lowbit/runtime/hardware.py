@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lowbit.runtime.gpu_features import GpuFeatures, architecture_of, gpu_features
+from lowbit.runtime.devices import GpuFeatures, architecture_of, gpu_features
 from lowbit.runtime.native import core
 
 _CPU_ROOT = Path("/sys/devices/system/cpu")
