@@ -41,19 +41,18 @@ def unsaturated(rows: Array, scale: Floats, products: Products = 2) -> Floats:
     >>> unsaturated(w, np.float32([1 / 127, 1 / 127])).round(5)
     array([0.01562, 0.00787], dtype=float32)
     """
+    fitted = [scale[:0]]
     at_once = max(1, _AT_ONCE // max(1, rows.shape[1]))
-    parts = [slice(i, i + at_once) for i in range(0, len(rows), at_once)]
-    return np.concatenate([scale[:0], *(_unsaturated(rows[i], scale[i], products) for i in parts)])
-
-
-def _unsaturated(rows: Array, scale: Floats, products: Products) -> Floats:
-    rows = np.asarray(rows, np.float32)
-    found: Floats = np.maximum(scale, sums_of_codes(rows, products) / np.float32(LARGEST_SUM)).astype(np.float32)
-    over = np.arange(len(rows)) if products > 1 else np.arange(0)
-    while over.size:  # several codes may all have been rounded up
-        over = over[sums_of_codes(np.rint(rows[over] / found[over, None]), products) > LARGEST_SUM]
-        found[over] *= _STEP
-    return found
+    for first in range(0, len(rows), at_once):
+        part = np.asarray(rows[first : first + at_once], np.float32)
+        found = np.maximum(scale[first : first + at_once], sums_of_codes(part, products) / np.float32(LARGEST_SUM))
+        found = found.astype(np.float32)
+        over = np.arange(len(part)) if products > 1 else np.arange(0)
+        while over.size:  # several codes may all have been rounded up
+            over = over[sums_of_codes(np.rint(part[over] / found[over, None]), products) > LARGEST_SUM]
+            found[over] *= _STEP
+        fitted.append(found)
+    return np.concatenate(fitted)
 
 
 def sums_of_codes(rows: Array, products: Products) -> Array:

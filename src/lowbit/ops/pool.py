@@ -13,11 +13,10 @@ import numpy as np
 
 from lowbit import reference
 from lowbit.numerics.errors import InvalidProblem, Unsupported
-from lowbit.numerics.fields import whole
 from lowbit.numerics.packing import pack
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops.conv_geometry import require_layout
+from lowbit.ops.conv_geometry import counts, require_layout
 from lowbit.ops.operands import codes_for, finished, require_tensor, result_params
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise
@@ -145,9 +144,9 @@ def _window(x: QuantizedTensor, kernel: Any, stride: Any, padding: Any, layout: 
         raise InvalidProblem(f"x: shape {x.shape}; expected four dimensions, {layout}")
     nhwc = layout == "NHWC"
     size = x.shape[1:3] if nhwc else x.shape[2:]
-    k = _sizes("kernel", kernel, (2,), 1)
-    step = k if stride is None else _sizes("stride", stride, (2,), 1)
-    pad = _sizes("padding", padding, (2, 4), 0)
+    k = counts("kernel", kernel, 1, (2,))
+    step = k if stride is None else counts("stride", stride, 1, (2,))
+    pad = counts("padding", padding, 0, (2, 4))
     top, left, bottom, right = pad if len(pad) == 4 else (*pad, *pad)
     if max(top, bottom) >= k[0] or max(left, right) >= k[1]:
         raise InvalidProblem(
@@ -160,16 +159,6 @@ def _window(x: QuantizedTensor, kernel: Any, stride: Any, padding: Any, layout: 
     places = (size[0] + top + bottom - k[0]) // step[0] + 1, (size[1] + left + right - k[1]) // step[1] + 1
     shape = (x.shape[0], *places, x.shape[3]) if nhwc else (*x.shape[:2], *places)
     return _Window(k, step, (top, left, bottom, right), nhwc), shape
-
-
-def _sizes(name: str, value: Any, lengths: tuple[int, ...], least: int) -> tuple[int, ...]:
-    """One size for both axes, or a size each."""
-    found = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    sizes = tuple(whole(name, v) for v in found)
-    if len(sizes) not in lengths or min(sizes) < least:
-        counts = " or ".join(str(n) for n in lengths)
-        raise InvalidProblem(f"{name}: {value!r}; expected one integer or {counts} of them, at least {least}")
-    return sizes
 
 
 def _windows_share_params(x: QuantizedTensor, nhwc: bool) -> bool:
