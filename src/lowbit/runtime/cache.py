@@ -54,6 +54,10 @@ class Cache(Generic[T]):
         """The value of this key from now on, unless one is known; for values that depend on no setting."""
         return self.find(key, lambda: value)
 
+    def clear(self) -> None:
+        with _LOCK:
+            self._found.clear()
+
     def __len__(self) -> int:
         return len(self._found)
 
