@@ -19,7 +19,7 @@ from lowbit import plans
 from lowbit.gpu.ops import GpuQuantizationOps
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.runtime import devices as presence
-from lowbit.runtime.gpu_features import gpu_features
+from lowbit.runtime.devices import gpu_features
 from lowbit.runtime.hardware import Gpu, HardwareFeatures, hardware
 from lowbit.system.specialized import Dp4aQuantizationOps, TensorCoreQuantizationOps
 from lowbit.torch.functional import library

@@ -11,7 +11,8 @@ import pytest
 import lowbit as lb
 from conftest import ISAS, THREADS
 from lowbit import _core
-from lowbit.ops import binary_kernels as binary
+from lowbit.ops import binary
+from lowbit.ops.conv_geometry import ConvGeometry
 from lowbit.reference import compute as reference
 
 Array = npt.NDArray[Any]
@@ -35,6 +36,12 @@ def tensor(codes: Array, scale: Any = 1.0, axis: int | None = None) -> lb.Quanti
     return lb.QuantizedTensor.from_codes(codes, lb.QuantizationParams("binary", scale=scale, axis=axis))
 
 
+def sums_of(bits: Array, packed: _core.BinaryMatrix) -> npt.NDArray[np.int32]:
+    found = np.empty((len(bits), packed.n), np.int32)
+    binary.multiply(bits, packed, found)
+    return found
+
+
 def scales(n: int, seed: int = 1) -> npt.NDArray[np.float32]:
     return np.random.default_rng(seed).uniform(0.01, 3, n).astype(np.float32)
 
@@ -47,7 +54,7 @@ def test_sums_of_every_size(isa: str, k: int) -> None:
     for m in ROWS:
         for n in COLUMNS:
             a, b = bits_of((m, k)), bits_of((n, k), 1)
-            found = binary.matmul(packed_rows(a), binary.prepack(packed_rows(b), k), k)
+            found = sums_of(packed_rows(a), _core.BinaryMatrix(packed_rows(b), k))
             assert found.dtype == np.int32
             np.testing.assert_array_equal(found, reference.binary_matmul(a, b.T))
 
@@ -57,7 +64,7 @@ def test_sums_beyond_16_bits(isa: str, k: int) -> None:
     """Counts are kept in 16 bits, and every one of these bits may differ."""
     a, b = bits_of((3, k)), bits_of((2, k), 1)
     a[0], b[0] = 0, 1
-    found = binary.matmul(packed_rows(a), binary.prepack(packed_rows(b), k), k)
+    found = sums_of(packed_rows(a), _core.BinaryMatrix(packed_rows(b), k))
     assert found[0, 0] == -k
     np.testing.assert_array_equal(found, reference.binary_matmul(a, b.T))
 
@@ -67,7 +74,7 @@ def test_sums_do_not_depend_on_threads(isa: str, threads: int) -> None:
     m, n, k = 257, 193, 1000
     a, b = bits_of((m, k)), bits_of((n, k), 1)
     lb.set_num_threads(threads)
-    found = binary.matmul(packed_rows(a), binary.prepack(packed_rows(b), k), k)
+    found = sums_of(packed_rows(a), _core.BinaryMatrix(packed_rows(b), k))
     np.testing.assert_array_equal(found, reference.binary_matmul(a, b.T))
 
 
@@ -76,7 +83,7 @@ def test_padding_bits_are_not_looked_at(isa: str) -> None:
     dirty_a, dirty_b = packed_rows(a), packed_rows(b)
     dirty_a[:, -1] |= 0b11100000
     dirty_b[:, -1] |= 0b01100000
-    found = binary.matmul(dirty_a, binary.prepack(dirty_b, 13), 13)
+    found = sums_of(dirty_a, _core.BinaryMatrix(dirty_b, 13))
     np.testing.assert_array_equal(found, reference.binary_matmul(a, b.T))
 
 
@@ -84,10 +91,10 @@ def test_packed_under_one_isa_serves_another() -> None:
     a, b = bits_of((5, 300)), bits_of((70, 300), 1)
     for first in ISAS:
         _core.set_max_isa(first)
-        packed = binary.prepack(packed_rows(b), 300)
+        packed = _core.BinaryMatrix(packed_rows(b), 300)
         for second in ISAS:
             _core.set_max_isa(second)
-            np.testing.assert_array_equal(binary.matmul(packed_rows(a), packed, 300), reference.binary_matmul(a, b.T))
+            np.testing.assert_array_equal(sums_of(packed_rows(a), packed), reference.binary_matmul(a, b.T))
 
 
 @pytest.mark.parametrize("each", [False, True])
@@ -96,9 +103,10 @@ def test_scaled_products_have_the_reference_bits(isa: str, k: int, each: bool) -
     m, n = 67, 65
     a, b = bits_of((m, k)), bits_of((n, k), 1)
     sa, sb, bias = (scales(m), scales(n, 2), scales(n, 3)) if each else (scales(1), scales(1, 2), np.zeros(n))
-    found = binary.matmul_scaled(packed_rows(a), binary.prepack(packed_rows(b), k), sa, sb, bias if each else None)
+    found = np.empty((m, n), np.float32)
+    packed = _core.BinaryMatrix(packed_rows(b), k)
+    binary.multiply(packed_rows(a), packed, found, (sa, sb, bias if each else None))
     want = reference.scaled(reference.binary_matmul(a, b.T), sa if each else sa[0], sb, bias)
-    assert found.dtype == np.float32
     assert found.tobytes() == want.tobytes()
 
 
@@ -168,9 +176,7 @@ def test_out_is_written() -> None:
     out = np.empty((5, 6), np.float32)
     assert lb.binary_matmul(a, b, out=out) is out
     np.testing.assert_array_equal(out, lb.binary_matmul(a, b))
-    sums = np.empty((5, 6), np.int32)
-    packed = binary.prepack(packed_rows(b.unpack()), 9)
-    assert binary.matmul(packed_rows(a.unpack()), packed, 9, out=sums) is sums
+    sums = sums_of(packed_rows(a.unpack()), _core.BinaryMatrix(packed_rows(b.unpack()), 9))
     np.testing.assert_array_equal(sums, out)
 
 
@@ -207,15 +213,18 @@ def expected(x: Array, w: Array, options: dict[str, Any]) -> Array:
 def test_convolutions(isa: str, name: str) -> None:
     x, w, options = convolution(name)
     want = expected(x, w, options)
-    groups = options.pop("groups")
+    groups = options["groups"]
     bits = binary.channels_last(packed_rows(x.reshape(1, -1))[0], x.shape, groups)
     last = packed_rows(np.moveaxis(x, 1, -1).reshape(x.shape[0], *x.shape[2:], groups, -1))
     np.testing.assert_array_equal(bits, last)
-    packed = binary.prepack_conv2d(packed_rows(np.moveaxis(w, 1, -1)), w.shape[1], groups)
+    rows = packed_rows(np.moveaxis(w, 1, -1))
+    packed = _core.BinaryConv(rows.reshape(groups, len(rows) // groups, *rows.shape[1:]), w.shape[1])
     for threads in THREADS:
         lb.set_num_threads(threads)
-        np.testing.assert_array_equal(binary.conv2d(bits, packed, channels_first=True, **options), want)
-        np.testing.assert_array_equal(binary.conv2d(bits, packed, **options), np.moveaxis(want, 1, -1))
+        for layout, sums in (("NCHW", want), ("NHWC", np.moveaxis(want, 1, -1))):
+            found = np.empty(sums.shape, np.int32)
+            binary.convolve(bits, packed, ConvGeometry(**options, layout=layout), found)
+            np.testing.assert_array_equal(found, sums)
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -259,7 +268,7 @@ def test_convolutions_of_nothing_but_padding() -> None:
 # ---- what is refused --------------------------------------------------------------------------------
 
 A, W = tensor(bits_of((4, 9))), tensor(bits_of((5, 9)))
-PACKED = binary.prepack(packed_rows(bits_of((5, 9))), 9)
+PACKED = _core.BinaryMatrix(packed_rows(bits_of((5, 9))), 9)
 X4, W4 = tensor(bits_of((1, 6, 5, 5))), tensor(bits_of((4, 6, 3, 3)))
 
 
@@ -291,8 +300,7 @@ X4, W4 = tensor(bits_of((1, 6, 5, 5))), tensor(bits_of((4, 6, 3, 3)))
         (lambda: lb.binary_conv2d(X4, W4, dilation=3), lb.InvalidProblem, "x: 5 by 5"),
         (lambda: lb.binary_conv2d(X4, W4, layout="HWC"), lb.InvalidProblem, "layout: 'HWC'"),
         (lambda: lb.binary_conv2d(X4, lb.prepack_binary_conv2d(W4, groups=2)), lb.InvalidProblem, "groups: 1"),
-        (lambda: binary.matmul(packed_rows(bits_of((4, 9))), PACKED, 10), ValueError, "k: 10"),
-        (lambda: binary.matmul(packed_rows(bits_of((4, 17))), PACKED, 9), ValueError, "a: expected"),
+        (lambda: sums_of(packed_rows(bits_of((4, 17))), PACKED), ValueError, "a: expected"),
     ],
 )  # fmt: skip
 def test_refusals_name_the_argument(call: Any, error: type[Exception], says: str) -> None:

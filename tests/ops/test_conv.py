@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import lowbit as lb
 from conftest import ISAS, THREADS
 from lowbit import QuantizationParams, QuantizedTensor, _core
-from lowbit.ops.packed_conv import line_of
+from lowbit.ops.conv_paths import line_of
 from lowbit.reference.compute import conv2d_integer, requantize, scaled
 from problems import BYTES, F32, codes, constant, output_params, same, same_codes, spread_over, tensor
 from problems import zero_points as zeros_of

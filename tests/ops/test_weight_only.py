@@ -11,7 +11,7 @@ import pytest
 import lowbit as lb
 from conftest import THREADS
 from lowbit import _core, reference
-from lowbit.ops import weight_only
+from lowbit.ops.gemm_paths import pack_weight_only
 from lowbit.runtime import arrays as cpu
 
 Array = npt.NDArray[Any]
@@ -46,8 +46,21 @@ def multiply(
 ) -> Array:
     given = cpu.as_float_array(x)
     y, out = cpu.empty_float((given.shape[0], q.shape[0]), dtype)
-    weight_only.linear(given, weight_only.pack(q), bias, out, **clamp)
+    run(given, pack_weight_only(q), bias, out, **clamp)
     return y
+
+
+def run(
+    x: cpu.FloatArray,
+    packed: _core.WeightOnly,
+    bias: Array | None,
+    out: cpu.FloatArray,
+    floor: float = -np.inf,
+    ceiling: float = np.inf,
+) -> None:
+    results = {cpu.Element.f32: _core.Result.f32, cpu.Element.f16: _core.Result.f16, cpu.BFLOAT16: _core.Result.bf16}
+    epilogue = _core.Epilogue.floats(results[out.element], (floor, ceiling), bias=bias)
+    _core.FloatLinearPlan(packed, x.element, epilogue).run(x.array, out.array)
 
 
 def exact(x: Array, q: lb.QuantizedTensor, bias: Array | None = None) -> tuple[Array, Array]:
@@ -148,18 +161,18 @@ def test_clamp(isa: str) -> None:
 
 def test_weights_live_as_long_as_their_packed_form() -> None:
     w = numbers(1, 8, 64)
-    packed = weight_only.pack(lb.quantize(w, "int8", axis=0))
+    packed = pack_weight_only(lb.quantize(w, "int8", axis=0))
     junk = [np.full((8, 64), 99, np.int8) for _ in range(100)]
     x = numbers(2, 3, 64)
     y, out = cpu.empty_float((3, 8), np.float32)
-    weight_only.linear(cpu.as_float_array(x), packed, None, out)
+    run(cpu.as_float_array(x), packed, None, out)
     assert_near(y, x, lb.quantize(w, "int8", axis=0))
     assert len(junk) == 100
 
 
 def test_whole_rows_are_not_copied_and_the_workspace_is_bounded() -> None:
     q = lb.quantize(numbers(1, 64, 256), "int4", group_size=128)
-    packed = weight_only.pack(q)
+    packed = pack_weight_only(q)
     assert packed.nbytes == q.data.nbytes + q.params.scale.nbytes
     lb.set_num_threads(1)
     few, more, most = (packed.workspace_for(m, packed.k) for m in (10, 1000, 10**9))
@@ -172,16 +185,17 @@ def test_what_cannot_be_multiplied_is_refused() -> None:
     mixed = lb.quantize(w, params=lb.QuantizationParams(lb.QuantizedDType.mixed([8] * 8), scale=np.ones(8), axis=0))
     for bad in (columns, mixed):
         with pytest.raises(lb.Unsupported, match="weight"):
-            weight_only.pack(bad)
+            pack_weight_only(bad)
     with pytest.raises(lb.InvalidProblem, match="weight"):
-        weight_only.pack(lb.quantize(w[0], "int8"))
+        pack_weight_only(lb.quantize(w[0], "int8"))
     q = lb.quantize(w, "int8")
+    layer = lb.QuantizedLinear(q, activation_dtype="float")
     with pytest.raises(lb.InvalidProblem, match="x: shape"):
-        multiply(numbers(1, 3, 63), q)
+        layer(numbers(1, 3, 63))
     with pytest.raises(lb.InvalidProblem, match="bias"):
-        multiply(numbers(1, 3, 64), q, np.zeros(7, np.float32))
+        lb.QuantizedLinear(q, np.zeros(7, np.float32), activation_dtype="float")
     with pytest.raises(lb.UnsupportedDType, match="x: float64"):
-        multiply(numbers(1, 3, 64).astype(np.float64), q)
+        layer(numbers(1, 3, 64).astype(np.float64))
     with pytest.raises(ValueError, match="codes"):
         _core.WeightOnly(
             np.zeros(7, np.int8),

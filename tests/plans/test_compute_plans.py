@@ -16,6 +16,7 @@ import pytest
 
 import lowbit as lb
 from lowbit import InvalidProblem, QuantizationParams, QuantizedTensor, Unsupported, _core
+from lowbit.ops import gemm_paths
 from lowbit.plans import (
     Conv2dArgs,
     Conv2dDescriptor,
@@ -183,7 +184,7 @@ def test_the_integer_path_is_one_native_call(monkeypatch: pytest.MonkeyPatch) ->
     a, b = problem(("uint8", "int8/1"))
     plan, packed, y = matmul_plan(a, b, prepacked=True), lb.prepack(b), np.zeros((M, N), F32)
     calls = []
-    native = lb.PackedMatrix.plan
+    native = gemm_paths.gemm_plan
 
     class Counted:
         def __init__(self, *args: Any) -> None:
@@ -193,7 +194,7 @@ def test_the_integer_path_is_one_native_call(monkeypatch: pytest.MonkeyPatch) ->
             calls.append(out.ctypes.data)
             self.plan.run(codes, out)
 
-    monkeypatch.setattr(lb.PackedMatrix, "plan", lambda *args: Counted(*args))
+    monkeypatch.setattr(gemm_paths, "gemm_plan", lambda *args: Counted(*args))
     plan.run(MatMulArgs(a, packed, y))
     assert calls == [y.ctypes.data]
     assert same(y, lb.qmatmul(a, b))

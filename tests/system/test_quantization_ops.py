@@ -14,7 +14,7 @@ import lowbit as lb
 from every_kind import DTYPES, SIDE, kinds, tensor
 from lowbit import reference
 from lowbit.gpu.ops import GpuQuantizationOps
-from lowbit.ops.options import ConvOptions, MatMulOptions
+from lowbit.ops.epilogue import ConvOptions, MatMulOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:x. has negative values")  # which symmetric unsigned codes clip
 

@@ -521,7 +521,6 @@ def test_memory_layouts_are_those_of_the_kernels():
     from pathlib import Path
 
     from lowbit import _core
-    from lowbit.ops import binary_kernels as binary
     from lowbit.runtime.hints import memory_layouts
 
     kernels = Path(__file__).parents[2] / "core" / "kernels"
@@ -537,7 +536,7 @@ def test_memory_layouts_are_those_of_the_kernels():
     assert str(depth) in found["int8"].reason
 
     def bytes_of_bits(n: int, k: int) -> int:
-        return binary.prepack(np.zeros((n, -(-k // 8)), np.uint8), k).nbytes
+        return _core.BinaryMatrix(np.zeros((n, -(-k // 8)), np.uint8), k).nbytes
 
     bits = found["binary"]
     assert bytes_of_bits(1, 384) == bytes_of_bits(bits.columns, 384) < bytes_of_bits(bits.columns + 1, 384)

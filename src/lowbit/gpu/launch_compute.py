@@ -25,7 +25,7 @@ from lowbit.gpu.launch import launch
 from lowbit.gpu.tiles import DEPTHWISE, DP4A, DP4A_SMALL, Gpu, int4_tile, int8_tile
 from lowbit.gpu.weight_only import int4_gemm
 from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
-from lowbit.ops.conv_geometry import ConvGeometry, check_fit
+from lowbit.ops.conv_geometry import ConvGeometry, check_shapes
 from torch import Tensor
 
 _FLAT = 32  # channels per group of a convolution; with fewer, a k-block spans taps
@@ -235,7 +235,7 @@ def conv2d(
         raise InvalidProblem(f"x_zero: {x_zero}; expected a code of {x.dtype}")
     out_channels, kh, kw, per_group = weight.codes.shape
     groups = geometry.groups
-    check_fit(x.shape, (out_channels, per_group, kh, kw), geometry)
+    check_shapes(x.shape, (out_channels, per_group, kh, kw), geometry)
     image = (x.permute(0, 2, 3, 1) if geometry.layout == "NCHW" else x).contiguous()
     n, h, w, c = image.shape
     oh, ow = geometry.output((h, w), (kh, kw))

@@ -17,9 +17,9 @@ from lowbit.numerics.granularity import granularity_of
 from lowbit.numerics.params import QuantizationParams, QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import ConvGeometry, check_image, conv_path_of
+from lowbit.ops.conv_paths import check_kernel
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.matmul import path_of
-from lowbit.ops.packed_conv import check_kernel
 from lowbit.ops.reference_ops import arrays_of
 from lowbit.runtime.devices import GpuDevice, find_device
 from lowbit.runtime.hardware import HardwareFeatures, hardware
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from lowbit.gpu.launch_compute import GpuEpilogue, Weight
     from lowbit.gpu.tensors import GpuQuantizedTensor
-    from lowbit.ops.options import EpilogueOptions
+    from lowbit.ops.epilogue import EpilogueOptions
     from torch import Tensor
 
 

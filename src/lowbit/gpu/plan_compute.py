@@ -18,11 +18,10 @@ from lowbit.gpu.tensors import GpuQuantizedTensor
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.ops.epilogue import Epilogue
+from lowbit.plans.arguments import same_params
 from lowbit.plans.base import Preference
 from lowbit.plans.compute import KINDS, Conv2dPlan, LinearPlan, MatMulPlan
-from lowbit.plans.kinds import ElementKind, PrecisionGuarantee
-from lowbit.plans.operands import same_params
-from lowbit.plans.problems import (
+from lowbit.plans.descriptors import (
     Conv2dArgs,
     Conv2dDescriptor,
     LinearArgs,
@@ -31,6 +30,7 @@ from lowbit.plans.problems import (
     MatMulDescriptor,
     same_layer,
 )
+from lowbit.plans.kinds import ElementKind, PrecisionGuarantee
 from torch import Tensor
 
 _BIAS = 16  # bytes a number of the host takes on its way to int32 or float32 on the device

@@ -22,12 +22,11 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.fields import check_scale
 from lowbit.numerics.granularity import Granularity
 from lowbit.plans.arguments import BackwardArgs, DynamicArgs
-from lowbit.plans.base import Plan, Preference, select_again
+from lowbit.plans.base import Plan, Preference
 from lowbit.plans.descriptors import PerTensorDescriptor
-from lowbit.plans.dynamic import DynamicPlan
 from lowbit.plans.kinds import CODES, ElementKind, KernelSku
 from lowbit.plans.operations import Operation
-from lowbit.plans.quantization import AffinePlan, LearnedPlan
+from lowbit.plans.quantization import AffinePlan, DynamicPlan, LearnedPlan
 from lowbit.runtime.devices import GpuDevice, find_device
 from lowbit.runtime.torch_types import STORED
 from torch import Tensor
@@ -85,7 +84,7 @@ class OnGpu:
         self._set(_gpu=gpu, sku=replace(self.sku, arch=gpu.architecture, backend=gpu.backend))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return select_again, (self._plan, self.descriptor, self.device, self.preference)
+        return self._plan.select, (self.descriptor, self.device, self.preference)
 
     def __repr__(self) -> str:
         return f"{self._plan.__name__}({self.descriptor!r}, device={self.device!r})"

@@ -16,12 +16,10 @@ from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import conv_path_of
 from lowbit.ops.conv_geometry import ConvGeometry, check_kernel_shape, check_shapes, from_nhwc, require_layout, to_nhwc
-from lowbit.ops.conv_paths import convolution, general_convolution
+from lowbit.ops.conv_paths import PackedConv, convolution, general_convolution
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.fitting import Products
-from lowbit.ops.gemm_paths import float_bias
 from lowbit.ops.operands import Frozen
-from lowbit.ops.packed_conv import PackedConv
 from lowbit.ops.quantize import quantize
 from lowbit.ops.workspace import codes_workspace, conv_workspace
 from lowbit.runtime import arrays as cpu
@@ -74,7 +72,7 @@ class QuantizedConv2d(Frozen):
         self._epilogues: dict[str, Epilogue] = {}  # by the type of x
         self._epilogues["float32"] = Epilogue.of(weight.shape[0], bias, out_params, any_codes=True)
         if self.path == "general":
-            float_bias(self._epilogues["float32"], self.path)
+            self._epilogues["float32"].refuse_integer_bias(self.path)
         self.bias = None if bias is None else np.asarray(bias)
         self.input_params, self.out_params = input_params, out_params
 
@@ -102,15 +100,12 @@ class QuantizedConv2d(Frozen):
         g = self._geometry if layout is None else _in_layout("layout", self._geometry, layout)
         wanted = g if out_layout is None else _in_layout("out_layout", g, out_layout)
         check_shapes(floats.shape, self._packed.shape, g)
-        epilogue, shape = self._epilogue_for(floats), g.output_shape(floats.shape, self._packed.shape)
-        epilogue.require_shape(shape if wanted.layout == g.layout else _turned(shape, g.layout))
-        p = self.input_params
-        if p is None and math.prod(floats.shape) == 0:
-            p = QuantizationParams("int8")
-        if p is None:
+        epilogue = self._epilogue_for(floats)
+        epilogue.require_shape(g.output_shape(floats.shape, self._packed.shape, wanted.layout))
+        if self.input_params is None and 0 not in floats.shape:
             q = quantize(x, self.activation_dtype, scheme=SCHEMES[self.activation_dtype], name="x")
         else:
-            q = quantize(x, params=p)
+            q = quantize(x, params=self.input_params or QuantizationParams("int8"))
         if wanted.layout == "NHWC" and g.layout == "NCHW":
             codes, g = to_nhwc(q.unpack(), g), wanted
             q = QuantizedTensor._trusted(codes, q.params, codes.shape)
@@ -149,9 +144,8 @@ class QuantizedConv2d(Frozen):
         return found + codes_workspace(math.prod(self.output_shape(shape)), self.out_params) + math.prod(shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {**self._geometry._asdict(), "activation_dtype": self.activation_dtype}
-        options |= {"input_params": self.input_params, "out_params": self.out_params}
-        return functools.partial(QuantizedConv2d, **options), (self.weight, self.bias)
+        options = {name: getattr(self, name) for name in ("activation_dtype", "input_params", "out_params")}
+        return functools.partial(QuantizedConv2d, **self._geometry._asdict(), **options), (self.weight, self.bias)
 
     def __repr__(self) -> str:
         out, per_group, kh, kw = self._packed.shape
@@ -165,9 +159,3 @@ class QuantizedConv2d(Frozen):
 def _in_layout(name: str, g: ConvGeometry, layout: str) -> ConvGeometry:
     require_layout(name, layout)
     return g._replace(layout=layout)
-
-
-def _turned(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    """A shape of this layout in the other one."""
-    n, *rest = shape
-    return (n, *rest[1:], rest[0]) if layout == "NCHW" else (n, rest[-1], *rest[:-1])

@@ -17,17 +17,16 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.ranges import MAX_SCALE
 from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops import weight_only
-from lowbit.ops.code_kernels import byte_params
 from lowbit.ops.epilogue import Epilogue, row_parts
 from lowbit.ops.fitting import Products
-from lowbit.ops.gemm_paths import multiply_groups, multiply_into
-from lowbit.ops.operands import F32, PLAIN_FLOATS, Array, Frozen, multiplies_as_bytes
-from lowbit.ops.packed import PackedMatrix, pack_groups
+from lowbit.ops.gemm_paths import PackedMatrix, multiply, multiply_groups, pack_groups, pack_weight_only
+from lowbit.ops.operands import F32, PLAIN_FLOATS, Frozen, multiplies_as_bytes, transposed
 from lowbit.ops.quantize import quantize
 from lowbit.ops.workspace import codes_workspace, linear_workspace
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.cache import Cache
+from lowbit.runtime.elementwise import byte_params
 from lowbit.runtime.native import core
 
 _ACTIVATIONS = ("int8", "uint8", "float")
@@ -100,7 +99,7 @@ class QuantizedLinear(Frozen):
         elif self.path == "groups" or (self.path == "float" and takes_groups(p)):
             self._packed = pack_groups(weight)
         elif self.path == "float":
-            self._packed = weight_only.pack(weight)
+            self._packed = pack_weight_only(weight)
         else:
             self._packed = weight
         # Weights that are packed are kept in that form only.
@@ -157,14 +156,11 @@ class QuantizedLinear(Frozen):
     def write(self, x: cpu.FloatArray, y: Array) -> None:
         """The same into y, contiguous and of the result's shape and type. For callers that have made all checks."""
         epilogue, plan = self._call_for(x)
-        if plan is not None:
-            if plan.run(x.array, epilogue.empty(y.shape, y)[1]) is False:
-                cpu.refuse_nonfinite(x, "x")
-                raise InvalidProblem(f"x: values too large: a scale would exceed {MAX_SCALE:.6g}")
-        elif self.path == "float":
-            self._float_by_parts(x, epilogue, y)
-        else:
+        if plan is None:
             self._by_parts(x, math.prod(x.shape[:-1]), epilogue, y)
+        elif plan.run(x.array, epilogue.empty(y.shape, y)[1]) is False:
+            cpu.refuse_nonfinite(x, "x")
+            raise InvalidProblem(f"x: values too large: a scale would exceed {MAX_SCALE:.6g}")
 
     def _call_for(self, x: cpu.FloatArray) -> _Call:
         """How inputs of x's type are multiplied."""
@@ -198,49 +194,45 @@ class QuantizedLinear(Frozen):
     def _by_parts(self, x: cpu.FloatArray, m: int, epilogue: Epilogue, y: Array) -> None:
         """Quantize activations, then multiply, some rows at a time: for epilogues that no plan has."""
         n, k = self.out_features, self.in_features
-        if self.path != "general" and self.input_params is None:
+        if self.path not in ("float", "general") and self.input_params is None:
             cpu.refuse_nonfinite(x, "x")
-        multiply, rows, target = self._multiplier(epilogue), x.array.reshape(m, k), y.reshape(m, n)
-        for part in row_parts((m, max(n, k))):
-            multiply(cpu.FloatArray(rows[part], x.element).widened(), target[part])
+        if epilogue.bias is not None and self.path != "integer":
+            epilogue = dataclasses.replace(epilogue, bias=epilogue.bias.astype(F32))
+        multiplied, rows, target = self._multiplier(x.element, epilogue), x.array.reshape(m, k), y.reshape(m, n)
+        for part in row_parts((m, n if self.path == "float" else max(n, k))):
+            multiplied(rows[part], target[part])
 
-    def _multiplier(self, epilogue: Epilogue) -> Callable[[Array, Array], Any]:
+    def _multiplier(self, element: cpu.Element, epilogue: Epilogue) -> Callable[[Array, Array], Any]:
         """The function that writes the results of rows of x."""
-        packed, plain = self._packed, Epilogue.of(self.out_features)
-        if self.path == "integer":
-            return lambda rows, y: multiply_into("integer", self._codes(rows), packed, epilogue, y)
-        if self.path == "groups":
-            return lambda rows, y: multiply_groups(self._codes(rows), packed, epilogue, epilogue.bias, y)
-        if self.path == "general":
-            wide = self.weight.dequantize(dtype=np.float64).T
-            return lambda rows, y: epilogue.narrow((rows.astype(np.float64) @ wide).astype(F32), epilogue.bias, y)
-        p = self.params
-        turned = p.replace(axis=0, scale=p.scale.T, zero_point=p.zero_point.T)
-        weight = QuantizedTensor.from_codes(np.ascontiguousarray(self.weight.unpack().T), turned)
+        packed, path = self._packed, self.path
+        if path == "float":
+            plan = core.FloatLinearPlan(packed, element, PLAIN_FLOATS)
 
-        def by_blocks(rows: Array, y: Array) -> None:
-            sums = np.empty(y.shape, F32)
-            multiply_into("blocks", self._codes(rows), weight, plain, sums)
-            epilogue.narrow(sums, epilogue.bias, y)
+            def by_floats(rows: Array, y: Array) -> None:
+                sums = np.empty(y.shape, F32)
+                plan.run(rows, sums)
+                epilogue.narrow(sums, y)
 
-        return by_blocks
+            return by_floats
+
+        def wide(rows: Array) -> Array:
+            return cpu.FloatArray(rows, element).widened()
+
+        if path == "groups":
+            return lambda rows, y: multiply_groups(self._codes(wide(rows)), packed, epilogue, y)
+        if path == "general":
+            weight = self.weight.dequantize(dtype=np.float64).T
+            return lambda rows, y: epilogue.narrow((wide(rows).astype(np.float64) @ weight).astype(F32), y)
+        turned = packed if path == "integer" else transposed(self.weight)
+        return lambda rows, y: multiply(path, self._codes(wide(rows)), turned, epilogue, y)
 
     def _codes(self, rows: Array) -> QuantizedTensor:
         if self.input_params is not None:
             return quantize(rows, params=self.input_params)
         return quantize(rows, self.activation_dtype, scheme=SCHEMES[self.activation_dtype], axis=0)
 
-    def _float_by_parts(self, x: cpu.FloatArray, epilogue: Epilogue, y: Array) -> None:
-        plan = core.FloatLinearPlan(self._packed, x.element, PLAIN_FLOATS)
-        rows, target = x.array.reshape(-1, self.in_features), y.reshape(-1, self.out_features)
-        for part in row_parts(target.shape):
-            sums = np.empty(target[part].shape, F32)
-            plan.run(rows[part], sums)
-            epilogue.narrow(sums, epilogue.bias, target[part])
-
     def __reduce__(self) -> tuple[Any, ...]:
-        options: dict[str, Any] = {"activation_dtype": self.activation_dtype, "input_params": self.input_params}
-        options["out_params"] = self.out_params
+        options = {name: getattr(self, name) for name in ("activation_dtype", "input_params", "out_params")}
         return functools.partial(QuantizedLinear, **options), (self.weight, self.bias)
 
     def __repr__(self) -> str:

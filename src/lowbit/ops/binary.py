@@ -1,4 +1,8 @@
-"""Products of binary tensors, whose codes stand for +s and -s: one bit a number, counted instead of multiplied."""
+"""Products of binary tensors, whose codes stand for +s and -s: one bit a number, counted instead of multiplied.
+
+Rows of bits are whole bytes, the first bit in bit 0; padding bits of a row are ignored. The sums are
+k - 2 * popcount(a xor b), exact. Scaled: f32(sum) * (sa * sb) + bias, every step rounded to float32.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,18 @@ import numpy.typing as npt
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.fields import refuse_masked, whole
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops import binary_kernels as binary
 from lowbit.ops.conv_geometry import ConvGeometry, require_layout
 from lowbit.ops.epilogue import refuse_nan
-from lowbit.ops.operands import require_tensor
-from lowbit.ops.outputs import require_output
+from lowbit.ops.operands import require_output, require_tensor
 from lowbit.ops.quantize import quantize
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 Bits = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
 Layout = Literal["NCHW", "NHWC"]
+_SUMS = (None, None, None)  # no scales and no bias: integer sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +68,7 @@ def prepack_binary(b: QuantizedTensor, *, transpose: bool = True) -> PackedBinar
     """
     bits, scale = _rows(_binary(b, "b"), "b", not transpose, matrix=True)
     k = b.shape[1] if transpose else b.shape[0]
-    return PackedBinary(binary.prepack(bits, _checked_k(k, "b")), scale)
+    return PackedBinary(core.BinaryMatrix(bits, _checked_k(k, "b")), scale)
 
 
 def binary_matmul(
@@ -102,8 +105,20 @@ def binary_matmul(
     target = _output(out, (*rows, n))
     bits, scale = _operand(a, "a", transpose_a)
     cpu.require_apart("out", target, False, a=bits)
-    binary.matmul_scaled(bits, packed.native, scale, packed.scale, bias, out=target.reshape(math.prod(rows), n))
+    multiply(bits, packed.native, target.reshape(math.prod(rows), n), (scale, packed.scale, bias))
     return target
+
+
+def multiply(
+    a_bits: Bits,
+    packed: core.BinaryMatrix,
+    out: Array,
+    scales: tuple[Float32 | None, Float32 | None, Float32 | None] = _SUMS,
+) -> None:
+    """Writes the sums of rows of bits a_bits [m, ceil(k / 8)] by packed rows to `out` [m, n], int32; with scales of a
+    (one, or [m]) and of b (one, or [n]), and a bias [n], float32."""
+    a_scale, b_scale, bias = scales
+    core.BinaryGemmPlan(packed, b_scale, bias).run(a_bits, out, a_scale)
 
 
 def prepack_binary_conv2d(w: QuantizedTensor, *, groups: int = 1, layout: Layout = "NCHW") -> PackedBinaryConv2d:
@@ -119,12 +134,13 @@ def prepack_binary_conv2d(w: QuantizedTensor, *, groups: int = 1, layout: Layout
         raise InvalidProblem(f"w: shape {w.shape}; expected four dimensions, none empty but the outputs")
     if whole("groups", groups) < 1 or w.shape[0] % groups:
         raise InvalidProblem(f"groups: {groups}; expected a divisor of w's {w.shape[0]} outputs")
-    codes = w.unpack()
-    codes = np.moveaxis(codes, 1, 3) if _channels_first(layout) else codes
+    require_layout("layout", layout)
+    codes = np.moveaxis(w.unpack(), 1, 3) if layout == "NCHW" else w.unpack()
     bits = np.packbits(codes, axis=-1, bitorder="little")
     _checked_k(8 * math.prod(bits.shape[1:]), "w")
     scale = _scales(w, (1, 2, 3), "w", "an output channel")
-    return PackedBinaryConv2d(binary.prepack_conv2d(bits, codes.shape[3], groups), scale)
+    by_group = np.ascontiguousarray(bits).reshape(groups, len(bits) // groups, *bits.shape[1:])
+    return PackedBinaryConv2d(core.BinaryConv(by_group, codes.shape[3]), scale)
 
 
 def binary_conv2d(
@@ -153,7 +169,7 @@ def binary_conv2d(
     array([[[[4., 4.],
              [4., 4.]]]], dtype=float32)
     """
-    first = _channels_first(layout)
+    require_layout("layout", layout)
     packed = w if isinstance(w, PackedBinaryConv2d) else prepack_binary_conv2d(w, groups=groups, layout=layout)
     native = packed.native
     if native.groups != groups:
@@ -161,30 +177,41 @@ def binary_conv2d(
     shape = _shape(x, "x")
     if len(shape) != 4:
         raise InvalidProblem(f"x: shape {shape}; expected four dimensions, {layout}")
-    if shape[1 if first else 3] != native.channels:
-        raise InvalidProblem(f"x: {shape[1 if first else 3]} channels; w and groups expect {native.channels}")
     g = ConvGeometry.of(stride, padding, dilation, groups, layout)
+    channels = g.nhwc(shape)[3]
+    if channels != native.channels:
+        raise InvalidProblem(f"x: {channels} channels; w and groups expect {native.channels}")
     target = _output(out, g.output_shape(shape, (native.outputs, 0, *native.kernel)))
     bias = _bias(bias, native.outputs)
     if not math.prod(shape):  # nothing but padding
-        target[...] = 0 if bias is None else bias.reshape(-1, 1, 1) if first else bias
+        target[...] = 0 if bias is None else bias.reshape(-1, 1, 1) if layout == "NCHW" else bias
         return target
     q = x if isinstance(x, QuantizedTensor) else quantize(x, "binary", axis=0, name="x")
-    bits, scale = _pixels(q, groups, first), _scales(q, (1, 2, 3), "x", "an image")
+    bits, scale = _pixels(q, g), _scales(q, (1, 2, 3), "x", "an image")
     cpu.require_apart("out", target, False, x=bits)
-    scales = scale, packed.scale, bias
-    binary.conv2d(
-        bits, native, scales, stride=g.stride, padding=g.padding, dilation=g.dilation, channels_first=first, out=target
-    )
+    convolve(bits, native, g, target, (scale, packed.scale, bias))
     return target
+
+
+def convolve(
+    bits: Bits,
+    packed: core.BinaryConv,
+    g: ConvGeometry,
+    out: Array,
+    scales: tuple[Float32 | None, Float32 | None, Float32 | None] = _SUMS,
+) -> None:
+    """Writes the sums over images [n, h, w, groups, bytes], which are 0 outside, to `out` in g's layout, int32; with
+    scales of x (one, or one per image) and of w (one, or one per output), and a bias per output, float32."""
+    x_scale, w_scale, bias = scales
+    window = core.Window((*bits.shape[:3], packed.channels), packed.kernel, g.stride, g.padding, g.dilation, g.groups)
+    core.BinaryConvPlan(packed, window, g.layout == "NCHW", w_scale, bias).run(bits, out, x_scale)
 
 
 def conv2d_sums(x: QuantizedTensor, w: QuantizedTensor, g: ConvGeometry, out: Array) -> None:
     """Writes the sums of +1 and -1 of images x in g's layout by w [out, c / groups, kh, kw] to `out`, int32
     [n, oh, ow, out]. Nothing is empty, and shapes fit."""
     packed = prepack_binary_conv2d(w, groups=g.groups)
-    bits = _pixels(x, g.groups, g.layout == "NCHW")
-    binary.conv2d(bits, packed.native, stride=g.stride, padding=g.padding, dilation=g.dilation, out=out)
+    convolve(_pixels(x, g), packed.native, g._replace(layout="NHWC"), out)
 
 
 # ---- operands ----
@@ -219,17 +246,38 @@ def _rows(q: QuantizedTensor, name: str, transposed: bool, matrix: bool = False)
         raise InvalidProblem(f"{name}: shape {q.shape}; expected two dimensions")
     scale = _scales(q, (0 if transposed else q.ndim - 1,), name, "a row")
     if transposed:
-        return np.packbits(q.unpack().T, axis=-1, bitorder="little"), scale
-    return binary.align_rows(q.data, math.prod(q.shape[:-1]), _checked_k(q.shape[-1], name)), scale
+        return np.ascontiguousarray(np.packbits(q.unpack().T, axis=-1, bitorder="little")), scale
+    return align_rows(q.data, math.prod(q.shape[:-1]), _checked_k(q.shape[-1], name)), scale
 
 
-def _pixels(q: QuantizedTensor, groups: int, channels_first: bool) -> Bits:
+def _pixels(q: QuantizedTensor, g: ConvGeometry) -> Bits:
     """[n, h, w, groups, bytes]"""
-    if channels_first:
-        n, c, h, w = q.shape
-        return binary.channels_last(q.data, (n, c, h, w), groups)
-    n, h, w, c = q.shape
-    return binary.align_rows(q.data, n * h * w * groups, c // groups).reshape(n, h, w, groups, -1)
+    n, h, w, c = g.nhwc(q.shape)
+    if g.layout == "NCHW":
+        return channels_last(q.data, q.shape, g.groups)
+    return align_rows(q.data, n * h * w * g.groups, c // g.groups).reshape(n, h, w, g.groups, -1)
+
+
+def align_rows(stream: Bits, rows: int, k: int) -> Bits:
+    """Rows of k bits that follow each other without a gap, as [rows, ceil(k / 8)], padding 0.
+
+    >>> align_rows(np.array([0b11_010_101, 0b1], np.uint8), 3, 3).tolist()
+    [[5], [2], [7]]
+    """
+    stream = np.ascontiguousarray(stream, np.uint8)
+    if k % 8 == 0:
+        return stream.reshape(rows, k // 8)
+    out = np.empty((rows, -(-k // 8)), np.uint8)
+    core.binary_align_rows(stream, rows, k, out)
+    return out
+
+
+def channels_last(stream: Bits, shape: tuple[int, ...], groups: int) -> Bits:
+    """A stream of bits [n, c, h, w] as [n, h, w, groups, ceil(c / groups / 8)], padding 0."""
+    n, c, h, w = shape
+    out = np.empty((n, h * w, groups, -(-c // groups // 8)), np.uint8)
+    core.binary_channels_last(np.ascontiguousarray(stream, np.uint8), c, out)
+    return out.reshape(n, h, w, groups, -1)
 
 
 def _scales(q: QuantizedTensor, summed: tuple[int, ...], name: str, each: str) -> Float32:
@@ -272,8 +320,3 @@ def _output(out: Float32 | None, shape: tuple[int, ...]) -> Float32:
         return np.empty(shape, np.float32)
     require_output(out, np.dtype(np.float32), shape)
     return out
-
-
-def _channels_first(layout: str) -> bool:
-    require_layout("layout", layout)
-    return layout == "NCHW"

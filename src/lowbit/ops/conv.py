@@ -28,25 +28,23 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv_geometry import (
     ConvGeometry,
-    check_fit,
     check_shapes,
     counts,
     from_nhwc,
     is_depthwise,
 )
-from lowbit.ops.conv_paths import ConvCall, convolution_sums, general_convolution
-from lowbit.ops.epilogue import Epilogue
-from lowbit.ops.operands import (
-    F32,
-    Array,
-    byte_codes,
-    float_operand,
-    multiplies_as_bytes,
-    require_tensor,
-    zero_points,
+from lowbit.ops.conv_paths import (
+    ConvCall,
+    PackedConv,
+    convolution_sums,
+    general_convolution,
+    packed_codes,
+    prepack_conv2d,
 )
-from lowbit.ops.packed_conv import PackedConv, packed_codes, prepack_conv2d
+from lowbit.ops.epilogue import Epilogue
+from lowbit.ops.operands import F32, byte_codes, float_operand, multiplies_as_bytes, require_tensor, zero_points
 from lowbit.ops.quantize import quantize
+from lowbit.runtime.arrays import Array
 
 __all__ = ["ConvGeometry", "PackedConv", "conv2d_integer", "conv_path_of", "prepack_conv2d", "qconv1d", "qconv2d"]
 
@@ -71,14 +69,11 @@ def conv_path_of(x: QuantizationParams, w: QuantizationParams, w_shape: tuple[in
 
 def check_image(shape: tuple[int, ...], p: QuantizationParams, w: tuple[int, ...], g: ConvGeometry) -> None:
     """Raises for an x that no convolution of bytes, or not this w, takes."""
-    if len(shape) != 4:
-        raise InvalidProblem(f"x: shape {shape}; expected four dimensions, {g.layout}")
     if not multiplies_as_bytes(p):
         raise Unsupported(f"x: {p.dtype}, {p.scheme}; expected linear codes of at most 8 bits")
     if p.axis is not None:
         raise Unsupported(f"x: scales along axis {p.axis}; expected one scale")
-    if len(w) == 4:
-        check_fit(shape, w, g)
+    check_shapes(shape, w, g)
 
 
 def conv2d_integer(
@@ -104,12 +99,9 @@ def conv2d_integer(
     """
     g = ConvGeometry.of(stride, padding, dilation, groups, layout)
     image, kernel = byte_codes("x", x), byte_codes("w", w)
-    for name, codes in (("x", image), ("w", kernel)):
-        if codes.ndim != 4:
-            raise InvalidProblem(f"{name}: shape {codes.shape}; expected 4 dimensions")
+    check_shapes(image.shape, kernel.shape, g)
     zx = zero_points("x_zero_point", x_zero_point, image, 1)
     zw = zero_points("w_zero_point", w_zero_point, kernel, kernel.shape[0])
-    check_fit(image.shape, kernel.shape, g)
     return from_nhwc(convolution_sums(image, int(zx[0]), packed_codes(kernel, zw, g.groups), g), g)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.numerics.dtypes import is_integer
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 MAX_TAPS = 33024  # of a depthwise kernel whose sums always fit an int32
 
 
@@ -55,10 +54,23 @@ class ConvGeometry(NamedTuple):
             found.append((size + pads - reach) // s + 1)
         return found[0], found[1]
 
-    def output_shape(self, x: tuple[int, ...], w: tuple[int, ...]) -> tuple[int, int, int, int]:
-        """The shape of the result, for x and w of these shapes."""
-        height, width = self.output(height_width(x, self), (w[2], w[3]))
-        return (x[0], w[0], height, width) if self.layout == "NCHW" else (x[0], height, width, w[0])
+    def nhwc(self, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+        """The sizes of images in this layout, channels last."""
+        n, *rest = shape
+        height, width, channels = rest if self.layout == "NHWC" else (*rest[1:], rest[0])
+        return n, height, width, channels
+
+    def output_nhwc(self, x: tuple[int, ...], w: tuple[int, ...]) -> tuple[int, int, int, int]:
+        """The shape of the result for x and w of these shapes, channels last."""
+        return x[0], *self.output(self.nhwc(x)[1:3], (w[2], w[3])), w[0]
+
+    def output_shape(
+        self, x: tuple[int, ...], w: tuple[int, ...], layout: str | None = None
+    ) -> tuple[int, int, int, int]:
+        """The same in `layout`, or in the images' own."""
+        n, height, width, channels = self.output_nhwc(x, w)
+        last = (layout or self.layout) == "NHWC"
+        return (n, height, width, channels) if last else (n, channels, height, width)
 
 
 def is_depthwise(w: tuple[int, ...], groups: int) -> bool:
@@ -68,7 +80,6 @@ def is_depthwise(w: tuple[int, ...], groups: int) -> bool:
 
 
 def check_kernel_shape(shape: tuple[int, ...], groups: Any) -> None:
-    """Raises for a shape that no w has."""
     if len(shape) != 4:
         raise InvalidProblem(f"w: shape {shape}; expected (out, in / groups, height, width)")
     if not _is_count(groups) or groups < 1 or shape[0] % groups:
@@ -76,25 +87,12 @@ def check_kernel_shape(shape: tuple[int, ...], groups: Any) -> None:
 
 
 def check_shapes(x: tuple[int, ...], w: tuple[int, ...], g: ConvGeometry) -> None:
-    """Raises for shapes of x and w that do not fit each other."""
     if len(x) != 4:
         raise InvalidProblem(f"x: shape {x}; expected four dimensions, {g.layout}")
     check_kernel_shape(w, g.groups)
-    check_fit(x, w, g)
-
-
-def check_fit(x: tuple[int, ...], w: tuple[int, ...], g: ConvGeometry) -> None:
-    """Raises unless x has the channels that w sees, in g's groups."""
-    channels = x[1] if g.layout == "NCHW" else x[3]
-    if w[0] % g.groups:
-        raise InvalidProblem(f"groups: {g.groups}; expected a divisor of w's {w[0]} outputs")
+    channels = g.nhwc(x)[3]
     if channels != w[1] * g.groups:
         raise InvalidProblem(f"x: {channels} channels; w has {w[1]} in each of {g.groups} groups")
-
-
-def height_width(shape: tuple[int, ...], g: ConvGeometry) -> tuple[int, int]:
-    """Of an image of this shape, in g's layout."""
-    return (shape[2], shape[3]) if g.layout == "NCHW" else (shape[1], shape[2])
 
 
 def to_nhwc(x: Array, g: ConvGeometry) -> Array:

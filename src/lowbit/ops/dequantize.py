@@ -14,11 +14,10 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor, set_backend
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.cache import cache_of
 from lowbit.runtime.devices import device_module
 from lowbit.runtime.native import core
-
-Array = npt.NDArray[Any]
 
 
 def dequantize(q: QuantizedTensor, out: Array | None = None, dtype: npt.DTypeLike | str | None = None) -> Array:

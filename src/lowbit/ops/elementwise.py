@@ -12,22 +12,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit import reference
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.packing import pack
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops import code_kernels as codes
-from lowbit.ops.operands import require_tensor
-from lowbit.ops.outputs import codes_for, finished, result_params
+from lowbit.ops.operands import codes_for, finished, require_tensor, result_params
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise as native_elementwise
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.cache import cache_of
+from lowbit.runtime.elementwise import byte_params
 from lowbit.runtime.native import core
-
-Array = npt.NDArray[Any]
 
 
 def qadd(
@@ -47,7 +44,7 @@ def qadd(
     >>> lb.qadd(a, a, out_params=lb.QuantizationParams("int8", scale=0.05)).dequantize().round(2)
     array([ 2., -4.], dtype=float32)
     """
-    return _combined(codes.ADD, np.add, a, b, out_params, out)
+    return _combined(core.CombineOp.add, np.add, a, b, out_params, out)
 
 
 def qmul(
@@ -67,7 +64,7 @@ def qmul(
     array([[ 0.5  , -1.   ],
            [ 0.25 ,  0.125]], dtype=float32)
     """
-    return _combined(codes.MUL, np.multiply, a, b, out_params, out)
+    return _combined(core.CombineOp.mul, np.multiply, a, b, out_params, out)
 
 
 def qrelu(a: QuantizedTensor, *, out: QuantizedTensor | Array | None = None) -> QuantizedTensor:
@@ -140,21 +137,21 @@ def qconcat(
     params = joined or result_params(out_params, first, "tensors[0]", _compute_type(parts), shape)
     data = codes_for(params, shape, out)
     target = cpu.apart(data, *(t.data for t in parts))
-    wanted, bytes_of = codes.byte_params(params), [codes.byte_params(t.params) for t in parts]
-    if wanted is not None and all(p is not None for p in bytes_of):
-        start = 0
+    wanted, bytes_of = byte_params(params), [p for p in (byte_params(t.params) for t in parts) if p is not None]
+    if wanted is not None and len(bytes_of) == len(parts):
+        start, inner = 0, math.prod(shape[axis + 1 :])
         for t, p in zip(parts, bytes_of, strict=True):
-            assert p is not None
-            codes.lookup(None if _keeps_codes(p, wanted) else _table(t.params, params), t.data, target, axis, start)
+            if t.data.size:
+                table = None if _keeps_codes(p, wanted) else _table(t.params, params)
+                run, row = t.shape[axis] * inner, shape[axis] * inner
+                core.lookup_codes(table, cpu.contiguous(t.data), run, target, start * inner, row)
             start += t.shape[axis]
     elif joined is not None or all(t.params == params for t in parts):
-        _store(np.concatenate([t.unpack() for t in parts], axis), params, target)
+        target = pack(np.concatenate([t.unpack() for t in parts], axis), params.dtype, params.axis)
     else:
         compute = params.scale.dtype
         _quantize_into(np.concatenate([t.dequantize(dtype=compute) for t in parts], axis), params, target)
-    if target is not data:
-        data[...] = target
-    return finished(data, params, shape, out)
+    return finished(data, params, shape, out, target)
 
 
 def _combined(
@@ -177,7 +174,7 @@ def _combined(
     settled: tuple[QuantizationParams, core.CombinePlan, Any] | None = calls.get(key)
     if settled is None:
         params, plan = result_params(out_params, a, "a", _compute_type([a, b]), shape), None
-        pa, pb, py = (codes.byte_params(p) for p in (a.params, b.params, params))
+        pa, pb, py = (byte_params(p) for p in (a.params, b.params, params))
         if pa is not None and pb is not None and py is not None:
             plan = core.CombinePlan(op, pa, pb, py)
             calls.put(key, (params, plan, (b.params, out_params)))  # it holds the params whose ids are in the key
@@ -189,12 +186,10 @@ def _combined(
         with np.errstate(over="ignore"):
             y = function(a.dequantize(dtype=compute), b.dequantize(dtype=compute))
         _quantize_into(np.asarray(y, order="C"), params, data)
-    else:
-        target = data if out is None else cpu.apart(data, a.data, b.data, in_place=True)
-        codes.combine(plan, a.data, b.data, target)
-        if target is not data:
-            data[...] = target
-    return finished(data, params, shape, out)
+        return finished(data, params, shape, out)
+    target = data if out is None else cpu.apart(data, a.data, b.data, in_place=True)
+    plan.run(cpu.contiguous(a.data), cpu.contiguous(b.data), target)
+    return finished(data, params, shape, out, target)
 
 
 def _bounded(a: QuantizedTensor, lo: float, hi: float, out: QuantizedTensor | Array | None) -> QuantizedTensor:
@@ -202,18 +197,14 @@ def _bounded(a: QuantizedTensor, lo: float, hi: float, out: QuantizedTensor | Ar
     if a.dtype.is_binary or 1 in a.dtype.widths:
         raise Unsupported(f"a: {a.dtype}; a binary code is one of two numbers, and neither is a bound")
     params = a.params
-    data = codes_for(params, a.shape, out)
-    p = codes.byte_params(params)
+    data, p = codes_for(params, a.shape, out), byte_params(params)
     if p is None:
         x = a.dequantize(dtype=params.scale.dtype)
         _quantize_into(np.asarray(np.minimum(np.maximum(x, x.dtype.type(lo)), x.dtype.type(hi))), params, data)
-    else:
-        low, high = _bounds(params, lo, hi)
-        target = data if out is None else cpu.apart(data, a.data, in_place=True)
-        codes.clamp(p, a.data, low, high, target)
-        if target is not data:
-            data[...] = target
-    return finished(data, params, a.shape, out)
+        return finished(data, params, a.shape, out)
+    target = data if out is None else cpu.apart(data, a.data, in_place=True)
+    core.clamp_codes(p.code, cpu.contiguous(a.data), *_bounds(params, lo, hi), target)
+    return finished(data, params, a.shape, out, target)
 
 
 def _bounds(params: QuantizationParams, lo: float, hi: float) -> tuple[int, int]:
@@ -245,11 +236,6 @@ def _compute_type(tensors: Sequence[QuantizedTensor]) -> np.dtype[Any]:
 
 def _quantize_into(x: Array, params: QuantizationParams, data: Array) -> None:
     native_elementwise.quantize(cpu.as_float_array(x), params, data)
-
-
-def _store(unpacked: Array, params: QuantizationParams, data: Array) -> None:
-    """Codes, one an element, as they are stored."""
-    data[...] = pack(unpacked, params.dtype, params.axis)
 
 
 def _flat(params: QuantizationParams) -> QuantizationParams:

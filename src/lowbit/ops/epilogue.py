@@ -15,22 +15,22 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit import reference
 from lowbit.numerics.errors import InvalidProblem, Unsupported, UnsupportedDType
 from lowbit.numerics.fields import refuse_masked
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.ops.operands import require_fit
 from lowbit.ops.quantize import quantize
 from lowbit.reference import compute as reference_compute
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 F32 = np.float32
 _RESULTS = {
     "float32": core.Result.f32,
@@ -42,10 +42,39 @@ _RESULTS = {
 PART = 1 << 15  # elements whose epilogue NumPy applies at a time, which bounds its temporaries
 
 
+class EpilogueOptions(TypedDict, total=False):
+    """What follows the accumulation: floats of `out_dtype`, or codes of `out_params`, after the activation."""
+
+    out_params: QuantizationParams | None
+    out_dtype: Any
+    activation: str | None
+    clamp: tuple[float, float] | None
+
+
+class MatMulOptions(EpilogueOptions, total=False):
+    bias: Any
+
+
+class ConvOptions(EpilogueOptions, total=False):
+    stride: Any
+    padding: Any
+    dilation: Any
+    groups: int
+    layout: str
+
+
 def row_parts(shape: tuple[int, ...]) -> Iterator[slice]:
     """Rows of an array of this shape, about PART elements at a time."""
     step = max(1, PART // max(1, math.prod(shape[1:])))
     return (slice(first, min(first + step, shape[0])) for first in range(0, shape[0], step))
+
+
+def bounds_of(name: str, value: Any) -> tuple[float, float]:
+    try:
+        least, most = (float(v) + 0.0 for v in value)  # -0.0 and 0.0 are the same bound
+    except (TypeError, ValueError):
+        raise InvalidProblem(f"{name}: {value!r}; expected two numbers, least and greatest") from None
+    return least, most
 
 
 def takes_sums(p: QuantizationParams) -> bool:
@@ -95,10 +124,7 @@ class Epilogue:
             raise InvalidProblem(f"activation: {activation!r}; expected None or 'relu'")
         floor, ceiling = (0.0, np.inf) if activation else (-np.inf, np.inf)
         if clamp is not None:
-            try:
-                least, most = (float(v) + 0.0 for v in clamp)  # -0.0 and 0.0 are the same bound
-            except (TypeError, ValueError):
-                raise InvalidProblem(f"clamp: {clamp!r}; expected two numbers, least and greatest") from None
+            least, most = bounds_of("clamp", clamp)
             if not least <= most:
                 raise InvalidProblem(f"clamp: [{least}, {most}]; expected least <= greatest")
             floor, ceiling = min(max(floor, least), most), most
@@ -135,10 +161,7 @@ class Epilogue:
     def require_shape(self, shape: tuple[int, ...]) -> None:
         """Raises unless out_params fit a result of this shape."""
         if self.then is not None:
-            try:
-                self.then.granularity(shape)
-            except InvalidProblem as error:
-                raise InvalidProblem(f"out_params: {error}") from None
+            require_fit("out_params", self.then, shape)
 
     def empty(self, shape: tuple[int, ...], out: Array | None = None) -> tuple[Array, Array]:
         """An array for the result, `out` where it is given, and its memory as kernels write it."""
@@ -190,26 +213,23 @@ class Epilogue:
             return None
         return core.Epilogue.floats(self._result, (self.floor, self.ceiling), bias=self.bias)
 
-    def general(self, acc: Array, sa: Array, sb: Array, out: Array | None = None) -> Array | QuantizedTensor:
-        """The same in NumPy, for sums [m, n] of any depth."""
-        return self.wrap(self.scale_sums(acc, sa, sb, out))
-
-    def from_floats(self, sums: Array, bias: Array | None, out: Array | None = None) -> Array | QuantizedTensor:
-        """Float sums, scaled already: plus bias, clamped and narrowed, or quantized."""
-        return self.wrap(self.narrow(sums, bias, out))
+    def refuse_integer_bias(self, path: str) -> None:
+        """Raises for integers on paths whose sums are floats: groups, blocks, general."""
+        if self.bias is not None and self.bias.dtype.kind == "i":
+            raise Unsupported(f"bias: integers; on the {path} path there is no integer sum to add them to")
 
     def scale_sums(self, acc: Array, sa: Array, sb: Array, out: Array | None = None) -> Array:
-        """`general` without `wrap`."""
+        """The same in NumPy, for sums [m, n] of any depth."""
         y, _ = self.empty(acc.shape, out)
         for rows in row_parts(acc.shape):
             y[rows] = self._scaled(acc[rows], sa[rows] if sa.ndim else sa, sb)
         return y
 
-    def narrow(self, sums: Array, bias: Array | None, out: Array | None = None) -> Array:
-        """`from_floats` without `wrap`."""
+    def narrow(self, sums: Array, out: Array | None = None) -> Array:
+        """Float sums, scaled already: plus bias, clamped and narrowed, or quantized."""
         y, _ = self.empty(sums.shape, out)
         for rows in row_parts(sums.shape):
-            y[rows] = self._narrowed(sums[rows], bias)
+            y[rows] = self._narrowed(sums[rows], self.bias)
         return y
 
     def _scaled(self, acc: Array, sa: Array, sb: Array) -> Array:

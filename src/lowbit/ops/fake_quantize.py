@@ -12,10 +12,9 @@ from lowbit.numerics.fields import as_scale, as_zero_point, whole
 from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.cache import Cache
 from lowbit.runtime.native import ELEMENTS, core
-
-Array = npt.NDArray[Any]
 
 
 def fake_quantize(
@@ -42,9 +41,9 @@ def fake_quantize(
         y = np.empty(x.shape, x.dtype) if out is None else out
         if plan.run(x, y, scale, zero_point) == -1:
             return y
-    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, group_size)
-    result, target = a.output(out, x)
-    elementwise.fake_quantize(a.x, a.affine, a.g, target)
+    array, affine, g = _described(x, scale, zero_point, qmin, qmax, axis, group_size)
+    result, target = _output(array, out)
+    elementwise.run("run", affine, g, target, x=array)
     return result
 
 
@@ -103,9 +102,9 @@ def dequantize_backward(
     >>> dequantize_backward(np.float32([1.0, 2.0]), 0.5)
     array([0.5, 1. ], dtype=float32)
     """
-    a = _Arguments(dy, scale, 0, 0, 0, axis, group_size, name="dy")
-    result, target = a.output(out, dy)
-    elementwise.dequantize_backward(a.x, a.affine, a.g, target)
+    array, affine, g = _described(dy, scale, 0, 0, 0, axis, group_size, name="dy")
+    result, target = _output(array, out)
+    elementwise.run("dequantize_backward", affine, g, target, dy=array)
     return result
 
 
@@ -131,13 +130,10 @@ def fake_quantize_learned_backward(
     >>> dx, round(float(ds), 3), float(dz)
     (array([1., 0.], dtype=float32), 4.2, -1.0)
     """
-    a = _Arguments(x, scale, zero_point, qmin, qmax, axis, group_size)
-    result, target = a.output(out, x)
-    ds, dz = elementwise.fake_quantize_learned_backward(a.gradient(dy), a.x, a.affine, a.g, target)
+    array, affine, g = _described(x, scale, zero_point, qmin, qmax, axis, group_size)
+    result, target = _output(array, out)
+    ds, dz = elementwise.fake_quantize_learned_backward(_gradient_like(array, dy), array, affine, g, target)
     return result, ds, dz
-
-
-_GRADIENTS = {"backward": elementwise.fake_quantize_backward, "quantize_backward": elementwise.quantize_backward}
 
 
 def _gradient(
@@ -154,9 +150,9 @@ def _gradient(
         dx: Array = np.empty(x.shape, x.dtype) if out is None else out
         if getattr(plan, method)(dy, x, dx, scale, zero_point) == -1:
             return dx
-    a = _Arguments(x, scale, zero_point, *options)
-    result, target = a.output(out, x)
-    _GRADIENTS[method](a.gradient(dy), a.x, a.affine, a.g, target)
+    array, affine, g = _described(x, scale, zero_point, *options)
+    result, target = _output(array, out)
+    elementwise.run(method, affine, g, target, dy=_gradient_like(array, dy), x=array)
     return result
 
 
@@ -175,66 +171,49 @@ def _settled(
     key = (x.shape, x.dtype, axis, group_size, qmin, qmax)
     plan = _SETTLED.get(key)
     if plan is None:
-        plan = _planned(key)
+        element = cpu.BFLOAT16 if x.dtype.name == "bfloat16" else ELEMENTS.get(x.dtype)
+        if element is None or not cpu.LOWEST_CODE <= qmin <= qmax <= cpu.HIGHEST_CODE or (group_size or 1) < 1:
+            return None
+        g = granularity_of(x.shape, -1 if axis is None and group_size is not None else axis, group_size)
+        plan = _SETTLED.put(key, elementwise.fake_quantize_plan(element, x.shape, g, qmin, qmax))
     # Plans cannot tell bfloat16 from other types of 16 bits.
-    if plan is None or (
-        plan.element is cpu.BFLOAT16 and not all(a is None or getattr(a, "dtype", None) is x.dtype for a in others)
-    ):
+    if plan.element is cpu.BFLOAT16 and not all(a is None or getattr(a, "dtype", None) is x.dtype for a in others):
         return None
     return plan
 
 
-def _planned(key: tuple[Any, ...]) -> core.FakeQuantizePlan | None:
-    shape, dtype, axis, group_size, qmin, qmax = key
-    element = cpu.BFLOAT16 if dtype.name == "bfloat16" else ELEMENTS.get(dtype)
-    plain = element is not None and cpu.LOWEST_CODE <= qmin <= qmax <= cpu.HIGHEST_CODE
-    if element is None or not plain or (group_size or 1) < 1:
-        return None
-    g = granularity_of(shape, -1 if axis is None and group_size is not None else axis, group_size)
-    return _SETTLED.put(key, elementwise.fake_quantize_plan(element, shape, g, qmin, qmax))
-
-
-class _Arguments:
+def _described(
+    x: Any, scale: Any, zero_point: Any, qmin: int, qmax: int, axis: int | None, group_size: int | None, name: str = "x"
+) -> tuple[cpu.FloatArray, elementwise.Affine, Granularity]:
     """What the functions above have in common, checked."""
+    array = cpu.as_float_array(x, name)
+    if group_size is not None:
+        group_size = whole("group_size", group_size)
+        if group_size < 1:
+            raise InvalidProblem(f"group_size: {group_size}; expected at least 1")
+        axis = -1 if axis is None else axis
+    g = granularity_of(array.shape, None if axis is None else whole("axis", axis), group_size)
+    return array, affine_of(array.compute, scale, zero_point, qmin, qmax, g), g
 
-    def __init__(
-        self,
-        x: Any,
-        scale: npt.ArrayLike,
-        zero_point: npt.ArrayLike,
-        qmin: int,
-        qmax: int,
-        axis: int | None,
-        group_size: int | None,
-        name: str = "x",
-    ) -> None:
-        self.x = cpu.as_float_array(x, name)
-        if group_size is not None:
-            group_size = whole("group_size", group_size)
-            if group_size < 1:
-                raise InvalidProblem(f"group_size: {group_size}; expected at least 1")
-            axis = -1 if axis is None else axis
-        axis = None if axis is None else whole("axis", axis)
-        self.g = granularity_of(self.x.shape, axis, group_size)
-        self.affine = affine_of(self.x.compute, scale, zero_point, qmin, qmax, self.g)
 
-    def gradient(self, dy: Any) -> cpu.FloatArray:
-        found = cpu.as_float_array(dy, "dy")
-        if found.shape != self.x.shape:
-            raise InvalidProblem(f"dy: shape {found.shape}; expected x's, {self.x.shape}")
-        if found.element is not self.x.element:
-            raise InvalidProblem(f"dy: {found.dtype}; expected x's type, {self.x.dtype}")
-        return found
+def _gradient_like(x: cpu.FloatArray, dy: Any) -> cpu.FloatArray:
+    found = cpu.as_float_array(dy, "dy")
+    if found.shape != x.shape:
+        raise InvalidProblem(f"dy: shape {found.shape}; expected x's, {x.shape}")
+    if found.element is not x.element:
+        raise InvalidProblem(f"dy: {found.dtype}; expected x's type, {x.dtype}")
+    return found
 
-    def output(self, out: Any, like: Any) -> tuple[Array, cpu.FloatArray]:
-        if out is None:
-            return cpu.empty_like(self.x, like)
-        target = cpu.writable_float(out)
-        if target.shape != self.x.shape:
-            raise InvalidProblem(f"out: shape {target.shape}; expected {self.x.shape}")
-        if target.element is not self.x.element:
-            raise InvalidProblem(f"out: {target.dtype}; expected {self.x.dtype}")
-        return out, target
+
+def _output(x: cpu.FloatArray, out: Any) -> tuple[Array, cpu.FloatArray]:
+    if out is None:
+        return cpu.empty_like(x)
+    target = cpu.writable_float(out)
+    if target.shape != x.shape:
+        raise InvalidProblem(f"out: shape {target.shape}; expected {x.shape}")
+    if target.element is not x.element:
+        raise InvalidProblem(f"out: {target.dtype}; expected {x.dtype}")
+    return out, target
 
 
 def affine_of(

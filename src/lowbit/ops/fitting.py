@@ -10,15 +10,16 @@ scale grows only as far as its own neighbours need: for weights of a bell shape 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops.packed_conv import line_of
+from lowbit.ops.conv_paths import line_of
 from lowbit.ops.quantize import quantize
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.native import core
 
 LARGEST_SUM = 128  # 255 * 128 < 2^15 <= 255 * 129
@@ -26,7 +27,6 @@ _STEP = np.float32(1.0005)
 _AT_ONCE = 1 << 22  # codes that are looked at together
 _ISAS = ("avx2",)  # where lowbit's kernels have faster instructions for such weights
 
-Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 Products = Literal[1, 2, 4]
 
@@ -41,19 +41,18 @@ def unsaturated(rows: Array, scale: Floats, products: Products = 2) -> Floats:
     >>> unsaturated(w, np.float32([1 / 127, 1 / 127])).round(5)
     array([0.01562, 0.00787], dtype=float32)
     """
+    fitted = [scale[:0]]
     at_once = max(1, _AT_ONCE // max(1, rows.shape[1]))
-    parts = [slice(i, i + at_once) for i in range(0, len(rows), at_once)]
-    return np.concatenate([scale[:0], *(_unsaturated(rows[i], scale[i], products) for i in parts)])
-
-
-def _unsaturated(rows: Array, scale: Floats, products: Products) -> Floats:
-    rows = np.asarray(rows, np.float32)
-    found: Floats = np.maximum(scale, sums_of_codes(rows, products) / np.float32(LARGEST_SUM)).astype(np.float32)
-    over = np.arange(len(rows)) if products > 1 else np.arange(0)
-    while over.size:  # several codes may all have been rounded up
-        over = over[sums_of_codes(np.rint(rows[over] / found[over, None]), products) > LARGEST_SUM]
-        found[over] *= _STEP
-    return found
+    for first in range(0, len(rows), at_once):
+        part = np.asarray(rows[first : first + at_once], np.float32)
+        found = np.maximum(scale[first : first + at_once], sums_of_codes(part, products) / np.float32(LARGEST_SUM))
+        found = found.astype(np.float32)
+        over = np.arange(len(part)) if products > 1 else np.arange(0)
+        while over.size:  # several codes may all have been rounded up
+            over = over[sums_of_codes(np.rint(part[over] / found[over, None]), products) > LARGEST_SUM]
+            found[over] *= _STEP
+        fitted.append(found)
+    return np.concatenate(fitted)
 
 
 def sums_of_codes(rows: Array, products: Products) -> Array:

@@ -27,22 +27,13 @@ from lowbit.numerics.indexing import sliced
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.epilogue import Epilogue
-from lowbit.ops.gemm_paths import PATHS, float_bias, multiply_into, multiply_rows, packed
-from lowbit.ops.operands import (
-    F32,
-    Array,
-    byte_codes,
-    float_operand,
-    require_tensor,
-    sum_dtype,
-    transposed,
-    zero_points,
-)
-from lowbit.ops.packed import PackedMatrix, gemm_plan, prepack
+from lowbit.ops.gemm_paths import PackedMatrix, gemm_plan, multiply, multiply_rows, packed, prepack
+from lowbit.ops.operands import F32, byte_codes, float_operand, require_tensor, sum_dtype, transposed, zero_points
 from lowbit.ops.quantize import quantize
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.native import core
 
-__all__ = ["PackedMatrix", "float_bias", "matmul_integer", "multiply_into", "path_of", "prepack", "qmatmul"]
+__all__ = ["PackedMatrix", "matmul_integer", "path_of", "prepack", "qmatmul"]
 
 
 class _Call(NamedTuple):
@@ -72,21 +63,15 @@ def matmul_integer(
     array([[-32512]], dtype=int32)
     """
     left = byte_codes("a", a)
-    _require_matrix("a", left.shape)
-    if isinstance(b, PackedMatrix):
-        if left.shape[-1] != b.shape[0]:
-            raise InvalidProblem(f"a: {left.shape[-1]} columns; b has {b.shape[0]} rows")
-        rows = zero_points("a_zero_point", a_zero_point, left, left.shape[-2])
-        return multiply_rows(left, rows, b.native)
-    right = byte_codes("b", b)
-    _require_matrix("b", right.shape)
-    if left.shape[-1] != right.shape[-2]:
-        raise InvalidProblem(f"a: {left.shape[-1]} columns; b has {right.shape[-2]} rows")
+    right = b if isinstance(b, PackedMatrix) else byte_codes("b", b)
+    _require_matrices(left.shape, right.shape)
     za = zero_points("a_zero_point", a_zero_point, left, left.shape[-2])
+    if isinstance(right, PackedMatrix):
+        return multiply_rows(left, za, right.native)
     zb = zero_points("b_zero_point", b_zero_point, right, right.shape[-1])
     if right.ndim == 2:
         return multiply_rows(left, za, packed(right, zb))
-    batch = _batch(left, right)
+    batch = _batch(left.shape, right.shape)
     out = np.empty((*batch, left.shape[-2], right.shape[-1]), sum_dtype(left.shape[-1]))
     lefts, rights = np.broadcast_to(left, batch + left.shape[-2:]), np.broadcast_to(right, batch + right.shape[-2:])
     for index in np.ndindex(batch):
@@ -146,14 +131,16 @@ def qmatmul(
             settled = key = None
         if settled is not None and a.shape[1] == b.shape[0]:
             return settled.run(a)
-    left, right = _sides(a, b, transpose_a, transpose_b)
+    left, shape = _left(a, transpose_a)
+    right = _right(b, transpose_b)
+    _require_matrices(shape, right.shape)
     n = right.shape[-1]
     epilogue = Epilogue.of(n, bias, out_params, out_dtype, activation, clamp, any_codes=True)
-    batch = _batch(left, right)
-    epilogue.require_shape((*batch, left.shape[-2], n))
-    tensor = left.folded() if len(right.shape) == 2 else None
+    batch = _batch(shape, right.shape)
+    epilogue.require_shape((*batch, shape[-2], n))
+    tensor = _folded(left) if len(right.shape) == 2 else None
     if tensor is None:
-        return epilogue.wrap(_by_batch(left, _tensor(right), epilogue, batch))
+        return epilogue.wrap(_by_batch(left, shape, _tensor(right), epilogue, batch))
     path = path_of(tensor.params, right.params)
     p = tensor.params
     if key is not None and path == "integer" and p.axis is None and not p.dtype.is_packed and epilogue.then is None:
@@ -163,8 +150,7 @@ def qmatmul(
             call = _Call(plan, epilogue, n, (p, out_params))
             right._calls.put(key, call)
             return call.run(tensor)
-    y = PATHS[path](tensor, right if path == "integer" else _tensor(right), epilogue)
-    return epilogue.wrap(y.reshape(*left.shape[:-1], n))
+    return epilogue.wrap(multiply(path, tensor, right, epilogue).reshape(*shape[:-1], n))
 
 
 def path_of(a: QuantizationParams, b: QuantizationParams, a_ndim: int = 2, b_ndim: int = 2) -> str:
@@ -197,96 +183,60 @@ def path_of(a: QuantizationParams, b: QuantizationParams, a_ndim: int = 2, b_ndi
 # ---- operands ----
 
 
-def _sides(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[_Left, QuantizedTensor | PackedMatrix]:
-    """Both sides, transposed where asked for; raises unless they fit each other."""
-    if not isinstance(b, PackedMatrix):
-        require_tensor("b", b, "or a PackedMatrix; quantize floats first, lb.quantize(b, axis=1)")
-    left = _Left.of(a, transpose_a)
-    if not isinstance(b, PackedMatrix):
-        _require_matrix("b", b.shape)
-        b = transposed(b) if transpose_b else b
-    elif transpose_b:
-        raise InvalidProblem("transpose_b: True; a PackedMatrix was transposed when it was packed")
-    if b.shape[-2] != left.shape[-1]:
-        raise InvalidProblem(f"a: {left.shape[-1]} columns; b has {b.shape[-2]} rows")
-    return left, b
+def _left(a: Any, transpose: bool) -> tuple[QuantizedTensor, tuple[int, ...]]:
+    """The left side and its shape, [..., m, k]. Floats are quantized by row, and their rows folded to one matrix."""
+    if isinstance(a, QuantizedTensor):
+        tensor = transposed(a) if transpose and a.ndim > 1 else a
+        return tensor, tensor.shape
+    x = float_operand("a", a, "which are quantized by row").widened()
+    x = np.ascontiguousarray(np.swapaxes(x, -1, -2)) if transpose and x.ndim > 1 else x
+    codes, scale = np.zeros(x.shape, np.int8), np.ones(x.shape[:-1], F32)
+    if x.size and x.ndim > 1:
+        q = quantize(x, axis=-1, group_size=x.shape[-1], name="a")
+        codes, scale = q.data, q.params.scale.astype(F32)
+    rows = QuantizationParams("int8", "symmetric", scale.reshape(-1), axis=0)
+    return QuantizedTensor(codes.reshape(scale.size, -1 if codes.size else x.shape[-1]), rows), x.shape
+
+
+def _right(b: Any, transpose: bool) -> QuantizedTensor | PackedMatrix:
+    if isinstance(b, PackedMatrix):
+        if transpose:
+            raise InvalidProblem("transpose_b: True; a PackedMatrix was transposed when it was packed")
+        return b
+    require_tensor("b", b, "or a PackedMatrix; quantize floats first, lb.quantize(b, axis=1)")
+    tensor: QuantizedTensor = transposed(b) if transpose and b.ndim > 1 else b
+    return tensor
 
 
 def _tensor(b: QuantizedTensor | PackedMatrix) -> QuantizedTensor:
     return b.to_tensor() if isinstance(b, PackedMatrix) else b
 
 
-class _Left(NamedTuple):
-    """The left side, [..., m, k]: a tensor, or floats quantized row by row, with codes [..., m, k], scales [..., m]."""
-
-    tensor: QuantizedTensor | None
-    codes: Array
-    scale: Array
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, a: Any, transpose: bool) -> _Left:
-        if isinstance(a, QuantizedTensor):
-            _require_matrix("a", a.shape)
-            tensor = transposed(a) if transpose else a
-            return cls(tensor, _NONE, _NONE, tensor.shape)
-        floats = float_operand("a", a, "which are quantized by row")
-        _require_matrix("a", floats.shape)
-        x = floats.widened()
-        x = np.ascontiguousarray(np.swapaxes(x, -1, -2)) if transpose else x
-        if not x.size:
-            return cls(None, np.zeros(x.shape, np.int8), np.ones(x.shape[:-1], F32), x.shape)
-        q = quantize(x, axis=-1, group_size=x.shape[-1], name="a")
-        return cls(None, q.data, q.params.scale.astype(F32).reshape(x.shape[:-1]), x.shape)
-
-    def folded(self) -> QuantizedTensor | None:
-        """One matrix of all rows, for one matrix b; None where they do not share their scales."""
-        if self.tensor is None:
-            return _of_rows(self.codes.reshape(self.scale.size, self.shape[-1]), self.scale.reshape(-1))
-        t = self.tensor
-        if t.ndim == 2:
-            return t
-        try:
-            return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
-        except InvalidProblem:
-            return None
-
-    def numbers(self) -> Array:
-        """What the codes stand for, in float64."""
-        if self.tensor is not None:
-            return self.tensor.dequantize(dtype=np.float64)
-        return self.codes.astype(np.float64) * self.scale[..., None]
-
-    def matrices(self, batch: tuple[int, ...]) -> Callable[[tuple[int, ...]], QuantizedTensor]:
-        """What gives the matrix at each index of the batch."""
-        if self.tensor is not None:
-            return _matrices(self.tensor, batch)
-        codes = np.broadcast_to(self.codes, batch + self.shape[-2:])
-        scale = np.broadcast_to(self.scale, (*batch, self.shape[-2]))
-        return lambda index: _of_rows(np.ascontiguousarray(codes[index]), scale[index])
+def _folded(t: QuantizedTensor) -> QuantizedTensor | None:
+    """One matrix of all rows, for one matrix b; None where they do not share their scales."""
+    try:
+        return t if t.ndim == 2 else t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
+    except InvalidProblem:
+        return None
 
 
-_NONE = np.empty(0, np.int8)
-
-
-def _of_rows(codes: Array, scale: Array) -> QuantizedTensor:
-    """int8 codes [m, k] with a scale for each row."""
-    return QuantizedTensor._trusted(codes, QuantizationParams("int8", "symmetric", scale, axis=0), codes.shape)
-
-
-def _by_batch(left: _Left, b: QuantizedTensor, epilogue: Epilogue, batch: tuple[int, ...]) -> Array:
+def _by_batch(
+    a: QuantizedTensor, shape: tuple[int, ...], b: QuantizedTensor, epilogue: Epilogue, batch: tuple[int, ...]
+) -> Array:
     """b has leading dimensions, or a has scales of its own for some of its: a product for each."""
-    out, _ = epilogue.empty((*batch, left.shape[-2], b.shape[-1]))
-    if any(t is not None and _across_matrices(t) for t in (left.tensor, b)):
-        bias, rows = float_bias(epilogue, "general"), (math.prod(out.shape[:-1]), b.shape[-1])
+    out, _ = epilogue.empty((*batch, shape[-2], b.shape[-1]))
+    if _across_matrices(a) or _across_matrices(b):
+        epilogue.refuse_integer_bias("general")
+        left, right = (t.dequantize(dtype=np.float64) for t in (a, b))
         with np.errstate(over="ignore"):
-            floats = np.matmul(left.numbers(), b.dequantize(dtype=np.float64)).astype(F32)
-        epilogue.narrow(floats.reshape(rows), bias, out.reshape(rows))
+            floats = np.matmul(left.reshape(shape), right).astype(F32)
+        rows = math.prod(out.shape[:-1]), b.shape[-1]
+        epilogue.narrow(floats.reshape(rows), out.reshape(rows))
         return out
-    lefts, rights = left.matrices(batch), _matrices(b, batch)
+    lefts, rights = _matrices(a, shape, batch), _matrices(b, b.shape, batch)
     for index in np.ndindex(batch):
         x, y = lefts(index), rights(index)
-        out[index] = PATHS[path_of(x.params, y.params)](x, y, epilogue)
+        out[index] = multiply(path_of(x.params, y.params), x, y, epilogue)
     return out
 
 
@@ -297,26 +247,32 @@ def _across_matrices(t: QuantizedTensor) -> bool:
     return leading and (p.group_size is not None or p.dtype.is_mixed)
 
 
-def _matrices(t: QuantizedTensor, batch: tuple[int, ...]) -> Callable[[tuple[int, ...]], QuantizedTensor]:
-    """What gives the matrix at each index of the batch, with the scales it has there."""
-    codes, lead = t.unpack(), t.shape[:-2]
+def _matrices(
+    t: QuantizedTensor, shape: tuple[int, ...], batch: tuple[int, ...]
+) -> Callable[[tuple[int, ...]], QuantizedTensor]:
+    """What gives the matrix at each index of the batch, with the scales it has there. shape: before rows are folded."""
+    codes, lead, m = t.unpack(), shape[:-2], shape[-2]
 
     def at(index: tuple[int, ...]) -> QuantizedTensor:
-        own = tuple(i if size > 1 else 0 for i, size in zip(index[len(batch) - len(lead) :], lead, strict=True))
+        own: Any = tuple(i if size > 1 else 0 for i, size in zip(index[len(batch) - len(lead) :], lead, strict=True))
+        if t.ndim != len(shape):
+            first = m * int(np.ravel_multi_index(own, lead))
+            own = (slice(first, first + m),)
         return QuantizedTensor.from_codes(codes[own], sliced(t.params, t.shape, own).params)
 
     return at
 
 
-def _batch(a: Any, b: Any) -> tuple[int, ...]:
+def _batch(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     try:
-        return np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        return np.broadcast_shapes(a[:-2], b[:-2])
     except ValueError:
-        raise InvalidProblem(
-            f"a: leading dimensions {a.shape[:-2]} do not broadcast with b's, {b.shape[:-2]}"
-        ) from None
+        raise InvalidProblem(f"a: leading dimensions {a[:-2]} do not broadcast with b's, {b[:-2]}") from None
 
 
-def _require_matrix(name: str, shape: tuple[int, ...]) -> None:
-    if len(shape) < 2:
-        raise InvalidProblem(f"{name}: shape {shape}; expected at least two dimensions")
+def _require_matrices(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+    for name, shape in (("a", a), ("b", b)):
+        if len(shape) < 2:
+            raise InvalidProblem(f"{name}: shape {shape}; expected at least two dimensions")
+    if a[-1] != b[-2]:
+        raise InvalidProblem(f"a: {a[-1]} columns; b has {b[-2]} rows")

@@ -7,27 +7,52 @@ general path: dequantize, add in float64, divide, quantize.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit import reference
 from lowbit.numerics.errors import InvalidProblem, Unsupported
-from lowbit.numerics.fields import whole
 from lowbit.numerics.packing import pack
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops import code_kernels as codes
-from lowbit.ops.code_kernels import Window
-from lowbit.ops.conv_geometry import require_layout
-from lowbit.ops.operands import require_tensor
-from lowbit.ops.outputs import codes_for, finished, result_params
+from lowbit.ops.conv_geometry import counts, require_layout
+from lowbit.ops.operands import codes_for, finished, require_tensor, result_params
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise
+from lowbit.runtime.arrays import Array
+from lowbit.runtime.elementwise import byte_params
+from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 _LARGEST = 1 << 23  # places in a window whose codes a 32-bit sum holds
+
+
+class _Window(NamedTuple):
+    """A window that slides over height and width."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]  # top, left, bottom, right
+    nhwc: bool
+
+    def native(self, shape: tuple[int, ...]) -> core.Window:
+        """The window over images of this shape; channels first, every channel is an image of depth 1."""
+        images = shape if self.nhwc else (shape[0] * shape[1], *shape[2:], 1)
+        return core.Window(images, self.kernel, self.stride, self.padding)
+
+    def over(self, x: Array, fill: Any) -> Array:
+        """x with its windows as two more axes at the end."""
+        (top, left, bottom, right), none = self.padding, [(0, 0)]
+        before = 1 if self.nhwc else 2  # axes before height and width
+        pads = [*none * before, (top, bottom), (left, right), *none * (2 - before)]
+        padded = np.pad(x, pads, constant_values=fill)
+        view = np.lib.stride_tricks.sliding_window_view(padded, self.kernel, (before, before + 1))
+        return view[(slice(None),) * before + tuple(slice(None, None, step) for step in self.stride)]
+
+    def places(self, x: QuantizedTensor, with_padding: bool) -> Array:
+        """Places of each window that count, as an array that spreads over the result."""
+        one = np.ones((1, *x.shape[1:3], 1) if self.nhwc else (1, 1, *x.shape[2:]), np.int64)
+        return np.asarray(self.over(one, int(with_padding)).sum(axis=(-2, -1)))
 
 
 def qmax_pool2d(
@@ -51,24 +76,22 @@ def qmax_pool2d(
     array([[ 5,  7],
            [13, 15]], dtype=uint8)
     """
-    window, nhwc, shape = _window(x, kernel, stride, padding, layout)
-    if not _windows_share_params(x, nhwc):
+    window, shape = _window(x, kernel, stride, padding, layout)
+    if not _windows_share_params(x, window.nhwc):
+        axes = "axis 1 or 2" if window.nhwc else "axis 2 or 3"
         raise Unsupported(
-            f"x: scales along {_spatial(nhwc)} or in blocks; the greatest code may not be the greatest number"
+            f"x: scales along {axes} (height, width) or in blocks; the greatest code may not be the greatest number"
         )
-    data = codes_for(x.params, shape, out)
-    p = codes.byte_params(x.params)
+    data, p = codes_for(x.params, shape, out), byte_params(x.params)
     if p is not None:
-        target = cpu.apart(data, x.data)
-        codes.max_pool(p, x.data, window, nhwc, target)
-        if target is not data:
-            data[...] = target
+        made = cpu.apart(data, x.data)
+        core.MaxPoolPlan(window.native(x.shape), p.code).run(cpu.contiguous(x.data), made)
     else:
         unpacked = x.unpack()
         fill = np.iinfo(unpacked.dtype).min
-        found = _windows(unpacked, window, nhwc, fill).max(axis=(-2, -1), initial=fill)
-        data[...] = pack(np.ascontiguousarray(found), x.dtype, x.params.axis)
-    return finished(data, x.params, shape, out)
+        found = window.over(unpacked, fill).max(axis=(-2, -1), initial=fill)
+        made = pack(np.ascontiguousarray(found), x.dtype, x.params.axis)
+    return finished(data, x.params, shape, out, made)
 
 
 def qavg_pool2d(
@@ -93,39 +116,37 @@ def qavg_pool2d(
     array([[ 2.5,  4.5],
            [10.5, 12.5]], dtype=float32)
     """
-    window, nhwc, shape = _window(x, kernel, stride, padding, layout)
+    window, shape = _window(x, kernel, stride, padding, layout)
     if window.kernel[0] * window.kernel[1] > _LARGEST:
         raise Unsupported(f"kernel: {window.kernel}; windows have up to {_LARGEST} places")
     params = result_params(out_params, x, "x", x.params.scale.dtype, shape)
-    data = codes_for(params, shape, out)
-    p, py = codes.byte_params(x.params), codes.byte_params(params)
+    made = data = codes_for(params, shape, out)
+    p, py = byte_params(x.params), byte_params(params)
     if p is not None and py is not None:
-        target = cpu.apart(data, x.data)
-        places = codes.native_window(x.shape, window, nhwc)
-        codes.average_pool(x.data, p, places, count_include_pad, target, py)
-        if target is not data:
-            data[...] = target
-    elif _is_integer(x.params) and _is_integer(params) and _windows_share_params(x, nhwc):
-        data[...] = pack(_integer_average(x, window, nhwc, count_include_pad, params, shape), params.dtype, params.axis)
+        made = cpu.apart(data, x.data)
+        plan = core.AveragePoolPlan(window.native(x.shape), p, py, count_include_pad)
+        plan.run(cpu.contiguous(x.data), made)
+    elif _is_integer(x.params) and _is_integer(params) and _windows_share_params(x, window.nhwc):
+        made = pack(_integer_average(x, window, count_include_pad, params, shape), params.dtype, params.axis)
     else:
-        mean = _float_average(x, window, nhwc, count_include_pad)
+        numbers = x.dequantize(dtype=x.params.scale.dtype)
+        sums = window.over(numbers.astype(np.float64), 0.0).sum(axis=(-2, -1))
+        mean = np.asarray(sums / window.places(x, count_include_pad)).astype(numbers.dtype)
         elementwise.quantize(cpu.as_float_array(np.ascontiguousarray(mean)), params, data)
-    return finished(data, params, shape, out)
+    return finished(data, params, shape, out, made)
 
 
-def _window(
-    x: QuantizedTensor, kernel: Any, stride: Any, padding: Any, layout: str
-) -> tuple[Window, bool, tuple[int, ...]]:
-    """The window, whether the layout is NHWC, and the result's shape; raises where there is none."""
+def _window(x: QuantizedTensor, kernel: Any, stride: Any, padding: Any, layout: str) -> tuple[_Window, tuple[int, ...]]:
+    """The window and the result's shape; raises where there is none."""
     require_tensor("x", x)
     require_layout("layout", layout)
     if x.ndim != 4:
         raise InvalidProblem(f"x: shape {x.shape}; expected four dimensions, {layout}")
     nhwc = layout == "NHWC"
     size = x.shape[1:3] if nhwc else x.shape[2:]
-    k = _sizes("kernel", kernel, (2,), 1)
-    step = k if stride is None else _sizes("stride", stride, (2,), 1)
-    pad = _sizes("padding", padding, (2, 4), 0)
+    k = counts("kernel", kernel, 1, (2,))
+    step = k if stride is None else counts("stride", stride, 1, (2,))
+    pad = counts("padding", padding, 0, (2, 4))
     top, left, bottom, right = pad if len(pad) == 4 else (*pad, *pad)
     if max(top, bottom) >= k[0] or max(left, right) >= k[1]:
         raise InvalidProblem(
@@ -137,21 +158,7 @@ def _window(
         raise InvalidProblem(f"kernel: {k}; larger than the images with their padding, {x.shape} in {layout}")
     places = (size[0] + top + bottom - k[0]) // step[0] + 1, (size[1] + left + right - k[1]) // step[1] + 1
     shape = (x.shape[0], *places, x.shape[3]) if nhwc else (*x.shape[:2], *places)
-    return Window((k[0], k[1]), (step[0], step[1]), (top, left, bottom, right)), nhwc, shape
-
-
-def _sizes(name: str, value: Any, lengths: tuple[int, ...], least: int) -> tuple[int, ...]:
-    """One size for both axes, or a size each."""
-    found = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    sizes = tuple(whole(name, v) for v in found)
-    if len(sizes) not in lengths or min(sizes) < least:
-        counts = " or ".join(str(n) for n in lengths)
-        raise InvalidProblem(f"{name}: {value!r}; expected one integer or {counts} of them, at least {least}")
-    return sizes
-
-
-def _spatial(nhwc: bool) -> str:
-    return "axis 1 or 2 (height, width)" if nhwc else "axis 2 or 3 (height, width)"
+    return _Window(k, step, (top, left, bottom, right), nhwc), shape
 
 
 def _windows_share_params(x: QuantizedTensor, nhwc: bool) -> bool:
@@ -168,49 +175,19 @@ def _is_integer(params: QuantizationParams) -> bool:
     return not special and params.scale.dtype == np.float32
 
 
-def _windows(x: Array, window: Window, nhwc: bool, fill: Any) -> Array:
-    """x with its windows as two more axes at the end."""
-    top, left, bottom, right = window.padding
-    axes = (1, 2) if nhwc else (2, 3)
-    pads = [(0, 0)] * 4
-    pads[axes[0]], pads[axes[1]] = (top, bottom), (left, right)
-    padded = np.pad(x, pads, constant_values=fill)
-    view = np.lib.stride_tricks.sliding_window_view(padded, window.kernel, axes)
-    steps = [slice(None)] * 4
-    steps[axes[0]], steps[axes[1]] = slice(None, None, window.stride[0]), slice(None, None, window.stride[1])
-    return view[tuple(steps)]
-
-
-def _count(x: QuantizedTensor, window: Window, nhwc: bool, with_padding: bool) -> Array:
-    """Places of each window that count, as an array that spreads over the result."""
-    one = np.ones((1, *x.shape[1:3], 1) if nhwc else (1, 1, *x.shape[2:]), np.int64)
-    return np.asarray(_windows(one, window, nhwc, int(with_padding)).sum(axis=(-2, -1)))
-
-
 def _integer_average(
-    x: QuantizedTensor,
-    window: Window,
-    nhwc: bool,
-    with_padding: bool,
-    params: QuantizationParams,
-    shape: tuple[int, ...],
+    x: QuantizedTensor, window: _Window, with_padding: bool, params: QuantizationParams, shape: tuple[int, ...]
 ) -> Array:
     spread_of_x = x.params.granularity(x.shape)
     steps_of_x = x.unpack().astype(np.int64) - reference.spread(x.params.zero_point, spread_of_x, x.shape)
-    sums = _windows(steps_of_x, window, nhwc, 0).sum(axis=(-2, -1))
+    sums = window.over(steps_of_x, 0).sum(axis=(-2, -1))
     # Scales do not vary along height and width, so the first place of each image has them all.
     s = reference.spread(x.params.scale, spread_of_x, x.shape)
-    s = s[:, :1, :1, :] if nhwc else s[:, :, :1, :1]
+    s = s[:, :1, :1, :] if window.nhwc else s[:, :, :1, :1]
     g = params.granularity(shape)
     sy, zy = (reference.spread(v, g, shape) for v in (params.scale, params.zero_point))
     with np.errstate(all="ignore"):
-        steps = np.rint(sums.astype(np.float32) * ((s / _count(x, window, nhwc, with_padding).astype(np.float32)) / sy))
+        steps = np.rint(sums.astype(np.float32) * ((s / window.places(x, with_padding).astype(np.float32)) / sy))
     low, high = (params.qmin - zy).astype(np.float32), (params.qmax - zy).astype(np.float32)
     clamped = np.minimum(np.where(np.isnan(steps), low, np.maximum(steps, low)), high)
     return np.asarray(clamped.astype(np.int32) + zy)
-
-
-def _float_average(x: QuantizedTensor, window: Window, nhwc: bool, with_padding: bool) -> Array:
-    numbers = x.dequantize(dtype=x.params.scale.dtype)
-    sums = _windows(numbers.astype(np.float64), window, nhwc, 0.0).sum(axis=(-2, -1))
-    return np.asarray(sums / _count(x, window, nhwc, with_padding)).astype(numbers.dtype)

@@ -16,14 +16,13 @@ from lowbit.numerics.params import QuantizationParams, QuantizationScheme
 from lowbit.numerics.ranges import MAX_SCALE
 from lowbit.numerics.schemes import group_size_of
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops.outputs import codes_for, finished
+from lowbit.ops.operands import codes_for, finished
 from lowbit.runtime import arrays as cpu
 from lowbit.runtime import elementwise
-from lowbit.runtime.arrays import refuse_nonfinite
+from lowbit.runtime.arrays import Array, refuse_nonfinite
 from lowbit.runtime.cache import Cache, cache_of
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 _DEFAULT_BLOCK = 32
 _NDARRAY = np.ndarray
 _FINITE = "a range needs finite numbers (on_nonfinite='ignore' leaves such values out of it)"
@@ -194,11 +193,21 @@ def _from_data(
     qmin, qmax = -template.qmax if narrow else template.qmin, template.qmax
     if affine and on_nonfinite == "raise" and qmin <= 0 <= qmax and qmin < qmax:
         divisor = max(1, -qmin if full_range and qmin < 0 else qmax) if template.is_symmetric else 0
-        warns = template.is_symmetric and not dtype.is_signed  # by the data of each call: not to be settled
-        made = _in_one_call(x, template, g, qmin, divisor, name, out, None if warns else key)
-        if warns:
+        data = codes_for(template, x.shape, out)
+        if out is not None:
+            cpu.require_apart("out", data, False, x=x.array)
+        plan = elementwise.dynamic_plan(x.element, cpu.code_of(template), x.shape, g, (qmin, qmax), divisor)
+        workspace = 0 if plan.fused else plan.workspace_bytes
+        call = _FromData(plan, template, qmin, divisor, x.shape, data.shape, g.scale_shape, x.compute, workspace)
+        done = call.run(x.array, data.view(np.ndarray))
+        if done is None:
+            refuse_nonfinite(x, name, _FINITE)
+            raise InvalidProblem(f"{name}: values too large: a scale would exceed {MAX_SCALE:.6g}")
+        if template.is_symmetric and not dtype.is_signed:  # by the data of each call: not to be settled
             _warn_unsigned(x, name)
-        return made
+        elif key is not None:
+            _FROM_DATA.put(key, call)
+        return finished(data, done.params, x.shape, out)
     lo, hi = _finite_range(x, g, on_nonfinite, name)
     mean = elementwise.mean_abs(_finite_only(x, on_nonfinite), g) if dtype.is_binary or 1 in dtype.widths else None
     least, most = (template.qmin, template.qmax) if has_range else (None, None)
@@ -209,32 +218,6 @@ def _from_data(
     if affine and params.is_symmetric and not dtype.is_signed and (lo < 0).any():
         _warn_unsigned(x, name)
     return _with_params(x, params, out, None)
-
-
-def _in_one_call(
-    x: cpu.FloatArray,
-    template: QuantizationParams,
-    g: Granularity,
-    qmin: int,
-    divisor: int,
-    name: str,
-    out: QuantizedTensor | Array | None,
-    key: Any,
-) -> QuantizedTensor:
-    """The codes and their parameters from one native call, which is settled under `key`, if it has one."""
-    data = codes_for(template, x.shape, out)
-    if out is not None:
-        cpu.require_apart("out", data, False, x=x.array)
-    plan = elementwise.dynamic_plan(x.element, template, x.shape, g, qmin, divisor)
-    workspace = 0 if plan.fused else plan.workspace_bytes
-    call = _FromData(plan, template, qmin, divisor, x.shape, data.shape, g.scale_shape, x.compute, workspace)
-    done = call.run(x.array, data.view(np.ndarray))
-    if done is None:
-        refuse_nonfinite(x, name, _FINITE)
-        raise InvalidProblem(f"{name}: values too large: a scale would exceed {MAX_SCALE:.6g}")
-    if key is not None:
-        _FROM_DATA.put(key, call)
-    return finished(data, done.params, x.shape, out)
 
 
 def _finite_range(x: cpu.FloatArray, g: Granularity, on_nonfinite: str, name: str) -> tuple[Array, Array]:

@@ -15,15 +15,15 @@ from lowbit.numerics.params import QuantizationParams, QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import ConvGeometry, conv_path_of
 from lowbit.ops.epilogue import Epilogue
-from lowbit.ops.matmul import float_bias, path_of
+from lowbit.ops.matmul import path_of
 from lowbit.reference import compute as reference_compute
+from lowbit.runtime.arrays import Array
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from lowbit.ops.options import EpilogueOptions
+    from lowbit.ops.epilogue import EpilogueOptions
 
-Array = npt.NDArray[Any]
 F32 = np.float32
 
 
@@ -69,12 +69,12 @@ def qmatmul(
     left, right, za, zb = a.unpack(), b.unpack(), a.params.zero_point, b.params.zero_point
     sa, sb = a.params.scale.astype(F32), b.params.scale.astype(F32)
     if path in ("integer", "integer16"):
-        return epilogue.general(reference_compute.matmul_integer(left, right, za, zb), sa, sb)
+        return epilogue.wrap(epilogue.scale_sums(reference_compute.matmul_integer(left, right, za, zb), sa, sb))
     if path == "binary":
-        return epilogue.general(reference_compute.binary_matmul(left, right), sa, sb)
-    bias = float_bias(epilogue, path)
+        return epilogue.wrap(epilogue.scale_sums(reference_compute.binary_matmul(left, right), sa, sb))
+    epilogue.refuse_integer_bias(path)
     if path == "general":
-        return epilogue.from_floats((dequantize(a, np.float64) @ dequantize(b, np.float64)).astype(F32), bias)
+        return epilogue.wrap(epilogue.narrow((dequantize(a, np.float64) @ dequantize(b, np.float64)).astype(F32)))
     assert b.params.group_size is not None
     steps, rows = left.astype(np.int64) - (za[:, None] if za.ndim else za), np.broadcast_to(sa, a.shape[-2:-1])
     scales = b.params.granularity(b.shape).scale_shape
@@ -86,7 +86,7 @@ def qmatmul(
             for v in (steps, right, np.broadcast_to(sb, scales), np.broadcast_to(zb, scales))
         )
         y[i] = reference_compute.matmul_groups(p, q, rows, s, z, b.params.group_size)
-    return epilogue.from_floats(y, bias)
+    return epilogue.wrap(epilogue.narrow(y))
 
 
 def qconv2d(
@@ -108,7 +108,8 @@ def qconv2d(
     if path == "general":
         image, kernel = _channels_first(dequantize(x, np.float64), g), dequantize(w, np.float64)
         rows = np.moveaxis(reference_compute.conv2d_general(image, kernel, *geometry).astype(F32), 1, -1)
-        y = epilogue.narrow(rows.reshape(-1, w.shape[0]), float_bias(epilogue, path))
+        epilogue.refuse_integer_bias(path)
+        y = epilogue.narrow(rows.reshape(-1, w.shape[0]))
     else:
         image, kernel, zx, zw = x.unpack(), w.unpack(), int(x.params.zero_point), w.params.zero_point
         if path == "binary":  # -1 and 1; padding is 0

@@ -30,20 +30,20 @@ def matmul_workspace(
     left, right = m * k * a.dtype.is_packed, k * n * b.dtype.is_packed  # unpacked codes
     rest = left + right + _parameters(m, n, a, b) + (4 * k * n if prepacked and path != "integer" else 0)
     if path == "integer":
-        rest += 0 if prepacked else int(core.PackedMatrix.bytes_for(k, n)) + right
+        rest += 0 if prepacked else core.PackedMatrix.bytes_for(k, n) + right
         return rest + _integer(m, n, k)
     rest += _epilogue(m, n)
     if path == "groups":
         assert b.group_size is not None
         native, kept = core.GroupGemmPlan.workspace_for(m, n, k, b.dtype.bits, b.group_size)
-        return int(rest + native + kept + 8 * k * n)  # transposed, packed, moved up, and packed as kernels read it
+        return rest + native + kept + 8 * k * n  # transposed, packed, moved up, and packed as kernels read it
     if path == "binary":
-        return int(rest + core.BinaryGemmPlan.workspace_for(m, n, k) + 2 * m * k + 3 * k * n + 4 * m * n)
+        return rest + core.BinaryGemmPlan.workspace_for(m, n, k) + 2 * m * k + 3 * k * n + 4 * m * n
     if path == "general":
         numbers = m * k * (2 if a.dtype.is_mixed else 1) + k * n * (2 if b.dtype.is_mixed else 1)
         return rest + 9 * numbers + 12 * m * n  # mixed ones are put in order
     depth = min(k, b.group_size or k)
-    native = int(core.GemmPlan.workspace_for(m, n, depth) + core.PackedMatrix.bytes_for(depth, n))
+    native = _packed_and_multiplied(m, n, depth)
     if path == "blocks":
         return rest + native + m * depth + depth * n + 24 * m * n
     return rest + native + 20 * (m * k + k * n) + 48 * m * n  # integer16
@@ -55,23 +55,21 @@ def linear_workspace(path: str, m: int, n: int, k: int, weight: QuantizationPara
     rows = _rows_at_once(m, max(n, k))
     parts = 5 * rows * k + 4 * rows * n + 8 * min(m * k, _LOOKED_AT) + _epilogue(rows, n)  # activations first
     if path == "integer":
-        at_once = int(core.LinearPlan.workspace_for(m, k)) + _integer(m, n, k, False)
+        at_once = core.LinearPlan.workspace_for(m, k) + _integer(m, n, k, False)
         return rest + max(at_once, parts + _integer(rows, n, k))
     if path == "groups":
         assert weight.group_size is not None
-        native = int(core.GroupGemmPlan.workspace_for(m, n, k, weight.dtype.bits, weight.group_size)[0])
-        return rest + native + max(int(core.LinearPlan.workspace_for(m, k)), parts)
+        native = core.GroupGemmPlan.workspace_for(m, n, k, weight.dtype.bits, weight.group_size)[0]
+        return rest + native + max(core.LinearPlan.workspace_for(m, k), parts)
     if path == "float":
-        native = int(core.WeightOnly.workspace_for(m, k))
+        native = core.WeightOnly.workspace_for(m, k)
         if weight.group_size is not None and weight.dtype.bits in (2, 4):
-            native = max(
-                native, int(core.GroupGemmPlan.float_workspace_for(m, n, k, weight.dtype.bits, weight.group_size))
-            )
+            grouped = core.GroupGemmPlan.float_workspace_for(m, n, k, weight.dtype.bits, weight.group_size)
+            native = max(native, grouped)
         return rest + native + _epilogue(_rows_at_once(m, n), n)
     if path == "blocks":
         depth = min(k, weight.group_size or k)
-        native = int(core.GemmPlan.workspace_for(rows, n, depth) + core.PackedMatrix.bytes_for(depth, n))
-        return rest + parts + native + 3 * k * n + rows * depth + 24 * rows * n
+        return rest + parts + _packed_and_multiplied(rows, n, depth) + 3 * k * n + rows * depth + 24 * rows * n
     return rest + parts + 18 * k * n + 12 * rows * k + 12 * rows * n
 
 
@@ -106,8 +104,8 @@ def conv_workspace(
         return rest + _depthwise(x_shape, w_shape, x, g)
     if not prepacked:
         filled = 2 * depth + 8  # kernel rows, at most
-        rest += 5 * math.prod(w_shape) + g.groups * int(core.PackedMatrix.bytes_for(filled, out // g.groups))
-    return rest + int(core.GemmPlan.workspace_for(pixels * y[0], out // g.groups, depth))
+        rest += 5 * math.prod(w_shape) + g.groups * core.PackedMatrix.bytes_for(filled, out // g.groups)
+    return rest + core.GemmPlan.workspace_for(pixels * y[0], out // g.groups, depth)
 
 
 def codes_workspace(elements: int, out: QuantizationParams | None) -> int:
@@ -127,7 +125,7 @@ def reference_workspace(m: int, n: int, k: int) -> int:
 
 def reference_conv_workspace(x_shape: tuple[int, ...], w_shape: tuple[int, ...], g: ConvGeometry) -> int:
     """The same of a convolution."""
-    n, c, height, width = x_shape if g.layout == "NCHW" else (x_shape[0], x_shape[3], *x_shape[1:3])
+    n, height, width, c = g.nhwc(x_shape)
     top, left, bottom, right = g.padding
     padded = n * c * (height + top + bottom) * (width + left + right)
     outputs = math.prod(g.output_shape(x_shape, w_shape))
@@ -151,10 +149,14 @@ def _parameters(m: int, n: int, *given: QuantizationParams) -> int:
 
 
 def _integer(m: int, n: int, k: int, numpy_epilogue: bool = True) -> int:
-    native = int(core.GemmPlan.workspace_for(m, n, k))
+    native = core.GemmPlan.workspace_for(m, n, k)
     if not numpy_epilogue:
         return native
-    return max(native, int(core.GemmPlan.workspace_for(m, n, k, True)) + 8 * _rows_at_once(m, n) * n + _epilogue(m, n))
+    return max(native, core.GemmPlan.workspace_for(m, n, k, True) + 8 * _rows_at_once(m, n) * n + _epilogue(m, n))
+
+
+def _packed_and_multiplied(m: int, n: int, k: int) -> int:
+    return core.GemmPlan.workspace_for(m, n, k) + core.PackedMatrix.bytes_for(k, n)
 
 
 def _general_conv(
@@ -166,10 +168,10 @@ def _general_conv(
     item: int,
 ) -> int:
     """Numbers in float64: of x, of w in two orders, of one image with its padding, and of a part of the result."""
-    _, c, height, width = x_shape if g.layout == "NCHW" else (x_shape[0], x_shape[3], *x_shape[1:3])
+    _, height, width, c = g.nhwc(x_shape)
     top, left, bottom, right = g.padding
-    y, out = g.output_shape(x_shape, w_shape), w_shape[0]
-    out_h, out_w = y[2:] if g.layout == "NCHW" else y[1:3]
+    y = g.output_nhwc(x_shape, w_shape)
+    _, out_h, out_w, out = y
     numbers = math.prod(x_shape) * (2 if x.dtype.is_mixed else 1) + math.prod(w_shape) * (3 if w.dtype.is_mixed else 2)
     padded = c * (height + top + bottom) * (width + left + right)
     part = _rows_at_once(out_h, out_w * max(out, c)) * out_w * max(out, c)
@@ -178,12 +180,11 @@ def _general_conv(
 
 
 def _depthwise(x_shape: tuple[int, ...], w_shape: tuple[int, ...], x: QuantizationParams, g: ConvGeometry) -> int:
-    n, c, height, width = x_shape if g.layout == "NCHW" else (x_shape[0], x_shape[3], *x_shape[1:3])
     out, _, kh, kw = w_shape
-    window = core.Window((n, height, width, c), (kh, kw), g.stride, g.padding, g.dilation, g.groups)
+    window = core.Window(g.nhwc(x_shape), (kh, kw), g.stride, g.padding, g.dilation, g.groups)
     # Sizes do not depend on the weights' values; these are as good as any.
     code, filters = BYTES[x.dtype.code_dtype], np.zeros((out, kh, kw), np.int8)
     weights = core.DepthwiseWeights(window, code, filters, core.Code.s8, None)
     native = core.DepthwiseConvPlan(weights, window, 0, SUMS).workspace_bytes
     # Weights are prepared when a stride and dilation are first met, and kept.
-    return int(native + 2 * weights.nbytes + 16 * (out + 16))
+    return native + 2 * weights.nbytes + 16 * (out + 16)

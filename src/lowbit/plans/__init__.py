@@ -24,6 +24,12 @@ from lowbit.plans.arguments import BackwardArgs, DequantizeBackwardArgs, Dynamic
 from lowbit.plans.base import PLANS, Plan
 from lowbit.plans.compute import ComputePlan, Conv2dPlan, LinearPlan, MatMulPlan
 from lowbit.plans.descriptors import (
+    Conv2dArgs,
+    Conv2dDescriptor,
+    LinearArgs,
+    LinearDescriptor,
+    MatMulArgs,
+    MatMulDescriptor,
     PerChannelDescriptor,
     PerGroupDescriptor,
     PerTensorDescriptor,
@@ -31,14 +37,6 @@ from lowbit.plans.descriptors import (
 )
 from lowbit.plans.family import *  # noqa: F403
 from lowbit.plans.kinds import ElementKind, KernelSku, PrecisionGuarantee
-from lowbit.plans.problems import (
-    Conv2dArgs,
-    Conv2dDescriptor,
-    LinearArgs,
-    LinearDescriptor,
-    MatMulArgs,
-    MatMulDescriptor,
-)
 
 __all__ = [
     "PLANS",

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.fields import as_zero_point, refuse_masked
+from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.plans.kinds import CODES, STORED, ElementKind
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import Array
 
-Array = npt.NDArray[Any]
 INT32 = np.dtype(np.int32)
 
 
@@ -105,21 +105,18 @@ def load(array: Array, kind: ElementKind, shape: tuple[int, ...]) -> Array:
 
 def widened(scale: Any, dtype: np.dtype[Any]) -> Any:
     """Arrays of float16 and bfloat16 in the type the arithmetic runs in, which is exact; anything else as it is."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(scale, torch.Tensor) and scale.device.type == "cpu":
-        narrow = scale.dtype in (torch.float16, torch.bfloat16)
-        scale = scale.detach().to(torch.float32).numpy().astype(dtype) if narrow else scale
-    elif isinstance(scale, np.ndarray) and scale.dtype.name in ("float16", "bfloat16"):
-        scale = scale.astype(dtype)
-    return scale
+    if str(getattr(scale, "dtype", "")).removeprefix("torch.") not in ("float16", "bfloat16"):
+        return scale
+    if cpu.is_torch_tensor(scale):
+        return scale.detach().float().numpy().astype(dtype) if scale.device.type == "cpu" else scale
+    return scale.astype(dtype) if isinstance(scale, np.ndarray) else scale
 
 
 def parameters(name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     if isinstance(value, (int, float, np.generic)) and not isinstance(value, bool) and not shape:
         return as_zero_point(value, shape) if dtype == INT32 else np.array(value, dtype)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        if value.device.type != "cpu" or value.dtype == torch.bfloat16:
+    if cpu.is_torch_tensor(value):
+        if value.device.type != "cpu" or str(value.dtype) == "torch.bfloat16":
             raise Unsupported(f"{name}: {value.dtype} on {value.device}; expected {dtype} in CPU memory")
         value = value.detach().numpy()
     if not isinstance(value, np.ndarray):
@@ -159,3 +156,41 @@ def store(values: Array, out: Array, kind: ElementKind) -> None:
     target = load(out, kind, out.shape)
     with np.errstate(over="ignore"):
         target[...] = values.astype(target.dtype)
+
+
+# ---- tensors: the shapes and params of the descriptor ----
+
+
+def on_axis(p: QuantizationParams, ndim: int) -> QuantizationParams:
+    """The same params as a tensor has them: with float32 scales unless they are float64, and an axis from the front."""
+    p = p.for_compute(np.float32) if p.weak else p
+    if p.axis is None or not -ndim <= p.axis < 0:
+        return p
+    return p.replace(axis=p.axis % ndim)
+
+
+def operand(
+    name: str,
+    value: Any,
+    shape: tuple[int, ...],
+    params: QuantizationParams,
+    packed: type | None = None,
+    only_packed: bool = False,
+) -> None:
+    """Checks a tensor, or what was packed of one, against the descriptor's shape and params."""
+    is_packed = packed is not None and isinstance(value, packed)
+    if not is_packed and (only_packed or not isinstance(value, QuantizedTensor)):
+        kinds = [] if only_packed else ["QuantizedTensor"]
+        expected = " or ".join([*kinds, *([packed.__name__] if packed is not None else [])])
+        raise InvalidProblem(f"{name}: {type(value).__name__}; expected a {expected}")
+    if value.shape != shape:
+        raise InvalidProblem(f"{name}: shape {value.shape}; expected {shape}")
+    same_params(name, value.params, params, len(shape))
+    if not is_packed and not (value.data.flags.c_contiguous and value.data.flags.aligned):
+        raise InvalidProblem(f"{name}: expected aligned, C-contiguous codes")
+
+
+def same_params(name: str, found: QuantizationParams | None, expected: QuantizationParams | None, ndim: int) -> None:
+    if found is expected or (found is not None and expected is not None and on_axis(found, ndim) == expected):
+        return
+    raise InvalidProblem(f"{name}: {found!r}; expected {expected!r}, as the descriptor says")

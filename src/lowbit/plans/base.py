@@ -82,7 +82,7 @@ class Plan(Generic[A]):
         raise AttributeError(f"{type(self).__name__} is immutable")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return select_again, (type(self), self.descriptor, self.device, self.preference)
+        return type(self).select, (self.descriptor, self.device, self.preference)
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.__reduce__() == other.__reduce__()
@@ -92,8 +92,3 @@ class Plan(Generic[A]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.descriptor!r}, device={self.device!r})"
-
-
-def select_again(cls: type[Plan[Any]], descriptor: Any, device: str, preference: Preference) -> Plan[Any]:
-    """What a pickled plan becomes."""
-    return cls.select(descriptor, device, preference)

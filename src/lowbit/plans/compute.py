@@ -3,11 +3,11 @@ that of `lowbit.ops` and `lowbit.layers`, or for "reference" that of `lowbit.ref
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit import reference
 from lowbit.layers import QuantizedLinear, check_input, linear_path
@@ -17,13 +17,11 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import reference_ops
 from lowbit.ops.conv import check_image
 from lowbit.ops.conv_geometry import is_depthwise
-from lowbit.ops.conv_paths import convolution
+from lowbit.ops.conv_paths import PackedConv, check_kernel, convolution, prepack_conv2d
 from lowbit.ops.epilogue import Epilogue
-from lowbit.ops.gemm_paths import float_bias, multiply_into
+from lowbit.ops.gemm_paths import PackedMatrix, multiply
 from lowbit.ops.matmul import path_of
-from lowbit.ops.operands import multiplies_as_bytes
-from lowbit.ops.packed import PackedMatrix
-from lowbit.ops.packed_conv import PackedConv, check_kernel, prepack_conv2d
+from lowbit.ops.operands import multiplies_as_bytes, require_fit, transposed
 from lowbit.ops.workspace import (
     conv_workspace,
     linear_workspace,
@@ -31,11 +29,9 @@ from lowbit.ops.workspace import (
     reference_conv_workspace,
     reference_workspace,
 )
-from lowbit.plans.arguments import array, load
+from lowbit.plans.arguments import array, load, operand, same_params
 from lowbit.plans.base import Plan, Preference
-from lowbit.plans.kinds import FLOATS, ElementKind, KernelSku, PrecisionGuarantee, code_name
-from lowbit.plans.operands import fits, operand, same_params
-from lowbit.plans.problems import (
+from lowbit.plans.descriptors import (
     Conv2dArgs,
     Conv2dDescriptor,
     LinearArgs,
@@ -45,10 +41,11 @@ from lowbit.plans.problems import (
     epilogue_options,
     same_layer,
 )
+from lowbit.plans.kinds import FLOATS, ElementKind, KernelSku, PrecisionGuarantee, code_name
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.arrays import Array
 from lowbit.runtime.native import core
 
-Array = npt.NDArray[Any]
 A = TypeVar("A")
 F32 = np.float32
 KINDS = {"float32": ElementKind.F32, "float16": ElementKind.F16, "bfloat16": ElementKind.BF16}
@@ -76,7 +73,7 @@ class ComputePlan(Plan[A]):
         They are allocated as they are needed; args hold no workspace."""
         raise NotImplementedError
 
-    def _output(self, value: Any, shape: tuple[int, ...], **others: Any) -> Array:
+    def _output(self, value: Any, shape: tuple[int, ...], **others: Array | None) -> Array:
         """The array results go to, apart from all others."""
         kind = KINDS[self._epilogue.dtype.name]
         if isinstance(value, QuantizedTensor):
@@ -85,14 +82,32 @@ class ComputePlan(Plan[A]):
             same_params("output", value.params, self._epilogue.params, len(value.shape))
             value = value.data
         found = array("output", value, kind, shape, writable=True)
-        cpu.require_apart("output", found, False, **{n: a for n, a in others.items() if isinstance(a, np.ndarray)})
+        cpu.require_apart("output", found, False, **others)
         return load(found, kind, shape)
 
     def _epilogue_with(self, bias: Any, n: int) -> Epilogue:
-        d = self.descriptor
-        if bias is None:
-            return self._epilogue
-        return Epilogue.of(n, bias, **epilogue_options(d))
+        return self._epilogue if bias is None else Epilogue.of(n, bias, **epilogue_options(self.descriptor))
+
+    def _checked(self, args: A) -> tuple[Any, Array]:
+        """What `run` needs besides args, and the array that results go to; raises for args that do not fit."""
+        raise NotImplementedError
+
+    def can_implement(self, args: A) -> None:
+        self._checked(args)
+
+    def run(self, args: A) -> None:
+        needed, out = self._checked(args)
+        if self.preference == "reference":
+            y = self._reference(args, needed)
+            out[...] = y.data if isinstance(y, QuantizedTensor) else y
+        else:
+            self._fastest(args, needed, out)
+
+    def _reference(self, args: A, needed: Any) -> Array | QuantizedTensor:
+        raise NotImplementedError
+
+    def _fastest(self, args: A, needed: Any, out: Array) -> None:
+        raise NotImplementedError
 
 
 class MatMulPlan(ComputePlan[MatMulArgs]):
@@ -124,8 +139,8 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
 
     @classmethod
     def _check(cls, d: MatMulDescriptor) -> None:
-        fits("a", d.a, (d.m, d.k))
-        fits("b", d.b, (d.k, d.n))
+        require_fit("a", d.a, (d.m, d.k))
+        require_fit("b", d.b, (d.k, d.n))
         if d.prepacked and (not multiplies_as_bytes(d.b) or d.b.group_size is not None or d.b.axis == 0):
             raise Unsupported(
                 f"b: {d.b!r}; a PackedMatrix has linear codes of at most 8 bits, one scale or one a column"
@@ -138,17 +153,12 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
             return reference_workspace(d.m, d.n, d.k)
         return matmul_workspace(self.path, d.m, d.n, d.k, d.a, d.b, d.prepacked)
 
-    def can_implement(self, args: MatMulArgs) -> None:
-        self._checked(args)
+    def _reference(self, args: MatMulArgs, _: Epilogue) -> Array | QuantizedTensor:
+        b = args.b.to_tensor() if isinstance(args.b, PackedMatrix) else args.b
+        return reference_ops.qmatmul(args.a, b, bias=args.bias, **epilogue_options(self.descriptor))
 
-    def run(self, args: MatMulArgs) -> None:
-        epilogue, out = self._checked(args)
-        a, b, d = args.a, args.b, self.descriptor
-        if self.preference == "reference":
-            b = b.to_tensor() if isinstance(b, PackedMatrix) else b
-            _store(out, reference_ops.qmatmul(a, b, bias=args.bias, **epilogue_options(d)))
-        else:
-            multiply_into(self.path, a, b, epilogue, out)
+    def _fastest(self, args: MatMulArgs, epilogue: Epilogue, out: Array) -> None:
+        multiply(self.path, args.a, args.b, epilogue, out)
 
     def _checked(self, args: MatMulArgs) -> tuple[Epilogue, Array]:
         d = self.descriptor
@@ -156,7 +166,7 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
         operand("b", args.b, (d.k, d.n), d.b, PackedMatrix, d.prepacked)
         epilogue = self._epilogue_with(args.bias, d.n)
         if self.path in ("groups", "blocks", "general"):
-            float_bias(epilogue, self.path)
+            epilogue.refuse_integer_bias(self.path)
         b = getattr(args.b, "data", None)
         return epilogue, self._output(args.output, (d.m, d.n), a=args.a.data, b=b, bias=epilogue.bias)
 
@@ -191,7 +201,7 @@ class Conv2dPlan(ComputePlan[Conv2dArgs]):
     def _check(cls, d: Conv2dDescriptor) -> None:
         check_image(d.x_shape, d.x, d.w_shape, d.geometry)
         check_kernel(d.w_shape, d.w, d.groups)
-        fits("w", d.w, d.w_shape)
+        require_fit("w", d.w, d.w_shape)
         d.geometry.output_shape(d.x_shape, d.w_shape)
 
     @property
@@ -202,19 +212,14 @@ class Conv2dPlan(ComputePlan[Conv2dArgs]):
         item = self._epilogue.dtype.itemsize
         return conv_workspace(d.x_shape, d.w_shape, d.x, d.w, d.geometry, item, d.prepacked)
 
-    def can_implement(self, args: Conv2dArgs) -> None:
-        self._checked(args)
+    def _reference(self, args: Conv2dArgs, _: Epilogue) -> Array | QuantizedTensor:
+        d, w = self.descriptor, args.w.to_tensor() if isinstance(args.w, PackedConv) else args.w
+        return reference_ops.qconv2d(args.x, w, args.bias, **d.geometry._asdict(), **epilogue_options(d))
 
-    def run(self, args: Conv2dArgs) -> None:
-        epilogue, out = self._checked(args)
-        x, w, d = args.x, args.w, self.descriptor
-        if self.preference == "reference":
-            w = w.to_tensor() if isinstance(w, PackedConv) else w
-            geometry = d.geometry._asdict()
-            _store(out, reference_ops.qconv2d(x, w, args.bias, **geometry, **epilogue_options(d)))
-            return
-        packed = w if isinstance(w, PackedConv) else prepack_conv2d(w, d.groups)
-        convolution(x, packed, d.geometry, epilogue, out)
+    def _fastest(self, args: Conv2dArgs, epilogue: Epilogue, out: Array) -> None:
+        d = self.descriptor
+        packed = args.w if isinstance(args.w, PackedConv) else prepack_conv2d(args.w, d.groups)
+        convolution(args.x, packed, d.geometry, epilogue, out)
 
     def _checked(self, args: Conv2dArgs) -> tuple[Epilogue, Array]:
         d = self.descriptor
@@ -260,7 +265,7 @@ class LinearPlan(ComputePlan[LinearArgs]):
             raise Unsupported(f"input_element: {d.input_element}; expected one of f32, f16, bf16")
         if d.input_params is not None:
             check_input(d.input_params)
-        fits("weight", d.weight, (d.out_features, d.in_features))
+        require_fit("weight", d.weight, (d.out_features, d.in_features))
 
     @property
     def workspace_size(self) -> int:
@@ -275,12 +280,22 @@ class LinearPlan(ComputePlan[LinearArgs]):
         if self.path not in ("float", "general"):
             _activation_params(x, args.layer)
 
-    def run(self, args: LinearArgs) -> None:
-        x, out = self._checked(args)
-        if self.preference == "reference":
-            _store(out, _reference_linear(x, args.layer, self._epilogue))
-        else:
-            args.layer.write(x, out)
+    def _reference(self, args: LinearArgs, x: cpu.FloatArray) -> Array | QuantizedTensor:
+        rows, layer, epilogue = x.widened(), args.layer, self._epilogue
+        w, bias = layer.weight, layer.bias
+        if layer.path in ("float", "general"):
+            expanded = reference.dequantize(w.unpack(), w.params, F32 if layer.path == "float" else np.float64)
+            y = rows.astype(np.float64) @ expanded.astype(np.float64).T
+            own = dataclasses.replace(epilogue, bias=bias)
+            return own.wrap(own.narrow(y.astype(F32)))
+        given = _activation_params(x, layer)
+        q = QuantizedTensor.from_codes(reference.quantize(rows, given), given)
+        if layer.path != "integer" and bias is not None:
+            bias = bias.astype(F32)
+        return reference_ops.qmatmul(q, transposed(w), bias=bias, out_params=layer.out_params, out_dtype=epilogue.dtype)
+
+    def _fastest(self, args: LinearArgs, x: cpu.FloatArray, out: Array) -> None:
+        args.layer.write(x, out)
 
     def _checked(self, args: LinearArgs) -> tuple[cpu.FloatArray, Array]:
         d, layer = self.descriptor, args.layer
@@ -288,24 +303,6 @@ class LinearPlan(ComputePlan[LinearArgs]):
         x = array("x", args.x, d.input_element, (d.rows, d.in_features))
         out = self._output(args.output, (d.rows, d.out_features), x=x)
         return cpu.FloatArray(x, FLOATS[d.input_element]), out
-
-
-def _reference_linear(x: cpu.FloatArray, layer: QuantizedLinear, epilogue: Epilogue) -> Any:
-    rows, w, bias = x.widened(), layer.weight, layer.bias
-    p = w.params
-    if layer.path in ("float", "general"):
-        expanded = reference.dequantize(w.unpack(), p, F32 if layer.path == "float" else np.float64)
-        y = rows.astype(np.float64) @ expanded.astype(np.float64).T
-        return epilogue.from_floats(y.astype(F32), bias)
-    given = _activation_params(x, layer)
-    q = QuantizedTensor.from_codes(reference.quantize(rows, given), given)
-    if p.axis is not None:
-        turned = {"scale": p.scale.T, "zero_point": p.zero_point.T} if p.group_size is not None else {}
-        p = p.replace(axis=1 - p.axis % 2, **turned)
-    if layer.path != "integer" and bias is not None:
-        bias = bias.astype(F32)
-    turned_w = QuantizedTensor.from_codes(w.unpack().T, p)
-    return reference_ops.qmatmul(q, turned_w, bias=bias, out_params=layer.out_params, out_dtype=epilogue.dtype)
 
 
 def _activation_params(x: cpu.FloatArray, layer: QuantizedLinear) -> QuantizationParams:
@@ -329,7 +326,3 @@ def _guarantee(path: str, depth: int, plain: bool) -> PrecisionGuarantee:
         return PrecisionGuarantee(ElementKind.F32, ElementKind.F32)
     wide = plain or path == "integer16" or depth > core.exact_depth
     return PrecisionGuarantee(ElementKind.F32, "s64" if wide else "s32")
-
-
-def _store(out: Array, y: Array | QuantizedTensor) -> None:
-    out[...] = y.data if isinstance(y, QuantizedTensor) else y

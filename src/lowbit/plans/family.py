@@ -1,8 +1,7 @@
 """The plan classes of `OPERATIONS` at each granularity. Their types are in family.pyi, which a test compares."""
 
-from lowbit.plans.dynamic import DynamicPlan
 from lowbit.plans.operations import GRANULARITIES, OPERATIONS
-from lowbit.plans.quantization import AffinePlan, LearnedPlan
+from lowbit.plans.quantization import AffinePlan, DynamicPlan, LearnedPlan
 
 __all__: list[str] = []
 

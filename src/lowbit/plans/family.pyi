@@ -1,6 +1,5 @@
 from lowbit.plans.arguments import BackwardArgs, DequantizeBackwardArgs, ForwardArgs
-from lowbit.plans.dynamic import DynamicPlan
-from lowbit.plans.quantization import AffinePlan, LearnedPlan
+from lowbit.plans.quantization import AffinePlan, DynamicPlan, LearnedPlan
 
 class QuantizePerTensorPlan(AffinePlan[ForwardArgs]): ...
 class QuantizePerChannelPlan(AffinePlan[ForwardArgs]): ...

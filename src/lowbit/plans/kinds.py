@@ -28,28 +28,16 @@ class ElementKind(str, Enum):
 
 
 FLOATS = {kind: core.Element[kind.value] for kind in ElementKind if kind.value in core.Element.__members__}
-Code = core.Code
 CODES = {  # native code, bits, least and greatest code
-    ElementKind.S8: (Code.s8, 8, -128, 127),
-    ElementKind.U8: (Code.u8, 8, 0, 255),
-    ElementKind.S16: (Code.s16, 16, -32768, 32767),
-    ElementKind.U16: (Code.u16, 16, 0, 65535),
-    ElementKind.S4: (Code.s4, 4, -8, 7),
-    ElementKind.U4: (Code.u4, 4, 0, 15),
+    ElementKind.S8: (core.Code.s8, 8, -128, 127),
+    ElementKind.U8: (core.Code.u8, 8, 0, 255),
+    ElementKind.S16: (core.Code.s16, 16, -32768, 32767),
+    ElementKind.U16: (core.Code.u16, 16, 0, 65535),
+    ElementKind.S4: (core.Code.s4, 4, -8, 7),
+    ElementKind.U4: (core.Code.u4, 4, 0, 15),
 }
-STORED = {
-    ElementKind.F32: np.dtype(np.float32),
-    ElementKind.F64: np.dtype(np.float64),
-    ElementKind.F16: np.dtype(np.float16),
-    ElementKind.BF16: np.dtype(np.uint16),
-    ElementKind.S8: np.dtype(np.int8),
-    ElementKind.U8: np.dtype(np.uint8),
-    ElementKind.S16: np.dtype(np.int16),
-    ElementKind.U16: np.dtype(np.uint16),
-    ElementKind.S4: np.dtype(np.uint8),
-    ElementKind.U4: np.dtype(np.uint8),
-}
-INT32 = np.dtype(np.int32)
+_DTYPES = ("f4", "f8", "f2", "u2", "i1", "u1", "i2", "u2", "u1", "u1")  # bfloat16 as its bits
+STORED = {kind: np.dtype(text) for kind, text in zip(ElementKind, _DTYPES, strict=True)}
 
 
 def kind_of(name: str, value: Any) -> ElementKind:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit import reference
 from lowbit.numerics.granularity import Granularity
@@ -21,8 +20,7 @@ from lowbit.plans.descriptors import (
     PerTensorDescriptor,
     PerTokenDescriptor,
 )
-
-Array = npt.NDArray[Any]
+from lowbit.runtime.arrays import Array
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def empty_float(shape: tuple[int, ...], dtype: Any) -> tuple[Array, FloatArray]:
     return array, as_float_array(array)
 
 
-def empty_like(x: FloatArray, given: Any) -> tuple[Array, FloatArray]:
+def empty_like(x: FloatArray) -> tuple[Array, FloatArray]:
     """A new array of x's shape and type, as the caller will see it, and the same memory as kernels take it."""
     raw = np.empty(x.shape, x.array.dtype)
     seen = raw.view(float_dtype("bfloat16")) if x.element is BFLOAT16 else raw
@@ -169,14 +169,13 @@ def empty_like(x: FloatArray, given: Any) -> tuple[Array, FloatArray]:
 def writable_float(array: Any) -> FloatArray:
     """An array given as `out=`, as kernels take it."""
     made = as_float_array(array, "out")
-    is_contiguous = array.flags.c_contiguous if isinstance(array, np.ndarray) else True
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
+    is_contiguous = True
+    if is_torch_tensor(array):
         is_contiguous = array.is_contiguous()
         if array.requires_grad:
             raise InvalidProblem("out: requires grad; autograd would not see the write (use out.detach())")
-    if isinstance(array, np.ndarray) and not array.flags.aligned:
-        is_contiguous = False
+    elif isinstance(array, np.ndarray):
+        is_contiguous = array.flags.c_contiguous and array.flags.aligned
     if not is_contiguous or not made.array.flags.writeable:
         raise InvalidProblem("out: expected a writable, aligned, C-contiguous array")
     return made

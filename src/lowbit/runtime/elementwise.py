@@ -12,11 +12,10 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.granularity import Granularity
 from lowbit.numerics.logarithm import log_tables
 from lowbit.numerics.params import QuantizationParams
-from lowbit.runtime.arrays import Element, FloatArray, bad_parameter, code_of, contiguous, require_apart
+from lowbit.runtime.arrays import Array, Element, FloatArray, bad_parameter, code_of, contiguous, require_apart
 from lowbit.runtime.cache import Cache, cache_of
 from lowbit.runtime.native import CODES, KINDS, core
 
-Array = npt.NDArray[Any]
 P = TypeVar("P", core.QuantizePlan, core.DequantizePlan)
 _PLANS: Cache[Any] = Cache(4096)
 
@@ -44,6 +43,19 @@ def mapping_of(params: QuantizationParams, g: Granularity) -> core.Mapping:
     key = ("mapping", g.scale_shape if spread else None)
     mapping: core.Mapping = cache_of(params).find(key, lambda: _mapping(params, g, spread))
     return mapping
+
+
+def byte_params(params: QuantizationParams) -> core.CodeParams | None:
+    """The native form of linear int8 or uint8 params with one float32 scale; None for all others."""
+    calls = params._calls
+    found: tuple[core.CodeParams | None] | None = None if calls is None else calls.get("bytes")
+    if found is None:
+        made, is_byte = None, params.dtype.name in ("int8", "uint8") and not params.is_logarithmic
+        if is_byte and params.scale.ndim == 0 and params.scale.dtype == np.float32:
+            scale, zero = float(params.scale), int(params.zero_point)
+            made = core.CodeParams(code_of(params), scale, zero, params.qmin, params.qmax)
+        found = cache_of(params).put("bytes", (made,))
+    return found[0]
 
 
 def _mapping(params: QuantizationParams, g: Granularity, spread: bool) -> core.Mapping:
@@ -112,10 +124,10 @@ def require_run(done: bool) -> None:
 
 
 def dynamic_plan(
-    element: Element, params: QuantizationParams, shape: tuple[int, ...], g: Granularity, qmin: int, divisor: int
+    element: Element, code: core.Code, shape: tuple[int, ...], g: Granularity, bounds: tuple[int, int], divisor: int
 ) -> core.DynamicQuantizePlan:
-    """The plan that finds parameters in the data; divisor > 0: symmetric."""
-    return core.DynamicQuantizePlan(element, code_of(params), _shapes(shape, g), qmin, params.qmax, divisor)
+    """The plan that finds parameters in the data, for codes within bounds; divisor > 0: symmetric."""
+    return core.DynamicQuantizePlan(element, code, _shapes(shape, g), *bounds, divisor)
 
 
 # ---- statistics -------------------------------------------------------------------------------------------------
@@ -177,40 +189,20 @@ def fake_quantize_plan(
     return _PLANS.find(key, lambda: make(element, _shapes(shape, g), qmin, qmax)) if plan is None else plan
 
 
-def require_good(status: int, f: Affine) -> None:
-    """Raises the error that a plan's status means."""
-    if status != -1:
-        raise bad_parameter(status, f.scale, f.zero, f.qmin, f.qmax)
-
-
-def _run(method: str, f: Affine, g: Granularity, out: FloatArray, **operands: FloatArray) -> None:
+def run(method: str, f: Affine, g: Granularity, out: FloatArray, **operands: FloatArray) -> None:
+    """Runs a method of the native plan on operands in its order; `out` may be the first of them."""
     plan = fake_quantize_plan(out.element, out.shape, g, f.qmin, f.qmax)
     given = [a.array for a in operands.values()]
     status = getattr(plan, method)(*given, out.array, f.scale, f.zero)
     if status == core.NOT_AS_DESCRIBED:
         _require_apart(out, f, operands)
-    require_good(status, f)
+    if status != -1:
+        raise bad_parameter(status, *f)
 
 
 def _require_apart(out: FloatArray, f: Affine, operands: dict[str, FloatArray]) -> None:
     require_apart("out", out.array, True, **{name: a.array for name, a in operands.items()})
     require_apart("out", out.array, False, scale=f.scale, zero_point=f.zero)
-
-
-def fake_quantize(x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
-    _run("run", f, g, out, x=x)
-
-
-def fake_quantize_backward(dy: FloatArray, x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
-    _run("backward", f, g, out, dy=dy, x=x)
-
-
-def quantize_backward(dy: FloatArray, x: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
-    _run("quantize_backward", f, g, out, dy=dy, x=x)
-
-
-def dequantize_backward(dy: FloatArray, f: Affine, g: Granularity, out: FloatArray) -> None:
-    _run("dequantize_backward", f, g, out, dy=dy)
 
 
 def fake_quantize_learned_backward(
@@ -221,5 +213,7 @@ def fake_quantize_learned_backward(
     plan = fake_quantize_plan(out.element, out.shape, g, f.qmin, f.qmax)
     ds, dz = np.empty_like(f.scale), np.empty_like(f.scale)
     made = core.LearnedGradients(ds, dz, np.empty(plan.workspace_bytes // 8))
-    require_good(plan.learned_backward(dy.array, x.array, out.array, f.scale, f.zero, made), f)
+    status = plan.learned_backward(dy.array, x.array, out.array, f.scale, f.zero, made)
+    if status != -1:
+        raise bad_parameter(status, *f)
     return ds, dz

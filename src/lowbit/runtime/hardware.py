@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lowbit.runtime.gpu_features import GpuFeatures, architecture_of, gpu_features
+from lowbit.runtime.devices import GpuFeatures, architecture_of, gpu_features
 from lowbit.runtime.native import core
 
 _CPU_ROOT = Path("/sys/devices/system/cpu")
@@ -128,21 +128,9 @@ class HardwareFeatures:
         >>> hardware().to_dict()["architecture"] == platform.machine()
         True
         """
-        return {
-            "architecture": self.architecture,
-            "cpu": self.cpu,
-            "features": dict(self.features),
-            "isa": self.isa,
-            "available_isas": list(self.available_isas),
-            "cores": self.cores,
-            "physical_cores": self.physical_cores,
-            "usable_cpus": self.usable_cpus,
-            "threads": self.threads,
-            "caches": [asdict(c) for c in self.caches],
-            "memory_bytes": self.memory_bytes,
-            "memory_limit_bytes": self.memory_limit_bytes,
-            "gpus": [_gpu_dict(g) for g in self.gpus],
-        }
+        facts = asdict(self)
+        lists = {"available_isas": list(self.available_isas), "caches": list(facts["caches"])}
+        return facts | lists | {"gpus": [_gpu_dict(g) for g in self.gpus]}
 
     def summary(self) -> list[tuple[str, str]]:
         """(label, text) pairs to read; `str()` prints one per line."""
@@ -326,16 +314,13 @@ def _properties(path: Path) -> dict[str, int]:
 
 
 def _gpu_dict(gpu: Gpu) -> dict[str, Any]:
-    f = gpu.features
     return {
         "name": gpu.name,
         "architecture": gpu.architecture,
         "compute_capability": list(gpu.compute_capability),
         "memory_bytes": gpu.memory_bytes,
         "multiprocessors": gpu.multiprocessors,
-        "dot4": f.dot4,
-        "matrix_unit": f.matrix_unit,
-        "formats": list(f.formats),
+        **(gpu.features._asdict() | {"formats": list(gpu.features.formats)}),
     }
 
 

@@ -19,7 +19,7 @@ from lowbit.runtime.hardware import HardwareFeatures, hardware
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from lowbit.ops.options import ConvOptions, MatMulOptions
+    from lowbit.ops.epilogue import ConvOptions, MatMulOptions
 
 Array = npt.NDArray[Any]
 F32 = np.float32

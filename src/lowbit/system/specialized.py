@@ -9,8 +9,7 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import PackedConv, conv_path_of, qconv2d
 from lowbit.ops.matmul import PackedMatrix, path_of, qmatmul
 from lowbit.ops.operands import transposed
-from lowbit.runtime.devices import device_module, is_interpreted, why_not
-from lowbit.runtime.gpu_features import GpuFeatures
+from lowbit.runtime.devices import GpuFeatures, device_module, is_interpreted, why_not
 from lowbit.runtime.hardware import HardwareFeatures, hardware
 from lowbit.runtime.native import core
 

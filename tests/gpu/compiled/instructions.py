@@ -18,8 +18,9 @@ HEADER = """\
 # Kernels and the instructions they become
 
 Made by `PYTHONPATH=tests python -m gpu.compiled.instructions` and checked by `tests/gpu/test_ahead.py`; do not edit.
-Compiled by Triton 3.9 for GPUs that were not there: it shows what would run, not how fast. Left out are moves, addresses and the
-like; `.aligned`, `.row.col` and `cta_group` are dropped from names. A dash: nothing of this kind, plain arithmetic.
+Compiled by Triton 3.9 for GPUs that were not there: it shows what would run, not how fast. Left out are moves,
+addresses and the like; `.aligned`, `.row.col` and `cta_group` are dropped from names. A dash: nothing of this kind,
+plain arithmetic.
 
 | kernel | target | instructions |
 |---|---|---|

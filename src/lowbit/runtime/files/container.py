@@ -8,7 +8,6 @@ import os
 import struct
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -56,7 +55,6 @@ class Header(NamedTuple):
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
     """Writes the file beside its place, syncs it and renames it in: at every moment the old file is there, or
     the new one. Whatever fails, the old one stays and nothing is left behind."""
-    target = Path(path)
     # Widest elements first keeps every array aligned without padding.
     order = sorted(arrays, key=lambda name: -arrays[name].itemsize)
     entries = {}
@@ -66,7 +64,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Array], meta
         entries[name] = Entry(_NAMES[a.dtype.newbyteorder("<")], a.shape, at, at + a.nbytes)
         at += a.nbytes
     text = header_bytes(entries, metadata)
-    with written_whole(target, binary=True) as file:
+    with written_whole(path, binary=True) as file:
         file.write(text)
         for name in order:
             a = np.ascontiguousarray(arrays[name], arrays[name].dtype.newbyteorder("<"))

@@ -6,7 +6,6 @@ Results are new contiguous tensors, and contiguous input is read without a copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -85,27 +84,36 @@ def _described(
     return floats, affine_of(floats.compute, s, z, qmin, qmax, g), g
 
 
-def _backward(native: Callable[..., Any], dy: Tensor, x: Tensor, *affine: Any) -> tuple[Tensor, Any]:
-    """The gradient by x that a native function writes, and what it returns."""
-    out = empty_like(x)
-    described = _described(x, *affine)
+def _gradient(dy: Tensor, x: Tensor) -> cpu.FloatArray:
     if dy.shape != x.shape or dy.dtype is not x.dtype:
         raise InvalidProblem(f"dy: {dy.dtype} {tuple(dy.shape)}; expected x's, {x.dtype} {tuple(x.shape)}")
-    return out, native(floats_of(dy, "dy"), *described, floats_of(out))
+    return floats_of(dy, "dy")
 
 
-def fake_quantize(x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Codes]) -> Tensor:
+def _fake_quantize(x: Tensor, *affine: Any) -> Tensor:
     out = empty_like(x)
-    elementwise.fake_quantize(*_described(x, _numbers(s), _numbers(z), *rest), floats_of(out))
+    floats, described, g = _described(x, *affine)
+    elementwise.run("run", described, g, floats_of(out), x=floats)
     return out
 
 
+def _backward(method: str, dy: Tensor, x: Tensor, *affine: Any) -> Tensor:
+    out = empty_like(x)
+    floats, described, g = _described(x, *affine)
+    elementwise.run(method, described, g, floats_of(out), dy=_gradient(dy, x), x=floats)
+    return out
+
+
+def fake_quantize(x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Codes]) -> Tensor:
+    return _fake_quantize(x, _numbers(s), _numbers(z), *rest)
+
+
 def fake_quantize_backward(dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Codes]) -> Tensor:
-    return _backward(elementwise.fake_quantize_backward, dy, x, _numbers(s), _numbers(z), *rest)[0]
+    return _backward("backward", dy, x, _numbers(s), _numbers(z), *rest)
 
 
 def quantize_ste_backward(dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Codes]) -> Tensor:
-    return _backward(elementwise.quantize_backward, dy, x, _numbers(s), _numbers(z), *rest)[0]
+    return _backward("quantize_backward", dy, x, _numbers(s), _numbers(z), *rest)
 
 
 _MASKED: Cache[tuple[Granularity, core.FakeQuantizePlan, int]] = Cache(4096)
@@ -178,15 +186,15 @@ def _learned(s: Tensor, z: Tensor, qmin: int, qmax: int, *granularity: int | Non
 
 
 def fake_quantize_learned(x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Learned]) -> Tensor:
-    out = empty_like(x)
-    elementwise.fake_quantize(*_described(x, *_learned(s, z, *rest[:4])), floats_of(out))
-    return out
+    return _fake_quantize(x, *_learned(s, z, *rest[:4]))
 
 
 def fake_quantize_learned_backward(
     dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Learned]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out, (ds, dz) = _backward(elementwise.fake_quantize_learned_backward, dy, x, *_learned(s, z, *rest[:4]))
+    out = empty_like(x)
+    described = _described(x, *_learned(s, z, *rest[:4]))
+    ds, dz = elementwise.fake_quantize_learned_backward(_gradient(dy, x), *described, floats_of(out))
     gradient_scale = rest[4]
     of_zero = z.dtype if z.is_floating_point() else compute_dtype(x)
     return out, _scaled(ds, gradient_scale, s.dtype), _scaled(dz, gradient_scale, of_zero)
@@ -232,7 +240,8 @@ def dequantize_ste(q: Tensor, s: Tensor, z: Tensor, axis: int | None, block: int
 
 def dequantize_ste_backward(dy: Tensor, s: Tensor, axis: int | None, block: int | None) -> Tensor:
     out, floats, g = empty_like(dy), floats_of(dy, "dy"), cached_granularity(dy.shape, axis, block)
-    elementwise.dequantize_backward(floats, affine_of(floats.compute, _numbers(s), 0, 0, 0, g), g, floats_of(out))
+    affine = affine_of(floats.compute, _numbers(s), 0, 0, 0, g)
+    elementwise.run("dequantize_backward", affine, g, floats_of(out), dy=floats)
     return out
 
 
