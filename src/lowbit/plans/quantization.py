@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
@@ -15,7 +14,9 @@ from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE, affine_from_range
 from lowbit.plans.arguments import (
     INT32,
     BackwardArgs,
+    DequantizeBackwardArgs,
     DynamicArgs,
+    ForwardArgs,
     array,
     load,
     output_parameters,
@@ -147,22 +148,27 @@ class AffinePlan(QuantizationPlan[A]):
     """A plan for given scales: quantize, dequantize, fake-quantize, and their gradients. Gradients look at the forward
     input again, as its mask is not kept."""
 
-    __slots__ = ("_direct", "_given")
+    __slots__ = ("_direct",)
 
-    _direct: Callable[..., int] | None  # one native call for plain arrays; -1: it was done
-    _given: Callable[[Any], tuple[Any, ...]]  # its arguments, from args
+    _direct: Callable[[Any], int] | None  # one native call for args of plain arrays; -1: it was done
 
     def __init__(self, descriptor: PerTensorDescriptor, device: str, preference: Preference) -> None:
         super().__init__(descriptor, device, preference)
-        row, direct = self.operation, None
+        direct = None
         # Native plans cannot tell bfloat16 from other types of 16 bits.
-        if device == "cpu" and preference == "fastest" and row.native and self._number is not ElementKind.BF16:
-            run = direct = getattr(self._native, row.native)
-            if not row.has_zero_point:
-                zero = self._no_zero
-                direct = lambda *given: run(*given[:-1], zero)  # noqa: E731
-        fields = (*row.reads, row.writes, "scale", "zero_point" if row.has_zero_point else "scale")
-        self._set(_direct=direct, _given=attrgetter(*fields))
+        if (
+            device == "cpu"
+            and preference == "fastest"
+            and self.operation.native
+            and self._number is not ElementKind.BF16
+        ):
+            run, no_zero = getattr(self._native, self.operation.native), self._no_zero
+            direct = {
+                ForwardArgs: lambda a: run(a.input, a.output, a.scale, a.zero_point),
+                BackwardArgs: lambda a: run(a.d_output, a.input, a.d_input, a.scale, a.zero_point),
+                DequantizeBackwardArgs: lambda a: run(a.d_output, a.d_input, a.scale, no_zero),
+            }[self.operation.args]
+        self._set(_direct=direct)
 
     def _native_plan(self) -> core.QuantizePlan | core.DequantizePlan | core.FakeQuantizePlan:
         d, element = self.descriptor, FLOATS[self._number]
@@ -197,10 +203,8 @@ class AffinePlan(QuantizationPlan[A]):
         self._require_values(scale, zero)
 
     def run(self, args: A) -> None:
-        if self._direct is not None:
-            plain = self._given(args)
-            if plain[-3] is not None and plain[-2] is not None and self._direct(*plain) == -1:
-                return
+        if self._direct is not None and self._direct(args) == -1:
+            return
         reads, out, scale, zero = self._buffers(args)
         row, d = self.operation, self.descriptor
         if self.preference == "reference":
