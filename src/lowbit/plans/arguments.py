@@ -105,7 +105,8 @@ def load(array: Array, kind: ElementKind, shape: tuple[int, ...]) -> Array:
 
 def widened(scale: Any, dtype: np.dtype[Any]) -> Any:
     """Arrays of float16 and bfloat16 in the type the arithmetic runs in, which is exact; anything else as it is."""
-    if str(getattr(scale, "dtype", "")).removeprefix("torch.") not in ("float16", "bfloat16"):
+    given = getattr(scale, "dtype", dtype)
+    if given == dtype or str(given).removeprefix("torch.") not in ("float16", "bfloat16"):
         return scale
     if cpu.is_torch_tensor(scale):
         return scale.detach().float().numpy().astype(dtype) if scale.device.type == "cpu" else scale

@@ -116,6 +116,8 @@ class QuantizationPlan(Plan[A]):
         return 0
 
     def _scale(self, scale: Any) -> Array:
+        if isinstance(scale, float) and not self._scales:
+            return np.array(scale, self._compute)
         ready = type(scale) is np.ndarray and scale.dtype is self._compute and scale.shape == self._scales
         if ready and scale.flags.c_contiguous and scale.flags.aligned:
             return scale  # type: ignore[no-any-return]
@@ -124,6 +126,8 @@ class QuantizationPlan(Plan[A]):
     def _zero(self, zero: Any) -> Array:
         if zero is None or (type(zero) is int and zero == 0):
             return self._no_zero
+        if type(zero) is int and not self._scales and -(2**31) <= zero < 2**31:
+            return np.array(zero, INT32)
         ready = type(zero) is np.ndarray and zero.dtype is INT32 and zero.shape == self._scales
         if ready and zero.flags.c_contiguous and zero.flags.aligned:
             return zero  # type: ignore[no-any-return]
