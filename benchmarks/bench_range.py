@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.peers import Peers
 from benchmarks.shapes import CACHED, STREAMED, normal
 from benchmarks.timing import Case, Contender
-from lowbit.numerics.granularity import Granularity
+from lowbit.numerics.granularity import granularity_of
 from lowbit.runtime.arrays import as_float_array
 from lowbit.runtime.elementwise import value_range
 
@@ -21,7 +21,7 @@ def cases(peers: Peers) -> Iterator[Case]:
 
 def _case(peers: Peers, name: str, n: int) -> Case:
     x = normal(n)
-    lent, whole = as_float_array(x), Granularity(0, 1, 1, n, 1, ())
+    lent, whole = as_float_array(x), granularity_of(x.shape, None, None)
     contenders = [
         Contender("lowbit", lambda: lambda: value_range(lent, whole), kind="lowbit", answer=lambda r: r[:2]),
         peers.numpy_min_max(x),

@@ -17,7 +17,7 @@ from benchmarks.peers import torch_with
 from benchmarks.shapes import aligned
 from benchmarks.timing import Contender
 from lowbit import _core
-from lowbit.numerics.granularity import Granularity
+from lowbit.numerics.granularity import granularity_of
 from lowbit.runtime.arrays import as_float_array
 from lowbit.runtime.elementwise import value_range
 
@@ -109,5 +109,5 @@ def _torch_sum(array: Any, threads: int) -> Callable[[], Any]:
 
 def _lowbit_range(array: Any) -> Callable[[], Any]:
     numbers = array.view(np.float32)
-    lent, whole = as_float_array(numbers), Granularity(0, 1, 1, numbers.size, 1, ())
+    lent, whole = as_float_array(numbers), granularity_of(numbers.shape, None, None)
     return lambda: value_range(lent, whole)

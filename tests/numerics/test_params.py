@@ -225,7 +225,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*FIELDS, "_cache", "scales"])
+@pytest.mark.parametrize("name", [*FIELDS, "_computed", "scales"])
 def test_no_field_can_be_assigned_or_deleted(name: str) -> None:
     made = [
         QuantizationParams("int8", scale=0.5),

@@ -20,7 +20,7 @@ import lowbit as lb
 from conftest import THREADS
 from lowbit import plans, reference
 from lowbit.numerics.errors import InvalidProblem, Unsupported
-from lowbit.numerics.granularity import granularity_of
+from lowbit.numerics.granularity import Kind, granularity_of
 from lowbit.plans import PLANS, BackwardArgs, DequantizeBackwardArgs, DynamicArgs, ForwardArgs, family
 
 Array = Any
@@ -356,9 +356,9 @@ def test_the_mean_behind_binary_scales_is_one_run_in_c_order(shape: tuple[int, .
     x = rng.standard_normal(shape) * 10.0 ** rng.integers(-7, 7, shape)
     g = granularity_of(shape, options.get("axis"), options.get("group_size"))
     table = np.abs(x).reshape(g.outer, g.axis, g.inner)
-    if g.kind == 0:
+    if g.kind is Kind.TENSOR:
         runs = [table.reshape(-1)]
-    elif g.kind == 1:
+    elif g.kind is Kind.CHANNEL:
         runs = [table[:, c].reshape(-1) for c in range(g.axis)]
     else:
         at = itertools.product(range(g.outer), range(0, g.axis, g.block), range(g.inner))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lowbit.numerics.granularity import Granularity
+from lowbit.numerics.granularity import Granularity, Kind
 
 TENSOR, ROWS, COLUMNS, FLAT, GROUPS, GROUP_ROWS = range(6)  # as in scale_access.py
 PIECE, BAND = 4096, 64  # of learned sums: the contract's order, as in reductions.py
@@ -24,14 +24,14 @@ class ScaleLayout(NamedTuple):
 def scale_layout(g: Granularity, scales: int) -> ScaleLayout:
     """The layout for so many `scales`; a single scale serves every granularity.
 
-    >>> scale_layout(Granularity(2, 4, 70, 1, 32, (4, 3)), 12)
+    >>> scale_layout(Granularity(Kind.GROUP, 4, 70, 1, 32, (4, 3)), 12)
     ScaleLayout(kind=4, columns=70, axis=70, groups=3, group=32)
     """
     group = max(1, min(g.block, g.axis))
     groups = -(-g.axis // group)
     if scales == 1:
         return ScaleLayout(TENSOR, 1, 1, 1, 1)
-    if g.kind == 1:
+    if g.kind is Kind.CHANNEL:
         return ScaleLayout(*((COLUMNS, g.axis) if g.inner == 1 else (ROWS, g.inner)), g.axis, 1, 1)
     if g.inner > 1:
         return ScaleLayout(GROUP_ROWS, g.inner, g.axis, groups, group)
@@ -69,22 +69,22 @@ class Parts(NamedTuple):
 def parts_of(g: Granularity, piece: int) -> Parts:
     """Split runs into pieces of `piece` elements, columns into bands of 64 rows.
 
-    >>> parts_of(Granularity(1, 2, 3, 5000, 1, (3,)), 4096).pieces
+    >>> parts_of(Granularity(Kind.CHANNEL, 2, 3, 5000, 1, (3,)), 4096).pieces
     2
     """
     if g.varies:
         # Channels of the last axis are the columns of one group: all rows.
-        rows, columns = (g.outer, g.axis) if g.kind == 1 else (g.axis, g.inner)
-        group = max(1, min(g.block, rows)) if g.kind == 2 else rows
+        rows, columns = (g.outer, g.axis) if g.kind is Kind.CHANNEL else (g.axis, g.inner)
+        group = max(1, min(g.block, rows)) if g.kind is Kind.GROUP else rows
         groups = -(-rows // group)
-        owners = groups * (1 if g.kind == 1 else g.outer)
+        owners = groups * (1 if g.kind is Kind.CHANNEL else g.outer)
         return Parts(1, rows, group, groups, -(-group // BAND), min(group, BAND), columns, owners * columns, 1)
-    if g.kind == 2:
+    if g.kind is Kind.GROUP:
         group = max(1, min(g.block, g.axis))
         length, groups, scales, outer = g.axis, -(-g.axis // group), g.outer * -(-g.axis // group), 1
     else:
-        length = g.outer * g.axis * g.inner if g.kind == 0 else g.inner
-        group, groups, (scales, outer) = length, 1, ((1, 1) if g.kind == 0 else (g.axis, g.outer))
+        length = g.outer * g.axis * g.inner if g.kind is Kind.TENSOR else g.inner
+        group, groups, (scales, outer) = length, 1, ((1, 1) if g.kind is Kind.TENSOR else (g.axis, g.outer))
     return Parts(0, length, group, groups, -(-group // piece), min(group, piece), 1, scales, outer)
 
 

@@ -20,7 +20,7 @@ FIELDS = "dtype", "scheme", "scale", "zero_point", "axis", "group_size", "qmin",
 class ParameterFields:
     """The fields of params, which may be set only in this class."""
 
-    __slots__ = (*FIELDS, "_cache", "_calls", "weak")
+    __slots__ = (*FIELDS, "_calls", "_computed", "weak")
 
     dtype: QuantizedDType
     scheme: QuantizationScheme
@@ -32,8 +32,10 @@ class ParameterFields:
     qmax: int
     steps_per_octave: float | None
     weak: bool  # the scale came as Python numbers: it takes the type of the data
-    _cache: dict[Any, Any]  # what kernels prepare from these params; never compared, never stored
     _calls: Any  # settled calls: lowbit.runtime.cache
+    _computed: dict[
+        np.dtype[Any], Any
+    ]  # what `for_compute` made: the same object each time, as settled calls go by its id
 
     def granularity(self, shape: tuple[int, ...]) -> Granularity:
         """Which elements of an array of this shape share a scale; InvalidProblem where the params do not fit it."""

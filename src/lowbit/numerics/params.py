@@ -79,7 +79,7 @@ class QuantizationParams(ParameterFields):
         least, most = lo if qmin is None else whole("qmin", qmin), hi if qmax is None else whole("qmax", qmax)
         nearest_zero = min(max(0, least), most)
         zero_points = as_zero_point(nearest_zero if zero_point is None else zero_point, scales.shape)
-        self._set(_cache={}, _calls=None, dtype=kind, scheme=mapping, axis=axis, group_size=group_size, scale=scales)
+        self._set(_computed={}, _calls=None, dtype=kind, scheme=mapping, axis=axis, group_size=group_size, scale=scales)
         self._set(weak=weak, qmin=least, qmax=most, zero_point=zero_points)
         self._set(steps_per_octave=checked_steps(mapping, kind, steps_per_octave))
         self.validate()
@@ -111,10 +111,10 @@ class QuantizationParams(ParameterFields):
         wanted = np.dtype(dtype)
         if self.scale.dtype == wanted and not self.weak:
             return self
-        key = ("compute", wanted)
-        if key not in self._cache:
-            self._cache[key] = self.replace(scale=self.scale.astype(wanted))
-        return self._cache[key]  # type: ignore[no-any-return]
+        found: QuantizationParams | None = self._computed.get(wanted)
+        if found is None:
+            found = self._computed.setdefault(wanted, self.replace(scale=self.scale.astype(wanted)))
+        return found
 
     def _with_arrays(self, scale: Array, zero_point: Array, qmin: int) -> QuantizationParams:
         """These params with arrays from a kernel, which are neither copied nor checked."""
@@ -122,7 +122,7 @@ class QuantizationParams(ParameterFields):
         made.dtype, made.scheme, made.axis, made.group_size = self.dtype, self.scheme, self.axis, self.group_size
         made.qmin, made.qmax, made.steps_per_octave = qmin, self.qmax, self.steps_per_octave
         scale.flags.writeable = zero_point.flags.writeable = False
-        made.scale, made.zero_point, made.weak, made._cache, made._calls = scale, zero_point, False, {}, None
+        made.scale, made.zero_point, made.weak, made._computed, made._calls = scale, zero_point, False, {}, None
         made.__class__ = QuantizationParams  # immutable from here; `_set` takes longer than a small `quantize`
         return made  # type: ignore[no-any-return]
 

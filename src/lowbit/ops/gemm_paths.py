@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.numerics.granularity import Kind
 from lowbit.numerics.logarithm import log_tables
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
@@ -135,9 +136,9 @@ def pack_weight_only(weight: QuantizedTensor) -> core.WeightOnly:
     n, k = weight.shape
     p = weight.params.for_compute(np.float32)
     g = p.granularity(weight.shape)
-    per_row = g.kind == 1 and p.axis in (0, -2)
-    per_block = g.kind == 2 and p.axis in (1, -1)
-    if g.kind and not per_row and not per_block:
+    per_row = g.kind is Kind.CHANNEL and p.axis in (0, -2)
+    per_block = g.kind is Kind.GROUP and p.axis in (1, -1)
+    if g.kind is not Kind.TENSOR and not per_row and not per_block:
         raise Unsupported(f"weight: scales along axis {p.axis} of [n, k]; expected one, one a row, or blocks along k")
     scale, zero = (np.broadcast_to(v, g.scale_shape) for v in (p.scale, p.zero_point))
     tables = None

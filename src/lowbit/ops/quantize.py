@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 
 from lowbit.numerics.dtypes import DTypeLike, QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
-from lowbit.numerics.granularity import Granularity
+from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.numerics.params import QuantizationParams, QuantizationScheme
 from lowbit.numerics.ranges import MAX_SCALE
 from lowbit.numerics.schemes import group_size_of
@@ -241,7 +240,7 @@ def _finite_only(x: cpu.FloatArray, on_nonfinite: str, as_nan: bool = False) -> 
 
 
 def _warn_unsigned(x: cpu.FloatArray, name: str) -> None:
-    lo, _, _ = elementwise.value_range(x, Granularity(0, 1, 1, math.prod(x.shape), 1, ()))
+    lo, _, _ = elementwise.value_range(x, granularity_of(x.shape, None, None))
     if lo < 0:
         warnings.warn(
             f"{name}: has negative values, which a symmetric unsigned dtype clips to 0; scheme='asymmetric' keeps them",

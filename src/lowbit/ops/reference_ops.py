@@ -17,7 +17,7 @@ from lowbit.ops.conv import ConvGeometry, conv_path_of
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.matmul import path_of
 from lowbit.reference import compute as reference_compute
-from lowbit.runtime.arrays import Array
+from lowbit.runtime.arrays import Array, as_float_array, first_nonfinite
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,9 +32,9 @@ def calibrate(
 ) -> QuantizationParams:
     data = [reference.widen(np.asarray(x)) for x in arrays_of(samples)]
     x = np.concatenate([d.reshape(-1) for d in data]) if data else np.empty(0, F32)
-    bad = np.flatnonzero(~np.isfinite(x))
-    if bad.size:
-        raise InvalidProblem(f"samples: {x[bad[0]]} at element {bad[0]}; a range needs finite numbers")
+    bad = first_nonfinite(as_float_array(x, "samples"))
+    if bad is not None:
+        raise InvalidProblem(f"samples: {bad[0]} at element {bad[1][0]}; a range needs finite numbers")
     if not x.size:
         raise InvalidProblem("samples: none; there is nothing to find a range in")
     lo, hi = (np.asarray(v, x.dtype) for v in reference.value_range(x))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.numerics.dtypes import Array
-from lowbit.numerics.granularity import Granularity
+from lowbit.numerics.granularity import Granularity, Kind
 from lowbit.numerics.granularity import spread as spread
 from lowbit.numerics.logarithm import log_tables
 from lowbit.numerics.packing import mixed_channels
@@ -181,9 +181,9 @@ def value_range(rows: Array) -> tuple[Array, Array]:
 def range_by_scale(x: Array, g: Granularity) -> tuple[Array, Array]:
     """(min, max) of the finite numbers that share each scale, -0 as +0."""
     table = x.reshape(g.outer, g.axis, g.inner)
-    if g.kind == 0:
+    if g.kind is Kind.TENSOR:
         lo, hi = x.min(), x.max()
-    elif g.kind == 1:
+    elif g.kind is Kind.CHANNEL:
         lo, hi = table.min(axis=(0, 2)), table.max(axis=(0, 2))
     else:
         groups = [table[:, first : first + g.block] for first in range(0, g.axis, g.block)]
@@ -229,11 +229,11 @@ def sum_by_scale(terms: npt.NDArray[np.float64], g: Granularity) -> npt.NDArray[
     if terms.size == 0:
         return np.zeros(g.scale_shape)
     table = terms.reshape(g.outer, g.axis, g.inner)
-    if g.kind == 0:
+    if g.kind is Kind.TENSOR:
         sums = sum_rows(terms.reshape(-1))
-    elif g.kind == 1 and g.varies:
+    elif g.kind is Kind.CHANNEL and g.varies:
         sums = sum_columns(table[:, :, 0])
-    elif g.kind == 1:
+    elif g.kind is Kind.CHANNEL:
         sums = np.zeros(g.axis)
         for o in range(g.outer):
             sums = sums + sum_rows(table[o])

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.numerics.errors import InvalidProblem
-from lowbit.numerics.granularity import Granularity
+from lowbit.numerics.granularity import Granularity, Kind
 from lowbit.numerics.logarithm import log_tables
 from lowbit.numerics.params import QuantizationParams
 from lowbit.runtime.arrays import Array, Element, FloatArray, bad_parameter, code_of, contiguous, require_apart
@@ -39,7 +39,7 @@ def codes_plan(kind: type[P], element: Element, code: core.Code, shape: tuple[in
 
 def mapping_of(params: QuantizationParams, g: Granularity) -> core.Mapping:
     """The params as plans take them, one scale per parameter set."""
-    spread = params.scale.ndim == 0 and g.kind != 0
+    spread = params.scale.ndim == 0 and g.kind is not Kind.TENSOR
     key = ("mapping", g.scale_shape if spread else None)
     mapping: core.Mapping = cache_of(params).find(key, lambda: _mapping(params, g, spread))
     return mapping
@@ -142,9 +142,9 @@ def value_range(x: FloatArray, g: Granularity) -> tuple[Array, Array, int]:
 
 def mean_abs(x: FloatArray, g: Granularity) -> npt.NDArray[np.float64]:
     """mean|x| per scale, in float64."""
-    if g.kind == 0 or math.prod(x.shape) == 0:
+    if g.kind is Kind.TENSOR or math.prod(x.shape) == 0:
         rows, length = x.array, math.prod(x.shape)
-    elif g.kind == 1:
+    elif g.kind is Kind.CHANNEL:
         rows = x.array.reshape(g.outer, g.axis, g.inner)
         rows, length = np.ascontiguousarray(rows.transpose(1, 0, 2)), g.outer * g.inner
     else:

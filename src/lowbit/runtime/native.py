@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lowbit import _core as core
+from lowbit.numerics.granularity import Kind
 
 __all__ = ["CODES", "ELEMENTS", "KINDS", "core"]
 
@@ -26,4 +27,4 @@ CODES = {
     "uint2": Code.u2,
     "binary": Code.b1,
 }
-KINDS = (core.GranularityKind.tensor, core.GranularityKind.channel, core.GranularityKind.group)
+KINDS = {kind: core.GranularityKind[kind.value] for kind in Kind}

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from lowbit import reference
 from lowbit.numerics.dtypes import DTypeLike, QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.granularity import Kind
 from lowbit.numerics.metrics import ErrorReport, error_report
 from lowbit.numerics.params import QuantizationParams, QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
@@ -116,7 +117,7 @@ def _judge(x: cpu.FloatArray, params: QuantizationParams) -> Callable[[Quantizat
     sample = cpu.FloatArray(cpu.FloatArray(x.array.reshape(-1)[at], x.element).widened(), compute)
     g = params.granularity(x.shape)
     outer, index, inner = np.unravel_index(at, (g.outer, g.axis, g.inner))
-    scales = (outer * -(-g.axis // g.block) + index // g.block) * g.inner + inner if g.kind == 2 else index
+    scales = (outer * -(-g.axis // g.block) + index // g.block) * g.inner + inner if g.kind is Kind.GROUP else index
 
     def noise(p: QuantizationParams) -> float:
         if p.axis is not None:  # as many channels as there are elements

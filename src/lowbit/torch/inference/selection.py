@@ -18,6 +18,7 @@ from lowbit.numerics.metrics import error_report
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.fitting import Products, fit_products
+from lowbit.runtime.arrays import as_float_array, first_nonfinite
 from lowbit.torch.inference.embedding import QuantizedEmbedding
 from lowbit.torch.inference.folding import fold_batch_norm
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, geometry_of
@@ -164,8 +165,9 @@ def _weight_and_bias(module: Any, norm: Any, name: str) -> tuple[Any, Any]:
     if bias is None:
         return floats, None
     bias = np.ascontiguousarray(bias.detach().float().numpy())
-    if not np.isfinite(bias).all():
-        raise InvalidProblem(f"{name}.bias: {bias[~np.isfinite(bias)][0]} at {np.argmin(np.isfinite(bias))}")
+    bad = first_nonfinite(as_float_array(bias))
+    if bad is not None:
+        raise InvalidProblem(f"{name}.bias: {bad[0]} at {bad[1][0]}")
     return floats, bias
 
 
