@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 import lowbit as lb
-from benchmarks.peers import NUMPY, Peers, torch_with
+from benchmarks.peers import Peers, torch_with
+from benchmarks.peers_compute import ComputePeers
 from benchmarks.shapes import aligned
-from benchmarks.timing import Case, Contender, Target
+from benchmarks.timing import Case, Contender, Target, of_lowbit
 
 Array = npt.NDArray[Any]
 
@@ -33,12 +34,11 @@ def _product(peers: Peers, m: int, k: int, n: int, targets: list[Target]) -> Cas
         _lowbit(a, w),
         _own_int8(signs_a, signs_w),
         _torch_int8(peers, signs_a, signs_w),
-        _numpy(peers, signs_a, signs_w),
+        ComputePeers(peers.threads).numpy_layer(signs_a, signs_w, lambda y: y),
     ]
     nbytes = (m * k + n * k) // 8 + 4 * m * n
     return Case(
         f"{m}×{k}×{n}",
-        m * n * k,  # products of bits
         nbytes,
         contenders,
         targets,
@@ -51,16 +51,14 @@ def _lowbit(a: Array, w: Array) -> Contender:
     params = lb.QuantizationParams("binary", scale=1.0)
     rows, packed = lb.QuantizedTensor.from_codes(a, params), lb.prepack_binary(lb.QuantizedTensor.from_codes(w, params))
     out = aligned((len(a), len(w)), np.float32)
-    return Contender(
-        "lowbit", lambda: lambda: lb.binary_matmul(rows, packed, out=out), kind="lowbit", answer=lambda y: y
-    )
+    return of_lowbit(lambda: lb.binary_matmul(rows, packed, out=out), answer=lambda y: y)
 
 
 def _own_int8(a: Array, w: Array) -> Contender:
     """The same signs as int8 codes."""
     params = lb.QuantizationParams("int8", scale=1.0)
     rows, packed = lb.quantize(a, params=params), lb.prepack(lb.quantize(w.T.copy(), params=params))
-    return Contender(_OWN, lambda: lambda: lb.qmatmul(rows, packed), kind="lowbit", answer=lambda y: y)
+    return of_lowbit(lambda: lb.qmatmul(rows, packed), _OWN, answer=lambda y: y)
 
 
 def _torch_int8(peers: Peers, a: Array, w: Array) -> Contender:
@@ -75,15 +73,3 @@ def _torch_int8(peers: Peers, a: Array, w: Array) -> Contender:
         return lambda: torch.ops.quantized.linear(x, packed, _STEP, 128)
 
     return Contender(_INT8, build, answer=lambda y: y.dequantize().numpy())
-
-
-def _numpy(peers: Peers, a: Array, w: Array) -> Contender:
-    out = aligned((len(a), len(w)), np.float32)
-
-    def build() -> Any:
-        from threadpoolctl import ThreadpoolController  # NumPy's BLAS takes all cores until told otherwise
-
-        ThreadpoolController().select(internal_api="openblas").limit(limits=peers.threads)
-        return lambda: np.matmul(a, w.T, out=out)
-
-    return Contender(f"{NUMPY} f32", build, answer=lambda y: y)

@@ -39,7 +39,6 @@ def _everything(peers: Peers, name: str, n: int) -> Case:
     x = normal(n)
     return Case(
         name,
-        n,
         4 * n,
         [_lowbit("lowbit", x), _torch(peers.threads, x), _ort(ORT_ENTROPY, x), _ort(ORT_PERCENTILE, x)],
         [
@@ -55,7 +54,6 @@ def _range_alone(peers: Peers, name: str, n: int) -> Case:
     x = normal(n)
     return Case(
         name,
-        n,
         4 * n,
         [_lowbit(_RANGE, x, collect="range"), peers.torch_aminmax(x), *reads(4 * n, 1, peers.threads)],
         [Target(_RANGE, READS, 0.9, "reading memory")],

@@ -12,7 +12,7 @@ import lowbit as lb
 from benchmarks.onnx_call import MICROSOFT, onnx_call
 from benchmarks.peers import ORT, TORCH, Peers, torch_with
 from benchmarks.shapes import SPLIT, aligned, normal
-from benchmarks.timing import Call, Case, Contender, Target
+from benchmarks.timing import Call, Case, Contender, Target, of_lowbit
 
 _SIZES = {"2^20": SPLIT, "2^24": 1 << 24}  # within the caches, and beyond them
 # Scale and zero point of a, b and the result: sums of normal numbers use most codes. No scale is a multiple of another.
@@ -58,14 +58,12 @@ def _pair(peers: Peers, op: str, name: str, n: int, kinds: tuple[tuple[str, floa
         return onnx_call(peers.threads, node, inputs, theirs, domain=MICROSOFT)
 
     contenders = [
-        Contender(
-            "lowbit", lambda: lambda: ours(a, b, out_params=out_params, out=out), kind="lowbit", answer=lambda q: q.data
-        ),
+        of_lowbit(lambda: ours(a, b, out_params=out_params, out=out), answer=lambda q: q.data),
         Contender(TORCH, torch_call, answer=lambda q: q.int_repr().numpy()),
         Contender(ORT, ort_call, answer=lambda _: theirs),
     ]
     # Peers multiply by 1 / scale, and round some codes the other way.
-    return Case(name, n, 3 * n, contenders, [_COPY], ours(a, b, out_params=out_params).data, tolerance=1)
+    return Case(name, 3 * n, contenders, [_COPY], ours(a, b, out_params=out_params).data, tolerance=1)
 
 
 def _relu(peers: Peers, name: str, n: int) -> Case:
@@ -79,10 +77,10 @@ def _relu(peers: Peers, name: str, n: int) -> Case:
         return lambda: torch.relu(x)
 
     contenders = [
-        Contender("lowbit", lambda: lambda: lb.qrelu(a, out=out), kind="lowbit", answer=lambda q: q.data),
+        of_lowbit(lambda: lb.qrelu(a, out=out), answer=lambda q: q.data),
         Contender(TORCH, torch_call, answer=lambda q: q.int_repr().numpy()),
     ]
-    return Case(name, n, 2 * n, contenders, [_COPY], np.maximum(a.data, np.int8(kind[2])))
+    return Case(name, 2 * n, contenders, [_COPY], np.maximum(a.data, np.int8(kind[2])))
 
 
 def _torch_codes(torch: Any, q: lb.QuantizedTensor, kind: tuple[str, float, int]) -> Any:

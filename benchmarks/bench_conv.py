@@ -31,7 +31,6 @@ def cases(peers: Peers) -> Iterator[Case]:
         depthwise = p.groups > 1
         yield Case(
             p.name,
-            p.codes.size,
             p.x.size + p.w.size + p.codes.size,
             [_lowbit(p, NHWC), _lowbit(p, NCHW), *ComputePeers(peers.threads).convolutions(p)],
             [Target(NHWC, _PEERS, 1.2, "best peer")] if depthwise else [],

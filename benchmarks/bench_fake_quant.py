@@ -10,7 +10,7 @@ import numpy as np
 import lowbit as lb
 from benchmarks.peers import TORCH, Peers, torch_with
 from benchmarks.shapes import CACHED, MATRIX, SCALE, SPLIT, ZERO_POINT, aligned, normal
-from benchmarks.timing import Case, Contender, Target
+from benchmarks.timing import Case, Contender, Target, of_lowbit
 from lowbit import plans
 
 Array = Any
@@ -32,17 +32,19 @@ def cases(peers: Peers) -> Iterator[Case]:
 
 def _lowbit(x: Array, name: str = "lowbit", **fields: Any) -> Contender:
     out = aligned(x.shape, x.dtype)
-    return Contender(
-        name,
-        lambda: lambda: lb.fake_quantize(x, SCALE, ZERO_POINT, out=out),
-        kind="lowbit",
-        answer=lambda y: y,
-        **fields,
-    )
+    return of_lowbit(lambda: lb.fake_quantize(x, SCALE, ZERO_POINT, out=out), name, answer=lambda y: y, **fields)
 
 
 def _torch(peers: Peers, build: Callable[[Any], Callable[[], Any]], **fields: Any) -> Contender:
     return Contender(TORCH, lambda: build(torch_with(peers.threads)), **fields)
+
+
+def _torch_per_tensor(peers: Peers, x: Array) -> Contender:
+    def build(torch: Any) -> Callable[[], Any]:
+        tensor = torch.from_numpy(x)
+        return lambda: torch.fake_quantize_per_tensor_affine(tensor, SCALE, ZERO_POINT, *_CODES)
+
+    return _torch(peers, build, answer=lambda y: y.numpy())
 
 
 def _expected(x: Array) -> Array:
@@ -51,15 +53,9 @@ def _expected(x: Array) -> Array:
 
 def _forward(peers: Peers, name: str, n: int) -> Case:
     x = normal(n)
-
-    def build(torch: Any) -> Callable[[], Any]:
-        tensor = torch.from_numpy(x)
-        return lambda: torch.fake_quantize_per_tensor_affine(tensor, SCALE, ZERO_POINT, *_CODES)
-
-    contenders = [_lowbit(x), _torch(peers, build, answer=lambda y: y.numpy())]
-    return Case(
-        name, n, 8 * n, contenders, [Target("lowbit", TORCH, 15, "torch")], _expected(x), tolerance=1.01 * SCALE
-    )
+    contenders = [_lowbit(x), _torch_per_tensor(peers, x)]
+    targets = [Target("lowbit", TORCH, 15, "torch")]
+    return Case(name, 8 * n, contenders, targets, _expected(x), tolerance=1.01 * SCALE)
 
 
 def _step(torch: Any, forward: Callable[..., Any], x: Array, *learned: Any) -> Callable[[], Any]:
@@ -91,7 +87,7 @@ def _autograd(peers: Peers) -> Case:
 
     contenders = [Contender("lowbit", ours, kind="lowbit"), _torch(peers, theirs)]
     targets = [Target("lowbit", TORCH, 10, "torch")]
-    return Case("forward + backward by autograd, 2^20", SPLIT, 20 * SPLIT, contenders, targets)
+    return Case("forward + backward by autograd, 2^20", 20 * SPLIT, contenders, targets)
 
 
 def _learned(peers: Peers) -> Case:
@@ -114,7 +110,7 @@ def _learned(peers: Peers) -> Case:
 
     contenders = [Contender("lowbit", ours, kind="lowbit"), _torch(peers, theirs)]
     targets = [Target("lowbit", TORCH, 10, "torch")]
-    return Case("learned scale, forward + backward, 2^20", SPLIT, 20 * SPLIT, contenders, targets)
+    return Case("learned scale, forward + backward, 2^20", 20 * SPLIT, contenders, targets)
 
 
 def _channels(peers: Peers, axis: int) -> Case:
@@ -127,13 +123,11 @@ def _channels(peers: Peers, axis: int) -> Case:
         return lambda: torch.fake_quantize_per_channel_affine(tensor, s, z, axis, *_CODES)
 
     contenders = [
-        Contender(
-            "lowbit", lambda: lambda: lb.fake_quantize(x, scales, zeros, axis=axis, out=out), kind="lowbit"
-        ),
+        of_lowbit(lambda: lb.fake_quantize(x, scales, zeros, axis=axis, out=out)),
         _torch(peers, build),
-    ]  # fmt: skip
+    ]
     name = f"fake_quantize per channel, 4096×4096, axis {axis}"
-    return Case(name, x.size, 8 * x.size, contenders, [Target("lowbit", TORCH, 15, "torch")])
+    return Case(name, 8 * x.size, contenders, [Target("lowbit", TORCH, 15, "torch")])
 
 
 def _half_width(name: str, n: int) -> Case:
@@ -143,18 +137,13 @@ def _half_width(name: str, n: int) -> Case:
     contenders = [_lowbit(normal(n, dtype), f"lowbit, {kind}") for kind, dtype in kinds.items()]
     contenders.append(_lowbit(normal(n), "lowbit, f32", nbytes=8 * n))
     targets = [Target(f"lowbit, {kind}", "lowbit, f32", 1.0, "f32") for kind in kinds]
-    return Case(name, n, 4 * n, contenders, targets)
+    return Case(name, 4 * n, contenders, targets)
 
 
 def _plan(peers: Peers) -> Case:
     x, y = normal(PLANNED), aligned(PLANNED, np.float32)
     plan = plans.FakeQuantizePerTensorPlan.select(plans.PerTensorDescriptor((PLANNED,)))
     args = plans.ForwardArgs(x, SCALE, ZERO_POINT, y)
-
-    def build(torch: Any) -> Callable[[], Any]:
-        tensor = torch.from_numpy(x)
-        return lambda: torch.fake_quantize_per_tensor_affine(tensor, SCALE, ZERO_POINT, *_CODES)
-
-    contenders = [Contender("lowbit", lambda: lambda: plan.run(args), kind="lowbit"), _torch(peers, build)]
+    contenders = [of_lowbit(lambda: plan.run(args)), _torch_per_tensor(peers, x)]
     targets = [Target("lowbit", TORCH, 1.0, "torch")]
-    return Case("plan.run on 256 elements", PLANNED, 8 * PLANNED, contenders, targets)
+    return Case("plan.run on 256 elements", 8 * PLANNED, contenders, targets)

@@ -41,7 +41,6 @@ def cases(peers: Peers) -> Iterator[Case]:
         targets = [Target(name, _AGAINST[name], 0.9, _LABEL[name]) for name in (CODES, SUMS)]
         yield Case(
             p.name,
-            p.m * p.n,
             p.m * p.k + p.k * p.n + p.m * p.n,
             [lowbit_codes(p, CODES), _lowbit_sums(p), *_peers(ComputePeers(peers.threads), p), *limits],
             [*targets, _LIMIT] if limits else targets,
@@ -64,7 +63,7 @@ def _avx2_beside_vnni(name: str, p: Product) -> Case:
     isas = _core.available_isas()
     if "vnni" not in isas:
         why = f"not measurable on this CPU: it has {', '.join(isas)}"
-        return Case(name, p.m * p.n, p.m * p.n, not_measurable=why, operations=p.operations)
+        return Case(name, p.m * p.n, not_measurable=why, operations=p.operations)
     contenders = [
         lowbit_codes(p, "lowbit, AVX2", around=lambda: capped("avx2")),
         lowbit_codes(p, "lowbit, VNNI", around=lambda: capped("")),
@@ -72,7 +71,7 @@ def _avx2_beside_vnni(name: str, p: Product) -> Case:
     if "avxvnni" in isas:
         contenders.append(lowbit_codes(p, "lowbit, AVX-VNNI", around=lambda: capped("avxvnni")))
     targets = [Target("lowbit, AVX2", "lowbit, VNNI", 0.5, "VNNI", any_threads=True)]
-    return Case(name, p.m * p.n, p.m * p.n, contenders, targets, p.codes, tolerance=0, operations=p.operations)
+    return Case(name, p.m * p.n, contenders, targets, p.codes, tolerance=0, operations=p.operations)
 
 
 def lowbit_codes(p: Product, name: str, **fields: Any) -> Contender:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import lowbit as lb
 from benchmarks.peers import GGML, ORT_4BITS, Peers
 from benchmarks.shapes import MATRIX, normal
-from benchmarks.timing import Case, Contender, Target
+from benchmarks.timing import Case, Target, of_lowbit
 
 
 def cases(peers: Peers) -> Iterator[Case]:
@@ -26,30 +26,16 @@ def _case(peers: Peers, w: npt.NDArray[np.float32], block: int, dtype: str, sche
     options: dict[str, Any] = {"dtype": dtype, "scheme": scheme, "group_size": block}
     out = lb.quantize(w, **options)
     contenders = [
-        Contender(
-            "lowbit",
-            lambda: lambda: lb.quantize(w, **options),
-            kind="lowbit",
-            answer=lambda q: q.dequantize(),
-        ),
-        Contender(
-            "lowbit, out=",
-            lambda: lambda: lb.quantize(w, **options, out=out),
-            kind="lowbit",
-            answer=lambda q: q.dequantize(),
-        ),
+        of_lowbit(lambda: lb.quantize(w, **options), answer=lambda q: q.dequantize()),
+        of_lowbit(lambda: lb.quantize(w, **options, out=out), "lowbit, out=", lambda q: q.dequantize()),
         peers.ggml_quantize(w),
         peers.gguf_quantize(w),
         peers.ort_matmul_4bits(w, block, symmetric),
     ]
-    targets = [
-        Target("lowbit", GGML, 4, "ggml"),
-        Target("lowbit", ORT_4BITS, 15, "ORT"),
-    ]
+    targets = [Target("lowbit", GGML, 4, "ggml"), Target("lowbit", ORT_4BITS, 15, "ORT")]
     parameters = w.size // block * (4 if symmetric else 8)  # float32 scales and int32 zero points
     return Case(
         f"{dtype} {scheme}, groups of {block}",
-        w.size,
         4 * w.size + w.size // 2 + parameters,
         contenders,
         targets,

@@ -35,7 +35,6 @@ def _case(makers: ComputePeers, p: Groups, at_least: float, threads: int) -> Cas
     ]
     return Case(
         f"{p.name}, groups of {p.block}",
-        p.m * p.n,
         4 * p.x.size + weights + 4 * p.y.size,
         contenders,
         [Target("lowbit", (*NBITS, INT4PACK), at_least, "best int4 peer")],

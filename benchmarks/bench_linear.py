@@ -44,7 +44,6 @@ def _case(
 ) -> Case:  # fmt: skip
     return Case(
         name,
-        p.m * p.n,
         _bytes(p),
         contenders,
         targets,

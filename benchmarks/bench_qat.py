@@ -24,7 +24,7 @@ def cases(peers: Peers) -> Iterator[Case]:
         Contender("float", lambda: _step(peers, lambda example, net: copy.deepcopy(net))),
     ]
     targets = [Target("lowbit, int8", "torch.ao, int8", 1.5, "torch.ao")]
-    yield Case("training step of the docs' CNN, batch 256", BATCH, 4 * 28 * 28 * BATCH, contenders, targets)
+    yield Case("training step of the docs' CNN, batch 256", 4 * 28 * 28 * BATCH, contenders, targets)
 
 
 def _lowbit(**recipe: Any) -> Callable[[Any, Any], Any]:

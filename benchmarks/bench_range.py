@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.peers import Peers
 from benchmarks.shapes import CACHED, STREAMED, normal
-from benchmarks.timing import Case, Contender
+from benchmarks.timing import Case, of_lowbit
 from lowbit.numerics.granularity import granularity_of
 from lowbit.runtime.arrays import as_float_array
 from lowbit.runtime.elementwise import value_range
@@ -23,9 +23,9 @@ def _case(peers: Peers, name: str, n: int) -> Case:
     x = normal(n)
     lent, whole = as_float_array(x), granularity_of(x.shape, None, None)
     contenders = [
-        Contender("lowbit", lambda: lambda: value_range(lent, whole), kind="lowbit", answer=lambda r: r[:2]),
+        of_lowbit(lambda: value_range(lent, whole), answer=lambda r: r[:2]),
         peers.numpy_min_max(x),
         peers.torch_aminmax(x),
     ]
     # Nothing is written, so a copy, which reads half of these bytes and writes half, may well be slower.
-    return Case(name, n, 4 * n, contenders, (), np.array([x.min(), x.max()]))
+    return Case(name, 4 * n, contenders, (), np.array([x.min(), x.max()]))

@@ -20,7 +20,6 @@ def cases(peers: Peers) -> Iterator[Case]:
         p = Layer(m, k, n)
         yield Case(
             p.name,
-            m * n,
             4 * (m * k + k * n + m * n),
             [lowbit_layer(p), *ComputePeers(peers.threads).float_layers(p.x, p.w, lambda y: y)],
             expected=p.y,

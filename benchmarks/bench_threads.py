@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import lowbit as lb
@@ -14,6 +13,7 @@ from benchmarks.peers import Peers
 from benchmarks.problems import Product
 from benchmarks.shapes import SCALE, SPLIT, ZERO_POINT, normal
 from benchmarks.timing import Case, Target
+from lowbit.runtime.threads import threads_set_to
 
 _TWO, _ONE = "lowbit, 2 threads", "lowbit, 1 thread"
 _BOTH = 1.8  # CPUs: with fewer to be had, no pool could show what a second thread brings
@@ -36,21 +36,20 @@ def _quantize() -> Case:
     x = normal(SPLIT)
     params = lb.QuantizationParams("int8", scale=SCALE, zero_point=ZERO_POINT)
     contenders = [
-        lowbit_quantize(x, params, _TWO, around=lambda: _threads(2)),
-        lowbit_quantize(x, params, _ONE, around=lambda: _threads(1)),
+        lowbit_quantize(x, params, _TWO, around=lambda: threads_set_to(2)),
+        lowbit_quantize(x, params, _ONE, around=lambda: threads_set_to(1)),
     ]
-    return Case("quantize per tensor, 2^20", SPLIT, 5 * SPLIT, contenders, [_target(1.7)], settle=1e-3)
+    return Case("quantize per tensor, 2^20", 5 * SPLIT, contenders, [_target(1.7)], settle=1e-3)
 
 
 def _product() -> Case:
     p = Product(*CUBE)
     contenders = [
-        lowbit_codes(p, _TWO, around=lambda: _threads(2)),
-        lowbit_codes(p, _ONE, around=lambda: _threads(1)),
+        lowbit_codes(p, _TWO, around=lambda: threads_set_to(2)),
+        lowbit_codes(p, _ONE, around=lambda: threads_set_to(1)),
     ]
     return Case(
         f"product, {p.name}",
-        p.m * p.n,
         p.m * p.k + p.k * p.n + p.m * p.n,
         contenders,
         [_target(1.85)],
@@ -62,13 +61,3 @@ def _product() -> Case:
 
 def _target(at_least: float) -> Target:
     return Target(_TWO, _ONE, at_least, "one thread", any_threads=True)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = lb.get_num_threads()
-    lb.set_num_threads(count)
-    try:
-        yield
-    finally:
-        lb.set_num_threads(before)

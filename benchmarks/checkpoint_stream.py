@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.results import write_table
+from benchmarks.results import report_table
 
 RESULT = Path(__file__).parent / "results" / "checkpoint-stream.json"
 _PIECE = 8 << 20
@@ -46,28 +46,19 @@ def main() -> None:
     if options.gigabytes < asked:
         print(f"{free / 1e9:.1f} GB are free: {options.gigabytes:.1f} GB instead of {asked:.1f}")
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="lowbit-stream-") as folder:
-        found = _measured(Path(folder), options.gigabytes, options.recipe, options.tries)
-    alone = found["seconds_alone"]
-    write_table(
-        RESULT,
-        f"A checkpoint of {found['bytes_in'] / 1e9:.0f} GB, streamed",
-        [
-            "recipe", "GB in", "GB out", "seconds", "read alone, s", "quantize alone, s", "write alone, s",
-            "share of the slowest, %", "peak MB",
-        ],
-        [
-            [
-                found["recipe"], found["bytes_in"] / 1e9, found["bytes_out"] / 1e9, found["seconds"], alone["read"],
-                alone["quantize"], alone["write"], 100 * found["share_of_limit"], found["peak_bytes_above_start"] / 1e6,
-            ]
-        ],
-    )  # fmt: skip
-    print(json.dumps(found, indent=1))
+        row = _measured(Path(folder), options.gigabytes, options.recipe, options.tries)
+    columns = [
+        "recipe", "GB in", "GB out", "seconds", "read alone, s", "quantize alone, s", "write alone, s",
+        "share of the slowest, %", "peak MB",
+    ]  # fmt: skip
+    report_table(f"A checkpoint of {row[1]:.0f} GB, streamed", columns, [row], RESULT)
+    print(f"Peak memory below {_MEMORY_LIMIT / 1e6:.0f} MB: {row[-1] * 1e6 < _MEMORY_LIMIT}")
 
 
-def _measured(folder: Path, gigabytes: float, recipe: str, tries: int) -> dict[str, Any]:
+def _measured(folder: Path, gigabytes: float, recipe: str, tries: int) -> list[Any]:
+    """The row of the table."""
     source, target = folder / "float", folder / "quantized"
-    busy = os.getloadavg()[0]  # others' work: with more than a little of it the shares below mean nothing
+    print(f"Load before: {os.getloadavg()[0]:.1f}; with more than a little other work the shares mean nothing.")
     _generate(source, int(gigabytes * 1e9))
     files = sorted(source.glob("*.safetensors"))
     nbytes = sum(f.stat().st_size for f in files)
@@ -81,16 +72,10 @@ def _measured(folder: Path, gigabytes: float, recipe: str, tries: int) -> dict[s
         runs.append(_run(source, target, recipe))
         out = sum(f.stat().st_size for f in target.glob("*.safetensors"))
         writes.append(_write(folder / "plain", out))
-    quantizing = _quantize(nbytes)
-    best = min(runs, key=lambda run: run["seconds"])
-    alone = {"read": min(reads), "quantize": quantizing, "write": min(writes)}
-    limit = max(alone.values())
+    alone = [min(reads), _quantize(nbytes), min(writes)]
+    best = min(run["seconds"] for run in runs)
     peak = max(run["peak_bytes"] - run["start_bytes"] for run in runs)
-    return {
-        "recipe": recipe, "bytes_in": nbytes, "bytes_out": out, "seconds_alone": alone, "seconds": best["seconds"],
-        "gb_s": nbytes / best["seconds"] / 1e9, "share_of_limit": limit / best["seconds"],
-        "peak_bytes_above_start": peak, "peak_is_below_1_gb": peak < _MEMORY_LIMIT, "load_before": busy,
-    }  # fmt: skip
+    return [recipe, nbytes / 1e9, out / 1e9, best, *alone, 100 * max(alone) / best, peak / 1e6]
 
 
 def _generate(folder: Path, nbytes: int) -> None:
@@ -142,10 +127,9 @@ def _child(source: Path, target: Path, recipe: str) -> None:
 
     start = _memory("VmRSS")
     began = time.perf_counter()
-    report = quantize_checkpoint(source, target, recipe)
+    quantize_checkpoint(source, target, recipe)
     seconds = time.perf_counter() - began
-    worst = min(row.sqnr_db for row in report.treated if row.sqnr_db is not None)
-    print(json.dumps({"seconds": seconds, "start_bytes": start, "peak_bytes": _memory("VmHWM"), "sqnr_db": worst}))
+    print(json.dumps({"seconds": seconds, "start_bytes": start, "peak_bytes": _memory("VmHWM")}))
 
 
 def _memory(field: str) -> int:

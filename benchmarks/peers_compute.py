@@ -129,16 +129,19 @@ class ComputePeers:
             own, linear = (torch.from_numpy(x), torch.from_numpy(w).clone()), torch.nn.functional.linear
             return lambda: linear(*own)
 
-        def numpy_f32() -> Call:
+        return [
+            Contender(TORCH_F32, torch_f32, answer=lambda y: to_answer(y.numpy())),
+            self.numpy_layer(x, w, to_answer),
+        ]
+
+    def numpy_layer(self, x: Array, w: Array, to_answer: Callable[[Array], Array]) -> Contender:
+        def build() -> Call:
             _limit_blas(self.threads)
             own = aligned(w.shape, np.float32)
             own[...] = w
             return lambda: x @ own.T
 
-        return [
-            Contender(TORCH_F32, torch_f32, answer=lambda y: to_answer(y.numpy())),
-            Contender(NUMPY_F32, numpy_f32, answer=to_answer),
-        ]
+        return Contender(NUMPY_F32, build, answer=to_answer)
 
     # ---- layers with four-bit weights ---------------------------------------------------------------
 

@@ -78,7 +78,7 @@ class Product(Sizes):
 
     def to_codes(self, y: Array) -> Array:
         """Of a float answer, so that all answers of a case are of one kind."""
-        return np.clip(np.rint(y / np.float32(self.out_scale)) + OUT_ZERO, 0, 255).astype(np.int32)
+        return _to_codes(y, self.out_scale)
 
     def sums_to_codes(self, sums: Array) -> Array:
         """Of an integer answer; one that is not exact gives no codes."""
@@ -215,7 +215,11 @@ class Convolution:
         return np.moveaxis(codes, -1, 1)
 
     def to_codes(self, y: Array) -> Array:
-        return np.clip(np.rint(y / np.float32(self.out_scale)) + OUT_ZERO, 0, 255).astype(np.int32)
+        return _to_codes(y, self.out_scale)
+
+
+def _to_codes(y: Array, scale: float) -> Array:
+    return np.clip(np.rint(y / np.float32(scale)) + OUT_ZERO, 0, 255).astype(np.int32)
 
 
 def _codes(shape: tuple[int, ...], dtype: npt.DTypeLike, least: int, greatest: int) -> Array:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.page import seconds_text
 from benchmarks.rows import Row, Verdict, ratio_text
 
 _NAME_WIDTH, _TARGET_WIDTH = 32, 33
@@ -43,19 +44,19 @@ def _add_row(table: Table, row: Row, main: Row | None) -> None:
         table.add_row(Text(name, style), *[""] * 5, Text(row.absence, color))
         return
     if row.seconds is None:  # a mean over cases
-        mean = ratio_text(row.lowbit_ratio[row.contender])
+        mean = ratio_text(row.mean or 0)
         table.add_row(Text(name, style), *[""] * 4, Text(f"{mean}×", style), verdicts)
         for case in row.slower:
             table.add_row(Text(f"    slower: {case}"))
         return
-    ratio = row.lowbit_ratio.get(main.contender) if main else None
+    ratio = row.seconds / main.seconds if main and main is not row and main.seconds else None
     percent = f"{row.roofline_percent:.0f} %" if row.roofline_percent is not None else ""
     is_work = row.kind in ("lowbit", "peer")
     table.add_row(
         Text(name, style),
-        Text(("~" if row.preempted else "") + _time(row.seconds), style),
+        Text(("~" if row.preempted else "") + seconds_text(row.seconds), style),
         Text(f"{100 * (row.spread or 0):.0f} %", "dim"),
-        Text(_rate(row), style),
+        Text(_rate(row, row.seconds), style),
         Text(percent if is_work else "", style),
         Text(f"{ratio_text(ratio)}×" if ratio is not None and is_work else "", style),
         verdicts,
@@ -107,20 +108,12 @@ def _absences(rows: Sequence[Row]) -> dict[tuple[str, str], list[str]]:
     return found
 
 
-def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.0f} ns"
-
-
-def _rate(row: Row) -> str:
-    counted, unit = row.operations_per_second, "GOPS"
-    if counted is None:
-        counted, unit = (row.gigabytes_per_second or 0) * 1e9, "GB/s"
-    if counted < 1e7:
+def _rate(row: Row, seconds: float) -> str:
+    counted, unit = (row.operations, "GOPS") if row.operations else (row.nbytes, "GB/s")
+    rate = counted / seconds / 1e9
+    if rate < 0.01:
         return f"< 0.01 {unit}"
-    return f"{counted / 1e9:.{3 if counted >= 1e8 else 2}g} {unit}"
+    return f"{rate:.{3 if rate >= 0.1 else 2}g} {unit}"
 
 
 def _bytes(count: int) -> str:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 import lowbit as lb
 from benchmarks.peers import package_versions
@@ -64,12 +68,16 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def write_table(
-    path: Path, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], machine: str = ""
-) -> None:
-    """Writes a run that is a table, with its facts."""
+def report_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], path: Path | None) -> None:
+    """Prints a run that is a table and, where there is a path, writes it with its facts."""
     short = [[_short(cell) if isinstance(cell, float) else cell for cell in row] for row in rows]
-    write(path, {"title": title, **facts(machine), "columns": list(columns), "rows": short})
+    table = Table(*columns, title=title, title_justify="left")
+    for row in short:
+        table.add_row(*map(str, row))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    if path is not None:
+        write(path, {"title": title, **facts(), "columns": list(columns), "rows": short})
+        print(f"Written to {path}")
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:

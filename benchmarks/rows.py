@@ -16,7 +16,6 @@ class Verdict:
     """A target, what was measured, and whether that is enough; None where it was not judged."""
 
     text: str
-    at_least: float
     measured: float | None
     met: bool | None
     note: str = ""
@@ -36,11 +35,9 @@ class Row:
     spread: float | None = None  # interquartile range over median
     preempted: bool = False  # other work had the CPU even in the best sample
     nbytes: int = 0  # read + written
-    gigabytes_per_second: float | None = None
     operations: int = 0
-    operations_per_second: float | None = None
     roofline_percent: float | None = None  # of the fastest limit of the case, else of the copy
-    lowbit_ratio: dict[str, float] = field(default_factory=dict)  # each lowbit contender over this one
+    mean: float | None = None  # of a group: how many times as fast as the best of the others lowbit is
     slower: list[str] = field(default_factory=list)  # cases of a group in which lowbit is the slower
     targets: list[Verdict] = field(default_factory=list)
 
@@ -77,7 +74,6 @@ def rows_of(family: str, case: Case, found: Found, threads: int) -> list[Row]:
             continue
         seconds, copy = result.best, copies[nbytes].best if nbytes in copies else None
         roof = limit or copy
-        ours = {c.name: t.best for c, t in timings.items() if c.kind == "lowbit" and c is not contender}
         rows.append(
             Row(
                 *common,
@@ -86,11 +82,8 @@ def rows_of(family: str, case: Case, found: Found, threads: int) -> list[Row]:
                 spread=result.spread,
                 preempted=result.was_preempted,
                 nbytes=nbytes,
-                gigabytes_per_second=nbytes / seconds / 1e9,
                 operations=case.operations,
-                operations_per_second=case.operations / seconds if case.operations else None,
                 roofline_percent=100 * roof / seconds if roof else None,
-                lowbit_ratio={name: seconds / best for name, best in ours.items()},
                 targets=verdicts,
             )
         )
@@ -137,7 +130,7 @@ def _group_row(family: str, target: GroupTarget, members: Sequence[Member], thre
     else:
         note = ""
     met = None if mean is None or note else mean >= target.at_least
-    verdict = Verdict(f"mean ≥ {target.at_least:g}× {target.label}", target.at_least, mean, met, note)
+    verdict = Verdict(f"mean ≥ {target.at_least:g}× {target.label}", mean, met, note)
     verdicts = [verdict] if threads == 1 else []
     if mean is None:
         return Row(*common, "not measurable", "no case was measured", targets=verdicts)
@@ -145,7 +138,7 @@ def _group_row(family: str, target: GroupTarget, members: Sequence[Member], thre
     return Row(
         *common,
         "measured",
-        lowbit_ratio={target.contender: mean},
+        mean=mean,
         slower=slower if target.lists_slower else [],
         targets=verdicts,
     )
@@ -166,7 +159,7 @@ def _verdict(target: Target, ours: Timing | None, theirs: Timing | None, doubt: 
     by a disturbed lowbit, and on nothing else."""
     text = f"≥ {target.at_least:g}× {target.label}"
     if ours is None or theirs is None:
-        return Verdict(text, target.at_least, None, None, "not measured")
+        return Verdict(text, None, None, "not measured")
     ratio = theirs.best / ours.best
     met = ratio >= target.at_least
     if met and theirs.was_preempted:
@@ -176,8 +169,8 @@ def _verdict(target: Target, ours: Timing | None, theirs: Timing | None, doubt: 
     elif ours.was_preempted:
         doubt = "busy machine, lowbit was preempted"
     if doubt:
-        return Verdict(text, target.at_least, ratio, None, f"{ratio_text(ratio)}, not judged: {doubt}")
-    return Verdict(text, target.at_least, ratio, met)
+        return Verdict(text, ratio, None, f"{ratio_text(ratio)}, not judged: {doubt}")
+    return Verdict(text, ratio, met)
 
 
 def ratio_text(value: float) -> str:

@@ -11,8 +11,6 @@ down projections alone and reports the rest as skipped; the second W4A16 has gro
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import json
 import math
 import os
 import tempfile
@@ -27,7 +25,8 @@ import transformers
 from torch.nn import functional
 
 import torch
-from benchmarks.results import write_table
+from benchmarks.minilm import package_file
+from benchmarks.results import report_table
 from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed
 from lowbit.formats.safetensors.checkpoint import Checkpoint
@@ -57,41 +56,23 @@ def main() -> None:
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="lowbit-smollm2-") as folder:
-        found = _measured(Path(folder), options.windows)
-    write_table(
-        RESULT,
-        "SmolLM2-135M in transformers, compressed-tensors checkpoints",
-        ["recipe", "perplexity", "change, %", "MB", "weights quantized", "weights skipped"],
-        [
-            [
-                name,
-                r["perplexity"],
-                r.get("change_percent", 0.0),
-                r["bytes"] / 1e6,
-                r.get("treated", 0),
-                r.get("skipped", 0),
-            ]
-            for name, r in found["rows"].items()
-        ],
-    )
-    print(json.dumps(found, indent=1))
+        rows = _measured(Path(folder), options.windows)
+    columns = ["recipe", "perplexity", "change, %", "MB", "weights quantized", "weights skipped"]
+    report_table("SmolLM2-135M in transformers, compressed-tensors checkpoints", columns, rows, RESULT)
 
 
-def _measured(folder: Path, windows: int) -> dict[str, Any]:
-    gguf = _file(*MODEL)
+def _measured(folder: Path, windows: int) -> list[list[Any]]:
+    """The rows of the table. Prints what it has no columns for."""
+    gguf = package_file(*MODEL)
     tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model = dequantized(gguf)
     model.save_pretrained(folder / "float")
     tokenizer.save_pretrained(folder / "float")
-    text = _file(*TEXT).read_text("utf-8")[: 8 * windows * WINDOW]
+    text = package_file(*TEXT).read_text("utf-8")[: 8 * windows * WINDOW]
     tokens = tokenizer(text, return_tensors="pt").input_ids[:, : windows * WINDOW].reshape(windows, WINDOW)
     base = losses(model, tokens)
-    float_row = {
-        "perplexity": math.exp(base.mean()),
-        "generated": generated(model, tokenizer),
-        "bytes": _size(folder / "float"),
-    }
-    rows: dict[str, Any] = {"float32": float_row}
+    print(f"float32: {generated(model, tokenizer)!r}")
+    rows: list[list[Any]] = [["float32", math.exp(base.mean()), 0.0, _megabytes(folder / "float"), 0, 0]]
     for name, recipe in RECIPES.items():
         target = folder / f"quantized-{len(rows)}"
         start = time.perf_counter()
@@ -101,21 +82,20 @@ def _measured(folder: Path, windows: int) -> dict[str, Any]:
         put_our_weights(model, folder / "float", target, recipe, report)
         found = losses(loaded, tokens)
         more = found - base
-        rows[name] = {
-            "perplexity": math.exp(found.mean()), "change_percent": 100 * math.expm1(more.mean()),
-            "standard_error_percent": 100 * float(more.std()) / math.sqrt(more.numel()),
-            "logits_are_our_dequantized_weights": same_logits(loaded, model, tokens[:1, :128]),
-            "generated": generated(loaded, tokenizer), "treated": len(report.treated), "skipped": len(report.skipped),
-            "why_skipped": sorted({row.why_not for row in report.skipped}), "bytes": _size(target),
-            "lowest_sqnr_db": min(row.sqnr_db for row in report.treated if row.sqnr_db is not None),
-            "seconds": seconds,
-        }  # fmt: skip
-    return {
-        "model": MODEL, "text": TEXT, "tokens": tokens.numel(), "rows": rows,
-        "int8_is_within_half_a_percent": abs(rows["W8A16"]["change_percent"]) <= INT8_LIMIT,
-        "transformers": transformers.__version__,
-        "compressed_tensors": importlib.metadata.version("compressed-tensors"),
-    }  # fmt: skip
+        change = 100 * math.expm1(more.mean())
+        quantized = [math.exp(found.mean()), change, _megabytes(target), len(report.treated), len(report.skipped)]
+        rows.append([name, *quantized])
+        error = 100 * float(more.std()) / math.sqrt(more.numel())
+        equal = "equal" if same_logits(loaded, model, tokens[:1, :128]) else "NOT equal to"
+        lowest = min(row.sqnr_db for row in report.treated if row.sqnr_db is not None)
+        print(
+            f"{name}: {generated(loaded, tokenizer)!r}\n"
+            f"  logits {equal} those of our dequantized weights; lowest SQNR {lowest:.1f} dB; {seconds:.1f} s\n"
+            f"  standard error of the change {error:.2g} %; skipped: {sorted({row.why_not for row in report.skipped})}"
+        )
+        if name == "W8A16":
+            print(f"  change {change:.3f} %, target {INT8_LIMIT} %: {'met' if abs(change) <= INT8_LIMIT else 'missed'}")
+    return rows
 
 
 def dequantized(gguf: Path) -> Any:
@@ -166,16 +146,8 @@ def put_our_weights(model: Any, source: Path, target: Path, recipe: Recipe, repo
             parameters[name].copy_(torch.from_numpy(decompressed(local, scheme, shape, row.dtype)))
 
 
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
-def _file(package: str, name: str) -> Path:
-    """A file of an installed package, without importing it."""
-    found = [f for f in importlib.metadata.files(package) or [] if f.name == name]
-    if not found:
-        raise FileNotFoundError(f"{package} has no {name}")
-    return Path(str(found[0].locate()))
+def _megabytes(folder: Path) -> float:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 1e6
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.results import write_table
+from benchmarks.results import report_table
 from lowbit import _core
 from lowbit.runtime.hardware import hardware
 from lowbit.runtime.limits import _sizes
@@ -59,7 +59,7 @@ def rate(work: float, call: Callable[[], Any], seconds: float = 0.02) -> float:
             return best
 
 
-def check_limits() -> list[dict[str, Any]]:
+def check_limits() -> list[list[Any]]:
     """Best rates of lowbit's probe and of the own loops, in turns."""
     with tempfile.TemporaryDirectory() as folder:
         own = own_loops(Path(folder))
@@ -82,7 +82,8 @@ def check_limits() -> list[dict[str, Any]]:
         for _ in range(40):
             best = [max(best[0], ours()), max(best[1], theirs())]
         ratio = best[0] / best[1]
-        rows.append({"limit": name, "probe": best[0], "own": best[1], "ratio": ratio, "holds": abs(ratio - 1) <= PEAK})
+        speeds = f"probe {best[0] / 1e9:.4g} G/s, loop {best[1] / 1e9:.4g} G/s"
+        rows.append([f"limit: {name}", speeds, ratio, abs(ratio - 1) <= PEAK])
     return rows
 
 
@@ -93,7 +94,7 @@ def _busy(cpu: int) -> None:
         x @ x
 
 
-def check_load(seconds: float) -> list[dict[str, Any]]:
+def check_load(seconds: float) -> list[list[Any]]:
     """Two searches each with one core busy."""
     busy = multiprocessing.get_context("spawn").Process(target=_busy, args=(0,), daemon=True)
     busy.start()
@@ -107,7 +108,8 @@ def check_load(seconds: float) -> list[dict[str, Any]]:
             names = [r.winner.name if r.winner is not None else "float32" for r in (first, second)]
             ratio = max(_behind(first, names), _behind(second, names))
             holds = names[0] == names[1] or ratio <= WITHIN
-            rows.append({"workload": f"{kind} {text}", "winners": names, "ratio": ratio, "holds": holds})
+            check = f"two searches with a core busy: {kind} {text}"
+            rows.append([check, "; ".join(dict.fromkeys(names)), ratio, holds])
     finally:
         busy.kill()
     return rows
@@ -126,29 +128,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="for each search")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    limits = check_limits()
-    for row in limits:
-        print(f"{row['limit']:10} probe {row['probe'] / 1e9:8.1f} G/s  own {row['own'] / 1e9:8.1f} G/s  "
-              f"{row['ratio']:.3f} {'' if row['holds'] else 'MISSED'}")  # fmt: skip
-    load = check_load(options.seconds)
-    for row in load:
-        print(
-            f"{row['workload']:40} {' | '.join(row['winners'])}  {row['ratio']:.3f} {'' if row['holds'] else 'MISSED'}"
-        )
-    if options.json is not None:
-        found = []
-        for r in limits:
-            speeds = f"probe {r['probe'] / 1e9:.4g} G/s, loop {r['own'] / 1e9:.4g} G/s"
-            found.append([f"limit: {r['limit']}", speeds, r["ratio"], r["holds"]])
-        for r in load:
-            winners = "; ".join(dict.fromkeys(r["winners"]))
-            found.append([f"two searches with a core busy: {r['workload']}", winners, r["ratio"], r["holds"]])
-        write_table(
-            options.json,
-            "Measured limits, and the tuner on a busy machine",
-            ["check", "found", "ratio", "holds"],
-            found,
-        )
+    report_table(
+        "Measured limits, and the tuner on a busy machine",
+        ["check", "found", "ratio", "holds"],
+        [*check_limits(), *check_load(options.seconds)],
+        options.json,
+    )
 
 
 if __name__ == "__main__":

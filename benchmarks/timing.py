@@ -47,6 +47,13 @@ class Contender:
     seconds: Callable[[Any], float] | None = None
 
 
+def of_lowbit(
+    call: Call, name: str = "lowbit", answer: Callable[[Any], npt.ArrayLike] | None = None, **fields: Any
+) -> Contender:
+    """A contender of lowbit that has nothing to build."""
+    return Contender(name, lambda: call, kind="lowbit", answer=answer, **fields)
+
+
 @dataclass(frozen=True)
 class Target:
     """`contender` is at least `at_least` times as fast as `against`, or as the fastest of several; "copy" is the
@@ -80,7 +87,6 @@ class Case:
     """One piece of work, those who do it, and how fast lowbit should be. The first contender is lowbit's."""
 
     name: str
-    elements: int
     nbytes: int  # read + written
     contenders: Sequence[Contender] = ()
     targets: Sequence[Target] = ()
@@ -125,16 +131,12 @@ class Timing:
         return self.cpus_at_best < _UNDISTURBED
 
     @property
-    def median(self) -> float:
-        return statistics.median(self.samples)
-
-    @property
     def spread(self) -> float:
         """The middle half of the samples is this wide, as a fraction of the median."""
         if len(self.samples) < 2:
             return 0.0
-        low, _, high = statistics.quantiles(self.samples, n=4, method="inclusive")
-        return (high - low) / self.median
+        low, median, high = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return (high - low) / median
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def measure(case: Case, budget: Budget, settle: float = 0.0) -> dict[Contender, 
     about work that is counted in operations."""
     contenders = [*case.contenders, *(() if case.operations else _copies(case))]
     found: dict[Contender, Timing | Absent] = {}
-    built: list[tuple[Contender, Call, Timing, float]] = []
+    ready: list[_Ready] = []
     for contender in contenders:
         try:
             with contender.around():
@@ -159,13 +161,9 @@ def measure(case: Case, budget: Budget, settle: float = 0.0) -> dict[Contender, 
         except Exception as error:  # whatever is wrong with a contender, the others still run
             found[contender] = Absent(_reason(error))
             continue
-        works = contender.seconds is None
-        repeats = max(1, math.ceil(_SHORTEST_TIMING / max(once, 1e-8))) if works else 1
+        repeats = max(1, math.ceil(_SHORTEST_TIMING / max(once, 1e-8))) if contender.seconds is None else 1
         timing = found[contender] = Timing(repeats)
-        built.append((contender, call, timing, once if works else math.inf))
-    # All of a case or none: a contender with its data in the caches would be compared with one without.
-    short = min((once for *_, once in built), default=math.inf) < _REWARM_BELOW
-    ready = [_Ready(*it, rewarm=short and math.isfinite(once)) for *it, once in built]
+        ready.append(_Ready(contender, call, timing, once))
     _run_rounds(ready, replace(budget, seconds=budget.seconds * case.share), max(settle, case.settle))
     return found
 
@@ -175,10 +173,12 @@ class _Ready:
     contender: Contender
     call: Call
     timing: Timing
-    rewarm: bool
+    once: float  # seconds of a warm call
 
 
 def _run_rounds(ready: Sequence[_Ready], budget: Budget, settle: float) -> None:
+    # All of a case or none: a contender with its data in the caches would be compared with one without.
+    rewarm = min((it.once for it in ready if it.contender.seconds is None), default=math.inf) < _REWARM_BELOW
     gc.collect()
     gc.disable()
     try:
@@ -188,7 +188,7 @@ def _run_rounds(ready: Sequence[_Ready], budget: Budget, settle: float) -> None:
             for it in ready if done % 2 == 0 else reversed(ready):
                 with it.contender.around():
                     _wait(settle)
-                    if it.rewarm:
+                    if rewarm and it.contender.seconds is None:
                         _time(it.call, it.timing.repeats)
                     _sample(it)
             done += 1
@@ -226,10 +226,6 @@ def _wait(seconds: float) -> None:
 
 
 def _time(call: Call, repeats: int) -> float:
-    if repeats == 1:
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
     start = time.perf_counter()
     for _ in repeat(None, repeats):
         call()

@@ -9,37 +9,23 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
-import time
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import numpy as np
 
 import lowbit as lb
 import lowbit.torch as lt
 import torch
 from benchmarks import minilm
-from benchmarks.results import write_table
-from torch import Tensor, nn
+from benchmarks.results import report_table
+from torch import nn
 
-_BATCH = 32
 FLOAT, LOWBIT, AO = "float", "lowbit dynamic-int8", "torch.ao quantize_dynamic"
 TARGETS = {"spearman": 81.90, "times float": 2.0, "times torch.ao": 1.0}
 
-Batches = list[tuple[Tensor, Tensor]]
 
-
-def batches_of(count: int) -> Batches:
-    """Test sentences, like lengths together, as `minilm.encode` has them."""
-    texts = sorted(minilm.sentences(count, "test"), key=len)
-    return [minilm._tokens(texts[i : i + _BATCH]) for i in range(0, len(texts), _BATCH)]
-
-
-def models(example: tuple[Tensor, Tensor]) -> dict[str, nn.Module]:
+def models(example: minilm.Batch) -> dict[str, nn.Module]:
     """The float model and both quantized ones."""
     base = minilm.load()
     with warnings.catch_warnings():
@@ -48,68 +34,29 @@ def models(example: tuple[Tensor, Tensor]) -> dict[str, nn.Module]:
     return {FLOAT: base, LOWBIT: lt.quantize(base, "dynamic-int8", example=example), AO: ao}
 
 
-@torch.inference_mode()
-def seconds(contenders: Mapping[str, nn.Module], batches: Batches, rounds: int) -> dict[str, list[float]]:
-    """Of each model, a number a round: the sum over all batches, on each of which the models take turns."""
-    found: dict[str, list[float]] = {name: [] for name in contenders}
-    for r in range(rounds + 1):  # the first warms up
-        sums = dict.fromkeys(contenders, 0.0)
-        for batch in batches:
-            for name, model in contenders.items():
-                start = time.perf_counter()
-                model(*batch)
-                sums[name] += time.perf_counter() - start
-        if r:
-            for name, total in sums.items():
-                found[name].append(total)
-    return found
-
-
-def results(sentences: int, rounds: int) -> dict[str, Any]:
-    batches = batches_of(sentences)
-    contenders = models(batches[len(batches) // 2])
-    found = seconds(contenders, batches, rounds)
-    medians = {name: statistics.median(s) for name, s in found.items()}
-    rows = {
-        name: {
-            "spearman": round(minilm.sts_score(model), 3),
-            "sentences_per_second": round(sentences / medians[name], 1),
-            "times_float": round(statistics.median(f / s for f, s in zip(found[FLOAT], found[name], strict=True)), 3),
-        }
-        for name, model in contenders.items()
-    }
-    times_ao = statistics.median(a / s for a, s in zip(found[AO], found[LOWBIT], strict=True))
-    reached = {"spearman": rows[LOWBIT]["spearman"], "times float": rows[LOWBIT]["times_float"]}
-    reached["times torch.ao"] = round(times_ao, 3)
-    return {
-        "targets": {k: {"target": v, "reached": reached[k], "met": reached[k] >= v} for k, v in TARGETS.items()},
-        "models": rows,
-    }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.torch_minilm", description=__doc__.split("\n\n")[1])
     parser.add_argument("--sentences", type=int, default=512, metavar="N", help="to time (default: 512)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="over all of them (default: 5)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write the results")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     lb.set_num_threads(1)
-    found = results(options.sentences, options.rounds)
-    table = Table("model", "Spearman", "sentences/s", "× float")
-    for name, row in found["models"].items():
-        table.add_row(name, *(str(row[key]) for key in ("spearman", "sentences_per_second", "times_float")))
-    Console().print(table)
-    for name, entry in found["targets"].items():
-        print(f"{name}: {entry['reached']}, target {entry['target']}: {'met' if entry['met'] else 'missed'}")
-    if options.json is not None:
-        keys = ("spearman", "sentences_per_second", "times_float")
-        write_table(
-            options.json,
-            "MiniLM-L6 in PyTorch, STS-B test",
-            ["model", "Spearman", "sentences per second", "× float"],
-            [[name, *(row[key] for key in keys)] for name, row in found["models"].items()],
-        )
+    # Like lengths together, as `minilm.encode` has them.
+    batches = minilm.batches(sorted(minilm.sentences(options.sentences, "test"), key=len))
+    contenders = models(batches[len(batches) // 2])
+    taken = minilm.seconds(contenders, batches, options.rounds)
+    scores = {name: minilm.sts_score(model) for name, model in contenders.items()}
+    times_float = {name: float(np.median(taken[FLOAT] / s)) for name, s in taken.items()}
+    report_table(
+        "MiniLM-L6 in PyTorch, STS-B test",
+        ["model", "Spearman", "sentences per second", "× float"],
+        [[name, scores[name], options.sentences / float(np.median(s)), times_float[name]] for name, s in taken.items()],
+        options.json,
+    )
+    times_ao = float(np.median(taken[AO] / taken[LOWBIT]))
+    for (name, target), reached in zip(TARGETS.items(), (scores[LOWBIT], times_float[LOWBIT], times_ao), strict=True):
+        print(f"{name}: {reached:.3f}, target {target}: {'met' if reached >= target else 'missed'}")
 
 
 if __name__ == "__main__":
