@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import lowbit as lb
-from benchmarks.peers import Peers, torch_with
+from benchmarks.peers import Peers
 from benchmarks.peers_compute import ComputePeers
 from benchmarks.shapes import aligned
 from benchmarks.timing import Case, Contender, Target, of_lowbit
@@ -64,12 +64,11 @@ def _own_int8(a: Array, w: Array) -> Contender:
 def _torch_int8(peers: Peers, a: Array, w: Array) -> Contender:
     """A quantized linear layer, the fastest int8 product torch has without VNNI."""
 
-    def build() -> Any:
-        torch = torch_with(peers.threads)
+    def build(torch: Any) -> Any:
         torch.backends.quantized.engine = "x86"
         x = torch.quantize_per_tensor(torch.from_numpy(a), 1.0, 1, torch.quint8)
         weights = torch.quantize_per_tensor(torch.from_numpy(w), 1.0, 0, torch.qint8)
         packed = torch.ops.quantized.linear_prepack(weights, None)
         return lambda: torch.ops.quantized.linear(x, packed, _STEP, 128)
 
-    return Contender(_INT8, build, answer=lambda y: y.dequantize().numpy())
+    return peers.torch(build, _INT8, answer=lambda y: y.dequantize().numpy())

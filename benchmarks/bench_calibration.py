@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.machine import READS, reads
-from benchmarks.peers import Peers, torch_with
+from benchmarks.peers import Peers
 from benchmarks.shapes import CACHED, MEDIUM, SPLIT, STREAMED, normal
 from benchmarks.timing import Call, Case, Contender, Target
 from lowbit.calibration.sketch import Sketch
@@ -40,7 +40,7 @@ def _everything(peers: Peers, name: str, n: int) -> Case:
     return Case(
         name,
         4 * n,
-        [_lowbit("lowbit", x), _torch(peers.threads, x), _ort(ORT_ENTROPY, x), _ort(ORT_PERCENTILE, x)],
+        [_lowbit("lowbit", x), _torch(peers, x), _ort(ORT_ENTROPY, x), _ort(ORT_PERCENTILE, x)],
         [
             Target("lowbit", TORCH_HISTOGRAM, 4.0, "torch's histogram"),
             Target("lowbit", ORT_ENTROPY, 10.0, ORT_ENTROPY),
@@ -76,9 +76,9 @@ def _lowbit(name: str, x: Array, **options: Any) -> Contender:
     return Contender(name, build, kind="lowbit", answer=lambda sketch: sketch.ranges())
 
 
-def _torch(threads: int, x: Array) -> Contender:
-    def build() -> Call:
-        tensor = torch_with(threads).from_numpy(x)
+def _torch(peers: Peers, x: Array) -> Contender:
+    def build(torch: Any) -> Call:
+        tensor = torch.from_numpy(x)
         from torch.ao.quantization import HistogramObserver
 
         observer = HistogramObserver()
@@ -89,7 +89,7 @@ def _torch(threads: int, x: Array) -> Contender:
 
         return observe
 
-    return Contender(TORCH_HISTOGRAM, build, answer=lambda o: [float(o.min_val), float(o.max_val)])
+    return peers.torch(build, TORCH_HISTOGRAM, answer=lambda o: [float(o.min_val), float(o.max_val)])
 
 
 def _ort(name: str, x: Array) -> Contender:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import lowbit as lb
 from benchmarks.onnx_call import MICROSOFT, onnx_call
-from benchmarks.peers import ORT, TORCH, Peers, torch_with
+from benchmarks.peers import ORT, Peers
 from benchmarks.shapes import SPLIT, aligned, normal
 from benchmarks.timing import Call, Case, Contender, Target, of_lowbit
 
@@ -45,8 +45,7 @@ def _pair(peers: Peers, op: str, name: str, n: int, kinds: tuple[tuple[str, floa
     out = lb.QuantizedTensor(aligned(n, kinds[2][0]), out_params)
     theirs = aligned(n, kinds[2][0])
 
-    def torch_call() -> Call:
-        torch = torch_with(peers.threads)
+    def torch_call(torch: Any) -> Call:
         x, y = (_torch_codes(torch, q, kind) for q, kind in ((a, kinds[0]), (b, kinds[1])))
         run = torch.ops.quantized.add if op == "add" else torch.ops.quantized.mul
         return lambda: run(x, y, kinds[2][1], kinds[2][2])
@@ -59,7 +58,7 @@ def _pair(peers: Peers, op: str, name: str, n: int, kinds: tuple[tuple[str, floa
 
     contenders = [
         of_lowbit(lambda: ours(a, b, out_params=out_params, out=out), answer=lambda q: q.data),
-        Contender(TORCH, torch_call, answer=lambda q: q.int_repr().numpy()),
+        peers.torch(torch_call, answer=lambda q: q.int_repr().numpy()),
         Contender(ORT, ort_call, answer=lambda _: theirs),
     ]
     # Peers multiply by 1 / scale, and round some codes the other way.
@@ -71,14 +70,13 @@ def _relu(peers: Peers, name: str, n: int) -> Case:
     a = _codes(n, kind)
     out = lb.QuantizedTensor(aligned(n, np.int8), a.params)
 
-    def torch_call() -> Call:
-        torch = torch_with(peers.threads)
+    def torch_call(torch: Any) -> Call:
         x = _torch_codes(torch, a, kind)
         return lambda: torch.relu(x)
 
     contenders = [
         of_lowbit(lambda: lb.qrelu(a, out=out), answer=lambda q: q.data),
-        Contender(TORCH, torch_call, answer=lambda q: q.int_repr().numpy()),
+        peers.torch(torch_call, answer=lambda q: q.int_repr().numpy()),
     ]
     return Case(name, 2 * n, contenders, [_COPY], np.maximum(a.data, np.int8(kind[2])))
 

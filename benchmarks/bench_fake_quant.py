@@ -35,16 +35,12 @@ def _lowbit(x: Array, name: str = "lowbit", **fields: Any) -> Contender:
     return of_lowbit(lambda: lb.fake_quantize(x, SCALE, ZERO_POINT, out=out), name, answer=lambda y: y, **fields)
 
 
-def _torch(peers: Peers, build: Callable[[Any], Callable[[], Any]], **fields: Any) -> Contender:
-    return Contender(TORCH, lambda: build(torch_with(peers.threads)), **fields)
-
-
 def _torch_per_tensor(peers: Peers, x: Array) -> Contender:
     def build(torch: Any) -> Callable[[], Any]:
         tensor = torch.from_numpy(x)
         return lambda: torch.fake_quantize_per_tensor_affine(tensor, SCALE, ZERO_POINT, *_CODES)
 
-    return _torch(peers, build, answer=lambda y: y.numpy())
+    return peers.torch(build, answer=lambda y: y.numpy())
 
 
 def _expected(x: Array) -> Array:
@@ -85,7 +81,7 @@ def _autograd(peers: Peers) -> Case:
     def theirs(torch: Any) -> Callable[[], Any]:
         return _step(torch, lambda t: torch.fake_quantize_per_tensor_affine(t, SCALE, ZERO_POINT, *_CODES), x)
 
-    contenders = [Contender("lowbit", ours, kind="lowbit"), _torch(peers, theirs)]
+    contenders = [Contender("lowbit", ours, kind="lowbit"), peers.torch(theirs)]
     targets = [Target("lowbit", TORCH, 10, "torch")]
     return Case("forward + backward by autograd, 2^20", 20 * SPLIT, contenders, targets)
 
@@ -108,7 +104,7 @@ def _learned(peers: Peers) -> Case:
         op = torch._fake_quantize_learnable_per_tensor_affine
         return _step(torch, lambda t: op(t, s, z, *_CODES), x, s, z)
 
-    contenders = [Contender("lowbit", ours, kind="lowbit"), _torch(peers, theirs)]
+    contenders = [Contender("lowbit", ours, kind="lowbit"), peers.torch(theirs)]
     targets = [Target("lowbit", TORCH, 10, "torch")]
     return Case("learned scale, forward + backward, 2^20", 20 * SPLIT, contenders, targets)
 
@@ -124,7 +120,7 @@ def _channels(peers: Peers, axis: int) -> Case:
 
     contenders = [
         of_lowbit(lambda: lb.fake_quantize(x, scales, zeros, axis=axis, out=out)),
-        _torch(peers, build),
+        peers.torch(build),
     ]
     name = f"fake_quantize per channel, 4096×4096, axis {axis}"
     return Case(name, 8 * x.size, contenders, [Target("lowbit", TORCH, 15, "torch")])

@@ -41,38 +41,38 @@ class Peers:
 
     # ---- torch --------------------------------------------------------------------------------------
 
+    def torch(self, build: Callable[[Any], Callable[[], Any]], name: str = TORCH, **fields: Any) -> Contender:
+        """A contender of torch; `build` is given the module."""
+        return Contender(name, lambda: build(torch_with(self.threads)), **fields)
+
     def torch_quantize(self, x: Array, scale: float, zero_point: int) -> Contender:
-        def build() -> Callable[[], Any]:
-            torch = torch_with(self.threads)
+        def build(torch: Any) -> Callable[[], Any]:
             tensor = torch.from_numpy(x)
             return lambda: torch.quantize_per_tensor(tensor, scale, zero_point, torch.qint8)
 
-        return Contender(TORCH, build, answer=lambda q: q.int_repr().numpy())
+        return self.torch(build, answer=lambda q: q.int_repr().numpy())
 
     def torch_quantize_channels(self, x: Array, scales: Array, axis: int) -> Contender:
-        def build() -> Callable[[], Any]:
-            torch = torch_with(self.threads)
+        def build(torch: Any) -> Callable[[], Any]:
             tensor, scale = torch.from_numpy(x), torch.from_numpy(scales)
             zeros = torch.zeros(scales.size, dtype=torch.long)
             return lambda: torch.quantize_per_channel(tensor, scale, zeros, axis, torch.qint8)
 
-        return Contender(TORCH, build, answer=lambda q: q.int_repr().numpy())
+        return self.torch(build, answer=lambda q: q.int_repr().numpy())
 
     def torch_dequantize(self, x: Array, scale: float, zero_point: int) -> Contender:
-        def build() -> Callable[[], Any]:
-            torch = torch_with(self.threads)
+        def build(torch: Any) -> Callable[[], Any]:
             q = torch.quantize_per_tensor(torch.from_numpy(x), scale, zero_point, torch.qint8)
             return lambda: q.dequantize()
 
-        return Contender(TORCH, build, answer=lambda y: y.numpy())
+        return self.torch(build, answer=lambda y: y.numpy())
 
     def torch_aminmax(self, x: Array) -> Contender:
-        def build() -> Callable[[], Any]:
-            torch = torch_with(self.threads)
+        def build(torch: Any) -> Callable[[], Any]:
             tensor = torch.from_numpy(x)
             return lambda: torch.aminmax(tensor)
 
-        return Contender("torch.aminmax", build, answer=lambda r: [float(r.min), float(r.max)])
+        return self.torch(build, "torch.aminmax", answer=lambda r: [float(r.min), float(r.max)])
 
     # ---- ONNX Runtime -------------------------------------------------------------------------------
 

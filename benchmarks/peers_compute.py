@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.onnx_call import MICROSOFT, onnx_call
-from benchmarks.peers import torch_with
+from benchmarks.peers import Peers, torch_with
 from benchmarks.problems import A_SCALE, A_ZERO, OUT_ZERO, Convolution, Groups, Layer, Product
 from benchmarks.shapes import aligned
 from benchmarks.timing import Call, Contender
@@ -36,11 +35,8 @@ NBITS = ("ORT MatMulNBits, accuracy 4", "ORT MatMulNBits, accuracy 0")
 INT4PACK = "torch int4pack, bf16"  # with float32 it is a plain loop
 
 
-@dataclass(frozen=True)
-class ComputePeers:
-    """Makers of contenders that use this many threads."""
-
-    threads: int = 1
+class ComputePeers(Peers):
+    """Those of integer compute."""
 
     # ---- GEMM of codes -----------------------------------------------------------------------------
 
@@ -49,10 +45,9 @@ class ComputePeers:
         out, sums = aligned((p.m, p.n), np.uint8), aligned((p.m, p.n), np.int32)
         zeros = np.zeros(p.n, np.int8)
 
-        def torch_sums() -> Call:
+        def torch_sums(torch: Any) -> Call:
             if not dict(_core.cpu_features()).get("avx512_vnni", True):
                 raise NotImplementedError("without VNNI it is a plain loop, a hundred times slower")
-            torch = torch_with(self.threads)
             a, w = torch.from_numpy((p.a.astype(np.int16) - A_ZERO).astype(np.int8)), torch.from_numpy(p.w)
             return lambda: torch._int_mm(a, w)  # int8 by int8: there is none for uint8
 
@@ -72,17 +67,16 @@ class ComputePeers:
             *(self._torch_product(p, engine) for engine in _ENGINE_NAMES),
             Contender(ORT_CODES, ort_codes, answer=lambda _: out),
             Contender(ORT_SUMS, ort_sums, answer=lambda _: p.sums_to_codes(sums)),
-            Contender(TORCH_SUMS, torch_sums, answer=lambda y: p.sums_to_codes(y.numpy())),
+            self.torch(torch_sums, TORCH_SUMS, answer=lambda y: p.sums_to_codes(y.numpy())),
         ]
 
     def _torch_product(self, p: Product, engine: str) -> Contender:
-        def build() -> Call:
-            torch = torch_with(self.threads)
+        def build(torch: Any) -> Call:
             a = torch._make_per_tensor_quantized_tensor(torch.from_numpy(p.a), A_SCALE, A_ZERO)
             packed = self._prepacked(p.w.T, p.w_scale, engine)
             return lambda: torch.ops.quantized.linear(a, packed, p.out_scale, OUT_ZERO)
 
-        return Contender(f"torch {engine}", build, answer=lambda y: y.int_repr().numpy())
+        return self.torch(build, f"torch {engine}", answer=lambda y: y.int_repr().numpy())
 
     def _prepacked(self, w: Array, scale: Array, engine: str) -> Any:
         """Codes w [n, k], one scale per row."""
@@ -113,24 +107,22 @@ class ComputePeers:
         return [*engines, Contender(ORT_DYNAMIC, ort, answer=lambda _: out)]
 
     def _torch_dynamic(self, p: Layer, engine: str) -> Contender:
-        def build() -> Call:
-            torch = torch_with(self.threads)
+        def build(torch: Any) -> Call:
             x, packed = torch.from_numpy(p.x), self._prepacked(p.w_codes, p.w_scale, engine)
             # 7 bits for x, as torch's own module has it.
             return lambda: torch.ops.quantized.linear_dynamic(x, packed, reduce_range=True)
 
-        return Contender(f"torch {engine}", build, answer=lambda y: y.numpy())
+        return self.torch(build, f"torch {engine}", answer=lambda y: y.numpy())
 
     def float_layers(self, x: Array, w: Array, to_answer: Callable[[Array], Array]) -> list[Contender]:
         """x w^T in float32 by torch and by NumPy."""
 
-        def torch_f32() -> Call:
-            torch = torch_with(self.threads)
+        def torch_f32(torch: Any) -> Call:
             own, linear = (torch.from_numpy(x), torch.from_numpy(w).clone()), torch.nn.functional.linear
             return lambda: linear(*own)
 
         return [
-            Contender(TORCH_F32, torch_f32, answer=lambda y: to_answer(y.numpy())),
+            self.torch(torch_f32, TORCH_F32, answer=lambda y: to_answer(y.numpy())),
             self.numpy_layer(x, w, to_answer),
         ]
 
@@ -162,8 +154,7 @@ class ComputePeers:
                 self.threads, "MatMulNBits", inputs, out, constants=constants, domain=MICROSOFT, **options
             )  # fmt: skip
 
-        def int4pack() -> Call:
-            torch = torch_with(self.threads)
+        def int4pack(torch: Any) -> Call:
             ops = torch.ops.aten
             x, codes = torch.from_numpy(p.x).bfloat16(), torch.from_numpy(p.w_codes.astype(np.int32) + 8)
             packed = ops._convert_weight_to_int4pack_for_cpu(codes, 1)
@@ -174,16 +165,15 @@ class ComputePeers:
         return [
             Contender(NBITS[0], lambda: nbits(4), answer=lambda _: out),
             Contender(NBITS[1], lambda: nbits(0), answer=lambda _: out),
-            Contender(INT4PACK, int4pack, answer=lambda y: y.float().numpy()),
+            self.torch(int4pack, INT4PACK, answer=lambda y: y.float().numpy()),
         ]
 
     def bfloat_layer(self, p: Layer) -> Contender:
-        def build() -> Call:
-            torch = torch_with(self.threads)
+        def build(torch: Any) -> Call:
             x, w = (torch.from_numpy(a).bfloat16() for a in (p.x, p.w))
             return lambda: torch.nn.functional.linear(x, w)
 
-        return Contender(TORCH_BF16, build, answer=lambda y: y.float().numpy())
+        return self.torch(build, TORCH_BF16, answer=lambda y: y.float().numpy())
 
     # ---- convolutions -------------------------------------------------------------------------------
 
@@ -196,8 +186,7 @@ class ComputePeers:
         ]
 
     def _torch_convolution(self, p: Convolution, engine: str) -> Contender:
-        def build() -> Call:
-            torch = torch_with(self.threads)
+        def build(torch: Any) -> Call:
             codes = torch.from_numpy(p.x).contiguous(memory_format=torch.channels_last)
             x = torch._make_per_tensor_quantized_tensor(codes, A_SCALE, A_ZERO)
             x = x.contiguous(memory_format=torch.channels_last)
@@ -207,7 +196,7 @@ class ComputePeers:
                 packed = torch.ops.quantized.conv2d_prepack(w, None, *geometry)
             return lambda: torch.ops.quantized.conv2d(x, packed, p.out_scale, OUT_ZERO)
 
-        return Contender(f"torch {engine}", build, answer=lambda y: y.int_repr().numpy())
+        return self.torch(build, f"torch {engine}", answer=lambda y: y.int_repr().numpy())
 
     def _ort_convolution(self, p: Convolution, name: str) -> Contender:
         """ONNX has NCHW only; ONNX Runtime's own operator of that name takes both."""
@@ -229,15 +218,14 @@ class ComputePeers:
         return Contender(name, build, answer=lambda _: np.moveaxis(out, -1, 1) if last else out)
 
     def _float_convolution(self, p: Convolution) -> Contender:
-        def build() -> Call:
-            torch = torch_with(self.threads)
+        def build(torch: Any) -> Call:
             x = (p.x.astype(np.float32) - A_ZERO) * np.float32(A_SCALE)
             w = p.w * p.w_scale.reshape(-1, 1, 1, 1)
             own = [torch.from_numpy(a).contiguous(memory_format=torch.channels_last) for a in (x, w)]
             geometry = (None, p.stride, p.padding, 1, p.groups)
             return lambda: torch.nn.functional.conv2d(*own, *geometry)
 
-        return Contender(TORCH_F32, build, answer=lambda y: p.to_codes(y.numpy()))
+        return self.torch(build, TORCH_F32, answer=lambda y: p.to_codes(y.numpy()))
 
 
 def rotating(build: Callable[[], Call], copies: int) -> Callable[[], Call]:
