@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import lowbit as lb
-from benchmarks.peers import TORCH, Peers, torch_with
+from benchmarks.peers import TORCH, Peers, numpy_codes, torch_with
 from benchmarks.shapes import CACHED, MATRIX, SCALE, SPLIT, ZERO_POINT, aligned, normal
 from benchmarks.timing import Case, Contender, Target, of_lowbit
 from lowbit import plans
@@ -43,15 +43,12 @@ def _torch_per_tensor(peers: Peers, x: Array) -> Contender:
     return peers.torch(build, answer=lambda y: y.numpy())
 
 
-def _expected(x: Array) -> Array:
-    return (np.clip(np.rint(x / np.float32(SCALE)) + ZERO_POINT, *_CODES) - ZERO_POINT) * np.float32(SCALE)
-
-
 def _forward(peers: Peers, name: str, n: int) -> Case:
     x = normal(n)
     contenders = [_lowbit(x), _torch_per_tensor(peers, x)]
+    expected = (numpy_codes(x, SCALE, ZERO_POINT) - np.float32(ZERO_POINT)) * np.float32(SCALE)
     targets = [Target("lowbit", TORCH, 15, "torch")]
-    return Case(name, 8 * n, contenders, targets, _expected(x), tolerance=1.01 * SCALE)
+    return Case(name, 8 * n, contenders, targets, expected, tolerance=1.01 * SCALE)
 
 
 def _step(torch: Any, forward: Callable[..., Any], x: Array, *learned: Any) -> Callable[[], Any]:

@@ -49,12 +49,8 @@ def cases(peers: Peers) -> Iterator[Case]:
             operations=p.operations,
             group_targets=_MEANS,
         )
-    yield from _under_avx2()
-
-
-def _under_avx2() -> Iterator[Case]:
-    """Activations of 7 bits: packing and a look at them show that no pair of products saturates. And weights of 6 bits,
-    of which packing alone shows that no four do."""
+    # Activations of 7 bits: packing and a look at them show that no pair of products saturates. And weights of 6 bits,
+    # of which packing alone shows that no four do.
     yield _avx2_beside_vnni("1024×1024×1024 under AVX2", Product(*CUBE))
     yield _avx2_beside_vnni("1024×1024×1024 under AVX2, small weights", SmallWeights(*CUBE))
 

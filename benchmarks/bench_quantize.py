@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import lowbit as lb
 from benchmarks.machine import capped
-from benchmarks.peers import ORT, TORCH, Peers
+from benchmarks.peers import ORT, TORCH, Peers, numpy_codes
 from benchmarks.shapes import CACHED, MATRIX, MEDIUM, SCALE, STREAMED, ZERO_POINT, aligned, normal
 from benchmarks.timing import Case, Contender, Target, of_lowbit
 from lowbit import _core
@@ -48,7 +48,7 @@ def _per_tensor(peers: Peers, name: str, n: int, targets: list[Target]) -> Case:
         peers.ort_quantize(x, SCALE, ZERO_POINT),
         peers.numpy_quantize(x, SCALE, ZERO_POINT),
     ]
-    return Case(name, 5 * n, contenders, targets, _codes(x, SCALE, ZERO_POINT), tolerance=1)
+    return Case(name, 5 * n, contenders, targets, numpy_codes(x, SCALE, ZERO_POINT), tolerance=1)
 
 
 def _per_channel(peers: Peers, axis: int) -> Case:
@@ -62,7 +62,7 @@ def _per_channel(peers: Peers, axis: int) -> Case:
         5 * x.size + scales.nbytes,
         contenders,
         [Target("lowbit", TORCH, 15, "torch")],
-        _codes(x, along, 0),
+        numpy_codes(x, along, 0),
         tolerance=1,
     )
 
@@ -81,7 +81,7 @@ def _half_width(peers: Peers, name: str, n: int, scale: float) -> Case:
     ]
     targets = [Target(f"lowbit, {half}", "lowbit, f32", 1.0, "f32") for half in ("f16", "bf16")]
     # bfloat16 keeps 8 bits of a number and float16 rounds the scale: a few codes move further than by one.
-    return Case(name, 3 * n, contenders, targets, _codes(x, scale, ZERO_POINT), tolerance=2)
+    return Case(name, 3 * n, contenders, targets, numpy_codes(x, scale, ZERO_POINT), tolerance=2)
 
 
 def _under_avx2() -> Case:
@@ -97,10 +97,4 @@ def _under_avx2() -> Case:
         lowbit_quantize(x, params, "lowbit, AVX-512", around=lambda: capped("")),
     ]
     targets = [Target("lowbit, AVX2", "lowbit, AVX-512", 0.6, "AVX-512", any_threads=True)]
-    return Case(name, 5 * CACHED, contenders, targets, _codes(x, SCALE, ZERO_POINT), tolerance=1)
-
-
-def _codes(x: Array, scale: npt.ArrayLike, zero_point: int) -> Array:
-    s = np.asarray(scale, np.float32)
-    codes: Array = np.clip(np.rint(x / s) + zero_point, -128, 127).astype(np.int8)
-    return codes
+    return Case(name, 5 * CACHED, contenders, targets, numpy_codes(x, SCALE, ZERO_POINT), tolerance=1)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,11 +34,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where there is room; a temporary folder in it is used")
     parser.add_argument("--recipe", default="W4A16")
     parser.add_argument("--tries", type=int, default=3)
-    parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        _child(*options.child, options.recipe)
-        return
     free = shutil.disk_usage(options.dir or tempfile.gettempdir()).free
     asked = options.gigabytes
     options.gigabytes = min(asked, 0.45 * free / 1e9)  # source, result, and a spare
@@ -69,12 +64,13 @@ def _measured(folder: Path, gigabytes: float, recipe: str, tries: int) -> list[A
         reads.append(_read(files))
         _forget(files)
         shutil.rmtree(target, ignore_errors=True)
-        runs.append(_run(source, target, recipe))
+        with multiprocessing.get_context("spawn").Pool(1) as own_process:
+            runs.append(own_process.apply(_run, (source, target, recipe)))
         out = sum(f.stat().st_size for f in target.glob("*.safetensors"))
         writes.append(_write(folder / "plain", out))
     alone = [min(reads), _quantize(nbytes), min(writes)]
-    best = min(run["seconds"] for run in runs)
-    peak = max(run["peak_bytes"] - run["start_bytes"] for run in runs)
+    best = min(seconds for seconds, _ in runs)
+    peak = max(grown for _, grown in runs)
     return [recipe, nbytes / 1e9, out / 1e9, best, *alone, 100 * max(alone) / best, peak / 1e6]
 
 
@@ -115,21 +111,14 @@ def _generate(folder: Path, nbytes: int) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "tie_word_embeddings": True}))
 
 
-def _run(source: Path, target: Path, recipe: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.checkpoint_stream", "--recipe", recipe, "--child", source, target]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def _child(source: Path, target: Path, recipe: str) -> None:
+def _run(source: Path, target: Path, recipe: str) -> tuple[float, int]:
+    """Seconds, and the bytes by which the memory of this process has grown at the most."""
     from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 
     start = _memory("VmRSS")
     began = time.perf_counter()
     quantize_checkpoint(source, target, recipe)
-    seconds = time.perf_counter() - began
-    print(json.dumps({"seconds": seconds, "start_bytes": start, "peak_bytes": _memory("VmHWM")}))
+    return time.perf_counter() - began, _memory("VmHWM") - start
 
 
 def _memory(field: str) -> int:

@@ -121,12 +121,7 @@ class Peers:
     # ---- NumPy --------------------------------------------------------------------------------------
 
     def numpy_quantize(self, x: Array, scale: float, zero_point: int) -> Contender:
-        s = np.float32(scale)
-        return Contender(
-            NUMPY,
-            lambda: lambda: np.clip(np.rint(x / s) + zero_point, -128, 127).astype(np.int8),
-            answer=lambda q: q,
-        )
+        return Contender(NUMPY, lambda: lambda: numpy_codes(x, scale, zero_point), answer=lambda q: q)
 
     def numpy_dequantize(self, codes: Array, scale: float, zero_point: int) -> Contender:
         s, z = np.float32(scale), np.float32(zero_point)
@@ -183,6 +178,12 @@ class Peers:
             return lambda: gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q4_0)
 
         return Contender(GGUF, build, answer=lambda y: y)
+
+
+def numpy_codes(x: Array, scale: npt.ArrayLike, zero_point: int) -> Array:
+    """int8 codes of x."""
+    codes: Array = np.clip(np.rint(x / np.asarray(scale, np.float32)) + zero_point, -128, 127).astype(np.int8)
+    return codes
 
 
 def package_versions() -> dict[str, str | None]:

@@ -7,10 +7,7 @@ for longer than the search had. It holds where its median is within 5 % of the b
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-import tempfile
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +42,8 @@ def check(kind: str, text: str, seconds: float, sweep_seconds: float) -> list[An
     """A row: the workload, what the tuner chose, what is the fastest, their ratio, and whether that is close enough."""
     workload = QuantizationWorkload.parse(kind, text)
     found = auto_tune(workload, config=AutoTuningConfig(max_search_time=seconds, min_improvement=1.0), cache=False)
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "sweep.json"
-        code = (
-            f"import json; from benchmarks.tuning_check import sweep; "
-            f"json.dump(sweep({kind!r}, {text!r}, {sweep_seconds}), open({str(out)!r}, 'w'))"
-        )
-        subprocess.run([sys.executable, "-c", code], check=True)
-        medians = json.loads(out.read_text())
+    with multiprocessing.get_context("spawn").Pool(1) as fresh:
+        medians = fresh.apply(sweep, (kind, text, sweep_seconds))
     floats = min((n for n in medians if n.startswith("float32")), key=medians.__getitem__)
     # Also those the search had no time for; not those too inaccurate to win, which two bits always are.
     broken = {r.name for r in found.results if r.violations}
