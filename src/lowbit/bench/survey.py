@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 import lowbit as lb
 from lowbit import reference
 from lowbit.data import digits_accuracy, load_digits_cnn
+from lowbit.numerics.metrics import error_report
 
 # 16 MiB of float32 in rows of 1024: larger than L2, and quick to repeat.
 TIMED_ELEMENTS = 4 << 20
@@ -111,16 +112,20 @@ def run_survey(
         quantized = {name: setting.quantize(array.reshape(len(array), -1)) for name, array in weights.items()}
         restored = {name: q.dequantize().reshape(weights[name].shape) for name, q in quantized.items()}
         nbytes = sum(q.nbytes for q in quantized.values())
-        figures = nbytes * 8 / count, _sqnr_db(weights, restored), digits_accuracy(network | restored)
+        sqnr_db = error_report(_joined(weights), _joined(restored)).sqnr_db
+        figures = nbytes * 8 / count, sqnr_db, digits_accuracy(network | restored)
         speed = _speed(setting, timed)
         rows.append(SurveyRow(setting.dtype_name, setting.scheme_name, nbytes, *figures, *speed))
     return rows
 
 
+def _joined(weights: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+    return np.concatenate([array.ravel() for array in weights.values()])
+
+
 def _tiled(weights: dict[str, NDArray[Any]], elements: int) -> NDArray[np.float32]:
-    """All weights concatenated and repeated, as rows of 1024."""
-    once = np.concatenate([array.ravel() for array in weights.values()])
-    return np.resize(once, (max(1, elements // ROW), ROW))
+    """All weights repeated, as rows of 1024."""
+    return np.resize(_joined(weights), (max(1, elements // ROW), ROW))
 
 
 def _widths(matrix: NDArray[np.float32], choices: tuple[int, ...]) -> list[int]:
@@ -130,14 +135,6 @@ def _widths(matrix: NDArray[np.float32], choices: tuple[int, ...]) -> list[int]:
     for bits, rows in zip(choices, np.array_split(order, len(choices)), strict=True):
         widths[rows] = bits
     return [int(bits) for bits in widths]
-
-
-def _sqnr_db(weights: dict[str, NDArray[Any]], restored: dict[str, NDArray[Any]]) -> float:
-    """10 log10 of signal power over error power, over all weights."""
-    signal = sum(float(np.sum(np.square(w, dtype=np.float64))) for w in weights.values())
-    pairs = ((w.astype(np.float64), restored[name]) for name, w in weights.items())
-    noise = sum(float(np.sum(np.square(w - y))) for w, y in pairs)
-    return 10 * math.log10(signal / noise)
 
 
 def _speed(setting: Setting, x: NDArray[np.float32]) -> tuple[float, float, bool]:

@@ -82,9 +82,9 @@ class Sketch:
         self.on_nonfinite, self.collect = on_nonfinite, collect
         self._sizes = (bins, reservoir)
         self._native: core.Sketches | None = None
-        self._shape: tuple[int, ...] = ()  # of the scales
+        self.shape: tuple[int, ...] = ()  # of the distributions; () for one
         self._axis_size: int | None = None
-        self._wide = False  # float64 arrays were among them
+        self.is_wide = False  # whether float64 arrays were among those seen
         self._grain = 16  # bits of a float32 that no array seen has used
 
     def add(self, x: Any, name: str | None = None) -> None:
@@ -95,7 +95,7 @@ class Sketch:
         bad = native.add(floats.array, floats.element, elementwise.granularity(g), self.on_nonfinite == "ignore")
         if bad and self.on_nonfinite == "raise":
             cpu.refuse_nonfinite(floats, name or self.name)
-        self._wide = self._wide or floats.element is Element.f64
+        self.is_wide = self.is_wide or floats.element is Element.f64
         self._grain = min(self._grain, _GRAINS[floats.element])
         self.__dict__.pop("_arrays", None)
 
@@ -111,20 +111,20 @@ class Sketch:
         if other._native is None:
             return
         if self._native is None:
-            self._shape, self._axis_size = other._shape, other._axis_size
+            self.shape, self._axis_size = other.shape, other._axis_size
             self._native = core.Sketches(other._native.scales, other._native.bins, other._native.reservoir)
-        if self._shape != other._shape:
-            raise InvalidProblem(f"other: scales of shape {other._shape}; expected {self._shape}")
+        if self.shape != other.shape:
+            raise InvalidProblem(f"other: scales of shape {other.shape}; expected {self.shape}")
         self._native.merge(other._native)
-        self._wide, self._grain = self._wide or other._wide, min(self._grain, other._grain)
+        self.is_wide, self._grain = self.is_wide or other.is_wide, min(self._grain, other._grain)
         self.__dict__.pop("_arrays", None)
 
     def _native_for(self, g: Granularity, shape: tuple[int, ...], name: str | None) -> core.Sketches:
         if self._native is not None:
-            if g.scale_shape != self._shape or (self.group_size is not None and g.axis != self._axis_size):
+            if g.scale_shape != self.shape or (self.group_size is not None and g.axis != self._axis_size):
                 raise InvalidProblem(
                     f"{name or self.name}: shape {shape} has scales of shape {g.scale_shape}; "
-                    f"those before had {self._shape}"
+                    f"those before had {self.shape}"
                 )
             return self._native
         scales = int(np.prod(g.scale_shape))
@@ -141,23 +141,13 @@ class Sketch:
                 "(a larger group_size, or fewer bins)"
             )
         self._native = core.Sketches(scales, bins, reservoir)
-        self._shape, self._axis_size = g.scale_shape, g.axis
+        self.shape, self._axis_size = g.scale_shape, g.axis
         return self._native
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the distributions: () for one."""
-        return self._shape
 
     @property
     def nbytes(self) -> int:
         """Memory in bytes; it does not grow with the stream."""
         return 0 if self._native is None else self._native.nbytes
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether float64 arrays were among those seen."""
-        return self._wide
 
     @property
     def num_samples(self) -> int:
@@ -195,7 +185,7 @@ class Sketch:
     def ranges(self) -> tuple[Array, Array]:
         """Least and greatest of each distribution, in float64."""
         extremes = self._arrays["extremes"]
-        return extremes[:, 0].reshape(self._shape), extremes[:, 1].reshape(self._shape)
+        return extremes[:, 0].reshape(self.shape), extremes[:, 1].reshape(self.shape)
 
     @functools.cached_property
     def _arrays(self) -> dict[str, Array]:
@@ -212,18 +202,18 @@ class Sketch:
         plain = {name: getattr(self, name) for name in ("axis", "group_size", "name", "on_nonfinite", "collect")}
         return plain | dict(zip(("bins", "reservoir"), self._sizes, strict=True))
 
-    def to_arrays(self, prefix: str = "") -> tuple[dict[str, Array], dict[str, Any]]:
+    def to_arrays(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """The state as arrays and as JSON, for `from_arrays`."""
         native = self._native
-        return {} if native is None else {prefix + k: v for k, v in self._arrays.items()}, {
+        return {} if native is None else dict(self._arrays), {
             "version": _VERSION, "axis": self.axis, "group_size": self.group_size, "name": self.name,
             "on_nonfinite": self.on_nonfinite, "collect": self.collect, "sizes": list(self._sizes),
-            "shape": list(self._shape), "axis_size": self._axis_size, "wide": self._wide, "grain": self._grain,
+            "shape": list(self.shape), "axis_size": self._axis_size, "wide": self.is_wide, "grain": self._grain,
             "native": None if native is None else [native.scales, native.bins, native.reservoir],
         }  # fmt: skip
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, Array], about: dict[str, Any], prefix: str = "") -> Sketch:
+    def from_arrays(cls, arrays: dict[str, Array], about: dict[str, Any]) -> Sketch:
         """The sketch of `to_arrays`; raises FormatError for anything else."""
         try:
             if about["version"] != _VERSION:
@@ -231,23 +221,23 @@ class Sketch:
             bins, reservoir = about["sizes"]
             options = {k: about[k] for k in ("axis", "group_size", "on_nonfinite", "collect")}
             made = cls(name=str(about["name"]), bins=bins, reservoir=reservoir, **options)
-            made._shape = tuple(int(n) for n in about["shape"])
-            made._axis_size, made._wide, made._grain = about["axis_size"], bool(about["wide"]), int(about["grain"])
+            made.shape = tuple(int(n) for n in about["shape"])
+            made._axis_size, made.is_wide, made._grain = about["axis_size"], bool(about["wide"]), int(about["grain"])
             if about["native"] is not None:
-                made._restore(arrays, about["native"], prefix)
+                made._restore(arrays, about["native"])
         except FormatError:
             raise
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FormatError(f"not a sketch: {error}") from None
         return made
 
-    def _restore(self, arrays: dict[str, Array], sizes: list[int], prefix: str) -> None:
+    def _restore(self, arrays: dict[str, Array], sizes: list[int]) -> None:
         scales, bins, kept = (int(n) for n in sizes)
-        if scales != int(np.prod(self._shape)) or scales < 1 or not (bins == 0 or bins >= 128) or kept < 0:
-            raise FormatError(f"sizes: {sizes}; not those of a sketch of shape {self._shape}")
+        if scales != int(np.prod(self.shape)) or scales < 1 or not (bins == 0 or bins >= 128) or kept < 0:
+            raise FormatError(f"sizes: {sizes}; not those of a sketch of shape {self.shape}")
         given: dict[str, Array] = {}
         for field, (shape, dtype) in _layout(scales, bins, kept).items():
-            a = arrays[prefix + field]
+            a = arrays[field]
             if a.shape != shape or a.dtype.name != dtype:
                 raise FormatError(f"{field}: {a.dtype} of shape {a.shape}; expected {dtype} of shape {shape}")
             given[field] = np.array(a, order="C")  # of their own, and writable

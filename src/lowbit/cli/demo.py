@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Calibration uses the first images, accuracy is measured on the others.
 _CALIBRATION = 60
+_BATCH = 32
 _RECIPES: dict[str, Any] = {
     "int8 static": "static-int8",
     "int4 weights": {"name": "W4A16-g32", "weights": {"dtype": "int4", "group_size": 32}},
@@ -56,8 +57,7 @@ def digits_accuracy(predict: Any, batches: Iterable[Mapping[str, Any]]) -> float
 def _quantized(folder: Path, recipe: Any, seconds: float) -> "ModelReport":
     from lowbit.data import digits_onnx, load_digits_cnn
     from lowbit.formats.files import quantize_file
-    from lowbit.formats.onnx import measure
-    from lowbit.formats.onnx.runtime import open_session
+    from lowbit.formats.onnx.measure import measure_models
     from lowbit.models import Recipe
     from lowbit.report import write_html
 
@@ -72,16 +72,15 @@ def _quantized(folder: Path, recipe: Any, seconds: float) -> "ModelReport":
     target = place / "digits.onnx"
     calibration = [{"images": images[:_CALIBRATION]}]
     report = quantize_file(source, target, made, data=calibration, overwrite=True, seconds=0, progress=False)
-    held_out = [{"images": images[_CALIBRATION:], "labels": labels[_CALIBRATION:]}]
-    pair = open_session(source), open_session(target)
-    feeds = [{"images": b["images"]} for b in held_out]
-    samples = len(labels) - _CALIBRATION
-    report = report.but(
-        accuracy=measure.compare_outputs(*pair, feeds),
-        metrics=[measure.compare_metric("accuracy, %", digits_accuracy, *pair, lambda: held_out)],
-        latency=measure.compare_speed(source, target, {"images": images[:32]}, (1,), seconds) if seconds > 0 else [],
-        notes=[*report.notes, f"Ranges are from {_CALIBRATION} images, accuracy is from {samples} others."],
-    )
+    batches = [
+        {"images": images[at : at + _BATCH], "labels": labels[at : at + _BATCH]}
+        for at in range(_CALIBRATION, len(labels), _BATCH)
+    ]
+    feeds = [{"images": batch["images"]} for batch in batches]
+    metric = "accuracy, %", digits_accuracy
+    measured = measure_models(source, target, lambda: feeds, lambda: batches, metric, seconds, (1,))
+    note = f"Ranges are from {_CALIBRATION} images, accuracy is from {len(labels) - _CALIBRATION} others."
+    report = report.but(**measured, notes=[*report.notes, note])
     write_html(report, place / "report.html")
     report.save(place / "report.json")
     return report
@@ -107,7 +106,7 @@ def _table(found: "Mapping[str, ModelReport]", folder: Path) -> RenderableType:
 def _caption(found: "Mapping[str, ModelReport]", folder: Path) -> str:
     r = next(iter(found.values()))
     samples = r.accuracy[0].samples
-    where = f"{r.latency[0].runtime}, one thread, 32 images, each model in turn. " if r.latency else ""
+    where = f"{r.latency[0].runtime}, one thread, {_BATCH} images, each model in turn. " if r.latency else ""
     slower = [name for name, f in found.items() if f.latency and f.latency[0].speedup < 1]
     warning = f"Slower than float: {', '.join(slower)}, which is for size. " if slower else ""
     reports = ", ".join(printable(str(folder / f.recipe["name"] / "report.html")) for f in found.values())

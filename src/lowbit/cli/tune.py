@@ -171,6 +171,8 @@ def _short(w: "QuantizationWorkload") -> str:
 
 
 def _table(found: "OptimalQuantizationConfig") -> RenderableType:
+    from lowbit.bench.results import seconds_text
+
     verdict = "keep float" if found.winner is None else found.winner.name
     note = "" if found.complete else " Not every setting was measured."
     if any(r.dropped for r in found.results):
@@ -183,11 +185,10 @@ def _table(found: "OptimalQuantizationConfig") -> RenderableType:
     base = found.baseline
     for r in found.results:
         t = r.timing.median
-        scale, unit = (1e6, "µs") if t < 1e-3 else (1e3, "ms")
         style = "green" if r.candidate is not None and r.candidate == found.winner else "dim" if r.violations else ""
         mark, early = " *" if r.on_front else "", "~ " if r.dropped else ""
         name = Text(r.name + mark + "".join(f"\n  {v}" for v in r.violations), style=style)
         speed = f"{base.timing.median / t:.2f}" if base else "", f"{found.workload.operations / t / 1e9:.1f}"
         error = "exact" if r.candidate is None else f"{r.sqnr_db:.1f}"
-        made.add_row(name, f"{early}{t * scale:.4g} {unit}", *speed, error, f"{r.nbytes:,}")
+        made.add_row(name, f"{early}{seconds_text(t)}", *speed, error, f"{r.nbytes:,}")
     return made

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lowbit.bench.timing import Timing
 from lowbit.runtime.files.atomic import written_whole
 
 
@@ -62,6 +63,12 @@ class Latency:
     quantized_ms: float
     float_interval: tuple[float, float] = (math.nan, math.nan)
     quantized_interval: tuple[float, float] = (math.nan, math.nan)
+
+    @staticmethod
+    def of(runtime: str, shape: str, threads: int, before: Timing, after: Timing) -> Latency:
+        """From the timings of the float model and the quantized one."""
+        intervals = ((1e3 * t.low, 1e3 * t.high) for t in (before, after))
+        return Latency(runtime, shape, threads, 1e3 * before.median, 1e3 * after.median, *intervals)
 
     @property
     def speedup(self) -> float:

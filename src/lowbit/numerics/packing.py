@@ -27,6 +27,18 @@ def pack_bits(codes: Array, bits: int) -> npt.NDArray[np.uint8]:
     return packed
 
 
+def pack_rows(codes: Array, bits: int, multiple: int) -> npt.NDArray[np.uint8]:
+    """A matrix of codes as rows of bytes, each padded with codes of 0 to a multiple of so many.
+
+    >>> pack_rows(np.array([[1, 2, 3], [4, 5, 6]]), 4, 2).tolist()
+    [[33, 3], [84, 6]]
+    """
+    rows, columns = codes.shape
+    padded = np.zeros((rows, -(-columns // multiple) * multiple), np.uint8)
+    padded[:, :columns] = codes
+    return pack_bits(padded, bits).reshape(rows, padded.shape[1] * bits // 8)
+
+
 def unpack_bits(data: Array, bits: int, count: int, signed: bool) -> Array:
     """The first `count` codes of packed bytes, one per element, sign-extended where signed.
 

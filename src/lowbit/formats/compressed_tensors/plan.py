@@ -123,6 +123,7 @@ def _kind(info: TensorInfo, module: str, config: Mapping[str, Any]) -> tuple[str
 
 
 def _impossible(info: TensorInfo, kind: str, config: Mapping[str, Any]) -> str:
+    """Why the tensor cannot be quantized even if an override names it, or an empty string."""
     if info.dtype not in FLOATS:
         return f"dtype {info.dtype}; expected {', '.join(FLOATS)}"
     if kind == "Conv1D":
@@ -140,6 +141,7 @@ def _tied(config: Mapping[str, Any]) -> bool:
 
 
 def _sharded(items: list[Item], max_shard_bytes: int) -> dict[str, tuple[Item, ...]]:
+    """The items of each file, in order; a file is full once the next item would exceed its size."""
     if max_shard_bytes < 1:
         raise InvalidProblem(f"max_shard_bytes: {max_shard_bytes}; expected at least 1")
     shards: list[list[Item]] = [[]]

@@ -19,7 +19,7 @@ from lowbit.models.recipe import ActivationRecipe, WeightRecipe
 from lowbit.models.weights import quantize_weight
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, Unsupported
-from lowbit.numerics.packing import pack_bits, unpack_bits
+from lowbit.numerics.packing import pack_rows, unpack_bits
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
 
@@ -227,8 +227,4 @@ def _signed(q: QuantizedTensor) -> Array:
 
 def _words(codes: Array, bits: int) -> npt.NDArray[np.int32]:
     """Rows of unsigned codes in rows of whole words."""
-    n, k = codes.shape
-    per_word = 32 // bits
-    padded = np.zeros((n, -(-k // per_word) * per_word), np.uint8)
-    padded[:, :k] = codes
-    return pack_bits(padded, bits).view("<i4").reshape(n, -(-k // per_word))
+    return pack_rows(codes, bits, 32 // bits).view("<i4")

@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,7 @@ from lowbit.models.weights import refuse_nonfinite
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.metrics import sqnr_db
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.runtime.threads import get_num_threads, set_num_threads
+from lowbit.runtime.threads import get_num_threads, threads_set_to
 
 Array = npt.NDArray[Any]
 
@@ -59,8 +58,10 @@ def stream_shard(
         source.read_into(piece.item.info.name, piece.start, piece.data)
         return piece
 
+    workers = min(get_num_threads(), _WORKERS)
     with (
-        _one_thread_a_call() as workers,
+        # Pieces in parallel need no barrier after every block, and leave cores for reading and writing.
+        threads_set_to(1),
         _Writer(shard) as writer,
         ThreadPoolExecutor(workers) as pool,
         ThreadPoolExecutor(1, "lowbit-read") as reader,
@@ -81,18 +82,6 @@ def stream_shard(
                     zeros.clear()
             progress(item, piece.nbytes)
     return {name: sqnr_db(*map(float, energy)) for name, energy in energies.items()}
-
-
-@contextmanager
-def _one_thread_a_call() -> Iterator[int]:
-    """The number of pieces to quantize in parallel. Meanwhile each kernel uses one thread: parallel pieces need no
-    barrier after every block, and leave cores for reading and writing."""
-    before = get_num_threads()
-    set_num_threads(1)
-    try:
-        yield min(before, _WORKERS)
-    finally:
-        set_num_threads(before)
 
 
 def _ahead(

@@ -89,10 +89,19 @@ def quantize_onnx(
     after = graph.save(
         target, external_data=external_data, overwrite=overwrite, check=lambda path: _refuse_unusable(path, source)
     )
-    names_of_both = os.fspath(source), os.fspath(target)
-    report = ModelReport(*names_of_both, "onnx", recipe.to_dict(), rows, before, after, notes=notes)
-    spent = time.perf_counter() - begun
-    return report.but(histograms=work.histograms(), seconds=spent, lowbit_version=__version__)
+    return ModelReport(
+        os.fspath(source),
+        os.fspath(target),
+        "onnx",
+        recipe.to_dict(),
+        rows,
+        before,
+        after,
+        histograms=work.histograms(),
+        notes=notes,
+        seconds=time.perf_counter() - begun,
+        lowbit_version=__version__,
+    )
 
 
 def _check_options(
@@ -216,6 +225,7 @@ def _stored_bytes(graph: Graph, name: str) -> int:
 
 
 def _left_row(use: WeightUse, asked: bool, size: int, why: str = "") -> WeightRow:
+    """The row of a weight that is not quantized; size: its bytes."""
     why = why or use.why_not
     return WeightRow(use.name, use.op, use.shape, use.dtype, "", why, asked, bytes_before=size, bytes_after=size)
 
@@ -239,6 +249,7 @@ def _one_row(same: Sequence[WeightRow], stored: int) -> WeightRow:
 
 
 def _notes_on(uses: Sequence[WeightUse], came_quantized: int, rows: Sequence[WeightRow]) -> list[str]:
+    """The notes on the whole model."""
     notes = []
     layers = [u for u in uses if u.kind in KINDS and not u.why_not]
     if came_quantized:

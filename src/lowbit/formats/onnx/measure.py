@@ -83,9 +83,7 @@ def compare_speed(
         pair = {name: open_session(path, threads=count) for name, path in (("float", first), ("quantized", second))}
         calls = {name: (lambda s=s: s.run(None, dict(feed))) for name, s in pair.items()}
         timed = measure_calls(calls, seconds=seconds)
-        a, b = timed["float"], timed["quantized"]
-        intervals = (a.low * 1e3, a.high * 1e3), (b.low * 1e3, b.high * 1e3)
-        found.append(Latency(RUNTIME, shape, count, a.median * 1e3, b.median * 1e3, *intervals))
+        found.append(Latency.of(RUNTIME, shape, count, timed["float"], timed["quantized"]))
     return found
 
 

@@ -77,6 +77,7 @@ def given_inputs(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 
 
 def _names(proto: onnx.ModelProto, tensors: Iterable[str] | Callable[[str], bool] | None) -> list[str]:
+    """The names of the tensors to observe."""
     graph = proto.graph
     constants = {t.name for t in graph.initializer} | {n.output[0] for n in graph.node if n.op_type == "Constant"}
     every = [i.name for i in graph.input] + [o for n in graph.node for o in n.output if o]

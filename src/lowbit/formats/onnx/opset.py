@@ -74,6 +74,7 @@ def _says_the_same(node: NodeProto, old: int, new: int) -> bool:
 
 
 def _adapt(proto: ModelProto, node: NodeProto, old: int, new: int, taken: set[str]) -> None:
+    """Rewrite a node for the new opset."""
     if node.domain not in ("", "ai.onnx"):
         return
     said = {a.name: a for a in node.attribute}

@@ -91,6 +91,7 @@ def _params(seen: Mapping[str, Calibrator], name: str, recipe: ActivationRecipe 
 
 
 def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, str]) -> None:
+    """Quantize and dequantize a tensor for its readers; stored: the names of its scale and zero point."""
     node, readers = graph.producer(name), found.readers[name]
     codes, exact, rounded = graph.fresh(f"{name}_codes"), name, graph.fresh(f"{name}_rounded")
     if name in found.inside and graph.is_graph_output(name):  # graph outputs keep their name
@@ -107,6 +108,7 @@ def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, s
 
 
 def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> tuple[WeightRow, Histogram]:
+    """Quantize a weight and, to int32, a bias of one value per channel; x: the params of the activation."""
     weight, note = _value(graph, use), ""
     bias_name = use.node.input[2] if use.op in ("Conv", "Gemm") and len(use.node.input) > 2 else ""
     bias = graph.constant(bias_name) if bias_name else None

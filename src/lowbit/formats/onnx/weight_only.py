@@ -18,7 +18,7 @@ from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models.recipe import Rule, WeightRecipe
 from lowbit.numerics.errors import Unsupported
-from lowbit.numerics.packing import pack_bits
+from lowbit.numerics.packing import pack_rows
 
 Array = npt.NDArray[Any]
 
@@ -96,11 +96,11 @@ def _matmul_nbits(graph: Graph, use: WeightUse, w: StoredWeight, level: int) -> 
     size = w.recipe.group_size
     assert size is not None
     offset = 1 << (w.bits - 1) if w.signed else 0
-    codes = _packed(w.q.unpack().astype(np.int16) + offset, size, w.bits).reshape(n, -(-k // size), -1)
+    codes = pack_rows(w.q.unpack().astype(np.int16) + offset, w.bits, size).reshape(n, -(-k // size), -1)
     inputs = [use.node.input[0], w.constant("nbits", codes), w.scale()]
     zero = w.zero_point_array + offset
     if not (zero == 1 << (w.bits - 1)).all():
-        inputs.append(w.constant("nbits_zero", _packed(zero, 8 // w.bits, w.bits)))
+        inputs.append(w.constant("nbits_zero", pack_rows(zero, w.bits, 8 // w.bits)))
     graph.use_domain(MICROSOFT)
     node, out = use.node, use.node.output[0]
     bias = node.input[2] if use.op == "Gemm" and len(node.input) > 2 else ""
@@ -111,12 +111,6 @@ def _matmul_nbits(graph: Graph, use: WeightUse, w: StoredWeight, level: int) -> 
     if bias:
         new.append(helper.make_node("Add", [product, bias], [out], name=graph.fresh(f"{node.name or out}_bias")))
     graph.replace(node, new)
-
-
-def _packed(rows: Array, multiple: int, bits: int) -> npt.NDArray[np.uint8]:
-    """Rows padded to a multiple of columns, with several codes per byte, the first in the low bits."""
-    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % multiple))).astype(np.uint8)
-    return pack_bits(padded, bits).reshape(len(rows), -1)
 
 
 def _embedding(store: CodeStore, use: WeightUse, recipe: WeightRecipe) -> StoredWeight:

@@ -123,6 +123,7 @@ def quantized_uses(graph: Graph) -> list[WeightUse]:
 
 
 def _use(graph: Graph, node: NodeProto, index: int, tensor: str) -> WeightUse | None:
+    """A node's use of a tensor, if that is a float constant of two or more dimensions."""
     name, steps = _origin(graph, tensor)
     stored = graph.initializer(name)
     if stored is None or stored.data_type not in FLOATS or len(stored.dims) < 2 or math.prod(stored.dims) < 2:
@@ -139,6 +140,7 @@ def _use(graph: Graph, node: NodeProto, index: int, tensor: str) -> WeightUse | 
 
 
 def _obstacle(graph: Graph, node: NodeProto, name: str, element: int) -> str:
+    """Why a constant that a layer could quantize stays float, or an empty string."""
     if graph.may_be_given(name):
         return "also an input of the model, so that callers may replace it"
     if element not in (TensorProto.FLOAT, TensorProto.FLOAT16):

@@ -8,7 +8,7 @@ import numpy as np
 
 import torch
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
-from lowbit.numerics.packing import pack_bits
+from lowbit.numerics.packing import pack_rows
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
@@ -68,10 +68,7 @@ class QuantizedEmbedding(SavedModule):
         self.params = p
         codes = weight.unpack()
         if p.dtype.is_packed:
-            per_byte = 8 // p.dtype.bits
-            padded = np.zeros((codes.shape[0], -(-codes.shape[1] // per_byte) * per_byte), np.uint8)
-            padded[:, : codes.shape[1]] = codes.view(np.uint8)
-            codes = pack_bits(padded.reshape(-1), p.dtype.bits).reshape(codes.shape[0], padded.shape[1] // per_byte)
+            codes = pack_rows(codes.view(np.uint8), p.dtype.bits, 8 // p.dtype.bits)
         scale, zero = (np.array(v, t) for v, t in ((p.scale, np.float32), (p.zero_point, np.int32)))
         rows = scale.reshape(scale.shape if by_blocks else (-1, 1)).shape
         self.register_buffer("codes", torch.from_numpy(np.ascontiguousarray(codes)), persistent=False)

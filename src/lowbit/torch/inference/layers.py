@@ -139,7 +139,7 @@ class QuantizedConv2d(QuantizedModule):
     """lowbit.QuantizedConv2d as a module, images [n, c, h, w] or [c, h, w]. A gradient is an error.
 
     Images in torch.channels_last give results in that format, without transpositions. `memory_format`, where set, is
-    the format of all results (see `memory_formats`).
+    the format of all results (`for_inference` sets it).
 
     >>> conv = torch.nn.Conv2d(3, 4, 3, padding=1)
     >>> x = torch.randn(1, 3, 8, 8)

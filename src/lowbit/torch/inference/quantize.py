@@ -173,7 +173,8 @@ def quantize_model(
         raise InvalidProblem(f"calibration: missing; {recipe.name} needs batches to find static ranges in")
     if inputs is not None and example is None and calibration is None:
         raise InvalidProblem("inputs: given without batches; expected calibration or example")
-    bytes_before, notes = model_bytes(model), []
+    bytes_before = model_bytes(model)
+    notes = []
     if any(m.training for m in model.modules()):
         notes.append("the model was in training mode; what was returned is in eval() mode")
     with eval_mode(model):
@@ -200,8 +201,17 @@ def quantize_model(
     rows = weight_rows(candidates, norms)
     _complain(rows, candidates, strict)
     result = _replaced(model, candidates, norms, inplace)
-    names, sizes = (type(model).__name__, type(result).__name__), (bytes_before, model_bytes(result))
-    made = ModelReport(*names, "torch", recipe.to_dict(), rows, *sizes, notes=notes, lowbit_version=__version__)
+    made = ModelReport(
+        type(model).__name__,
+        type(result).__name__,
+        "torch",
+        recipe.to_dict(),
+        rows,
+        bytes_before,
+        model_bytes(result),
+        notes=notes,
+        lowbit_version=__version__,
+    )
     if example is not None:
         made = made.but(accuracy=accuracy_on(output, result, example))
         if not inplace and keep_float == "slower" and any(c.replacement is not None for c in candidates):

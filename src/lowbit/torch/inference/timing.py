@@ -127,6 +127,4 @@ def latency_on(before: nn.Module, after: nn.Module, example: Any) -> Latency:
     calls = {"float": lambda: call_on(before, example), "quantized": lambda: call_on(after, example)}
     with eval_mode(before), torch.inference_mode():
         found = measure(calls, seconds=_MODEL_SECONDS, warmup=1)
-    f, q = found["float"], found["quantized"]
-    medians, intervals = (1e3 * f.median, 1e3 * q.median), ((1e3 * t.low, 1e3 * t.high) for t in (f, q))
-    return Latency("torch", shapes, get_num_threads(), *medians, *intervals)
+    return Latency.of("torch", shapes, get_num_threads(), found["float"], found["quantized"])
