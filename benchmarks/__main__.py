@@ -39,7 +39,7 @@ from benchmarks.machine import keep_freed_memory
 from benchmarks.peers import Peers
 from benchmarks.report import print_family, print_summary
 from benchmarks.results import cases_of, facts, write
-from benchmarks.rows import Member, Row, failed_row, group_rows, members_of, rows_of
+from benchmarks.rows import Member, Row, group_rows, members_of, rows_of
 from benchmarks.timing import Budget, measure
 
 # Each has `cases(peers)`, and opens with a line that says what it measures.
@@ -99,7 +99,7 @@ def _run(family: str, options: argparse.Namespace) -> list[Row]:
             members += members_of(case, found)
     except Exception as error:  # one family that cannot be set up does not keep the others from running
         traceback.print_exc()
-        rows.append(failed_row(family, error))
+        rows.append(Row(family, "setting up", "lowbit", "lowbit", "failed", f"{type(error).__name__}: {error}"))
     _say("")
     return rows + group_rows(family, members, options.threads)
 

@@ -23,6 +23,8 @@ _REGRESSION = 0.9
 
 
 def main() -> int:
+    import lowbit as lb
+
     options = _options()
     trees = {"before": options.before.resolve(), "after": Path(__file__).resolve().parents[1]}
     workers = {name: _Worker(tree, options) for name, tree in trees.items()}
@@ -40,7 +42,7 @@ def main() -> int:
         for worker in workers.values():
             worker.process.kill()
     _report(rows)
-    about = {"commits": {n: _commit(t) for n, t in trees.items()}, "cpu": _cpu(), "threads": options.threads}
+    about = {"commits": {n: _commit(t) for n, t in trees.items()}, "cpu": lb.hardware().cpu, "threads": options.threads}
     if options.json:
         options.json.write_text(json.dumps({**about, "rows": rows}, indent=0) + "\n", encoding="utf-8")
     return 0
@@ -162,12 +164,6 @@ def _time(call: Any, repeats: int) -> float:
 def _commit(tree: Path) -> str:
     found = subprocess.run(["git", "-C", str(tree), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return found.stdout.strip()
-
-
-def _cpu() -> str:
-    import lowbit as lb
-
-    return str(lb.hardware().to_dict()["cpu"])
 
 
 def _options() -> argparse.Namespace:

@@ -149,11 +149,6 @@ def _fastest(names: str | tuple[str, ...], timings: Mapping[str, Timing]) -> Tim
     return min(among, key=lambda timing: timing.best, default=None)
 
 
-def failed_row(family: str, error: BaseException) -> Row:
-    """For a family whose next case could not even be set up."""
-    return Row(family, "setting up", "lowbit", "lowbit", "failed", f"{type(error).__name__}: {error}")
-
-
 def _verdict(target: Target, ours: Timing | None, theirs: Timing | None, doubt: str) -> Verdict:
     """A disturbance makes slower: it casts doubt on a target met against a disturbed peer, and on one missed
     by a disturbed lowbit, and on nothing else."""

@@ -13,6 +13,7 @@ a mutant is a copy of the package, which is imported in place of the installed o
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import shlex
@@ -97,16 +98,6 @@ def package_in(folder: Path, core: Path) -> Path:
     return folder
 
 
-def installed_core() -> Path:
-    found = subprocess.run(
-        [sys.executable, "-c", "import lowbit._core as c; print(c.__file__)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return Path(found.stdout.strip())
-
-
 def verdict(code: int) -> str:
     """pytest's exit codes: 0 all passed, 1 some failed; anything else says nothing about the mutant. Below 0, a signal
     ended the tests, as a mutant that corrupts memory does."""
@@ -175,7 +166,7 @@ def main() -> int:
         print("\n".join(map(str, mutants)))
         return 0
 
-    core = installed_core()
+    core = Path(importlib.import_module("lowbit._core").__file__)
     outcomes: dict[str, int] = {}
 
     def report(mutant: Mutant, outcome: str) -> None:
