@@ -52,7 +52,8 @@ def calibrate(
         refuse_unwritable("--state", state)
     # Settings that are wrong raise before anything is read.
     chosen = ActivationRecipe(method=method).calibration_method()
-    QuantizedDType.of(dtype), QuantizationScheme.of(scheme)
+    QuantizedDType.of(dtype)
+    QuantizationScheme.of(scheme)
     found = _collected(files, array, join, axis, ignore_nonfinite, state, quiet=as_json)
     rows = []
     for c in found:

@@ -111,8 +111,7 @@ def _checkpoints(first: str | os.PathLike[str], second: str | os.PathLike[str]) 
         for where, one, other in ((first, a, b), (second, b, a)):
             missing = [n for n in names[one] if n not in names[other]]
             if missing:
-                some = f"{len(missing)} weights are in {os.fspath(where)} only"
-                notes.append(f"{some}, the first of them {missing[0]!r}")
+                notes.append(f"{len(missing)} weights are in {os.fspath(where)} only, the first of them {missing[0]!r}")
         rows = [_difference(n, a, names[a][n], b, names[b][n]) for n in names[a] if n in names[b]]
         return Comparison(os.fspath(first), os.fspath(second), a.nbytes, b.nbytes, rows, notes=notes)
 

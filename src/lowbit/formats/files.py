@@ -217,8 +217,9 @@ def _measured(
     else:
         changes |= measure_models(source, target, batches.feeds, lambda: iter(batches), metric, seconds, threads)
         if batches.kept:
-            some = f"the first {batches.kept} batches at most"
-            notes.append(f"The data could be read only once: outputs are compared on {some}.")
+            notes.append(
+                f"The data could be read only once: outputs are compared on the first {batches.kept} batches at most."
+            )
     return report.but(**changes, notes=notes)
 
 

@@ -198,8 +198,9 @@ class Assembly:
                 self._work.close()
                 return
             if not self._overwrite:
-                other = "and not made by this recipe from this source"
-                why = f"not empty, {other}" if self._resume else "not empty; choose another folder, or overwrite"
+                why = "not empty; choose another folder, or overwrite"
+                if self._resume:
+                    why = "not empty, and not made by this recipe from this source"
                 raise InvalidProblem(f"{self.target}: {why}")
             refuse_foreign(self.target)
         fingerprint, finished = _finished(self.folder)

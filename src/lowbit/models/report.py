@@ -8,10 +8,12 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lowbit.bench.timing import Timing
 from lowbit.runtime.files.atomic import written_whole
+
+if TYPE_CHECKING:
+    from lowbit.bench.timing import Timing
 
 
 @dataclass(frozen=True)

@@ -142,9 +142,18 @@ def _search(
     provisional = bool(skipped) or _free_cpus(busy) < hardware().usable_cpus
     if provisional:
         why += f"; provisional and not cached: other processes kept {busy:.1f} CPUs busy meanwhile"
-    seconds = time.perf_counter() - start
-    load, found = None if math.isnan(busy) else busy, (tuple(results), _data_name(workload), seconds, complete, meets)
-    return OptimalQuantizationConfig(workload, winner, why, *found, load=load, provisional=provisional)
+    return OptimalQuantizationConfig(
+        workload,
+        winner,
+        why,
+        tuple(results),
+        _data_name(workload),
+        seconds=time.perf_counter() - start,
+        complete=complete,
+        meets_requirements=meets,
+        load=None if math.isnan(busy) else busy,
+        provisional=provisional,
+    )
 
 
 def _without_a_cpu(settings: dict[str, Candidate], others: OtherWork, end: float) -> set[str]:

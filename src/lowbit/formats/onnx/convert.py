@@ -163,19 +163,19 @@ class _Work:
     def done(self, data: Iterable[Any] | None, progress: bool) -> list[WeightRow]:
         """A row for each weight, however many nodes read it."""
         rows: dict[int, WeightRow] = {}
-        at: dict[str, list[int]] = {"": [], "static": [], "dynamic": [], "weight": []}
+        by_way: dict[str, list[int]] = {"": [], "static": [], "dynamic": [], "weight": []}
         for i, plan in enumerate(self.plans):
-            at[plan.way].append(i)
-        for i in at[""]:
+            by_way[plan.way].append(i)
+        for i in by_way[""]:
             use, rule, _ = self.plans[i]
             asked = use.kind in KINDS and not rule.skip and not use.why_not.startswith("its layer came")
             rows[i] = _left_row(use, asked, self.sizes[use.name], rule.skip)
-        if at["static"]:
-            given = [self.plans[i][:2] for i in at["static"]]
+        if by_way["static"]:
+            given = [(self.plans[i].use, self.plans[i].rule) for i in by_way["static"]]
             found, self._static = quantize_static(self.graph, given, data, progress)
-            rows |= zip(at["static"], found, strict=True)
+            rows |= dict(zip(by_way["static"], found, strict=True))
         # Integer matrix products first: an embedding tied to one takes its codes.
-        for i in tracked(at["dynamic"] + at["weight"], "Quantizing", progress):
+        for i in tracked(by_way["dynamic"] + by_way["weight"], "Quantizing", progress):
             use, rule, way = self.plans[i]
             try:
                 if way == "dynamic":
@@ -209,10 +209,17 @@ class _Work:
         seen = value if not w.is_matrix or use.channel_axis == 0 else value.T
         if use.name not in self._spreads:
             self._spreads[use.name] = use.elements, spread(use.name, seen, w.q.params)
-        sqnr = w.q.error(seen.astype(np.float32)).sqnr_db
-        before, how = self.sizes[use.name], str(w.recipe)
-        found = WeightRow(use.name, use.op, use.shape, use.dtype, how, bytes_before=before, sqnr_db=sqnr)
-        return replace(found, activations=activations, note=note)
+        return WeightRow(
+            use.name,
+            use.op,
+            use.shape,
+            use.dtype,
+            str(w.recipe),
+            bytes_before=self.sizes[use.name],
+            sqnr_db=w.q.error(seen.astype(np.float32)).sqnr_db,
+            activations=activations,
+            note=note,
+        )
 
     def histograms(self) -> list[Histogram]:
         largest = sorted(self._spreads.values(), key=lambda s: -s[0])[:_MOST_HISTOGRAMS]

@@ -313,10 +313,10 @@ class Graph:
             self.proto = raised(self.proto, minimum)
             self.refresh()
 
-    def use_domain(self, domain: str, version: int = 1) -> None:
-        """Import the operators of a domain."""
+    def use_domain(self, domain: str) -> None:
+        """Import the operators of a domain, of version 1."""
         if not any(o.domain == domain for o in self.proto.opset_import):
-            self.proto.opset_import.append(onnx.helper.make_opsetid(domain, version))
+            self.proto.opset_import.append(onnx.helper.make_opsetid(domain, 1))
 
     def save(
         self,

@@ -91,8 +91,8 @@ def _names(proto: onnx.ModelProto, tensors: Iterable[str] | Callable[[str], bool
         names = list(dict.fromkeys(tensors))
         absent = next((n for n in names if n not in there), None)
         if absent is not None:
-            some = ", ".join(list(there)[:8])
-            raise InvalidProblem(f"tensors: {absent!r} is not in the model; expected names such as {some} ...")
+            known = ", ".join(list(there)[:8])
+            raise InvalidProblem(f"tensors: {absent!r} is not in the model; expected names such as {known} ...")
     if not names:
         raise InvalidProblem("model: no tensor to observe; name some with tensors=")
     return names

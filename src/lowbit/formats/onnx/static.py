@@ -127,9 +127,19 @@ def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> 
         name = graph.add_constant(f"{bias_name}_codes", codes)
         _dequantize(graph, use, 2, name, bias_name, unit, np.zeros(unit.shape, np.int32))
         stored += codes.nbytes + unit.nbytes * (2 if use.op == "Gemm" else 1)
-    row = WeightRow(use.name, use.op, tuple(weight.shape), str(weight.dtype), str(rule.weights), note=note)
-    row = replace(row, bytes_before=weight.nbytes, bytes_after=stored, sqnr_db=q.error(weight).sqnr_db)
-    return replace(row, activations=str(rule.activations)), spread(use.name, weight, q.params)
+    row = WeightRow(
+        use.name,
+        use.op,
+        tuple(weight.shape),
+        str(weight.dtype),
+        str(rule.weights),
+        bytes_before=weight.nbytes,
+        bytes_after=stored,
+        sqnr_db=q.error(weight).sqnr_db,
+        activations=str(rule.activations),
+        note=note,
+    )
+    return row, spread(use.name, weight, q.params)
 
 
 def _value(graph: Graph, use: WeightUse) -> Array:

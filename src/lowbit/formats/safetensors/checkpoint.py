@@ -210,8 +210,9 @@ def read_index(path: Path) -> dict[str, str]:
             if key == "weight_map" and text[begin] == "{":
                 named = _read_weight_map(path.name, text, begin)
             elif end - begin > _MAX_NOTE:
-                what = f"{end - begin} characters; expected {_MAX_NOTE} at most"
-                raise FormatError(f"{path.name}: {key[:80]!r} has {what}")
+                raise FormatError(
+                    f"{path.name}: {key[:80]!r} has {end - begin} characters; expected {_MAX_NOTE} at most"
+                )
             else:
                 json.loads(text[begin:end], object_pairs_hook=unique_keys)
         index.refuse_more()

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Array = npt.NDArray[Any]
-# Arguments of the operators' schemas: qmin, qmax, axis, block; the same and gradient_scale; axis, block, name, ignore.
+# Arguments of the operators' schemas: qmin, qmax, axis, block; and axis, block, name, ignore.
 Codes: TypeAlias = tuple[int, int, int | None, int | None]
-Learned: TypeAlias = tuple[int, int, int | None, int | None, float]
 Scopes: TypeAlias = tuple[int | None, int | None, str, bool]
 
 LOWEST, HIGHEST = cpu.LOWEST_CODE, cpu.HIGHEST_CODE
@@ -185,17 +184,26 @@ def _learned(s: Tensor, z: Tensor, qmin: int, qmax: int, *granularity: int | Non
     return np.asarray(scale), zero, qmin, qmax, *granularity
 
 
-def fake_quantize_learned(x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Learned]) -> Tensor:
-    return _fake_quantize(x, *_learned(s, z, *rest[:4]))
+def fake_quantize_learned(
+    x: Tensor, s: Tensor, z: Tensor, qmin: int, qmax: int, axis: int | None, block: int | None, gradient_scale: float
+) -> Tensor:
+    return _fake_quantize(x, *_learned(s, z, qmin, qmax, axis, block))
 
 
 def fake_quantize_learned_backward(
-    dy: Tensor, x: Tensor, s: Tensor, z: Tensor, *rest: Unpack[Learned]
+    dy: Tensor,
+    x: Tensor,
+    s: Tensor,
+    z: Tensor,
+    qmin: int,
+    qmax: int,
+    axis: int | None,
+    block: int | None,
+    gradient_scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     out = empty_like(x)
-    described = _described(x, *_learned(s, z, *rest[:4]))
+    described = _described(x, *_learned(s, z, qmin, qmax, axis, block))
     ds, dz = elementwise.fake_quantize_learned_backward(_gradient(dy, x), *described, floats_of(out))
-    gradient_scale = rest[4]
     of_zero = z.dtype if z.is_floating_point() else compute_dtype(x)
     return out, _scaled(ds, gradient_scale, s.dtype), _scaled(dz, gradient_scale, of_zero)
 

@@ -26,7 +26,7 @@ from lowbit.torch.inference.batches import Inputs, inputs_of, observe
 from lowbit.torch.inference.folding import FoldedNorm, find_folds, for_inference, replace_modules
 from lowbit.torch.inference.selection import Candidate, select, weight_rows, why_left_float
 from lowbit.torch.inference.timing import LayerTimer, accuracy_on, eval_mode, latency_on, model_bytes, record_inputs
-from lowbit.torch.inference.weight_modules import WeightModule, find_weight_modules
+from lowbit.torch.inference.weight_modules import find_weight_modules
 from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
@@ -195,9 +195,10 @@ def quantize_model(
                 model, calibration, inputs=inputs, modules=lambda _, module: id(module) in static, progress=progress
             )
         convolutions = any(c.source.kind == "conv" and not c.why_not for c in candidates)
-        norms = find_folds(model) if fold_norms and convolutions else {}
+        norms = _foldable_norms(model) if fold_norms and convolutions else {}
         timer = LayerTimer(recorded) if keep_float == "slower" else None
-        candidates = [select(c, ranges, _norm_of(model, c.source, norms), products, timer) for c in candidates]
+        norm_of = {conv: model.get_submodule(norm) for conv, norm in norms.items()}
+        candidates = [select(c, ranges, norm_of.get(c.source.name), products, timer) for c in candidates]
     rows = weight_rows(candidates, norms)
     _complain(rows, candidates, strict)
     result = _replaced(model, candidates, norms, inplace)
@@ -260,14 +261,13 @@ def _complain(rows: Sequence[Any], candidates: Sequence[Candidate], strict: bool
         warnings.warn(f"quantize: {why}. print(lowbit.torch.report(model)) lists them", stacklevel=_CALLER)
 
 
-def _norm_of(model: nn.Module, source: WeightModule, norms: dict[str, str]) -> nn.Module | None:
-    """The batch norm to fold into a convolution. One with hooks is removed from `norms`."""
-    name = norms.get(source.name)
-    norm = None if name is None else model.get_submodule(name)
-    if norm is not None and (norm._forward_hooks or norm._forward_pre_hooks or "forward" in norm.__dict__):
-        del norms[source.name]
-        return None
-    return norm
+def _foldable_norms(model: nn.Module) -> dict[str, str]:
+    """{convolution: batch norm} without norms whose hooks, or another `forward`, may change what they compute."""
+
+    def is_plain(norm: nn.Module) -> bool:
+        return not (norm._forward_hooks or norm._forward_pre_hooks or "forward" in norm.__dict__)
+
+    return {conv: norm for conv, norm in find_folds(model).items() if is_plain(model.get_submodule(norm))}
 
 
 def _replaced(model: M, candidates: Sequence[Candidate], norms: Mapping[str, str], inplace: bool) -> M:

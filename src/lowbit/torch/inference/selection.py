@@ -204,8 +204,17 @@ def weight_rows(candidates: Sequence[Candidate], norms: Mapping[str, str]) -> li
         owners.update({id(p): source.name for p in own if id(p) not in owners})
         sharing = "" if owner is None else f"shares its weight with {owner}"
         note = "; ".join(filter(None, (c.note, sharing)))
-        row = WeightRow(source.name, type(source.module).__name__, source.shape, source.dtype, note=note)
-        row = replace(row, why_not=c.why_not, asked=c.asked, bytes_before=size, bytes_after=size)
+        row = WeightRow(
+            source.name,
+            type(source.module).__name__,
+            source.shape,
+            source.dtype,
+            why_not=c.why_not,
+            asked=c.asked,
+            bytes_before=size,
+            bytes_after=size,
+            note=note,
+        )
         if made is not None:
             row = replace(
                 row, how=made.how, sqnr_db=made.sqnr_db, activations=made.activations, bytes_after=made.nbytes

@@ -72,7 +72,8 @@ class LayerTimer:
     """Times replacements on recorded inputs; modules with equal keys are timed once."""
 
     def __init__(self, inputs: Mapping[int, Tensor]) -> None:
-        self.inputs, self._timings = inputs, dict[Hashable, LayerTiming]()
+        self.inputs = inputs
+        self._timings: dict[Hashable, LayerTiming] = {}
 
     def time(self, module: nn.Module, before: nn.Module, after: nn.Module, key: Hashable) -> LayerTiming | None:
         """Time `after` against `before` on the input recorded for `module`; None if none was recorded."""
