@@ -195,7 +195,8 @@ def _left(a: Any, transpose: bool) -> tuple[QuantizedTensor, tuple[int, ...]]:
         q = quantize(x, axis=-1, group_size=x.shape[-1], name="a")
         codes, scale = q.data, q.params.scale.astype(F32)
     rows = QuantizationParams("int8", "symmetric", scale.reshape(-1), axis=0)
-    return QuantizedTensor(codes.reshape(scale.size, -1 if codes.size else x.shape[-1]), rows), x.shape
+    folded = codes.reshape(scale.size, -1 if codes.size else x.shape[-1])
+    return QuantizedTensor._trusted(folded, rows, folded.shape), x.shape
 
 
 def _right(b: Any, transpose: bool) -> QuantizedTensor | PackedMatrix:
