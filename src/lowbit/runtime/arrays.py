@@ -80,7 +80,8 @@ def as_float_array(x: Any, name: str = "x") -> FloatArray:
 def contiguous(x: Array) -> Array:
     """x as an aligned, C-contiguous array of NumPy's own type, without a copy where it is one."""
     # np.ascontiguousarray would turn a 0-d array into a 1-d one, and leave an unaligned one as it is.
-    x = x if x.flags.c_contiguous and x.flags.aligned else np.array(x, order="C")
+    flags = x.flags  # an object made at each access: small calls feel it
+    x = x if flags.c_contiguous and flags.aligned else np.array(x, order="C")
     return x if type(x) is np.ndarray else x.view(np.ndarray)
 
 
