@@ -183,6 +183,16 @@ def test_overrides_become_groups_of_their_own(tmp_path):
     assert not rows["model.layers.1.mlp.down_proj.weight"].asked
 
 
+def test_patterns_match_the_module_or_its_tensor_and_the_later_override_wins(tmp_path):
+    only = G32.but(skip=("*.weight",), overrides=[Override("*.q_proj")])
+    report = quantize_checkpoint(saved(tmp_path / "f"), tmp_path / "q", only)
+    assert {r.name.split(".")[-2] for r in report.treated} == {"q_proj"}
+    assert "the recipe skips '*.weight'" in {r.why_not for r in report.rows}
+    none = G32.but(overrides=[Override("*.q_proj"), Override("*.weight", skip=True)])
+    with pytest.raises(InvalidProblem, match="the recipe skips"):
+        quantize_checkpoint(tmp_path / "f", tmp_path / "q2", none)
+
+
 def test_what_is_left_alone_and_why(tmp_path):
     given = tensors() | {
         "model.layers.0.mlp.gate.weight": numbers(8, 256),
