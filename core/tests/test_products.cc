@@ -315,7 +315,8 @@ void test_float_groups(Isa isa) {
 }
 
 void test_convolution(Isa isa, const char* name, ConvShape s, bool x_signed, int64_t out = 5) {
-  s.out_h = s.out_height(), s.out_w = s.out_width();
+  s.out_h = (s.height + s.top + s.bottom - (s.dilation_h * (s.kernel_h - 1) + 1)) / s.stride_h + 1;
+  s.out_w = (s.width + s.left + s.right - (s.dilation_w * (s.kernel_w - 1) + 1)) / s.stride_w + 1;
   const int64_t zero = x_signed ? -3 : 131;
   const auto x = codes(s.batch * s.height * s.width * s.channels, x_signed ? -128 : 0, x_signed ? 127 : 255);
   auto w = codes(out * s.depth(), -128, 127);
