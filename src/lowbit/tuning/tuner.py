@@ -90,29 +90,7 @@ def _search(
 ) -> OptimalQuantizationConfig:
     start, others = time.perf_counter(), OtherWork()
     end = start + how.max_search_time
-    data = workload.data()
-    floats = float_work(workload, data)
-    exact = next(iter(floats.values())).result()
-    works: dict[str, Work] = {f"{FLOAT}, {name}": work for name, work in floats.items()}
-    settings: dict[str, Candidate] = {}
-    errors: dict[str, tuple[float, float]] = {}
-    complete = True
-    try:
-        for candidate in candidates_for(workload, hardware().threads):
-            same = next((n for n, c in settings.items() if replace(c, threads=candidate.threads) == candidate), None)
-            if same is None:
-                if settings and time.perf_counter() - start > _BUILDING * how.max_search_time:
-                    complete = False
-                    break
-                say(f"building {candidate.name}")
-                work = build(workload, candidate, data)
-                report = error_report(exact, work.result().reshape(exact.shape))
-                errors[candidate.name] = (report.sqnr_db, report.cosine)
-            else:  # threads change neither the layer nor its bits
-                work, errors[candidate.name] = works[same].with_threads(candidate.threads), errors[same]
-            settings[candidate.name], works[candidate.name] = candidate, work
-    except KeyboardInterrupt:
-        complete = False
+    works, settings, errors, complete = _built(workload, start + _BUILDING * how.max_search_time, say)
     skipped = _without_a_cpu(settings, others, start + _LOOKING * how.max_search_time)
     racing = {n: w.run for n, w in works.items() if n not in skipped}
     least = how.accuracy_threshold
@@ -154,6 +132,41 @@ def _search(
         load=None if math.isnan(busy) else busy,
         provisional=provisional,
     )
+
+
+class _Built(NamedTuple):
+    """The work of float32 and of every setting built, by name; and the SQNR and the cosine of each setting."""
+
+    works: dict[str, Work]
+    settings: dict[str, Candidate]
+    errors: dict[str, tuple[float, float]]
+    complete: bool  # False: time was over, or Ctrl-C came, before every setting was built
+
+
+def _built(workload: QuantizationWorkload, end: float, say: Progress) -> _Built:
+    """Build float32, and settings until `end`."""
+    data = workload.data()
+    floats = float_work(workload, data)
+    exact = next(iter(floats.values())).result()
+    found = _Built({f"{FLOAT}, {name}": work for name, work in floats.items()}, {}, {}, True)
+    works, settings, errors, _ = found
+    try:
+        for candidate in candidates_for(workload, hardware().threads):
+            name = candidate.name
+            same = next((n for n, c in settings.items() if replace(c, threads=candidate.threads) == candidate), None)
+            if same is not None:  # threads change neither the layer nor its bits
+                works[name], errors[name] = works[same].with_threads(candidate.threads), errors[same]
+            elif settings and time.perf_counter() > end:
+                return found._replace(complete=False)
+            else:
+                say(f"building {name}")
+                work = build(workload, candidate, data)
+                report = error_report(exact, work.result().reshape(exact.shape))
+                works[name], errors[name] = work, (report.sqnr_db, report.cosine)
+            settings[name] = candidate
+    except KeyboardInterrupt:
+        return found._replace(complete=False)
+    return found
 
 
 def _without_a_cpu(settings: dict[str, Candidate], others: OtherWork, end: float) -> set[str]:

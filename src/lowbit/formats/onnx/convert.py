@@ -89,19 +89,9 @@ def quantize_onnx(
     after = graph.save(
         target, external_data=external_data, overwrite=overwrite, check=lambda path: _refuse_unusable(path, source)
     )
-    return ModelReport(
-        os.fspath(source),
-        os.fspath(target),
-        "onnx",
-        recipe.to_dict(),
-        rows,
-        before,
-        after,
-        histograms=work.histograms(),
-        notes=notes,
-        seconds=time.perf_counter() - begun,
-        lowbit_version=__version__,
-    )
+    report = ModelReport(os.fspath(source), os.fspath(target), "onnx", recipe.to_dict(), rows, before, after)
+    spent = time.perf_counter() - begun
+    return report.but(histograms=work.histograms(), notes=notes, seconds=spent, lowbit_version=__version__)
 
 
 def _check_options(

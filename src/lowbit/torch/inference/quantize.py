@@ -202,22 +202,15 @@ def quantize_model(
     rows = weight_rows(candidates, norms)
     _complain(rows, candidates, strict)
     result = _replaced(model, candidates, norms, inplace)
-    made = ModelReport(
-        type(model).__name__,
-        type(result).__name__,
-        "torch",
-        recipe.to_dict(),
-        rows,
-        bytes_before,
-        model_bytes(result),
-        notes=notes,
-        lowbit_version=__version__,
-    )
+    source, target = type(model).__name__, type(result).__name__
+    made = ModelReport(source, target, "torch", recipe.to_dict(), rows, bytes_before, model_bytes(result), notes=notes)
     if example is not None:
         made = made.but(accuracy=accuracy_on(output, result, example))
         if not inplace and keep_float == "slower" and any(c.replacement is not None for c in candidates):
             made = made.but(latency=[latency_on(model, result, example)])
-    result.__dict__["lowbit_report"] = made.but(machine=hardware().to_dict(), seconds=time.perf_counter() - started)
+    result.__dict__["lowbit_report"] = made.but(
+        machine=hardware().to_dict(), seconds=time.perf_counter() - started, lowbit_version=__version__
+    )
     return result
 
 
