@@ -154,13 +154,12 @@ def _run(
     block = _block(numbers, layout)
     at = Spread(n, layout.columns, layout.axis, layout.groups)
     rules = SpreadRules(layout.kind, layout.group, layout.columns >= block, indices_are_wide(n), block)
-    threads = warps(block * numbers.element_size() // 16, numbers)
-    launch(kernel, (-(-n // block),), numbers, threads, *tensors, at, *rest, rules)
+    launch(kernel, (-(-n // block),), numbers, _warps_of(block, numbers), *tensors, at, *rest, rules)
 
 
 def _block(numbers: Tensor, layout: ScaleLayout) -> int:
     """16 bytes per thread, but at most one row per program where rows are long enough."""
-    most = 16 // numbers.element_size() * THREADS
+    most = _tile(numbers)
     if _SHORTEST_LONG_ROW <= layout.columns < most:
         return 1 << (layout.columns.bit_length() - 1)
     return most

@@ -24,7 +24,7 @@ from lowbit.ops.epilogue import Epilogue
 from lowbit.runtime.devices import find_device
 
 if TYPE_CHECKING:
-    from lowbit.gpu.launch_compute import Int4Weight, Weight
+    from lowbit.gpu.launch_compute import Int4Weight
     from torch import Tensor
 
 
@@ -63,15 +63,11 @@ class GpuLinear:
             self._fixed = scale, moved(zero, self.device) if zero.any() else None
         if self.path == "float" and (self.out_params is not None or (bias is not None and bias.dtype.kind != "f")):
             raise Unsupported("out_params, bias: codes or integers; on GPUs int4 weights give floats")
-        self._weight: Any = (self._turned if self.path == "integer" else self._nibbles)(layer.weight)
-
-    def _turned(self, weight: QuantizedTensor) -> Weight:
-        from lowbit.gpu.tensors import GpuQuantizedTensor
-
-        p = weight.params
-        across = p.replace(axis=None if p.axis is None else 1)
-        codes = np.ascontiguousarray(weight.unpack().T)
-        return pack(GpuQuantizedTensor.of(QuantizedTensor.from_codes(codes, across), self.device.name)).weight
+        self._weight: Any
+        if self.path == "integer":
+            self._weight = pack(layer.weight.T.to(self.device.name)).weight
+        else:
+            self._weight = self._nibbles(layer.weight)
 
     def _nibbles(self, weight: QuantizedTensor) -> Int4Weight:
         """Rows that start on a byte, scales [out, groups]."""

@@ -28,14 +28,11 @@ from lowbit.plans.kinds import CODES, ElementKind, KernelSku
 from lowbit.plans.operations import Operation
 from lowbit.plans.quantization import AffinePlan, DynamicPlan, LearnedPlan
 from lowbit.runtime.devices import GpuDevice, find_device
-from lowbit.runtime.torch_types import STORED
+from lowbit.runtime.torch_types import FLOATS, STORED
 from torch import Tensor
 
-_TORCH = {kind: STORED[QuantizedDType.of(kind.value).name] for kind in CODES} | {
-    ElementKind.F32: torch.float32,
-    ElementKind.F64: torch.float64,
-    ElementKind.F16: torch.float16,
-    ElementKind.BF16: torch.bfloat16,
+_TORCH = {
+    kind: FLOATS[kind.value] if kind.is_float else STORED[QuantizedDType.of(kind.value).name] for kind in ElementKind
 }
 
 

@@ -20,6 +20,7 @@ import torch
 from lowbit import reference
 from lowbit.gpu import launch
 from lowbit.gpu.launch_compute import GpuEpilogue, Int4Weight, Weight, conv2d, conv_weight, gemm, gpu_of, linear_int4
+from lowbit.gpu.tensors import moved
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.granularity import Granularity, granularity_of, per_token
 from lowbit.numerics.packing import pack, pack_bits
@@ -27,11 +28,11 @@ from lowbit.numerics.ranges import affine_from_range
 from lowbit.ops.conv_geometry import ConvGeometry
 from lowbit.reference import compute
 from lowbit.runtime.devices import GpuDevice
+from lowbit.runtime.torch_types import FLOATS
 from torch import Tensor
 
 Array = npt.NDArray[Any]
 Counts: TypeAlias = Iterator[tuple[int, int]]
-FLOATS = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 CODES = ("int8", "uint8", "int4", "uint4")
 F32 = np.float32
 _SHAPES = {
@@ -76,11 +77,6 @@ def result_of(check: Check, device: GpuDevice) -> Result:
     except Exception as error:
         return Result(check.name, compared, wrong, f"{type(error).__name__}: {error}"[:400])
     return Result(check.name, compared, wrong)
-
-
-def there(array: Any, device: GpuDevice, dtype: torch.dtype | None = None) -> Tensor:
-    """A copy of the array on the device."""
-    return torch.from_numpy(np.array(array, order="C")).to(device.memory, dtype)
 
 
 def wrong_bits(found: Tensor, want: Any) -> tuple[int, int]:
@@ -151,8 +147,8 @@ class _Problem:
         return torch.from_numpy(np.asarray(wide)).to(self.dtype)
 
     def moved(self, device: GpuDevice) -> tuple[Tensor, Tensor, Any]:
-        affine: Any = (there(self.scale, device), there(self.zero, device), *self.codes, self.g)
-        return there(self.x, device, self.dtype), there(self.dy, device, self.dtype), affine
+        affine: Any = (moved(self.scale, device), moved(self.zero, device), *self.codes, self.g)
+        return moved(self.x, device).to(self.dtype), moved(self.dy, device).to(self.dtype), affine
 
 
 def _codes_and_back(case: _Case, device: GpuDevice) -> Counts:
@@ -193,9 +189,9 @@ def _sums(n: int, device: GpuDevice) -> Counts:
         za, zb, zy = (np.asarray(z, np.int32) for z in (5, 1, 3))
         y = reference.dequantize_affine(a, sa, za) + reference.dequantize_affine(b, sb, zb)
         want = reference.quantize_affine(y, sy, zy, *dtype.value_range).astype(dtype.code_dtype)
-        given: Any = (*(there(v, device) for v in (a, sa, za, b, sb, zb)), *dtype.value_range)
+        given: Any = (*(moved(v, device) for v in (a, sa, za, b, sb, zb)), *dtype.value_range)
         out = launch.empty_codes((n,), dtype, given[0])
-        launch.add(*given, out=out, scale=there(sy, device), zero=there(zy, device))
+        launch.add(*given, out=out, scale=moved(sy, device), zero=moved(zy, device))
         yield wrong_bits(out, want)
 
 
@@ -203,7 +199,7 @@ def _learned(case: _Case, device: GpuDevice) -> Counts:
     """dx, and the gradients of scales and zero points, whose sums have the contract's order."""
     p = _Problem(case, (-128, 127))
     _, dy, affine = p.moved(device)
-    x = there(p.finite, device, p.dtype)
+    x = moved(p.finite, device).to(p.dtype)
     dx, ds, dz = launch.fake_quantize_learned_backward(dy, x, *affine)
     want = reference.fake_quantize_learned_backward(p.dy, p.finite, *p.affine)
     yield wrong_bits(dx, p.narrow(want[0]))
@@ -214,7 +210,7 @@ def _learned(case: _Case, device: GpuDevice) -> Counts:
 def _dynamic(case: _Case, device: GpuDevice) -> Counts:
     """Ranges, scales and zero points from data, and its codes."""
     p, g = _Problem(case, (-128, 127)), case.g
-    x = there(p.finite, device, p.dtype)
+    x = moved(p.finite, device).to(p.dtype)
     lo, hi = reference.range_by_scale(p.finite, g)
     found_lo, found_hi, nans = launch.value_range(x, g)
     yield wrong_bits(found_lo, lo)
@@ -251,9 +247,9 @@ def _product(shape: tuple[int, int, int], path: str, kinds: str, device: GpuDevi
     sy = F32(np.abs(floats).max() / 100 + 1e-3)
     steps = np.rint(bias / (sa[:, None] * sb)).astype(np.int64)
     codes = compute.requantize(sums + steps, sa, sb, sy, 5, 0, 255).astype(np.uint8)
-    weight = Weight.of(there(b, device), there(sb, device), there(zb, device))
-    given = (there(a, device), weight, there(sa, device), there(za, device))
-    there_bias = there(bias, device)
+    weight = Weight.of(moved(b, device), moved(sb, device), moved(zb, device))
+    given = (moved(a, device), weight, moved(sa, device), moved(za, device))
+    there_bias = moved(bias, device)
     for epilogue, want in (
         (GpuEpilogue(torch.int64), sums),
         (GpuEpilogue(torch.float32, there_bias), floats),
@@ -270,8 +266,8 @@ def _convolution(path: str, channels: int, groups: int, device: GpuDevice) -> Co
     sums = compute.conv2d_integer(x, w, 7, zw, *geometry[:4])
     floats = compute.scaled(np.moveaxis(sums, 1, -1).reshape(-1, len(w)), F32(0.013), sw)
     rows = floats.reshape(sums.shape[0], *sums.shape[2:], len(w))
-    weight = conv_weight(there(w, device), there(sw, device), there(zw, device))
-    scale, image = there(F32(0.013), device), there(x, device)
+    weight = conv_weight(moved(w, device), moved(sw, device), moved(zw, device))
+    scale, image = moved(F32(0.013), device), moved(x, device)
     for epilogue, want in ((GpuEpilogue(torch.int64), sums), (GpuEpilogue(torch.float32), np.moveaxis(rows, -1, 1))):
         yield wrong_bits(conv2d(image, weight, scale, 7, epilogue, geometry, path=path), np.ascontiguousarray(want))
 
@@ -285,8 +281,8 @@ def _int4(shape: tuple[int, int, int, int], dtype: torch.dtype, device: GpuDevic
     q, z = rng.integers(0, 16, (n, k)), rng.integers(0, 16, (n, groups))
     s, bias = (rng.random((n, groups)) + 0.1).astype(F32), rng.standard_normal(n).astype(F32)
     packed = pack_bits(np.pad(q, ((0, 0), (0, k % 2))), 4).reshape(n, -1)
-    weight = Int4Weight(there(packed, device), there(s, device), there(z, device), k, group, False)
-    found = linear_int4(x.to(device.memory), weight, there(bias, device), dtype=torch.float32).double().cpu().numpy()
+    weight = Int4Weight(moved(packed, device), moved(s, device), moved(z, device), k, group, False)
+    found = linear_int4(x.to(device.memory), weight, moved(bias, device), dtype=torch.float32).double().cpu().numpy()
     each = np.arange(k) // group
     expanded = (q - z[:, each]) * s[:, each].astype(np.float64)
     wide = x.double().numpy()

@@ -16,7 +16,7 @@ from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
 from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE
 from lowbit.runtime.arrays import HIGHEST_CODE, LOWEST_CODE
-from lowbit.runtime.torch_types import CODES, WIDEST, codes_dtype, compute_dtype, granularity, require_bits
+from lowbit.runtime.torch_types import CODES, FLOATS, WIDEST, codes_dtype, compute_dtype, granularity, require_bits
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -29,11 +29,10 @@ Learned: TypeAlias = tuple[int, int, int | None, int | None, float]
 Scope: TypeAlias = tuple[int | None, int | None, str, bool]
 
 _granularity = functools.lru_cache(4096)(granularity)
-_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def _floats(x: Tensor, name: str = "x") -> Tensor:
-    if x.dtype not in _FLOATS:
+    if x.dtype not in FLOATS.values():
         raise UnsupportedDType(f"{name}: {x.dtype}; expected float32, float64, float16 or bfloat16")
     return x.detach().contiguous()
 

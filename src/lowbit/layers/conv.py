@@ -16,7 +16,7 @@ from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import conv_path_of
 from lowbit.ops.conv_geometry import ConvGeometry, check_kernel_shape, check_shapes, from_nhwc, require_layout, to_nhwc
-from lowbit.ops.conv_paths import PackedConv, convolution, general_convolution
+from lowbit.ops.conv_paths import ConvCall, PackedConv, general_convolution
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.fitting import Products
 from lowbit.ops.operands import Frozen
@@ -110,7 +110,7 @@ class QuantizedConv2d(Frozen):
             codes, g = to_nhwc(q.unpack(), g), wanted
             q = QuantizedTensor._trusted(codes, q.params, codes.shape)
         if isinstance(self._packed, PackedConv):
-            y = convolution(q, self._packed, g, epilogue)
+            y = ConvCall.of(q, self._packed, g, epilogue).run(q, self._packed)
         else:
             y = general_convolution(self.path, q, self._packed, g, epilogue)
         return epilogue.wrap(y if g.layout == wanted.layout else from_nhwc(y, wanted))

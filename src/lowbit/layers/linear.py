@@ -19,7 +19,7 @@ from lowbit.numerics.schemes import QuantizationScheme
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.epilogue import Epilogue, row_parts
 from lowbit.ops.fitting import Products
-from lowbit.ops.gemm_paths import PackedMatrix, multiply, multiply_groups, pack_groups, pack_weight_only
+from lowbit.ops.gemm_paths import PackedMatrix, multiply, pack_groups, pack_weight_only
 from lowbit.ops.operands import F32, PLAIN_FLOATS, Frozen, multiplies_as_bytes, transposed
 from lowbit.ops.quantize import quantize
 from lowbit.ops.workspace import codes_workspace, linear_workspace
@@ -218,12 +218,10 @@ class QuantizedLinear(Frozen):
         def wide(rows: Array) -> Array:
             return cpu.FloatArray(rows, element).widened()
 
-        if path == "groups":
-            return lambda rows, y: multiply_groups(self._codes(wide(rows)), packed, epilogue, y)
         if path == "general":
             weight = self.weight.dequantize(dtype=np.float64).T
             return lambda rows, y: epilogue.narrow((wide(rows).astype(np.float64) @ weight).astype(F32), y)
-        turned = packed if path == "integer" else transposed(self.weight)
+        turned = packed if path in ("integer", "groups") else transposed(self.weight)
         return lambda rows, y: multiply(path, self._codes(wide(rows)), turned, epilogue, y)
 
     def _codes(self, rows: Array) -> QuantizedTensor:

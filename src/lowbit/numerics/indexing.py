@@ -104,13 +104,13 @@ def reshaped_granularity(
     )
 
 
-def transposed_granularity(params: QuantizationParams, ndim: int) -> QuantizationParams:
-    """Params that lie over an array of reversed axes as they lay over the array."""
+def transposed_granularity(params: QuantizationParams, axes: tuple[int, ...]) -> QuantizationParams:
+    """Params that lie over `array.transpose(axes)` as they lay over the array."""
     if params.axis is None:
         return params
-    changes: dict[str, Any] = {"axis": ndim - 1 - params.axis % ndim}
+    changes: dict[str, Any] = {"axis": axes.index(params.axis % len(axes))}
     if params.group_size is not None and params.scale.ndim:
-        changes["scale"], changes["zero_point"] = params.scale.T, params.zero_point.T
+        changes["scale"], changes["zero_point"] = params.scale.transpose(axes), params.zero_point.transpose(axes)
     return params.replace(**changes)
 
 

@@ -309,7 +309,7 @@ class QuantizedTensor(_Fields):
         >>> q.T.shape, q.T.params.axis
         ((3, 2), 1)
         """
-        params = transposed_granularity(self.params, self.ndim)
+        params = transposed_granularity(self.params, tuple(reversed(range(self.ndim))))
         if not self.dtype.is_packed:
             return QuantizedTensor._trusted(self.data.T, params, self.shape[::-1])
         return QuantizedTensor.from_codes(np.array(self.unpack().T, order="C"), params)

@@ -26,13 +26,7 @@ import numpy.typing as npt
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops.conv_geometry import (
-    ConvGeometry,
-    check_shapes,
-    counts,
-    from_nhwc,
-    is_depthwise,
-)
+from lowbit.ops.conv_geometry import ConvGeometry, check_shapes, counts, from_nhwc, is_depthwise
 from lowbit.ops.conv_paths import (
     ConvCall,
     PackedConv,

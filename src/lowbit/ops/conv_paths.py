@@ -135,7 +135,8 @@ def packed_codes(codes: Array, zero: Array, groups: int) -> PackedConv:
 
 
 class ConvCall(NamedTuple):
-    """A convolution on the path "integer" or "depthwise", planned for images of one shape and params."""
+    """A convolution on the path "integer" or "depthwise", planned for images of one shape and params. For callers that
+    have made qconv2d's checks."""
 
     geometry: ConvGeometry
     epilogue: Epilogue
@@ -166,14 +167,6 @@ class ConvCall(NamedTuple):
                 sums = convolution_sums(image[i : i + 1], int(self.params.zero_point), w, g)
                 self.epilogue.scale_sums(_by_output(sums), *scales, _by_output(y[i]))
         return from_nhwc(y, g, out)
-
-
-def convolution(
-    x: QuantizedTensor, w: PackedConv, g: ConvGeometry, epilogue: Epilogue, out: Array | None = None
-) -> Array:
-    """The result of qconv2d before `Epilogue.wrap`, into `out` where it is given. For callers that have made its
-    checks."""
-    return ConvCall.of(x, w, g, epilogue).run(x, w, out)
 
 
 def convolution_sums(image: Array, zero: int, w: PackedConv, g: ConvGeometry) -> Array:

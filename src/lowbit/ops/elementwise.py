@@ -209,12 +209,12 @@ def _bounded(a: QuantizedTensor, lo: float, hi: float, out: QuantizedTensor | Ar
 
 def _bounds(params: QuantizationParams, lo: float, hi: float) -> tuple[int, int]:
     """Codes of two numbers."""
-    calls, key = cache_of(params), ("bounds", lo, hi)
-    found: tuple[int, int] | None = calls.get(key)
-    if found is None:
+
+    def make() -> tuple[int, int]:
         low, high = (int(code) for code in reference.quantize(np.array([lo, hi], np.float32), _flat(params)))
-        low, high = params.dtype.qmin if lo == -math.inf else low, params.dtype.qmax if hi == math.inf else high
-        found = calls.put(key, (low, high))
+        return params.dtype.qmin if lo == -math.inf else low, params.dtype.qmax if hi == math.inf else high
+
+    found: tuple[int, int] = cache_of(params).find(("bounds", lo, hi), make)
     return found
 
 

@@ -161,10 +161,14 @@ def _whole_rows(weight: QuantizedTensor) -> Array:
 
 
 def multiply(
-    path: str, a: QuantizedTensor, b: QuantizedTensor | PackedMatrix, epilogue: Epilogue, out: Array | None = None
+    path: str,
+    a: QuantizedTensor,
+    b: QuantizedTensor | PackedMatrix | core.PackedGroups,
+    epilogue: Epilogue,
+    out: Array | None = None,
 ) -> Array:
-    """a [m, k] times b [k, n] on this path, before `Epilogue.wrap`; in `out` [m, n] where it is given. For callers that
-    have made qmatmul's checks."""
+    """a [m, k] times b [k, n] on this path, before `Epilogue.wrap`; in `out` [m, n] where it is given. PackedGroups are
+    for the path "groups" alone. For callers that have made qmatmul's checks."""
     return _PATHS[path](a, b.to_tensor() if isinstance(b, PackedMatrix) and path != "integer" else b, epilogue, out)
 
 
@@ -210,13 +214,9 @@ def _integer(a: QuantizedTensor, b: QuantizedTensor | PackedMatrix, epilogue: Ep
     return y
 
 
-def _groups(a: QuantizedTensor, b: QuantizedTensor, epilogue: Epilogue, out: Array | None) -> Array:
+def _groups(a: QuantizedTensor, b: QuantizedTensor | core.PackedGroups, epilogue: Epilogue, out: Array | None) -> Array:
     epilogue.refuse_integer_bias("groups")
-    return multiply_groups(a, pack_groups(transposed(b)), epilogue, out)
-
-
-def multiply_groups(a: QuantizedTensor, b: core.PackedGroups, epilogue: Epilogue, out: Array | None) -> Array:
-    """a [m, k], signed codes without zero points, times packed groups."""
+    b = pack_groups(transposed(b)) if isinstance(b, QuantizedTensor) else b
     m, codes = a.shape[0], np.ascontiguousarray(a.unpack())
     sa = np.ascontiguousarray(np.broadcast_to(a.params.scale.astype(F32).reshape(-1), m))
     native = epilogue.native_float()

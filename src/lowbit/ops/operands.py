@@ -9,6 +9,7 @@ import numpy as np
 
 from lowbit.numerics.errors import InvalidProblem, UnsupportedDType
 from lowbit.numerics.fields import as_integers, refuse_masked
+from lowbit.numerics.indexing import transposed_granularity
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.runtime import arrays as cpu
@@ -92,13 +93,9 @@ def zero_points(name: str, value: Any, codes: Array, count: int) -> Array:
 
 def transposed(t: QuantizedTensor) -> QuantizedTensor:
     """The tensor with its last two dimensions swapped, and its scales with them."""
-    p, ndim = t.params, t.ndim
-    axes = (*range(ndim - 2), ndim - 1, ndim - 2)
-    if p.axis is not None:
-        p = p.replace(axis=axes[p.axis % ndim])
-        if p.group_size is not None:
-            p = p.replace(scale=np.swapaxes(p.scale, -1, -2), zero_point=np.swapaxes(p.zero_point, -1, -2))
-    return QuantizedTensor.from_codes(np.ascontiguousarray(np.swapaxes(t.unpack(), -1, -2)), p)
+    axes = (*range(t.ndim - 2), t.ndim - 1, t.ndim - 2)
+    codes = np.ascontiguousarray(t.unpack().transpose(axes))
+    return QuantizedTensor.from_codes(codes, transposed_granularity(t.params, axes))
 
 
 # ---- results ----

@@ -11,13 +11,14 @@ import numpy as np
 
 from lowbit import reference
 from lowbit.layers import QuantizedLinear, check_input, linear_path
+from lowbit.layers.weights import SCHEMES
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import reference_ops
 from lowbit.ops.conv import check_image
 from lowbit.ops.conv_geometry import is_depthwise
-from lowbit.ops.conv_paths import PackedConv, check_kernel, convolution, prepack_conv2d
+from lowbit.ops.conv_paths import ConvCall, PackedConv, check_kernel, prepack_conv2d
 from lowbit.ops.epilogue import Epilogue
 from lowbit.ops.gemm_paths import PackedMatrix, multiply
 from lowbit.ops.matmul import path_of
@@ -219,7 +220,7 @@ class Conv2dPlan(ComputePlan[Conv2dArgs]):
     def _fastest(self, args: Conv2dArgs, epilogue: Epilogue, out: Array) -> None:
         d = self.descriptor
         packed = args.w if isinstance(args.w, PackedConv) else prepack_conv2d(args.w, d.groups)
-        convolution(args.x, packed, d.geometry, epilogue, out)
+        ConvCall.of(args.x, packed, d.geometry, epilogue).run(args.x, packed, out)
 
     def _checked(self, args: Conv2dArgs) -> tuple[Epilogue, Array]:
         d = self.descriptor
@@ -311,9 +312,8 @@ def _activation_params(x: cpu.FloatArray, layer: QuantizedLinear) -> Quantizatio
         return layer.input_params
     cpu.refuse_nonfinite(x, "x")
     rows = x.widened()
-    scheme = "symmetric" if layer.activation_dtype == "int8" else "asymmetric"
-    lo, hi = rows.min(1, initial=0), rows.max(1, initial=0)
-    return QuantizationParams.from_statistics(lo, hi, dtype=layer.activation_dtype, scheme=scheme, axis=0)
+    lo, hi, dtype = rows.min(1, initial=0), rows.max(1, initial=0), layer.activation_dtype
+    return QuantizationParams.from_statistics(lo, hi, dtype=dtype, scheme=SCHEMES[dtype], axis=0)
 
 
 def _guarantee(path: str, depth: int, plain: bool) -> PrecisionGuarantee:

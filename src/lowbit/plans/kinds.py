@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import Unsupported
 from lowbit.numerics.params import QuantizationParams
 from lowbit.runtime.native import core
@@ -28,13 +29,9 @@ class ElementKind(str, Enum):
 
 
 FLOATS = {kind: core.Element[kind.value] for kind in ElementKind if kind.value in core.Element.__members__}
+_DTYPES_OF_CODES = {kind: QuantizedDType.of(kind.value) for kind in ElementKind if kind not in FLOATS}
 CODES = {  # native code, bits, least and greatest code
-    ElementKind.S8: (core.Code.s8, 8, -128, 127),
-    ElementKind.U8: (core.Code.u8, 8, 0, 255),
-    ElementKind.S16: (core.Code.s16, 16, -32768, 32767),
-    ElementKind.U16: (core.Code.u16, 16, 0, 65535),
-    ElementKind.S4: (core.Code.s4, 4, -8, 7),
-    ElementKind.U4: (core.Code.u4, 4, 0, 15),
+    kind: (core.Code[kind.value], dtype.bits, *dtype.value_range) for kind, dtype in _DTYPES_OF_CODES.items()
 }
 _DTYPES = ("f4", "f8", "f2", "u2", "i1", "u1", "i2", "u2", "u1", "u1")  # bfloat16 as its bits
 STORED = {kind: np.dtype(text) for kind, text in zip(ElementKind, _DTYPES, strict=True)}

@@ -9,10 +9,11 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.granularity import Granularity, granularity_of
 from torch import Tensor
 
-__all__ = ["CODES", "STORED", "WIDEST", "codes_dtype", "compute_dtype", "granularity", "require_bits"]
+__all__ = ["CODES", "FLOATS", "STORED", "WIDEST", "codes_dtype", "compute_dtype", "granularity", "require_bits"]
 
 WIDEST = float(np.finfo(np.float32).max) / 2  # a range from minus to plus this is finite
 
+FLOATS = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 # The integer types that codes may have, narrowest first.
 CODES = {torch.int8: "int8", torch.uint8: "uint8", torch.int16: "int16", torch.uint16: "uint16"}
 # What codes are stored as; those of 4 bits are two per byte.
