@@ -42,6 +42,12 @@ class GpuPacked(NamedTuple):
     shape: tuple[int, ...]
 
 
+def require_integer(name: str, path: str, a: QuantizationParams, b: QuantizationParams) -> None:
+    """Raises for the paths of products and convolutions that GPU kernels do not have."""
+    if path not in ("integer", "depthwise"):
+        raise Unsupported(f"{name}: {a!r} by {b!r} takes path {path!r}; GPU kernels have 'integer'")
+
+
 def pack(b: GpuQuantizedTensor) -> GpuPacked:
     """b [k, n] for products. Kernels read [n, k], so this copies."""
     if b.ndim != 2:
@@ -87,9 +93,7 @@ def convolve(
     """x by w, after the epilogue. path: as in `launch_compute.conv2d`."""
     from lowbit.gpu.launch_compute import conv2d
 
-    way = conv_path_of(x.params, w.params, w.shape, g.groups)
-    if way not in ("integer", "depthwise"):
-        raise Unsupported(f"qconv2d: {x.params!r} by {w.params!r} takes path {way!r}; GPU kernels have 'integer'")
+    require_integer("qconv2d", conv_path_of(x.params, w.params, w.shape, g.groups), x.params, w.params)
     check_image(x.shape, x.params, w.shape, g)
     check_kernel(w.shape, w.params, g.groups)
     return conv2d(_bytes("x", x), w.weight, x.scale, int(x.params.zero_point), epilogue, g, path=path)
@@ -153,10 +157,8 @@ class GpuQuantizationOps:
     def qmatmul(self, a: Any, b: Any, *, bias: Any = None, **options: Unpack[EpilogueOptions]) -> Any:
         """a @ b. b may be a GpuPacked of `pack`, which saves a copy per call."""
         left, right = self._there("a", a), b if isinstance(b, GpuPacked) else self._there("b", b)
-        if (way := path_of(left.params, right.params, left.ndim, len(right.shape))) != "integer":
-            raise Unsupported(
-                f"qmatmul: {left.params!r} by {right.params!r} takes path {way!r}; GPU kernels have 'integer'"
-            )
+        way = path_of(left.params, right.params, left.ndim, len(right.shape))
+        require_integer("qmatmul", way, left.params, right.params)
         packed = right if isinstance(right, GpuPacked) else pack(right)
         epilogue = Epilogue.of(packed.shape[-1], None, **options)
         y = multiply(left, packed, gpu_epilogue(epilogue, bias, self.device), self.path)

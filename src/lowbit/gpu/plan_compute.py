@@ -12,7 +12,7 @@ from typing import Any
 
 from lowbit.gpu.launch_compute import MAX_DEPTH, GpuEpilogue, require_bias
 from lowbit.gpu.linear import GpuLinear, gpu_linear_path
-from lowbit.gpu.ops import GpuPacked, convolve, gpu_epilogue, multiply, pack, pack_conv
+from lowbit.gpu.ops import GpuPacked, convolve, gpu_epilogue, multiply, pack, pack_conv, require_integer
 from lowbit.gpu.plans import OnGpu, tensor
 from lowbit.gpu.tensors import GpuQuantizedTensor
 from lowbit.numerics.errors import InvalidProblem, Unsupported
@@ -92,8 +92,7 @@ class _MatMul(_Compute):
 
     def __init__(self, d: MatMulDescriptor, device: str, preference: Preference) -> None:
         super().__init__(d, device, preference)
-        if self.path != "integer":
-            raise Unsupported(f"a, b: {d.a!r} by {d.b!r} takes path {self.path!r}; GPU kernels have 'integer'")
+        require_integer("a, b", self.path, d.a, d.b)
         self._exact(d.k, d.a, d.b)
 
     @property
@@ -123,8 +122,7 @@ class _Conv2d(_Compute):
     def __init__(self, d: Conv2dDescriptor, device: str, preference: Preference) -> None:
         super().__init__(d, device, preference)
         path = self.path
-        if path not in ("integer", "depthwise"):
-            raise Unsupported(f"x, w: {d.x!r} by {d.w!r} takes path {path!r}; GPU kernels have 'integer'")
+        require_integer("x, w", path, d.x, d.w)
         self._exact(math.prod(d.w_shape[1:]), d.x, d.w)
         self._promise(path, self.sku.precision_guarantee)
 

@@ -104,9 +104,7 @@ class GpuQuantizedTensor:
         gpu = find_device(device)
         if gpu == self.device:
             return self
-        zero = None if self.zero_point is None else self.zero_point.to(gpu.memory)
-        scale = self.scale.to(gpu.memory)
-        return GpuQuantizedTensor(self.data.to(gpu.memory), self.params, self.shape, gpu, scale, zero)
+        return GpuQuantizedTensor(self.data.to(gpu.memory), self.params, self.shape, gpu)
 
     def __repr__(self) -> str:
         where = "" if self.device.backend != "interpreter" else ", interpreted"

@@ -23,6 +23,7 @@ from lowbit.ops.operands import Frozen
 from lowbit.ops.quantize import quantize
 from lowbit.ops.workspace import codes_workspace, conv_workspace
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.cache import Cache
 
 
 class QuantizedConv2d(Frozen):
@@ -69,10 +70,10 @@ class QuantizedConv2d(Frozen):
         self.path = conv_path_of(given, weight.params, weight.shape, self._geometry.groups)
         native = self.path in ("integer", "depthwise")
         self._packed = PackedConv(weight, self._geometry.groups) if native else weight
-        self._epilogues: dict[str, Epilogue] = {}  # by the type of x
-        self._epilogues["float32"] = Epilogue.of(weight.shape[0], bias, out_params, any_codes=True)
+        self._epilogue = Epilogue.of(weight.shape[0], bias, out_params, any_codes=True)
+        self._epilogues: Cache[Epilogue] = Cache(4)  # by the element of x
         if self.path == "general":
-            self._epilogues["float32"].refuse_integer_bias(self.path)
+            self._epilogue.refuse_integer_bias(self.path)
         self.bias = None if bias is None else np.asarray(bias)
         self.input_params, self.out_params = input_params, out_params
 
@@ -100,7 +101,7 @@ class QuantizedConv2d(Frozen):
         g = self._geometry if layout is None else _in_layout("layout", self._geometry, layout)
         wanted = g if out_layout is None else _in_layout("out_layout", g, out_layout)
         check_shapes(floats.shape, self._packed.shape, g)
-        epilogue = self._epilogue_for(floats)
+        epilogue = self._epilogues.find(id(floats.element), lambda: self._epilogue.giving(DTYPES[floats.element]))
         epilogue.require_shape(g.output_shape(floats.shape, self._packed.shape, wanted.layout))
         if self.input_params is None and 0 not in floats.shape:
             q = quantize(x, self.activation_dtype, scheme=SCHEMES[self.activation_dtype], name="x")
@@ -114,13 +115,6 @@ class QuantizedConv2d(Frozen):
         else:
             y = general_convolution(self.path, q, self._packed, g, epilogue)
         return epilogue.wrap(y if g.layout == wanted.layout else from_nhwc(y, wanted))
-
-    def _epilogue_for(self, x: cpu.FloatArray) -> Epilogue:
-        dtype = DTYPES[x.element]
-        if dtype not in self._epilogues:
-            n = self._packed.shape[0]
-            self._epilogues[dtype] = Epilogue.of(n, self.bias, self.out_params, dtype, any_codes=True)
-        return self._epilogues[dtype]
 
     def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the result for x of this shape.
@@ -138,7 +132,7 @@ class QuantizedConv2d(Frozen):
         True
         """
         p = QuantizationParams("int8") if self.input_params is None else self.input_params
-        item = self._epilogues["float32"].dtype.itemsize
+        item = self._epilogue.dtype.itemsize
         found = conv_workspace(shape, self._packed.shape, p, self._packed.params, self._geometry, item, prepacked=True)
         # And the codes of x.
         return found + codes_workspace(math.prod(self.output_shape(shape)), self.out_params) + math.prod(shape)

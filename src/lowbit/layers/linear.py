@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,9 +165,7 @@ class QuantizedLinear(Frozen):
         """How inputs of x's type are multiplied."""
 
         def make() -> _Call:
-            epilogue = self._epilogue
-            if self.out_params is None:
-                epilogue = dataclasses.replace(epilogue, dtype=cpu.float_dtype(DTYPES[x.element]))
+            epilogue = self._epilogue.giving(DTYPES[x.element])
             return _Call(epilogue, self._plan(x.element, epilogue))
 
         found: _Call = self._calls.find(id(x.element), make)
@@ -198,31 +195,27 @@ class QuantizedLinear(Frozen):
             cpu.refuse_nonfinite(x, "x")
         if epilogue.bias is not None and self.path != "integer":
             epilogue = dataclasses.replace(epilogue, bias=epilogue.bias.astype(F32))
-        multiplied, rows, target = self._multiplier(x.element, epilogue), x.array.reshape(m, k), y.reshape(m, n)
+        right: Any = self._packed
+        if self.path == "float":
+            right = core.FloatLinearPlan(self._packed, x.element, PLAIN_FLOATS)
+        elif self.path == "general":
+            right = self.weight.dequantize(dtype=np.float64).T
+        elif self.path == "blocks":
+            right = transposed(self.weight)
+        rows, target = x.array.reshape(m, k), y.reshape(m, n)
         for part in row_parts((m, n if self.path == "float" else max(n, k))):
-            multiplied(rows[part], target[part])
+            self._write_rows(cpu.FloatArray(rows[part], x.element), right, epilogue, target[part])
 
-    def _multiplier(self, element: cpu.Element, epilogue: Epilogue) -> Callable[[Array, Array], Any]:
-        """The function that writes the results of rows of x."""
-        packed, path = self._packed, self.path
-        if path == "float":
-            plan = core.FloatLinearPlan(packed, element, PLAIN_FLOATS)
-
-            def by_floats(rows: Array, y: Array) -> None:
-                sums = np.empty(y.shape, F32)
-                plan.run(rows, sums)
-                epilogue.narrow(sums, y)
-
-            return by_floats
-
-        def wide(rows: Array) -> Array:
-            return cpu.FloatArray(rows, element).widened()
-
-        if path == "general":
-            weight = self.weight.dequantize(dtype=np.float64).T
-            return lambda rows, y: epilogue.narrow((wide(rows).astype(np.float64) @ weight).astype(F32), y)
-        turned = packed if path in ("integer", "groups") else transposed(self.weight)
-        return lambda rows, y: multiply(path, self._codes(wide(rows)), turned, epilogue, y)
+    def _write_rows(self, rows: cpu.FloatArray, right: Any, epilogue: Epilogue, y: Array) -> None:
+        """right: the weights as the path takes them."""
+        if self.path == "float":
+            sums = np.empty(y.shape, F32)
+            right.run(rows.array, sums)
+            epilogue.narrow(sums, y)
+        elif self.path == "general":
+            epilogue.narrow((rows.widened().astype(np.float64) @ right).astype(F32), y)
+        else:
+            multiply(self.path, self._codes(rows.widened()), right, epilogue, y)
 
     def _codes(self, rows: Array) -> QuantizedTensor:
         if self.input_params is not None:

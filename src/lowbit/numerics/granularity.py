@@ -37,11 +37,14 @@ class Granularity(NamedTuple):
 
 
 def granularity_of(shape: tuple[int, ...], axis: int | None, group_size: int | None) -> Granularity:
-    """One scale for all; with `axis` one for each of its indices; with `group_size` one for so many along it.
+    """One scale for all; with `axis` one for each of its indices; with `group_size` one for so many along it, or along
+    the last axis.
 
     >>> granularity_of((4, 6), 1, 4).scale_shape
     (4, 2)
     """
+    if group_size is not None and axis is None:
+        axis = -1
     if axis is None:
         return Granularity(Kind.TENSOR, 1, 1, math.prod(shape), 1, ())
     if not -len(shape) <= axis < len(shape):

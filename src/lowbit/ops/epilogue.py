@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypedDict
 
@@ -157,6 +157,11 @@ class Epilogue:
                 least, most = reference.quantize(np.asarray(clamp, F32), p).astype(np.int64)
             lo, hi = min(max(lo, int(least)), int(most)), int(most)
         return cls(n, p.dtype.code_dtype, p, bias, floor, ceiling, lo, hi)
+
+    def giving(self, floats: str) -> Epilogue:
+        """The same epilogue, with floats of another type; codes stay what they are."""
+        codes = self.params is not None or self.then is not None
+        return self if codes else replace(self, dtype=cpu.float_dtype(floats))
 
     def require_shape(self, shape: tuple[int, ...]) -> None:
         """Raises unless out_params fit a result of this shape."""

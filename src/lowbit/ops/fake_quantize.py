@@ -174,7 +174,7 @@ def _settled(
         element = cpu.BFLOAT16 if x.dtype.name == "bfloat16" else ELEMENTS.get(x.dtype)
         if element is None or not cpu.LOWEST_CODE <= qmin <= qmax <= cpu.HIGHEST_CODE or (group_size or 1) < 1:
             return None
-        g = granularity_of(x.shape, -1 if axis is None and group_size is not None else axis, group_size)
+        g = granularity_of(x.shape, axis, group_size)
         plan = _SETTLED.put(key, elementwise.fake_quantize_plan(element, x.shape, g, qmin, qmax))
     # Plans cannot tell bfloat16 from other types of 16 bits.
     if plan.element is cpu.BFLOAT16 and not all(a is None or getattr(a, "dtype", None) is x.dtype for a in others):
@@ -191,7 +191,6 @@ def _described(
         group_size = whole("group_size", group_size)
         if group_size < 1:
             raise InvalidProblem(f"group_size: {group_size}; expected at least 1")
-        axis = -1 if axis is None else axis
     g = granularity_of(array.shape, None if axis is None else whole("axis", axis), group_size)
     return array, affine_of(array.compute, scale, zero_point, qmin, qmax, g), g
 

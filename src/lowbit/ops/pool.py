@@ -187,7 +187,5 @@ def _integer_average(
     g = params.granularity(shape)
     sy, zy = (reference.spread(v, g, shape) for v in (params.scale, params.zero_point))
     with np.errstate(all="ignore"):
-        steps = np.rint(sums.astype(np.float32) * ((s / window.places(x, with_padding).astype(np.float32)) / sy))
-    low, high = (params.qmin - zy).astype(np.float32), (params.qmax - zy).astype(np.float32)
-    clamped = np.minimum(np.where(np.isnan(steps), low, np.maximum(steps, low)), high)
-    return np.asarray(clamped.astype(np.int32) + zy)
+        steps = sums.astype(np.float32) * ((s / window.places(x, with_padding).astype(np.float32)) / sy)
+    return reference.quantize_affine(steps, np.ones((), np.float32), zy, params.qmin, params.qmax)

@@ -40,8 +40,8 @@ def compute_dtype(of: Tensor | torch.dtype) -> torch.dtype:
 
 
 def granularity(shape: torch.Size, axis: int | None, group_size: int | None) -> Granularity:
-    """`granularity_of`, with groups along the last axis where there is no other."""
-    return granularity_of(tuple(shape), -1 if axis is None and group_size is not None else axis, group_size)
+    """`granularity_of` of a tensor's shape."""
+    return granularity_of(tuple(shape), axis, group_size)
 
 
 def require_bits(dy: Tensor, bits: Tensor) -> None:
