@@ -22,6 +22,15 @@ def test_the_oldest_leave_first() -> None:
     assert cache.put(4, 7) == 16  # the first one stays
 
 
+def test_a_key_without_a_hash_is_passed_over() -> None:
+    cache: Cache[int] = Cache()
+    assert cache.settled([1]) is None  # type: ignore[arg-type]
+    assert cache.put(("clamp", [0, 6]), 3) == 3
+    assert len(cache) == 0
+    cache.put("a", 1)
+    assert cache.settled("a") == 1
+
+
 def test_everything_is_forgotten_when_a_setting_changes() -> None:
     cache: Cache[int] = Cache()
     cap, threads = _core.max_isa(), lb.get_num_threads()

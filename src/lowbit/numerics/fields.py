@@ -13,6 +13,16 @@ from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE, SCALES
 
 
+class Immutable:
+    """Base of classes whose fields only their own code sets, by `_set`."""
+
+    __slots__ = ()
+
+    def _set(self, **fields: Any) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+
 def refuse_masked(name: str, value: Any) -> None:
     """Raises for a masked array, whose mask would otherwise be lost without a word."""
     if isinstance(value, np.ma.MaskedArray):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from lowbit.numerics.dtypes import Array, QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.fields import Immutable
 from lowbit.numerics.granularity import Granularity, granularity_of
 from lowbit.numerics.schemes import QuantizationScheme
 
@@ -17,7 +18,7 @@ from lowbit.numerics.schemes import QuantizationScheme
 FIELDS = "dtype", "scheme", "scale", "zero_point", "axis", "group_size", "qmin", "qmax", "steps_per_octave"
 
 
-class ParameterFields:
+class ParameterFields(Immutable):
     """The fields of params, which may be set only in this class."""
 
     __slots__ = (*FIELDS, "_calls", "_computed", "weak")

@@ -89,11 +89,6 @@ class QuantizationParams(ParameterFields):
         """Alias of `group_size`."""
         return self.group_size
 
-    def _set(self, **fields: Any) -> None:
-        """Set fields of params that are being made."""
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{name}: params do not change, as results are kept for them; use replace({name}=...)")
 

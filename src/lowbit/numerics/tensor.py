@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from lowbit.numerics.dtypes import Array, QuantizedDType, is_integer
 from lowbit.numerics.errors import InvalidProblem, Unsupported
-from lowbit.numerics.fields import refuse_masked
+from lowbit.numerics.fields import Immutable, refuse_masked
 from lowbit.numerics.granularity import spread
 from lowbit.numerics.indexing import reshaped_granularity, sliced, transposed_granularity
 from lowbit.numerics.metrics import ErrorReport, error_report
@@ -46,7 +46,7 @@ def _kernels() -> Backend:
     return _backend
 
 
-class _Fields:
+class _Fields(Immutable):
     """The fields of a tensor, which may be set only in this class."""
 
     __slots__ = ("__weakref__", "data", "params", "shape")
@@ -107,11 +107,6 @@ class QuantizedTensor(_Fields):
         if dtype.is_packed and not padding_is_zero(codes, dtype, math.prod(shape)):
             raise InvalidProblem("data: padding bits after the last code are not 0")
         self._set(data=codes, params=params.for_compute(np.float32) if params.weak else params, shape=shape)
-
-    def _set(self, **fields: Any) -> None:
-        """Set fields of a tensor that is being made or rewritten."""
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(

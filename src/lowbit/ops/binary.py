@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,35 +28,30 @@ from lowbit.runtime.native import core
 Bits = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
 Layout = Literal["NCHW", "NHWC"]
+P = TypeVar("P", core.BinaryMatrix, core.BinaryConv)
 _SUMS = (None, None, None)  # no scales and no bias: integer sums
 
 
 @dataclass(frozen=True, eq=False)
-class PackedBinary:
-    """A binary matrix of n rows of k bits, packed for products. It does not depend on the CPU's kernels."""
+class _Packed(Generic[P]):
+    native: P
+    scale: Float32  # one, or one per output
 
-    native: core.BinaryMatrix
-    scale: Float32  # [1] or [n]
+    @property
+    def nbytes(self) -> int:
+        return self.native.nbytes + self.scale.nbytes
+
+
+class PackedBinary(_Packed[core.BinaryMatrix]):
+    """A binary matrix of n rows of k bits, packed for products. It does not depend on the CPU's kernels."""
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.native.n, self.native.k
 
-    @property
-    def nbytes(self) -> int:
-        return self.native.nbytes + self.scale.nbytes
 
-
-@dataclass(frozen=True, eq=False)
-class PackedBinaryConv2d:
+class PackedBinaryConv2d(_Packed[core.BinaryConv]):
     """Binary weights of a convolution, packed in the order of the kernels."""
-
-    native: core.BinaryConv
-    scale: Float32  # [1] or [out]
-
-    @property
-    def nbytes(self) -> int:
-        return self.native.nbytes + self.scale.nbytes
 
 
 def prepack_binary(b: QuantizedTensor, *, transpose: bool = True) -> PackedBinary:
@@ -66,7 +61,9 @@ def prepack_binary(b: QuantizedTensor, *, transpose: bool = True) -> PackedBinar
     >>> prepack_binary(lb.quantize(np.ones((3, 5), np.float32), "binary")).shape
     (3, 5)
     """
-    bits, scale = _rows(_binary(b, "b"), "b", not transpose, matrix=True)
+    if _binary(b, "b").ndim != 2:
+        raise InvalidProblem(f"b: shape {b.shape}; expected two dimensions")
+    bits, scale = _rows(b, "b", not transpose)
     k = b.shape[1] if transpose else b.shape[0]
     return PackedBinary(core.BinaryMatrix(bits, _checked_k(k, "b")), scale)
 
@@ -240,10 +237,8 @@ def _operand(a: Any, name: str, transposed: bool) -> tuple[Bits, Float32]:
     return _rows(quantize(a, "binary", axis=axis, group_size=x.shape[axis], name=name), name, transposed)
 
 
-def _rows(q: QuantizedTensor, name: str, transposed: bool, matrix: bool = False) -> tuple[Bits, Float32]:
+def _rows(q: QuantizedTensor, name: str, transposed: bool) -> tuple[Bits, Float32]:
     """Rows of whole bytes, and one scale or one a row."""
-    if matrix and q.ndim != 2:
-        raise InvalidProblem(f"{name}: shape {q.shape}; expected two dimensions")
     scale = _scales(q, (0 if transposed else q.ndim - 1,), name, "a row")
     if transposed:
         return np.ascontiguousarray(np.packbits(q.unpack().T, axis=-1, bitorder="little")), scale

@@ -132,10 +132,7 @@ def qconv2d(
     if type(w) is PackedConv and bias is None and type(x) is QuantizedTensor:
         options = out_dtype, activation, clamp, stride, padding, dilation, layout, groups
         key = x.shape, id(x.params), id(out_params), *options
-        try:
-            settled: tuple[ConvCall, Any] | None = w._calls.get(key)
-        except TypeError:  # an option that has no hash
-            settled = key = None
+        settled: tuple[ConvCall, Any] | None = w._calls.settled(key)
         if settled is not None:
             return settled[0].epilogue.wrap(settled[0].run(x, w))
     if isinstance(w, PackedConv):

@@ -240,9 +240,7 @@ def _quantize_into(x: Array, params: QuantizationParams, data: Array) -> None:
 
 def _flat(params: QuantizationParams) -> QuantizationParams:
     """Linear params that have one scale, for arrays of any shape."""
-    return QuantizationParams(
-        params.dtype, "linear", params.scale, params.zero_point, qmin=params.qmin, qmax=params.qmax
-    )
+    return params.replace(scheme="linear", axis=None, group_size=None)
 
 
 def _keeps_codes(p: core.CodeParams, wanted: core.CodeParams) -> bool:

@@ -84,20 +84,22 @@ def conv_workspace(
 ) -> int:
     """Of `qconv2d` with results of `item` bytes per element; prepacked: w comes as a PackedConv."""
     path = conv_path_of(x, w, w_shape, g.groups)
-    if path == "general":
-        return _general_conv(x_shape, w_shape, x, w, g, item)
     if path == "binary":
         raise Unsupported("workspace_size: it is not known for convolutions of binary codes")
-    y = g.output_shape(x_shape, w_shape)
-    out, per_group, kh, kw = w_shape
-    image, outputs, depth = math.prod(x_shape), math.prod(y), per_group * kh * kw
-    pixels = outputs // max(1, out * y[0])
+    n, out_h, out_w, out = g.output_nhwc(x_shape, w_shape)
+    image, pixels, depth = math.prod(x_shape), out_h * out_w, math.prod(w_shape[1:])
+    turned = n * pixels * out * item if g.layout == "NCHW" else 0
+    if path == "general":  # float64: x, w in two orders, an image with its padding, and a part of the result
+        _, _, _, c = g.nhwc(x_shape)
+        numbers = image * (2 if x.dtype.is_mixed else 1) + math.prod(w_shape) * (3 if w.dtype.is_mixed else 2)
+        part = _rows_at_once(out_h, out_w * max(out, c)) * out_w * max(out, c)
+        return _parameters(0, out, x, w) + turned + 8 * (numbers + _padded(x_shape, g)) + (40 + _EPILOGUE) * part
     if path == "integer16":  # bytes of codes, and int64 sums of one image
         bytes_of = QuantizationParams("int8"), QuantizationParams("int8", scale=w.scale, axis=w.axis)
         parts = conv_workspace(x_shape, w_shape, *bytes_of, g, item)
         return 2 * parts + 8 * image + 8 * math.prod(w_shape) + 32 * pixels * out
     rest = image * x.dtype.is_packed + _parameters(0, out, w) + g.groups * 1024
-    rest += image + outputs * item if g.layout == "NCHW" else 0  # turned
+    rest += image + turned if g.layout == "NCHW" else 0
     rest += 8 * pixels * out + _epilogue(pixels, out)  # of one image, where NumPy applies the epilogue
     if is_depthwise(w_shape, g.groups):
         rest += 0 if prepacked else 5 * math.prod(w_shape)
@@ -105,7 +107,7 @@ def conv_workspace(
     if not prepacked:
         filled = 2 * depth + 8  # kernel rows, at most
         rest += 5 * math.prod(w_shape) + g.groups * core.PackedMatrix.bytes_for(filled, out // g.groups)
-    return rest + core.GemmPlan.workspace_for(pixels * y[0], out // g.groups, depth)
+    return rest + core.GemmPlan.workspace_for(pixels * n, out // g.groups, depth)
 
 
 def codes_workspace(elements: int, out: QuantizationParams | None) -> int:
@@ -125,11 +127,13 @@ def reference_workspace(m: int, n: int, k: int) -> int:
 
 def reference_conv_workspace(x_shape: tuple[int, ...], w_shape: tuple[int, ...], g: ConvGeometry) -> int:
     """The same of a convolution."""
-    n, height, width, c = g.nhwc(x_shape)
-    top, left, bottom, right = g.padding
-    padded = n * c * (height + top + bottom) * (width + left + right)
     outputs = math.prod(g.output_shape(x_shape, w_shape))
-    return 40 * (padded + math.prod(w_shape)) + (40 + _EPILOGUE) * outputs + 64 * w_shape[0] + _OBJECTS
+    return (
+        40 * (x_shape[0] * _padded(x_shape, g) + math.prod(w_shape))
+        + (40 + _EPILOGUE) * outputs
+        + 64 * w_shape[0]
+        + _OBJECTS
+    )
 
 
 # ---- terms ----
@@ -137,6 +141,13 @@ def reference_conv_workspace(x_shape: tuple[int, ...], w_shape: tuple[int, ...],
 
 def _rows_at_once(m: int, length: int) -> int:
     return min(m, max(1, PART // max(1, length)))
+
+
+def _padded(x_shape: tuple[int, ...], g: ConvGeometry) -> int:
+    """Elements of an image with its padding."""
+    _, height, width, c = g.nhwc(x_shape)
+    top, left, bottom, right = g.padding
+    return c * (height + top + bottom) * (width + left + right)
 
 
 def _epilogue(m: int, n: int) -> int:
@@ -157,26 +168,6 @@ def _integer(m: int, n: int, k: int, numpy_epilogue: bool = True) -> int:
 
 def _packed_and_multiplied(m: int, n: int, k: int) -> int:
     return core.GemmPlan.workspace_for(m, n, k) + core.PackedMatrix.bytes_for(k, n)
-
-
-def _general_conv(
-    x_shape: tuple[int, ...],
-    w_shape: tuple[int, ...],
-    x: QuantizationParams,
-    w: QuantizationParams,
-    g: ConvGeometry,
-    item: int,
-) -> int:
-    """Numbers in float64: of x, of w in two orders, of one image with its padding, and of a part of the result."""
-    _, height, width, c = g.nhwc(x_shape)
-    top, left, bottom, right = g.padding
-    y = g.output_nhwc(x_shape, w_shape)
-    _, out_h, out_w, out = y
-    numbers = math.prod(x_shape) * (2 if x.dtype.is_mixed else 1) + math.prod(w_shape) * (3 if w.dtype.is_mixed else 2)
-    padded = c * (height + top + bottom) * (width + left + right)
-    part = _rows_at_once(out_h, out_w * max(out, c)) * out_w * max(out, c)
-    rest = _parameters(0, out, x, w) + (math.prod(y) * item if g.layout == "NCHW" else 0)
-    return rest + 8 * (numbers + padded) + (40 + _EPILOGUE) * part
 
 
 def _depthwise(x_shape: tuple[int, ...], w_shape: tuple[int, ...], x: QuantizationParams, g: ConvGeometry) -> int:

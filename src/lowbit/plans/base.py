@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.fields import Immutable
 from lowbit.plans.kinds import KernelSku, PrecisionGuarantee
 from lowbit.runtime.devices import device_module
 
@@ -14,7 +15,7 @@ P = TypeVar("P", bound="Plan[Any]")
 PLANS: dict[str, type[Plan[Any]]] = {}  # every plan by its op
 
 
-class Plan(Generic[A]):
+class Plan(Immutable, Generic[A]):
     """What all plans have in common. Made by `select`, not by the constructor."""
 
     Descriptor: ClassVar[type]
@@ -34,11 +35,6 @@ class Plan(Generic[A]):
 
     def __init__(self, descriptor: Any, device: str, preference: Preference) -> None:
         self._set(descriptor=descriptor, device=device, preference=preference)
-
-    def _set(self, **fields: Any) -> None:
-        """The constructor's way around immutability."""
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
 
     @classmethod
     def select(cls: type[P], descriptor: Any, device: str = "cpu", preference: Preference = "fastest") -> P:

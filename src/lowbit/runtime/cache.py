@@ -37,6 +37,14 @@ class Cache(Generic[T]):
         with _LOCK:
             _ALL.add(self)
 
+    def settled(self, key: Hashable) -> T | None:
+        """The value of this key, or None; None too for a key with an option that has no hash, which `put` passes
+        over."""
+        try:
+            return self.get(key)
+        except TypeError:
+            return None
+
     def find(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of this key, made now unless it is known."""
         found = self.get(key)
@@ -52,7 +60,10 @@ class Cache(Generic[T]):
 
     def put(self, key: Hashable, value: T) -> T:
         """The value of this key from now on, unless one is known; for values that depend on no setting."""
-        return self.find(key, lambda: value)
+        try:
+            return self.find(key, lambda: value)
+        except TypeError:  # no hash
+            return value
 
     def clear(self) -> None:
         with _LOCK:
