@@ -40,6 +40,7 @@ _UNPACKING = 6  # bytes a 4-bit code takes on its way to a byte of its own
 class _Compute(OnGpu):
     path: str
     _epilogue: Epilogue
+    _checked: Any
 
     def _promise(self, path: str, guarantee: PrecisionGuarantee) -> None:
         sku = replace(self.sku, op=f"{self.sku.op.partition('_')[0]}_{path}", precision_guarantee=guarantee)
@@ -56,12 +57,20 @@ class _Compute(OnGpu):
     def can_implement(self, args: Any) -> None:
         self._checked(args)
 
-    def _checked(self, args: Any) -> tuple[Any, Tensor]:
-        """What the kernels need besides args, and the memory of the output."""
-        raise NotImplementedError
-
-    def _operand(self, name: str, value: Any, shape: tuple[int, ...], params: QuantizationParams, *kinds: Any) -> None:
-        if not isinstance(value, kinds):
+    def _operand(
+        self,
+        name: str,
+        value: Any,
+        shape: tuple[int, ...],
+        params: QuantizationParams,
+        packed: type | None = None,
+        only_packed: bool = False,
+    ) -> None:
+        """packed: the CPU's type of packed weights, where the operand may be packed."""
+        kinds: list[type[Any]] = [] if only_packed else [GpuQuantizedTensor]
+        if packed is not None:
+            kinds.append(GpuPacked)
+        if not any(isinstance(value, kind) for kind in kinds):
             raise InvalidProblem(
                 f"{name}: {type(value).__name__}; expected a {' or '.join(kind.__name__ for kind in kinds)}"
             )
@@ -78,7 +87,7 @@ class _Compute(OnGpu):
         require_bias(epilogue.bias, n)
         return epilogue
 
-    def _output(self, value: Any, shape: tuple[int, ...]) -> Tensor:
+    def _output(self, value: Any, shape: tuple[int, ...], **_: Any) -> Tensor:
         if isinstance(value, GpuQuantizedTensor):
             if self._epilogue.params is None:
                 raise InvalidProblem(f"output: a GpuQuantizedTensor; expected a tensor of {self._epilogue.dtype}")
@@ -103,15 +112,7 @@ class _MatMul(_Compute):
         codes = _UNPACKING * d.m * d.k if d.a.dtype.is_packed else 0
         return d.m * d.n * self._epilogue.dtype.itemsize + packing + codes + _BIAS * d.n
 
-    def _checked(self, args: MatMulArgs) -> tuple[GpuEpilogue, Tensor]:
-        d = self.descriptor
-        self._operand("a", args.a, (d.m, d.k), d.a, GpuQuantizedTensor)
-        self._operand("b", args.b, (d.k, d.n), d.b, *_kinds(d))
-        out = self._output(args.output, (d.m, d.n))
-        return self._epilogue_with(args.bias, d.n), out
-
-    def run(self, args: MatMulArgs) -> None:
-        epilogue, out = self._checked(args)
+    def _fastest(self, args: MatMulArgs, epilogue: GpuEpilogue, out: Tensor) -> None:
         b = args.b if isinstance(args.b, GpuPacked) else pack(args.b)
         out.copy_(multiply(args.a, b, epilogue))
 
@@ -135,15 +136,7 @@ class _Conv2d(_Compute):
         w = (4 if d.prepacked else 5 + _UNPACKING) * math.prod(d.w_shape) + 12 * d.w_shape[0]
         return math.prod(d.output_shape) * self._epilogue.dtype.itemsize + x + w + _BIAS * d.w_shape[0]
 
-    def _checked(self, args: Conv2dArgs) -> tuple[GpuEpilogue, Tensor]:
-        d = self.descriptor
-        self._operand("x", args.x, d.x_shape, d.x, GpuQuantizedTensor)
-        self._operand("w", args.w, d.w_shape, d.w, *_kinds(d))
-        out = self._output(args.output, d.output_shape)
-        return self._epilogue_with(args.bias, d.w_shape[0]), out
-
-    def run(self, args: Conv2dArgs) -> None:
-        epilogue, out = self._checked(args)
+    def _fastest(self, args: Conv2dArgs, epilogue: GpuEpilogue, out: Tensor) -> None:
         w = args.w if isinstance(args.w, GpuPacked) else pack_conv(args.w)
         out.copy_(convolve(args.x, w, self.descriptor.geometry, epilogue))
 
@@ -179,15 +172,9 @@ class _Linear(_Compute):
         x = tensor("x", args.x, d.input_element, (d.rows, d.in_features), self._gpu)
         return x, self._output(args.output, (d.rows, d.out_features))
 
-    def run(self, args: LinearArgs) -> None:
-        x, out = self._checked(args)
+    def _fastest(self, args: LinearArgs, x: Tensor, out: Tensor) -> None:
         y = args.layer(x)
         out.copy_(y.data if isinstance(y, GpuQuantizedTensor) else y)
-
-
-def _kinds(d: MatMulDescriptor | Conv2dDescriptor) -> tuple[type, ...]:
-    """What the weight may be."""
-    return (GpuPacked,) if d.prepacked else (GpuQuantizedTensor, GpuPacked)
 
 
 COMPUTE_ON_GPU = ((MatMulPlan, _MatMul), (Conv2dPlan, _Conv2d), (LinearPlan, _Linear))

@@ -60,6 +60,7 @@ class ComputePlan(Plan[A]):
 
     path: str
     _epilogue: Epilogue  # without a bias
+    _operand = staticmethod(operand)
 
     def _settle(self, path: str, depth: int, epilogue: Epilogue, element: str, aux: str) -> None:
         plain = self.preference == "reference"
@@ -163,8 +164,8 @@ class MatMulPlan(ComputePlan[MatMulArgs]):
 
     def _checked(self, args: MatMulArgs) -> tuple[Epilogue, Array]:
         d = self.descriptor
-        operand("a", args.a, (d.m, d.k), d.a)
-        operand("b", args.b, (d.k, d.n), d.b, PackedMatrix, d.prepacked)
+        self._operand("a", args.a, (d.m, d.k), d.a)
+        self._operand("b", args.b, (d.k, d.n), d.b, PackedMatrix, d.prepacked)
         epilogue = self._epilogue_with(args.bias, d.n)
         if self.path in ("groups", "blocks", "general"):
             epilogue.refuse_integer_bias(self.path)
@@ -224,8 +225,8 @@ class Conv2dPlan(ComputePlan[Conv2dArgs]):
 
     def _checked(self, args: Conv2dArgs) -> tuple[Epilogue, Array]:
         d = self.descriptor
-        operand("x", args.x, d.x_shape, d.x)
-        operand("w", args.w, d.w_shape, d.w, PackedConv, d.prepacked)
+        self._operand("x", args.x, d.x_shape, d.x)
+        self._operand("w", args.w, d.w_shape, d.w, PackedConv, d.prepacked)
         if isinstance(args.w, PackedConv) and args.w.groups != d.groups:
             raise InvalidProblem(f"w: packed for {args.w.groups} groups; expected {d.groups}")
         epilogue = self._epilogue_with(args.bias, d.w_shape[0])
