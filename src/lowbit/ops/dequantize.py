@@ -70,8 +70,7 @@ def dequantize_from_int8(q: Any, scale: float, zero_point: int = 0) -> npt.NDArr
 
 
 class _CpuBackend:
-    def dequantize(self, q: QuantizedTensor, out: Array | None, dtype: npt.DTypeLike | None) -> Array:
-        return dequantize(q, out, dtype)
+    dequantize = staticmethod(dequantize)
 
     def unpack(self, q: QuantizedTensor) -> Array:
         return cpu.unpack(q.data, q.dtype.bits, q.dtype.is_signed, q.shape)

@@ -14,12 +14,7 @@ import numpy as np
 from lowbit import reference
 from lowbit.numerics.granularity import Granularity
 from lowbit.plans.arguments import BackwardArgs, DequantizeBackwardArgs, DynamicArgs, ForwardArgs
-from lowbit.plans.descriptors import (
-    PerChannelDescriptor,
-    PerGroupDescriptor,
-    PerTensorDescriptor,
-    PerTokenDescriptor,
-)
+from lowbit.plans.descriptors import PerChannelDescriptor, PerGroupDescriptor, PerTensorDescriptor, PerTokenDescriptor
 from lowbit.runtime.arrays import Array
 
 
