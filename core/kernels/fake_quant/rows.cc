@@ -1,8 +1,7 @@
-// One row per element type, for every vector width.
-#pragma once
 #include <type_traits>
 
 #include "kernels/fake_quant/masked.h"
+#include "simd/isa.h"
 
 namespace lowbit {
 
@@ -30,4 +29,5 @@ struct FakeQuantRows {
   };
 };
 
+constinit const KernelTable<FakeQuantRow> LOWBIT_ROWS(fake_quant) = FakeQuantRows<Vector>::rows;
 }  // namespace lowbit
