@@ -1,6 +1,6 @@
 // Round-to-nearest-even, no flush-to-zero: the floating-point state the contract is written for.
-// A host library may have changed the calling thread's state (torch.set_flush_denormal does); every
-// task that does float arithmetic holds one of these, so results never depend on it.
+// A host library may have changed the calling thread's state (torch.set_flush_denormal does); parallel_for,
+// and what does float arithmetic outside of it, holds one of these, so results never depend on it.
 #pragma once
 #include <cstdint>
 #if defined(__x86_64__)

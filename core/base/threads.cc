@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/fp_environment.h"
 #include "base/memory.h"
 
 #if defined(__x86_64__)
@@ -66,6 +67,7 @@ class Pool {
     prepare_thread();
     const int64_t useful = count < threads() ? count : threads();
     if (useful <= 1 || busy_.exchange(true, std::memory_order_acquire)) {
+      const FpEnvironment environment;
       for (int64_t i = 0; i < count; ++i) body(context, i);
       return;
     }
@@ -97,6 +99,7 @@ class Pool {
   // An exception must not leave a worker's thread, which would end the process, nor the caller's while workers use its
   // stack.
   void work(int own) noexcept {
+    const FpEnvironment environment;
     try {
       const int lanes = helpers_ + 1;
       for (int k = 0; k < lanes; ++k) {

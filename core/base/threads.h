@@ -12,7 +12,7 @@ int usable_cpus();
 
 // Calls body(context, i) once for each i in [0, count), in any order and on any thread; returns when all are
 // done. Work must be split by i alone, so results cannot depend on the number of threads. If another
-// thread is already inside a parallel_for, the caller does its own work alone.
+// thread is already inside a parallel_for, the caller does its own work alone. Bodies run in an FpEnvironment.
 //
 // If a body throws on any thread, tasks that have not begun are skipped, the others are waited for, and the first
 // exception is rethrown here. The pool stays usable.

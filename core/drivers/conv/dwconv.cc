@@ -246,10 +246,7 @@ void dwconv(const Window& shape, const DwconvWeights& weights, const void* x, in
   if (shape.pixels() * shape.channels == 0) return;
   const Plan plan(shape, weights);
   const Run run(plan, weights, x, zero, epilogue, y);
-  parallel_for(run.tiles(), [&](int64_t t) {
-    const FpEnvironment environment;
-    run.tile(t);
-  });
+  parallel_for(run.tiles(), [&](int64_t t) { run.tile(t); });
 }
 
 int64_t dwconv_workspace(const Window& shape, const DwconvWeights& weights) {

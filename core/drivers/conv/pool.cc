@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/arch.h"
-#include "base/fp_environment.h"
 #include "base/memory.h"
 #include "base/threads.h"
 #include "kernels/pool/pool.h"
@@ -36,7 +35,6 @@ void for_each_output_row(const Window& p, const void* x, T padding, Row&& row) {
   const int64_t line = p.width * p.channels, total = p.batch * p.out_height();
   const int64_t per_task = std::max<int64_t>(1, kTaskBytes / (p.kernel_h * line));
   parallel_for(ceil_div(total, per_task), [&](int64_t task) {
-    const FpEnvironment environment;
     RowScratch<T> scratch(p, padding);
     std::vector<const void*> rows;
     for (int64_t i = task * per_task; i < std::min(total, (task + 1) * per_task); ++i) {

@@ -19,18 +19,15 @@ inline Code unpacked_code(Code code) {
   return is_packed_signed(code) ? Code::s8 : Code::u8;
 }
 
-// body(begin, end), on any thread, with the contract's floating-point environment.
+// body(begin, end), on any thread, in an FpEnvironment.
 template <class Body>
 void for_each_chunk(int64_t n, int64_t chunk, Body&& body) {
   const int64_t chunks = (n + chunk - 1) / chunk;
-  const auto task = [&](int64_t k) {
-    const FpEnvironment environment;
-    body(k * chunk, std::min(n, (k + 1) * chunk));
-  };
   if (chunks == 1) {
-    task(0);
+    const FpEnvironment environment;
+    body(0, n);
   } else {
-    parallel_for(chunks, task);
+    parallel_for(chunks, [&](int64_t k) { body(k * chunk, std::min(n, (k + 1) * chunk)); });
   }
 }
 

@@ -4,7 +4,6 @@
 #include <bit>
 #include <cstring>
 
-#include "base/fp_environment.h"
 #include "base/threads.h"
 
 namespace lowbit {
@@ -96,7 +95,6 @@ void binary_tiles(int64_t m, const PackedBits& b, uint8_t last_mask, bool needs_
     const int64_t panels = std::clamp<int64_t>(kBinaryTask / panel_products, 1, std::min(fair, b.panels));
     const int64_t tasks = ceil_div(b.panels, panels);
     parallel_for(count * tasks, [&](int64_t t) {
-      const FpEnvironment environment;
       alignas(64) uint8_t scratch[kBinaryScratch];
       alignas(64) uint16_t all_counts[kBinaryTiles * BinaryTile::kNext];
       alignas(64) int32_t before[kBinaryRows * kBinaryColumns];

@@ -23,7 +23,6 @@ template <class Body>
 void for_each_tile(int64_t rows, int64_t columns, int64_t tile_columns, const Body& body) {
   const int64_t row_tiles = ceil_div(rows, kFloatTaskRows);
   parallel_for(row_tiles * ceil_div(columns, tile_columns), [&](int64_t i) {
-    const FpEnvironment environment;
     const int64_t row = i % row_tiles * kFloatTaskRows, column = i / row_tiles * tile_columns;
     body(row, std::min(kFloatTaskRows, rows - row), column, std::min(tile_columns, columns - column));
   });

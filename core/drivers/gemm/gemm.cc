@@ -80,7 +80,6 @@ struct GemmCall {
   }
 
   void run_task(int64_t index) const {
-    const FpEnvironment environment;
     const GemmTask t = schedule.task(index);
     const GemmScratch s(schedule.scratch);
     if (a.zero_per_row)

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <vector>
 
-#include "base/fp_environment.h"
 #include "base/threads.h"
 
 namespace lowbit {
@@ -44,7 +43,6 @@ double mean_error(double a, double b, double least, double most) {
 
 void squared_error(const Histogram& h, const Mapping* mappings, int64_t count, double* out) {
   parallel_for(count, [&](int64_t c) {
-    const FpEnvironment environment;
     const Mapping& m = mappings[c];
     const double least = static_cast<double>(m.least), most = static_cast<double>(m.most), inverse = 1 / m.scale;
     double sum = 0;
@@ -61,7 +59,6 @@ void divergence(const Histogram& h, const Mapping* mappings, int64_t count, doub
     double number, width;
   };
   parallel_for(count, [&](int64_t c) {
-    const FpEnvironment environment;
     const Mapping& m = mappings[c];
     const double least = static_cast<double>(m.least), most = static_cast<double>(m.most);
     double below = 0, above = 0, inside = 0, sum = 0;
