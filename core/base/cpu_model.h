@@ -17,7 +17,8 @@ struct CpuModel {
   int64_t task_rows = 96, task_panels = 16;
   // Quads of a k-block; fewer where codes are widened to 16 bits and L2 is smaller than `wide_l2`. (Zen 4, Zen 3)
   int64_t k_block = 192, k_block_small_l2 = 128, wide_l2 = 1 << 20;
-  // Rows up to which reading b dominates. A product of fewer than `gemv_rows` takes as long as one of so many. (Zen 4)
+  // Rows up to which reading b dominates. A product of fewer rows than `gemv_rows` takes as long as one of that number.
+  // (Zen 4)
   int64_t few_rows = 18, gemv_rows = 8;
   // Quads up to which accumulators whose lines alias in L1 are written `few_rows` at a time; with threads. (Zen 5)
   int64_t short_k = 32, short_k_threads = 96;

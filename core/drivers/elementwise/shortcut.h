@@ -4,8 +4,8 @@
 
 namespace lowbit {
 
-// Elements computed with the same parameters before a shortcut is searched for. The search takes about as long as it
-// saves on so many.
+// Elements computed with the same parameters before a shortcut is searched for. The search takes about as long as a
+// shortcut saves on this number of elements.
 constexpr int64_t kShortcutAfter = 1 << 20;
 
 // A shortcut that gives the codes of row.exact for all 65,536 pairs of codes under the scales, zero points and types of
