@@ -65,7 +65,7 @@ class BinaryGemmPlan {
   OutputScales scales_;
 };
 
-PackedBitsConv make_conv(const Bits& w, int64_t channels) {
+std::unique_ptr<PackedBitsConv> make_conv(const Bits& w, int64_t channels) {
   const Py_buffer& v = w.view();
   if (v.ndim != 5 || v.shape[0] < 1 || v.shape[2] < 1 || v.shape[3] < 1)
     throw nb::value_error("w: expected [groups, outputs, kernel height, kernel width, bytes], at least one tap");
@@ -74,7 +74,7 @@ PackedBitsConv make_conv(const Bits& w, int64_t channels) {
   if (v.shape[4] != shape.bytes()) throw nb::value_error("w: its last axis is not that of the channels");
   product_of({shape.kernel[0] + 1, shape.kernel[1] + 1, shape.groups, shape.outputs, 8 * shape.bytes()}, "w");
   checked_bits(shape.taps() * 8 * shape.bytes(), "w: bits of an output");
-  return PackedBitsConv(w.data(), shape);
+  return std::make_unique<PackedBitsConv>(w.data(), shape);
 }
 
 class BinaryConvPlan {
@@ -145,12 +145,8 @@ void bind_binary(nb::module_& m) {
       .def_static("workspace_for", &BinaryGemmPlan::workspace_for, "m"_a, "n"_a, "k"_a,
                   "The most bytes that a product of this size works in, packed weights included.");
   nb::class_<PackedBitsConv>(m, "BinaryConv", "Kernels of bits, packed once for many convolutions.")
-      .def(
-          "__init__",
-          [](PackedBitsConv* self, const Bits& w, int64_t channels) {
-            new (self) PackedBitsConv(make_conv(w, channels));
-          },
-          "w"_a, "channels"_a, "w: [groups, outputs, height, width, bytes]; channels, outputs: per group.")
+      .def(nb::new_(&make_conv), "w"_a, "channels"_a,
+           "w: [groups, outputs, height, width, bytes]; channels, outputs: per group.")
       .def_prop_ro("groups", [](const PackedBitsConv& w) { return w.shape.groups; })
       .def_prop_ro("channels", [](const PackedBitsConv& w) { return w.shape.groups * w.shape.channels; })
       .def_prop_ro("outputs", [](const PackedBitsConv& w) { return w.shape.groups * w.shape.outputs; })

@@ -72,12 +72,8 @@ class ConvPlan {
  private:
   int64_t channels() const { return window_.channels / window_.groups; }
   ConvShape shape(int64_t group) const {
-    return {window_,
-            window_.out_height(),
-            window_.out_width(),
-            group * channels(),
-            channels(),
-            weights_[group]->k / window_.kernel_h};
+    const int64_t c = channels(), line = weights_[group]->k / window_.kernel_h;
+    return {window_, window_.out_height(), window_.out_width(), group * c, c, line};
   }
 
   std::vector<std::shared_ptr<PackedMatrix>> weights_;

@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "bindings/bindings.h"
-#include "drivers/elementwise/checks.h"
 #include "drivers/elementwise/gradients.h"
 
 namespace lowbit {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "bindings/bindings.h"
-#include "drivers/elementwise/checks.h"
 #include "drivers/elementwise/elementwise.h"
 
 namespace lowbit {

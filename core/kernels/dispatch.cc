@@ -43,11 +43,6 @@ namespace {
 #define BYTES BASE
 #endif
 
-// An ISA includes those before it, but AVX-512 has tables of its own wherever AVX-VNNI has.
-bool includes(Isa isa, Isa other, bool extensions) {
-  return static_cast<int>(other) < kIsaCount ? other <= isa : extensions && extends(other, isa);
-}
-
 template <class Row>
 struct IsaTable {
   Isa isa;
@@ -57,8 +52,11 @@ struct IsaTable {
 template <class Row, size_t N>
 KernelTable<Row> best(const IsaTable<Row> (&tables)[N], Isa isa, bool extensions) {
   KernelTable<Row> found = tables[0].rows;
-  for (const IsaTable<Row>& table : tables)
-    if (includes(isa, table.isa, extensions)) found = table.rows;
+  for (const IsaTable<Row>& table : tables) {
+    // An ISA includes those before it, but AVX-512 has tables of its own wherever AVX-VNNI has.
+    const bool is_extension = static_cast<int>(table.isa) >= kIsaCount;
+    if (is_extension ? extensions && extends(table.isa, isa) : table.isa <= isa) found = table.rows;
+  }
   return found;
 }
 

@@ -73,6 +73,26 @@ LOWBIT_INLINE Reciprocal<float> reciprocal(float s) {
 }
 LOWBIT_INLINE Reciprocal<double> reciprocal(double s) { return {1.0 / s, 0.0}; }
 
+// Calls f.operator()<n>() for the n in [1, Max] that is `rows`.
+template <int Max, class F>
+LOWBIT_INLINE void with_rows(int64_t rows, const F& f) {
+  if (rows == Max) {
+    f.template operator()<Max>();
+  } else if constexpr (Max > 1) {
+    with_rows<Max - 1>(rows, f);
+  }
+}
+
+// Prefetches `bytes` that a loop reads Ahead bytes later, for loops that hardware prefetchers do not follow. Locality:
+// of
+// __builtin_prefetch; 0: they are read once.
+template <int64_t Ahead, int Locality = 0>
+LOWBIT_INLINE void prefetch_ahead(const void* p, int64_t bytes) {
+  constexpr int64_t kLine = 64;
+  for (int64_t line = 0; line < bytes; line += kLine)
+    __builtin_prefetch(static_cast<const char*>(p) + Ahead + line, 0, Locality);
+}
+
 // x * y + sum, rounded once where the ISA can.
 template <class V>
 LOWBIT_INLINE typename V::F32 multiply_add(typename V::F32 x, typename V::F32 y, typename V::F32 sum) {
@@ -94,6 +114,11 @@ LOWBIT_INLINE T load_as(const void* p) {
   return v;
 }
 
+// Eight sums of every eighth element, in the order in which all kernels add them.
+LOWBIT_INLINE double sum_of_eight(const double* s) {
+  return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
 // Scalar conversions, exact or rounding to nearest even, for tails and for the scalar ISA.
 LOWBIT_INLINE float bits_to_float(uint32_t b) { return load_as<float>(&b); }
 LOWBIT_INLINE uint32_t float_to_bits(float f) { return load_as<uint32_t>(&f); }
@@ -107,13 +132,6 @@ LOWBIT_INLINE float widen(half_t x) {
   if ((x.bits & 0x7c00) == 0x7c00) return bits_to_float(sign | rest | 0x7f800000u);
   // Shift the exponent bias by multiplying: exact, and it normalizes subnormals on the way.
   return bits_to_float(sign | float_to_bits(bits_to_float(rest) * 0x1p112f));
-}
-
-template <class V, class In>
-LOWBIT_INLINE void widen_run(const In* x, int64_t n, float* to) {
-  int64_t i = 0;
-  for (; i + V::width <= n; i += V::width) V::store(to + i, V::load(x + i));
-  for (; i < n; ++i) to[i] = widen(x[i]);
 }
 
 LOWBIT_INLINE void narrow(float* p, float x) { *p = x; }

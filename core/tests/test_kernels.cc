@@ -281,8 +281,8 @@ void test_dequantize_row(const DequantizeRow& row, Isa isa) {
       }
       std::vector<Out> y(n + 1);
       DequantizeArgs a{};
-      a.q = q.data(), a.y = y.data(), a.n = n, a.scale = scale.data(), a.zero = zero.data();
-      row.uniform(a);
+      a.q = q.data(), a.y = y.data(), a.n = n, a.scale = scale.data(), a.zero = zero.data(), a.group = n;
+      row.grouped(a);
       for (int64_t i = 0; i < n; ++i) uniform &= same_bits(y[i], expected(i, scale[0], zero[0]));
       const int64_t group = 5, m = n / group * group;
       a.n = m, a.group = group;

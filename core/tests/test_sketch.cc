@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "base/fp_environment.h"
+#include "base/memory.h"
 #include "base/threads.h"
 #include "drivers/reduce/scores.h"
 #include "drivers/reduce/sketch.h"
+#include "kernels/gemm_float/gemm_float.h"
 #include "simd/vec.h"
 #include "tests/check.h"
 
@@ -83,16 +85,17 @@ bool count_is_right(const SketchRow& row, const std::vector<float>& x, int shift
 }
 
 template <class In>
-bool widen_is_right(void (*widen_row)(const void*, int64_t, float*), int64_t n) {
+bool widen_is_right(Isa isa, Element in, int64_t n) {
   std::vector<In> x(static_cast<size_t>(n));
   for (In& v : x) v.bits = static_cast<uint16_t>(rng());
-  std::vector<float> got(static_cast<size_t>(n) + 1, 7.0f);
-  widen_row(x.data(), n, got.data());
+  const int64_t padded = round_up(n, kFloatPad);
+  std::vector<float> got(static_cast<size_t>(padded) + 1, 7.0f);
+  gemm_float_row(isa, in).widen(x.data(), n, got.data());
   for (int64_t i = 0; i < n; ++i) {
     const float want = widen(x[i]);
     if (std::isnan(want) ? !std::isnan(got[i]) : float_to_bits(got[i]) != float_to_bits(want)) return false;
   }
-  return got[static_cast<size_t>(n)] == 7.0f;
+  return got[static_cast<size_t>(padded)] == 7.0f && std::all_of(&got[n], &got[padded], [](float v) { return v == 0; });
 }
 
 bool same(Sketches& a, Sketches& b) {
@@ -131,7 +134,7 @@ void test_sketch_rows(Isa isa) {
     stats = stats && stats_are_right(row, x);
     for (const int shift : {13, 17, 20, 23})
       for (const int32_t negative : {0, 1 << 18}) count = count && count_is_right(row, x, shift, negative);
-    wide = wide && widen_is_right<half_t>(row.widen_half, n) && widen_is_right<bfloat_t>(row.widen_bfloat, n);
+    wide = wide && widen_is_right<half_t>(isa, Element::f16, n) && widen_is_right<bfloat_t>(isa, Element::bf16, n);
   }
   report(stats, name + " stats");
   report(count, name + " count");

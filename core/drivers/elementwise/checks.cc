@@ -1,9 +1,9 @@
-#include "drivers/elementwise/checks.h"
-
+// What is out of bounds among parameters, and not finite among data.
 #include <algorithm>
 #include <atomic>
 
-#include "base/threads.h"
+#include "drivers/elementwise/chunks.h"
+#include "drivers/elementwise/elementwise.h"
 
 namespace lowbit {
 namespace {
@@ -33,10 +33,10 @@ template <class Bits>
 int64_t first_nonfinite_as(const void* x, int64_t n, Bits exponent) {
   constexpr int64_t kTask = 1 << 18;
   std::atomic<int64_t> found{n};
-  parallel_for((n + kTask - 1) / kTask, [&](int64_t t) {
-    if (t * kTask > found) return;
-    const int64_t i = first(static_cast<const Bits*>(x), t * kTask, std::min(n, (t + 1) * kTask),
-                            [exponent](Bits bits) { return (bits & exponent) == exponent; });
+  for_each_chunk(n, kTask, [&](int64_t begin, int64_t end) {
+    if (begin > found) return;
+    const int64_t i =
+        first(static_cast<const Bits*>(x), begin, end, [exponent](Bits bits) { return (bits & exponent) == exponent; });
     for (int64_t before = found; i >= 0 && i < before && !found.compare_exchange_weak(before, i);) {
     }
   });

@@ -76,16 +76,11 @@ class Spread {
   std::vector<Axis> axes_;  // innermost first
 };
 
-int64_t elements(const std::vector<int64_t>& shape) {
-  int64_t n = 1;
-  for (const int64_t size : shape) n *= size;
-  return n;
-}
-
 }  // namespace
 
 void combine(AddMulOp op, const CodesOperand& a, const CodesOperand& b, const CodesResult& q) {
-  const int64_t n = elements(q.shape);
+  int64_t n = 1;
+  for (const int64_t size : q.shape) n *= size;
   if (n == 0) return;
   const Isa isa = active_isa();
   const AddMulRow& row = add_mul_row(isa, op, q.code);

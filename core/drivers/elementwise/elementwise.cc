@@ -3,7 +3,6 @@
 #include <cstring>
 #include <vector>
 
-#include "base/fp_environment.h"
 #include "base/threads.h"
 #include "drivers/elementwise/chunks.h"
 #include "kernels/dequantize/dequantize.h"
@@ -96,7 +95,7 @@ void dequantize_range(const Granularity& layout, const Affine& f, const Dequanti
       [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
         place(start, scale);
         a.n = length * count, a.group = length;
-        (count == 1 ? row.uniform : row.grouped)(a);
+        row.grouped(a);
       },
       [&](int64_t start, int64_t rows, int64_t stride, int64_t columns, int64_t scale) {
         a.n = columns;
@@ -148,52 +147,46 @@ void dequantize(const Granularity& layout, const Affine& affine, const void* q, 
 
 namespace {
 
-// Calls body(channel, begin, length) for the chunks of every channel.
+// Calls body(affine, granularity, first, byte) for the chunks of every channel: elements from `first` on, whose codes
+// begin at `byte`.
 template <class Body>
-void for_each_mixed_chunk(const MixedArgs& m, Body&& body) {
+void for_each_mixed_chunk(const MixedArgs& m, Element e, Body&& body) {
   const int64_t chunks = (m.length + kChunk - 1) / kChunk;
   parallel_for(m.channels * chunks, [&](int64_t i) {
-    const FpEnvironment environment;
-    const int64_t begin = i % chunks * kChunk;
-    body(i / chunks, begin, std::min(kChunk, m.length - begin));
+    const int64_t c = i / chunks, begin = i % chunks * kChunk;
+    const Affine f{m.code[c], at(m.scale, c * compute_bytes(e)), zero_at(m.zero, c), m.qmin[c], m.qmax[c]};
+    const Granularity chunk{GranularityKind::tensor, 1, 1, std::min(kChunk, m.length - begin), 1};
+    body(f, chunk, c * m.length + begin, m.offset[c] + begin * code_bits(f.code) / 8);
   });
-}
-
-Affine channel_affine(const MixedArgs& m, int64_t c, Element e) {
-  return {m.code[c], at(m.scale, c * compute_bytes(e)), zero_at(m.zero, c), m.qmin[c], m.qmax[c]};
 }
 
 }  // namespace
 
 void quantize_mixed(const MixedArgs& m, const void* x, Element in, void* q) {
-  for_each_mixed_chunk(m, [&](int64_t c, int64_t begin, int64_t length) {
-    const Affine f = channel_affine(m, c, in);
-    const Granularity whole{GranularityKind::tensor, 1, 1, length, 1};
-    const void* from = at(x, (c * m.length + begin) * element_bytes(in));
-    char* to = at(q, m.offset[c] + begin * code_bits(f.code) / 8);
+  for_each_mixed_chunk(m, in, [&](const Affine& f, const Granularity& chunk, int64_t first, int64_t byte) {
+    const void* from = at(x, first * element_bytes(in));
+    char* to = at(q, byte);
+    const int64_t n = chunk.elements();
     if (is_misaligned(f.code, to)) {
       alignas(64) char buffer[kChunk * 2];
-      quantize_chunk(whole, f, from, in, 0, length, buffer);
-      std::memcpy(to, buffer, length * 2);
+      quantize_chunk(chunk, f, from, in, 0, n, buffer);
+      std::memcpy(to, buffer, n * 2);
     } else {
-      quantize_chunk(whole, f, from, in, 0, length, to);
+      quantize_chunk(chunk, f, from, in, 0, n, to);
     }
   });
 }
 
 void dequantize_mixed(const MixedArgs& m, const void* q, void* y, Element out) {
-  for_each_mixed_chunk(m, [&](int64_t c, int64_t begin, int64_t length) {
-    const Affine f = channel_affine(m, c, out);
-    const Granularity whole{GranularityKind::tensor, 1, 1, length, 1};
-    const char* from = at(q, m.offset[c] + begin * code_bits(f.code) / 8);
-    char* to = at(y, (c * m.length + begin) * element_bytes(out));
+  for_each_mixed_chunk(m, out, [&](const Affine& f, const Granularity& chunk, int64_t first, int64_t byte) {
+    const char* from = at(q, byte);
+    const int64_t n = chunk.elements();
+    alignas(64) char buffer[kChunk * 2];
     if (is_misaligned(f.code, from)) {
-      alignas(64) char buffer[kChunk * 2];
-      std::memcpy(buffer, from, length * 2);
-      dequantize_part(whole, f, buffer, 0, length, to, out);
-    } else {
-      dequantize_part(whole, f, from, 0, length, to, out);
+      std::memcpy(buffer, from, n * 2);
+      from = buffer;
     }
+    dequantize_part(chunk, f, from, 0, n, at(y, first * element_bytes(out)), out);
   });
 }
 

@@ -15,6 +15,12 @@ struct Affine {
   int32_t qmin, qmax;
 };
 
+// -1, or the first parameter outside the contract's bounds: scale i as i, zero point i as -2 - i.
+int64_t invalid_parameter(const Affine& affine, bool is_f64, int64_t scales);
+
+// The index of the first NaN or Inf, or -1.
+int64_t first_nonfinite(const void* x, Element element, int64_t n);
+
 void quantize(const Granularity& layout, const Affine& affine, const void* x, Element in, void* q);
 void dequantize(const Granularity& layout, const Affine& affine, const void* q, void* y, Element out);
 
@@ -37,12 +43,10 @@ void log_dequantize_part(const Granularity& layout, const LogTable<T>& table, Co
 // Per scale: least and greatest value (compute type), +Inf and -Inf where there is none. Returns the number of NaN.
 int64_t range(const Granularity& layout, const void* x, Element in, void* lo, void* hi);
 
-// Mean of |x| per run of `length` consecutive elements, summed as range.h says; 0 for runs of none.
+// Mean of |x| per run of `length` consecutive elements, at least one, summed as range.h says.
 void mean_abs(const void* x, Element in, int64_t length, int64_t count, double* out);
 
-// Range, parameters, codes and packing of each group in one read of the data. The layout must not be
-// varying, and groups must start on whole bytes (fused_groups_fit). divisor > 0: symmetric. A scale without elements
-// is 1, as that of zeros alone is.
+// Parameters found in the data, and codes under them. A scale without elements is 1, as that of zeros alone is.
 struct DynamicArgs {
   Code code;
   int32_t qmin, qmax;
@@ -54,12 +58,10 @@ struct DynamicResult {
   int64_t nan = 0;        // NaN seen
   int64_t bad_scale = 0;  // scales outside the contract's bounds (an Inf in the data ends here)
 };
+// Whether x is read once: groups that are contiguous and start on whole bytes.
 bool fused_groups_fit(const Granularity& layout, Code code);
-DynamicResult quantize_dynamic(const Granularity& layout, const DynamicArgs& args, const void* x, Element in, void* q);
-
-// The same for any layout, reading x twice where quantize_dynamic does not serve it; then NaN, Inf or a range too wide
-// end the call after the first read. workspace: dynamic_workspace bytes. A zero point of symmetric codes is 0, or the
-// nearest code.
+// Reads x twice unless fused_groups_fit and the codes include 0; then NaN, Inf or a range too wide end the call after
+// the first read. workspace: dynamic_workspace bytes. A zero point of symmetric codes is 0, or the nearest code.
 int64_t dynamic_workspace(const Granularity& layout, Element in);
 DynamicResult quantize_from_data(const Granularity& layout, const DynamicArgs& args, const void* x, Element in, void* q,
                                  void* workspace);

@@ -4,8 +4,6 @@
 #include <cstring>
 
 #include "base/arch.h"
-#include "base/fp_environment.h"
-#include "base/threads.h"
 #include "drivers/elementwise/chunks.h"
 
 namespace lowbit {
@@ -28,38 +26,31 @@ FakeQuantArgs common(const Affine& f) {
 // Where the elements of a scale lie. Without columns: runs of consecutive elements. With columns: tables of rows, one
 // scale per column.
 struct Sums {
-  const Granularity& l;
-  bool columns = l.varying();
+  Granularity l;
+  bool channel, columns;
 
-  int64_t lines() const { return l.kind == GranularityKind::group ? l.outer : 1; }
-  // Runs per line; where run r begins, and its elements.
-  int64_t runs() const {
-    if (l.kind == GranularityKind::tensor) return 1;
-    return l.kind == GranularityKind::channel ? l.outer * l.axis : l.groups();
-  }
-  int64_t begin(int64_t r) const {
-    if (l.kind == GranularityKind::tensor) return 0;
-    return l.kind == GranularityKind::channel ? r * l.inner : r * l.block;
-  }
-  int64_t length(int64_t r) const {
-    if (l.kind == GranularityKind::tensor) return l.elements();
-    return l.kind == GranularityKind::channel ? l.inner : std::min(l.block, l.axis - r * l.block);
-  }
+  // A tensor is a single channel.
+  explicit Sums(const Granularity& given)
+      : l(given.kind == GranularityKind::tensor ? Granularity{GranularityKind::channel, 1, 1, given.elements(), 1}
+                                                : given),
+        channel(l.kind == GranularityKind::channel),
+        columns(l.varying()) {}
+
+  // Runs per line; where run r begins, its elements and its scale.
+  int64_t lines() const { return channel ? 1 : l.outer; }
+  int64_t runs() const { return channel ? l.outer * l.axis : l.groups(); }
+  int64_t begin(int64_t r) const { return r * (channel ? l.inner : l.block); }
+  int64_t length(int64_t r) const { return channel ? l.inner : std::min(l.block, l.axis - r * l.block); }
+  int64_t scale(int64_t line, int64_t r) const { return channel ? r % l.axis : line * runs() + r; }
   int64_t blocks_per_run() const { return std::max<int64_t>(1, (length(0) + kSumBlock - 1) / kSumBlock); }
 
   // Tables, their columns, the rows of table t, and the bands per table.
-  int64_t tables() const { return l.kind == GranularityKind::channel ? 1 : l.outer * l.groups(); }
-  int64_t width() const { return l.kind == GranularityKind::channel ? l.axis : l.inner; }
-  int64_t rows(int64_t t) const {
-    if (l.kind == GranularityKind::channel) return l.outer;
-    return std::min(l.block, l.axis - t % l.groups() * l.block);
-  }
-  int64_t first_row(int64_t t) const {
-    if (l.kind == GranularityKind::channel) return 0;
-    return t / l.groups() * l.axis + t % l.groups() * l.block;
-  }
+  int64_t tables() const { return channel ? 1 : l.outer * l.groups(); }
+  int64_t width() const { return channel ? l.axis : l.inner; }
+  int64_t rows(int64_t t) const { return channel ? l.outer : std::min(l.block, l.axis - t % l.groups() * l.block); }
+  int64_t first_row(int64_t t) const { return channel ? 0 : t / l.groups() * l.axis + t % l.groups() * l.block; }
   int64_t bands_per_table() const {
-    const int64_t most = l.kind == GranularityKind::channel ? l.outer : std::min(l.block, l.axis);
+    const int64_t most = channel ? l.outer : std::min(l.block, l.axis);
     return std::max<int64_t>(1, (most + kBand - 1) / kBand);
   }
 
@@ -85,7 +76,7 @@ void fake_quant(FakeOp op, const Granularity& layout, const Affine& f, const voi
   const int64_t n = layout.elements(), eb = element_bytes(e), sb = compute_bytes(e);
   const int64_t arrays = op == FakeOp::fake || op == FakeOp::scaled ? 2 : 3;
   const bool stream = exceeds_caches(n * eb * arrays) && y != x && y != dy;
-  const int64_t task = layout.varying() ? std::max(kTask, kTaskRows * Sums{layout}.width()) : kTask;
+  const int64_t task = layout.varying() ? std::max(kTask, kTaskRows * Sums(layout).width()) : kTask;
   for_each_chunk(n, task, [&](int64_t begin, int64_t end) {
     FakeQuantArgs a = common(f);
     a.stream = stream;
@@ -142,12 +133,12 @@ void keep_where(const void* dy, const uint8_t* bits, void* y, int64_t n, Element
   });
 }
 
-int64_t learned_workspace(const Granularity& layout) { return 2 * Sums{layout}.pairs() + 2 * layout.scales(); }
+int64_t learned_workspace(const Granularity& layout) { return 2 * Sums(layout).pairs() + 2 * layout.scales(); }
 
 void fake_quant_learned(const Granularity& layout, const Affine& f, const void* x, const void* dy, void* dx, Element e,
                         double* partial, void* ds, void* dz) {
   const FakeQuantRow& row = fake_quant_row(active_isa(), e);
-  const Sums sums{layout};
+  const Sums sums(layout);
   const int64_t eb = element_bytes(e), sb = compute_bytes(e), pairs = sums.pairs(), scales = layout.scales();
   double *part_s = partial, *part_z = partial + pairs, *total_s = part_z + pairs, *total_z = total_s + scales;
   if (layout.elements() == 0) {  // sums of nothing
@@ -161,9 +152,8 @@ void fake_quant_learned(const Granularity& layout, const Affine& f, const void* 
   };
   const auto in_tasks = [](int64_t units, int64_t elements_per_unit, auto&& unit) {
     const int64_t each = std::max<int64_t>(1, kTask / std::max<int64_t>(1, elements_per_unit));
-    parallel_for((units + each - 1) / each, [&](int64_t t) {
-      const FpEnvironment environment;
-      for (int64_t u = t * each; u < std::min(units, (t + 1) * each); ++u) unit(u);
+    for_each_chunk(units, each, [&](int64_t begin, int64_t end) {
+      for (int64_t u = begin; u < end; ++u) unit(u);
     });
   };
   const FpEnvironment environment;
@@ -184,23 +174,19 @@ void fake_quant_learned(const Granularity& layout, const Affine& f, const void* 
       }
   } else {
     const int64_t runs = sums.runs(), blocks = sums.blocks_per_run();
-    const auto scale_of = [&](int64_t line, int64_t run) {
-      if (layout.kind == GranularityKind::tensor) return int64_t{0};
-      return layout.kind == GranularityKind::channel ? run % layout.axis : line * runs + run;
-    };
     in_tasks(sums.lines() * runs * blocks, std::min(sums.length(0), kSumBlock), [&](int64_t u) {
       const int64_t line = u / blocks / runs, run = u / blocks % runs, first = u % blocks * kSumBlock;
       const int64_t length = sums.length(run);
       if (first >= length) return;
       LearnedArgs a{common(f), part_s + u, part_z + u};
-      place(a, line * layout.axis + sums.begin(run) + first, scale_of(line, run));
+      place(a, line * layout.axis + sums.begin(run) + first, sums.scale(line, run));
       a.step.n = std::min(kSumBlock, length - first);
       row.learned_run(a);
     });
     for (int64_t r = 0; r < sums.lines() * runs; ++r) {
       double s = 0, z = 0;
       for (int64_t b = 0; b < blocks; ++b) s += part_s[r * blocks + b], z += part_z[r * blocks + b];
-      const int64_t scale = scale_of(r / runs, r % runs);
+      const int64_t scale = sums.scale(r / runs, r % runs);
       total_s[scale] += s, total_z[scale] += z;
     }
   }

@@ -30,12 +30,8 @@ DynamicResult in_stages(const Activations& a, int64_t k, const Multiply& multipl
       continue;
     }
     const bool symmetric = a.code == Code::s8;
-    const DynamicArgs d{a.code,
-                        symmetric ? -127 : 0,
-                        symmetric ? 127 : 255,
-                        symmetric ? 127 : 0,
-                        scale.get(),
-                        symmetric ? nullptr : zero.get()};
+    DynamicArgs d{a.code, 0, 255, 0, scale.get(), zero.get()};
+    if (symmetric) d.qmin = -127, d.qmax = d.divisor = 127, d.zero = nullptr;
     if (k > 0) {
       result = quantize_from_data(rows_of(rows, k), d, x, a.in, codes.get(), range.get());
     } else {
@@ -52,9 +48,6 @@ DynamicResult in_stages(const Activations& a, int64_t k, const Multiply& multipl
 constexpr int64_t kBlockK = 4096;
 constexpr int64_t kTaskColumns = 16;
 
-// Columns that are dequantized at once, for one k-block. With many rows of x: those of a task, which all rows read from
-// L2. With few rows dequantizing dominates: those of a tile, which stay in L1.
-int64_t expanded_columns(int64_t rows) { return rows > 8 ? kTaskColumns : kFloatCols; }
 constexpr int64_t kExpandedFloats = kTaskColumns * kBlockK;
 
 int64_t padded(int64_t k) { return round_up(k, kFloatPad); }
@@ -131,7 +124,6 @@ void float_matmul(const FloatInput& input, const WeightOnly& weights, const Epil
   for (int64_t base = 0; base < input.m; base += at_once) {
     const int64_t count = std::min(at_once, input.m - base);
     parallel_for(count, [&](int64_t r) {
-      const FpEnvironment environment;
       for (int64_t p = 0; p < k_blocks; ++p) {
         const char* x =
             static_cast<const char*>(input.x) + ((base + r) * all_k + p * kBlockK) * element_bytes(input.in);
@@ -139,7 +131,9 @@ void float_matmul(const FloatInput& input, const WeightOnly& weights, const Epil
       }
     });
     for_each_tile(count, n, kTaskColumns, [&](int64_t r, int64_t rows, int64_t column, int64_t columns) {
-      const int64_t at_a_time = expanded_columns(rows);
+      // Columns that are dequantized at once, for one k-block. With many rows of x: those of a task, which all rows
+      // read from L2. With few rows dequantizing dominates: those of a tile, which stay in L1.
+      const int64_t at_a_time = rows > 8 ? kTaskColumns : kFloatCols;
       Cutter scratch(thread_block(kThreadBytes));
       float* w = scratch.take<float>(kExpandedFloats);
       double* totals = scratch.take<double>(kFloatTaskRows * kTaskColumns);

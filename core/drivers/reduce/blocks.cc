@@ -7,6 +7,7 @@
 
 #include "drivers/elementwise/elementwise.h"
 #include "drivers/reduce/sketch.h"
+#include "kernels/gemm_float/gemm_float.h"
 #include "simd/vec.h"
 
 namespace lowbit {
@@ -31,8 +32,7 @@ int64_t wide_stats(const double* x, int64_t n, BlockStats& s, Extremes& seen) {
     zeros += d == 0;
   }
   for (int k = 0; k < kPowers; ++k) {
-    const double* v = sums[k];
-    s.sum[k] = ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+    s.sum[k] = sum_of_eight(sums[k]);
     // The bits that rounding to f32 drops are part of the hash.
     s.hash = (s.hash ^ std::bit_cast<uint64_t>(s.sum[k])) * 0x9e3779b97f4a7c15ull;
   }
@@ -117,29 +117,15 @@ Extremes Sketches::block(int64_t scale, const float* x, int64_t n, const double*
 }
 
 Extremes Sketches::run(int64_t scale, const void* x, Element in, int64_t n) {
-  const SketchRow& row = sketch_rows(active_isa()).front();
   Extremes seen;
   alignas(64) float rounded[kSumBlock];
   for (int64_t i = 0; i < n; i += kSumBlock) {
     const int64_t m = std::min(kSumBlock, n - i);
     const char* p = static_cast<const char*>(x) + i * element_bytes(in);
-    const float* numbers = rounded;
-    const double* wide = nullptr;
-    switch (in) {
-      case Element::f32:
-        numbers = reinterpret_cast<const float*>(p);
-        break;
-      case Element::f64:
-        wide = reinterpret_cast<const double*>(p);
-        for (int64_t j = 0; j < m; ++j) rounded[j] = narrowed(wide[j]);
-        break;
-      case Element::f16:
-        row.widen_half(p, m, rounded);
-        break;
-      case Element::bf16:
-        row.widen_bfloat(p, m, rounded);
-        break;
-    }
+    const float* numbers = in == Element::f32 ? reinterpret_cast<const float*>(p) : rounded;
+    const double* wide = in == Element::f64 ? reinterpret_cast<const double*>(p) : nullptr;
+    if (in == Element::f16 || in == Element::bf16) gemm_float_row(active_isa(), in).widen(p, m, rounded);
+    for (int64_t j = 0; wide != nullptr && j < m; ++j) rounded[j] = narrowed(wide[j]);
     const Extremes found = block(scale, numbers, m, wide);
     seen.include(found.lo, found.hi);
   }

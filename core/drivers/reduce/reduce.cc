@@ -5,7 +5,6 @@
 #include <cstring>
 #include <vector>
 
-#include "base/fp_environment.h"
 #include "base/threads.h"
 #include "drivers/elementwise/chunks.h"
 #include "drivers/elementwise/elementwise.h"
@@ -73,7 +72,6 @@ int64_t range_as(const Granularity& layout, const void* x, Element in, T* lo, T*
   }
   std::atomic<int64_t> nan{0};
   parallel_for(tasks, [&](int64_t t) {
-    const FpEnvironment environment;
     T* task_lo = owned ? lo : private_lo.data() + t * scales;
     T* task_hi = owned ? hi : private_hi.data() + t * scales;
     if (!owned) clear(task_lo, task_hi, scales);
@@ -137,47 +135,8 @@ int64_t parameters(const void* least_of, const void* greatest_of, int64_t n, con
   return bad;
 }
 
-}  // namespace
-
-int64_t range(const Granularity& layout, const void* x, Element in, void* lo, void* hi) {
-  if (in == Element::f64) return range_as(layout, x, in, static_cast<double*>(lo), static_cast<double*>(hi));
-  return range_as(layout, x, in, static_cast<float*>(lo), static_cast<float*>(hi));
-}
-
-void mean_abs(const void* x, Element in, int64_t length, int64_t count, double* out) {
-  if (length == 0) std::fill(out, out + count, 0.0);
-  if (length == 0 || count == 0) return;
-  const RangeRow& row = range_row(active_isa(), in);
-  const int64_t xb = element_bytes(in), blocks = (length + kSumBlock - 1) / kSumBlock;
-  std::vector<double> part(blocks * count);
-  const int64_t task = std::max<int64_t>(1, kTask / std::min(length, kSumBlock));
-  const int64_t total = blocks * count;
-  parallel_for((total + task - 1) / task, [&](int64_t t) {
-    const FpEnvironment environment;
-    for (int64_t i = t * task; i < std::min(total, (t + 1) * task); ++i) {
-      const int64_t start = i % blocks * kSumBlock;
-      part[i] = row.sum_abs(at(x, (i / blocks * length + start) * xb), std::min(kSumBlock, length - start));
-    }
-  });
-  const FpEnvironment environment;
-  for (int64_t c = 0; c < count; ++c) {
-    double sum = 0;
-    for (int64_t b = 0; b < blocks; ++b) sum += part[c * blocks + b];
-    out[c] = sum / static_cast<double>(length);
-  }
-}
-
-bool fused_groups_fit(const Granularity& layout, Code code) {
-  if (layout.kind == GranularityKind::tensor || layout.varying()) return false;
-  const int64_t length = layout.kind == GranularityKind::channel ? layout.inner : layout.block;
-  const int64_t line = layout.kind == GranularityKind::channel ? layout.axis * layout.inner : layout.axis;
-  if (layout.kind == GranularityKind::channel && layout.outer != 1) return false;  // a channel is not contiguous
-  const int64_t bits = code_bits(code);
-  return code != Code::b1 && length <= kLongestGroup && length * bits % 8 == 0 && line * bits % 8 == 0;
-}
-
-DynamicResult quantize_dynamic(const Granularity& layout, const DynamicArgs& d, const void* x, Element in, void* q) {
-  if (layout.elements() == 0) return unit_scales(layout, d, in);
+// Range, parameters, codes and packing of each group in one read of the data; where fused_groups_fit.
+DynamicResult quantize_groups(const Granularity& layout, const DynamicArgs& d, const void* x, Element in, void* q) {
   const Isa isa = active_isa();
   const int bits = code_bits(d.code);
   const QuantizeRow& row = quantize_row(isa, in, unpacked_code(d.code));
@@ -185,16 +144,13 @@ DynamicResult quantize_dynamic(const Granularity& layout, const DynamicArgs& d, 
   std::atomic<int64_t> nan{0}, bad{0};
 
   const int64_t line = layout.kind == GranularityKind::channel ? layout.inner : layout.axis;
-  const int64_t lines = layout.elements() / line;
-  const int64_t lines_per_task = std::max<int64_t>(1, kTask / line);
-  parallel_for((lines + lines_per_task - 1) / lines_per_task, [&](int64_t t) {
-    const FpEnvironment environment;
+  for_each_chunk(layout.elements() / line, std::max<int64_t>(1, kTask / line), [&](int64_t begin, int64_t end) {
     alignas(64) uint8_t buffer[kLongestGroup];
     int64_t nans = 0, bads = 0;
     DynamicGroupsArgs a{};
     a.qmin = d.qmin, a.qmax = d.qmax, a.divisor = d.divisor, a.nan = &nans, a.bad_scale = &bads;
     for_each_segment(
-        layout, t * lines_per_task * line, std::min(lines, (t + 1) * lines_per_task) * line,
+        layout, begin * line, end * line,
         [&](int64_t start, int64_t length, int64_t count, int64_t scale) {
           a.nibbles = bits == 4 && row.nibble_block != 0 && length % row.nibble_block == 0;
           const bool pack = bits < 8 && !a.nibbles;
@@ -218,6 +174,42 @@ DynamicResult quantize_dynamic(const Granularity& layout, const DynamicArgs& d, 
   return {nan, bad};
 }
 
+}  // namespace
+
+int64_t range(const Granularity& layout, const void* x, Element in, void* lo, void* hi) {
+  if (in == Element::f64) return range_as(layout, x, in, static_cast<double*>(lo), static_cast<double*>(hi));
+  return range_as(layout, x, in, static_cast<float*>(lo), static_cast<float*>(hi));
+}
+
+void mean_abs(const void* x, Element in, int64_t length, int64_t count, double* out) {
+  if (count == 0) return;
+  const RangeRow& row = range_row(active_isa(), in);
+  const int64_t xb = element_bytes(in), blocks = (length + kSumBlock - 1) / kSumBlock;
+  std::vector<double> part(blocks * count);
+  const int64_t task = std::max<int64_t>(1, kTask / std::min(length, kSumBlock));
+  for_each_chunk(blocks * count, task, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t start = i % blocks * kSumBlock;
+      part[i] = row.sum_abs(at(x, (i / blocks * length + start) * xb), std::min(kSumBlock, length - start));
+    }
+  });
+  const FpEnvironment environment;
+  for (int64_t c = 0; c < count; ++c) {
+    double sum = 0;
+    for (int64_t b = 0; b < blocks; ++b) sum += part[c * blocks + b];
+    out[c] = sum / static_cast<double>(length);
+  }
+}
+
+bool fused_groups_fit(const Granularity& layout, Code code) {
+  if (layout.kind == GranularityKind::tensor || layout.varying()) return false;
+  const int64_t length = layout.kind == GranularityKind::channel ? layout.inner : layout.block;
+  const int64_t line = layout.kind == GranularityKind::channel ? layout.axis * layout.inner : layout.axis;
+  if (layout.kind == GranularityKind::channel && layout.outer != 1) return false;  // a channel is not contiguous
+  const int64_t bits = code_bits(code);
+  return code != Code::b1 && length <= kLongestGroup && length * bits % 8 == 0 && line * bits % 8 == 0;
+}
+
 int64_t dynamic_workspace(const Granularity& layout, Element in) {
   return layout.scales() * (2 * compute_bytes(in) + 4);
 }
@@ -225,7 +217,7 @@ int64_t dynamic_workspace(const Granularity& layout, Element in) {
 DynamicResult quantize_from_data(const Granularity& layout, const DynamicArgs& d, const void* x, Element in, void* q,
                                  void* workspace) {
   if (layout.elements() == 0) return unit_scales(layout, d, in);
-  if (fused_groups_fit(layout, d.code) && d.qmin <= 0 && d.qmax > 0) return quantize_dynamic(layout, d, x, in, q);
+  if (fused_groups_fit(layout, d.code) && d.qmin <= 0 && d.qmax > 0) return quantize_groups(layout, d, x, in, q);
   const int64_t n = layout.scales(), width = compute_bytes(in);
   char *lo = static_cast<char*>(workspace), *hi = lo + n * width;
   int32_t* zero = d.zero ? d.zero : reinterpret_cast<int32_t*>(hi + n * width);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
 
 #include "base/fp_environment.h"
@@ -18,16 +17,16 @@ constexpr int64_t kCheckFirst = 1 << 14;  // up to here a range over all of it c
 // Least and greatest of each scale, as doubles.
 struct Ranges {
   std::vector<double> lo, hi;
-  int64_t nan;
+  int64_t nan = 0;
   Ranges(const Granularity& layout, const void* x, Element in) : lo(layout.scales()), hi(layout.scales()) {
-    nan = layout.elements() == 0 ? 0 : range(layout, x, in, lo.data(), hi.data());
-    if (in == Element::f64) return;
-    for (std::vector<double>* v : {&lo, &hi})  // floats, from the last on: each takes the place of two
-      for (int64_t i = layout.scales(); i-- > 0;) {
-        float f;
-        std::memcpy(&f, reinterpret_cast<const char*>(v->data()) + 4 * i, 4);
-        (*v)[i] = f;
-      }
+    if (layout.elements() == 0) return;
+    if (in == Element::f64) {
+      nan = range(layout, x, in, lo.data(), hi.data());
+      return;
+    }
+    std::vector<float> least(lo.size()), greatest(hi.size());
+    nan = range(layout, x, in, least.data(), greatest.data());
+    lo.assign(least.begin(), least.end()), hi.assign(greatest.begin(), greatest.end());
   }
   int64_t bad() const {
     int64_t found = nan;
@@ -119,10 +118,7 @@ int64_t Sketches::add(const Granularity& layout, const void* x, Element in, bool
   const int64_t units = scales() > 1 ? scales() : (n + kSumBlock - 1) / kSumBlock;
   const int64_t tasks = n < kParallel ? 1 : std::min<int64_t>(num_threads(), units);
   if (scales() > 1) {
-    parallel_for(tasks, [&](int64_t t) {
-      const FpEnvironment environment;
-      run_scales(layout, x, in, units * t / tasks, units * (t + 1) / tasks);
-    });
+    parallel_for(tasks, [&](int64_t t) { run_scales(layout, x, in, units * t / tasks, units * (t + 1) / tasks); });
     return bad() - had;
   }
   if (tasks > 1) return add_parallel(x, in, n, tasks, skip);
@@ -153,7 +149,6 @@ int64_t Sketches::add_parallel(const void* x, Element in, int64_t n, int64_t tas
   }
   std::vector<Extremes> seen(tasks);
   parallel_for(tasks, [&](int64_t i) {
-    const FpEnvironment environment;
     const int64_t first = blocks * i / tasks * kSumBlock, last = std::min(n, blocks * (i + 1) / tasks * kSumBlock);
     seen[i] = parts[i]->run(0, static_cast<const char*>(x) + first * element_bytes(in), in, last - first);
   });

@@ -87,12 +87,6 @@ struct Dequantizer {
 };
 
 template <class V, class C, class Out>
-void dequantize_uniform(const DequantizeArgs& a) {
-  Dequantizer<V, C, Out>::run(static_cast<const C*>(a.q), static_cast<Out*>(a.y), a.n,
-                              *static_cast<const compute_t<Out>*>(a.scale), a.zero ? *a.zero : 0);
-}
-
-template <class V, class C, class Out>
 void dequantize_grouped(const DequantizeArgs& a) {
   const auto* scale = static_cast<const compute_t<Out>*>(a.scale);
   for (int64_t i = 0, g = 0; i < a.n; i += a.group, ++g)
@@ -109,8 +103,7 @@ void dequantize_varying(const DequantizeArgs& a) {
 template <class V>
 struct DequantizeRows {
   static constexpr DequantizeRow rows[] = {
-#define ROW(c, e, C, Out) \
-  {Code::c, Element::e, dequantize_uniform<V, C, Out>, dequantize_grouped<V, C, Out>, dequantize_varying<V, C, Out>},
+#define ROW(c, e, C, Out) {Code::c, Element::e, dequantize_grouped<V, C, Out>, dequantize_varying<V, C, Out>},
 #include "kernels/dequantize/kernels.inc"
 #undef ROW
   };

@@ -32,8 +32,8 @@ struct DwconvRow {
   int block;                                                    // channels computed together
   int64_t (*packed)(int64_t channels, int64_t kh, int64_t kw);  // elements that `pack` writes
   void (*pack)(const int16_t* w, int64_t channels, int64_t kh, int64_t kw, int16_t* out);  // w: [channels][kh][kw]
-  void (*arrange)(const void* in, int64_t channels,
-                  void* out);  // one 4-byte number per channel; out has room for whole blocks
+  // One 4-byte number per channel; out has room for whole blocks.
+  void (*arrange)(const void* in, int64_t channels, void* out);
   void (*sums)(const DwconvArgs&);
   void (*codes)(const DwconvArgs&);
 };

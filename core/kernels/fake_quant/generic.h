@@ -28,6 +28,14 @@ struct FakeStep {
     const F scale = V::load(s), lo = number(V::sub(qmin, zero)), hi = number(V::sub(qmax, zero));
     return {Divisor<V, T, Kind>::of(scale), scale, lo, hi, V::mul(lo, scale), V::mul(hi, scale)};
   }
+  // The same of n columns, fewer than a vector.
+  static __attribute__((always_inline)) FakeStep load_few(const T* s, const int32_t* z, int64_t n, typename V::I32 qmin,
+                                                          typename V::I32 qmax) {
+    T scale[V::width];
+    int32_t zero[V::width];
+    for (int k = 0; k < V::width; ++k) scale[k] = k < n ? s[k] : T{1}, zero[k] = k < n ? z[k] : 0;
+    return load(scale, zero, qmin, qmax);
+  }
   static __attribute__((always_inline)) F number(typename V::I32 i) {
     if constexpr (sizeof(T) == 8) {
       return V::to_f64(i);
@@ -195,11 +203,7 @@ struct ColumnSteps {
     const auto least = V::set_i32(qmin), most = V::set_i32(qmax);
     int64_t i = 0;
     for (; i + w <= n; i += w) steps[i / w] = Step::load(scale + i, zero + i, least, most);
-    if (i == n) return;
-    T s[w];
-    int32_t z[w];
-    for (int k = 0; k < w; ++k) s[k] = i + k < n ? scale[i + k] : T{1}, z[k] = i + k < n ? zero[i + k] : 0;
-    steps[i / w] = Step::load(s, z, least, most);
+    if (i < n) steps[i / w] = Step::load_few(scale + i, zero + i, n - i, least, most);
   }
 };
 
@@ -312,7 +316,7 @@ template <class V>
 double folded(const typename V::Sum8& sum) {
   double l[8];
   V::lanes(sum, l);
-  return ((l[0] + l[4]) + (l[2] + l[6])) + ((l[1] + l[5]) + (l[3] + l[7]));
+  return sum_of_eight(l);
 }
 
 template <class V, class In>
@@ -378,12 +382,8 @@ void learned_columns(const LearnedArgs& a) {
       int i = 0;
       for (; i + w <= n; i += w)
         learned_vector<V>(x + i, dy + i, y + i, Step::load(s + i, z + i, qmin, qmax), terms, i);
-      if (i < n) {
-        T last[w];
-        int32_t zero[w];
-        for (int k = 0; k < w; ++k) last[k] = i + k < n ? s[i + k] : T{1}, zero[k] = i + k < n ? z[i + k] : 0;
-        learned_tail<V>(x + i, dy + i, y + i, n - i, Step::load(last, zero, qmin, qmax), terms, i);
-      }
+      if (i < n)
+        learned_tail<V>(x + i, dy + i, y + i, n - i, Step::load_few(s + i, z + i, n - i, qmin, qmax), terms, i);
       for (int j = 0; j < n; ++j) {
         a.ds[begin + j] += static_cast<double>(terms.d[j]) * static_cast<double>(terms.t[j]);
         a.dz[begin + j] += static_cast<double>(terms.c[j]) * -static_cast<double>(s[j]);

@@ -6,13 +6,9 @@
 namespace lowbit {
 namespace {
 
-struct DotprodDot {
+struct DotprodDot : DotEngine<int8_t> {
   static constexpr const char* name = "sdot";
-  using A = int8_t;
-  static constexpr GemmOperand operand = GemmOperand::s8;
-  static constexpr int group = 4, a_rows = 1, step = 1, max_rows = 6;
-  static constexpr bool is_one = true;
-  static constexpr bool by_block = false;
+  static constexpr int max_rows = 6;
   static constexpr int wide(int) { return 4; }
 
   using Quad = int8x16_t;

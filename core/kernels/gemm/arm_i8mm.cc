@@ -7,13 +7,9 @@
 namespace lowbit {
 namespace {
 
-struct I8mmDot {
+struct I8mmDot : DotEngine<int8_t> {
   static constexpr const char* name = "smmla";
-  using A = int8_t;
-  static constexpr GemmOperand operand = GemmOperand::s8;
-  static constexpr int group = 4, a_rows = 2, step = 2, max_rows = 6;
-  static constexpr bool is_one = true;
-  static constexpr bool by_block = false;
+  static constexpr int a_rows = 2, step = 2, max_rows = 6;
   static constexpr int wide(int) { return 4; }
 
   using Quad = int8x16_t;  // eight codes of one row, eight of the next

@@ -6,13 +6,10 @@
 namespace lowbit {
 namespace {
 
-struct NeonDot {
+struct NeonDot : DotEngine<int8_t> {
   static constexpr const char* name = "smull";
-  using A = int8_t;
-  static constexpr GemmOperand operand = GemmOperand::s8;
-  static constexpr int group = 4, a_rows = 1, step = 1, max_rows = 4;
+  static constexpr int max_rows = 4;
   static constexpr bool is_one = false;
-  static constexpr bool by_block = false;
   static constexpr int wide(int rows) { return rows == 1 ? 4 : 2; }
 
   using Quad = int8x16_t;

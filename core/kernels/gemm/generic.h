@@ -1,6 +1,6 @@
 // The micro-kernel. An engine E defines the dot product of quads on an ISA:
 //
-//   A                      element of a: int16_t, uint8_t or int8_t;  operand  the same as data
+//   A                      element of a: int16_t, uint8_t or int8_t
 //   group                  columns of one accumulator: 4, 8 or 16
 //   a_rows                 rows of one accumulator: 1, or 2 where the instruction multiplies matrices
 //   step                   quads per step: 1, or kGemmQuads
@@ -23,6 +23,14 @@
 #include "simd/vec.h"
 
 namespace lowbit {
+
+// What most engines have in common. An engine defines again what differs.
+template <class Element>
+struct DotEngine {
+  using A = Element;
+  static constexpr int group = 4, a_rows = 1, step = 1;
+  static constexpr bool is_one = true, by_block = false;
+};
 
 constexpr int64_t kQuadBytes = kGemmCols * 4, kStripBytes = 16 << 10, kShortSum = 96;
 
@@ -164,16 +172,6 @@ LOWBIT_INLINE void prefetch_rows(const GemmArgs& x, int64_t first, int64_t count
   const char* a = static_cast<const char*>(x.a) + first * x.a_stride;
   for (const char* const end = a + count * x.a_stride; a < end; a += x.a_stride)
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(a + i);
-}
-
-// Calls f.operator()<n>() for the n in [1, Max] that is `rows`.
-template <int Max, class F>
-LOWBIT_INLINE void with_rows(int64_t rows, const F& f) {
-  if (rows == Max) {
-    f.template operator()<Max>();
-  } else if constexpr (Max > 1) {
-    with_rows<Max - 1>(rows, f);
-  }
 }
 
 // `count` tiles of consecutive rows in `Blocks` adjacent panels.
@@ -375,14 +373,10 @@ struct GemmRows {
   using Engine = std::conditional_t<Fit == GemmFit::any, Any, std::conditional_t<Fit == GemmFit::pairs, Pairs, Fours>>;
   template <class E>
   static constexpr GemmRow row(GemmFit fit) {
-    return {fit,
-            E::name,
-            E::operand,
-            E::max_rows,
-            E::a_rows,
-            gemm<E>,
-            pack_a<typename E::A>,
-            E::is_one ? peak<E> : nullptr};
+    using A = typename E::A;
+    constexpr GemmOperand codes = std::is_signed_v<A> ? GemmOperand::s8 : GemmOperand::u8;
+    constexpr GemmOperand operand = sizeof(A) == 2 ? GemmOperand::s16 : codes;
+    return {fit, E::name, operand, E::max_rows, E::a_rows, gemm<E>, pack_a<A>, E::is_one ? peak<E> : nullptr};
   }
   static constexpr GemmRow rows[] = {
 #define ROW(fit) row<Engine<GemmFit::fit>>(GemmFit::fit),

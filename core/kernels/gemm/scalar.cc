@@ -3,13 +3,10 @@
 namespace lowbit {
 namespace {
 
-struct ScalarDot {
+struct ScalarDot : DotEngine<int16_t> {
   static constexpr const char* name = "multiply";
-  using A = int16_t;
-  static constexpr GemmOperand operand = GemmOperand::s16;
-  static constexpr int group = 4, a_rows = 1, step = 1, max_rows = 2;
+  static constexpr int max_rows = 2;
   static constexpr bool is_one = false;
-  static constexpr bool by_block = false;
   static constexpr int wide(int) { return 1; }
 
   struct Quad {

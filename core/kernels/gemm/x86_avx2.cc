@@ -1,50 +1,18 @@
-// vpmaddwd: four codes of four columns, widened to 16 bits, in a register; pairs of products in 32 bits.
 #include "kernels/gemm/x86.h"
 #include "simd/x86_vec256.h"
 
 namespace lowbit {
 namespace {
 
-struct Avx2Dot {
-  static constexpr const char* name = "vpmaddwd";
-  using A = int16_t;
-  static constexpr GemmOperand operand = GemmOperand::s16;
-  static constexpr int group = 8, a_rows = 1, step = 1, max_rows = 6;
-  static constexpr bool is_one = true;
-  static constexpr bool by_block = true;
+struct Avx2Dot : X86Wordwise<Avx2> {
+  static constexpr int max_rows = 6;
   static constexpr int wide(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
-  using Quad = __m256i;
-  struct Cols {
-    __m256i lo, hi;
-  };
-  using Acc = Cols;
-
   LOWBIT_INLINE Quad load_a(const char* p, int64_t) { return _mm256_set1_epi64x(load_as<int64_t>(p)); }
-  LOWBIT_INLINE Cols load_b(const int8_t* p) {
-    const __m128i* b = reinterpret_cast<const __m128i*>(p);
-    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(b)), _mm256_cvtepi8_epi16(_mm_loadu_si128(b + 1))};
-  }
-  // Inline assembly: twelve accumulators, two of b, one of a and one product take all sixteen registers, and compilers
-  // spill.
-  LOWBIT_INLINE __m256i add_product(__m256i acc, __m256i a, __m256i b) {
-    __m256i product;
-    asm("vpmaddwd %[b], %[a], %[product]\n\tvpaddd %[product], %[acc], %[acc]"
-        : [acc] "+x"(acc), [product] "=&x"(product)
-        : [a] "x"(a), [b] "x"(b));
-    return acc;
-  }
-  LOWBIT_INLINE void dot(Acc& acc, Quad a, Cols b) {
-    acc.lo = add_product(acc.lo, a, b.lo);
-    acc.hi = add_product(acc.hi, a, b.hi);
-  }
   template <bool Add>
   LOWBIT_INLINE void store(Acc acc, int32_t* c, int64_t, const int32_t* from, int64_t) {
-    // Two sums per column, columns 0 1 | 2 3 and 4 5 | 6 7: hadd leaves 0 1 4 5 | 2 3 6 7.
-    __m256i sum = _mm256_permute4x64_epi64(_mm256_hadd_epi32(acc.lo, acc.hi), 0xd8);
-    __m256i* to = reinterpret_cast<__m256i*>(c);
-    if constexpr (Add) sum = _mm256_add_epi32(sum, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-    _mm256_storeu_si256(to, sum);
+    // Columns 0 1 | 2 3 and 4 5 | 6 7: hadd leaves 0 1 4 5 | 2 3 6 7.
+    store_sums<Avx2, Add>(_mm256_permute4x64_epi64(_mm256_hadd_epi32(acc.lo, acc.hi), 0xd8), c, from);
   }
 };
 

@@ -48,24 +48,10 @@ void binary_epilogue(const BinaryEpilogueArgs& f) {
 }
 
 template <class V>
-using BinaryWay = typename V::template Way<V>;
-
-template <class V>
 struct BinaryRows {
-  static constexpr BinaryRow rows[] = {
-#define ROW(code)               \
-  {Code::code,                  \
-   V::way,                      \
-   BinaryWay<V>::kCodeBytes,    \
-   BinaryWay<V>::kBlock,        \
-   BinaryWay<V>::prepare,       \
-   BinaryWay<V>::kExpand,       \
-   BinaryWay<V>::dot,           \
-   binary_epilogue<V, int32_t>, \
-   binary_epilogue<V, float>},
-#include "kernels/gemm_binary/kernels.inc"
-#undef ROW
-  };
+  using Way = typename V::template Way<V>;
+  static constexpr BinaryRow rows[1] = {{Code::b1, V::way, Way::kCodeBytes, Way::kBlock, Way::prepare, Way::kExpand,
+                                         Way::dot, binary_epilogue<V, int32_t>, binary_epilogue<V, float>}};
 };
 
 }  // namespace lowbit

@@ -16,7 +16,6 @@ struct VpopcntBits {
 
   LOWBIT_INLINE B set(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
   LOWBIT_INLINE B load(const uint8_t* p) { return _mm512_loadu_si512(p); }
-  LOWBIT_INLINE void store(uint8_t* p, B x) { _mm512_storeu_si512(p, x); }
   LOWBIT_INLINE B add(B x, B y) { return _mm512_add_epi8(x, y); }
   LOWBIT_INLINE B spread(Code x) { return _mm512_set1_epi32(static_cast<int>(x)); }
   LOWBIT_INLINE B bit_xor(B x, B y) { return _mm512_xor_si512(x, y); }

@@ -53,15 +53,6 @@ __attribute__((noinline)) void float_tile(const GemmFloatArgs& a, int64_t row, i
       a.totals[(row + i) * a.total_stride + column + j] += sum_of_lanes<V>(total[i][j]);
 }
 
-template <class V, int Rows>
-LOWBIT_INLINE void float_tile_of(int64_t rows, const GemmFloatArgs& a, int64_t row, int64_t column) {
-  if (rows == Rows) {
-    float_tile<V, Rows>(a, row, column);
-  } else if constexpr (Rows > 1) {
-    float_tile_of<V, Rows - 1>(rows, a, row, column);
-  }
-}
-
 template <class V, int MaxRows>
 void float_dot(const GemmFloatArgs& a) {
   for (int64_t column = 0; column < a.columns; column += kFloatCols) {
@@ -69,7 +60,7 @@ void float_dot(const GemmFloatArgs& a) {
       const int64_t left = a.rows - row;
       // The last two tiles share the remaining rows: a tile of one row is bound by its loads.
       const int64_t rows = left <= MaxRows ? left : (left < 2 * MaxRows ? (left + 1) / 2 : MaxRows);
-      float_tile_of<V, MaxRows>(rows, a, row, column);
+      with_rows<MaxRows>(rows, [&]<int Rows>() { float_tile<V, Rows>(a, row, column); });
       row += rows;
     }
   }
@@ -77,8 +68,11 @@ void float_dot(const GemmFloatArgs& a) {
 
 template <class V, class In>
 void widen_row(const void* from, int64_t n, float* to) {
-  widen_run<V>(static_cast<const In*>(from), n, to);
-  for (int64_t i = n; i % kFloatPad != 0; ++i) to[i] = 0.0f;
+  const In* x = static_cast<const In*>(from);
+  int64_t i = 0;
+  for (; i + V::width <= n; i += V::width) V::store(to + i, V::load(x + i));
+  for (; i < n; ++i) to[i] = widen(x[i]);
+  for (; i % kFloatPad != 0; ++i) to[i] = 0.0f;
 }
 
 template <class V>

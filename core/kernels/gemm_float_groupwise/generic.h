@@ -124,25 +124,11 @@ __attribute__((noinline)) void float_group_tile(const FloatGroupwiseArgs& a, int
 template <class V, int Bits, int Rows, int Wide>
 void float_group_strip(const FloatGroupwiseArgs& a, int64_t row, int64_t column, int64_t end) {
   constexpr int64_t kWidth = Wide * V::width;
-  for (; column + kWidth <= end; column += kWidth) {
-    if (a.has_zeros) {
-      float_group_tile<V, Bits, Rows, Wide, true>(a, row, column);
-    } else {
-      float_group_tile<V, Bits, Rows, Wide, false>(a, row, column);
-    }
-  }
+  for (; column + kWidth <= end; column += kWidth)
+    a.has_zeros ? float_group_tile<V, Bits, Rows, Wide, true>(a, row, column)
+                : float_group_tile<V, Bits, Rows, Wide, false>(a, row, column);
   if constexpr (Wide > 1)
     if (column < end) float_group_strip<V, Bits, Rows, Wide / 2>(a, row, column, end);
-}
-
-// The remaining rows, if fewer than a full tile.
-template <class V, int Bits, int Rows>
-void float_group_rows_of(const FloatGroupwiseArgs& a, int64_t row, int64_t rows, int64_t column, int64_t end) {
-  if (rows == Rows) {
-    float_group_strip<V, Bits, Rows, 1>(a, row, column, end);
-  } else if constexpr (Rows > 1) {
-    float_group_rows_of<V, Bits, Rows - 1>(a, row, rows, column, end);
-  }
 }
 
 // One row takes four vectors of columns at a time, several rows take one.
@@ -151,8 +137,9 @@ void float_groups(const FloatGroupwiseArgs& a) {
   if (a.rows == 1) return float_group_strip<V, Bits, 1, 4>(a, 0, 0, a.columns);
   for (int64_t column = 0; column < a.columns; column += kGroupVector)  // these columns stay in L2 for all rows
     for (int64_t row = 0; row < a.rows; row += MaxRows)
-      float_group_rows_of<V, Bits, MaxRows>(a, row, std::min<int64_t>(MaxRows, a.rows - row), column,
-                                            column + kGroupVector);
+      with_rows<MaxRows>(std::min<int64_t>(MaxRows, a.rows - row), [&]<int Rows>() {
+        float_group_strip<V, Bits, Rows, 1>(a, row, column, column + kGroupVector);
+      });
 }
 
 template <class V>

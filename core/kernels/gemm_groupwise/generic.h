@@ -111,24 +111,11 @@ template <class E, int Bits, int Rows, int Wide = E::wide(Rows)>
 void group_strip(const GroupwiseArgs& x, int64_t row, int64_t column, int64_t end) {
   constexpr int64_t kWidth = Wide * E::V::width;
   static_assert(kWidth <= kGroupCols);
-  for (; column + kWidth <= end; column += kWidth) {
-    if (x.has_zeros) {
-      group_tile<E, Bits, Rows, Wide, true>(x, row, column);
-    } else {
-      group_tile<E, Bits, Rows, Wide, false>(x, row, column);
-    }
-  }
+  for (; column + kWidth <= end; column += kWidth)
+    x.has_zeros ? group_tile<E, Bits, Rows, Wide, true>(x, row, column)
+                : group_tile<E, Bits, Rows, Wide, false>(x, row, column);
   if constexpr (Wide > 1)
     if (column < end) group_strip<E, Bits, Rows, Wide / 2>(x, row, column, end);
-}
-
-template <class E, int Bits, int Rows = E::max_rows>
-void group_rows_of(const GroupwiseArgs& x, int64_t row, int64_t rows, int64_t column, int64_t end) {
-  if (rows >= Rows) {
-    group_strip<E, Bits, Rows>(x, row, column, end);
-  } else if constexpr (Rows > 1) {
-    group_rows_of<E, Bits, Rows - 1>(x, row, rows, column, end);
-  }
 }
 
 template <class E, int Bits>
@@ -137,7 +124,9 @@ void groups(const GroupwiseArgs& x) {
   const int64_t strip = x.rows == 1 ? kGroupCols : kStrip;
   for (int64_t column = 0; column < x.columns; column += strip) {
     const int64_t end = std::min(column + strip, x.columns);
-    for (int64_t row = 0; row < x.rows; row += E::max_rows) group_rows_of<E, Bits>(x, row, x.rows - row, column, end);
+    for (int64_t row = 0; row < x.rows; row += E::max_rows)
+      with_rows<E::max_rows>(std::min<int64_t>(E::max_rows, x.rows - row),
+                             [&]<int Rows>() { group_strip<E, Bits, Rows>(x, row, column, end); });
   }
 }
 

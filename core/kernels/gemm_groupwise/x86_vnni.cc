@@ -6,12 +6,10 @@ namespace {
 
 struct VnniGroups : X86Groups<Avx512> {
   static constexpr const char* name = "vpdpbusd";
-  static constexpr int64_t spill(int) { return 0; }
 
   LOWBIT_INLINE void add(Sum& sum, __m512i part, Quad a) {  // inline assembly, as in kernels/gemm
     asm("vpdpbusd %[a], %[part], %[sum]" : [sum] "+v"(sum) : [part] "v"(part), [a] "v"(a));
   }
-  LOWBIT_INLINE Avx512::I32 to_i32(Sum s) { return s; }
 };
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include "kernels/quantize/given.h"
 #include "kernels/range/generic.h"
-#include "simd/ahead.h"
 
 namespace lowbit {
 
@@ -25,6 +24,12 @@ struct GroupParams {
   T lo[kBatch] = {}, hi[kBatch] = {};  // in; symmetric: hi is max|x|
   T scale[kBatch], inv[kBatch], low[kBatch], limit[kBatch];
   int32_t zero[kBatch] = {};
+
+  // Groups of a batch: enough to fill the vectors of their parameters, few enough that a batch stays in L1.
+  static __attribute__((always_inline)) int64_t batch_of(int64_t size) {
+    const int64_t fit = 1024 / size;
+    return fit < 1 ? 1 : (fit > kBatch ? kBatch : fit);
+  }
 
   // Sets lo and hi from the BitRange of each group; returns whether there was a NaN.
   template <bool Symmetric>
@@ -83,6 +88,16 @@ struct GroupParams {
       inv[g] = r.inv, low[g] = r.low;
     }
   }
+  // All parameters from lo and hi.
+  template <bool Symmetric>
+  __attribute__((always_inline)) void derive(const DynamicGroupsArgs& a) {
+    if constexpr (Symmetric) {
+      symmetric(static_cast<T>(a.divisor), static_cast<T>(a.qmax));
+    } else {
+      asymmetric(static_cast<T>(a.qmin), static_cast<T>(a.qmax));
+    }
+    invert();
+  }
 };
 
 // A batch of groups is quantized while the ranges of the next batch are found, group by group. Loads of new data and
@@ -93,11 +108,8 @@ void quantize_dynamic_as(const DynamicGroupsArgs& a) {
   const In* x = static_cast<const In*>(a.x);
   C* q = static_cast<C*>(a.q);
   T* scale = static_cast<T*>(a.scale);
-  const int64_t size = a.group, groups = a.n / size;
+  const int64_t size = a.group, groups = a.n / size, batch = GroupParams<V, T>::batch_of(size);
   constexpr int64_t kAhead = 8192;
-  // Enough groups to fill the vectors of their parameters, few enough that a batch stays in L1.
-  int64_t batch = 1024 / size;
-  batch = batch < 1 ? 1 : (batch > GroupParams<V, T>::kBatch ? GroupParams<V, T>::kBatch : batch);
   auto flag = V::no_nan();
   bool tail_nan = false;
   GroupParams<V, T> batches[2];
@@ -113,12 +125,7 @@ void quantize_dynamic_as(const DynamicGroupsArgs& a) {
   for (int64_t b = 0; b < groups; b += batch, turn ^= 1) {
     GroupParams<V, T>&p = batches[turn], &next = batches[turn ^ 1];
     const int64_t count = groups - b < batch ? groups - b : batch;
-    if constexpr (Symmetric) {
-      p.symmetric(static_cast<T>(a.divisor), static_cast<T>(a.qmax));
-    } else {
-      p.asymmetric(static_cast<T>(a.qmin), static_cast<T>(a.qmax));
-    }
-    p.invert();
+    p.template derive<Symmetric>(a);
     const bool divide = must_divide<C>(p.greatest());
     if (!(p.greatest() <= GroupParams<V, T>::kMost))
       for (int64_t g = 0; g < count; ++g) *a.bad_scale += !(p.scale[g] <= GroupParams<V, T>::kMost);
@@ -217,10 +224,7 @@ void quantize_dynamic_blocks(const DynamicGroupsArgs& a) {
   constexpr int64_t kBlock = 4 * V::width, kAhead = 8192;
   const In* x = static_cast<const In*>(a.x);
   float* scale = static_cast<float*>(a.scale);
-  const int64_t size = Size != 0 ? Size : a.group, groups = a.n / size;
-  // Enough groups to fill the vectors of their parameters, few enough that a batch stays in L1.
-  int64_t batch = 1024 / size;
-  batch = batch < 1 ? 1 : (batch > Params::kBatch ? Params::kBatch : batch);
+  const int64_t size = Size != 0 ? Size : a.group, groups = a.n / size, batch = Params::batch_of(size);
   I32 most[Params::kBatch], least[Params::kBatch];
   for (int g = 0; g < Params::kBatch; ++g) most[g] = least[g] = V::set_i32(0);
   const int32_t qmin = a.qmin, qmax = a.qmax;
@@ -242,12 +246,7 @@ void quantize_dynamic_blocks(const DynamicGroupsArgs& a) {
     if (count <= 0) return;
     Params& p = params[turn];
     nan |= p.template from_bits<Symmetric>(most, least);
-    if constexpr (Symmetric) {
-      p.symmetric(static_cast<float>(a.divisor), static_cast<float>(a.qmax));
-    } else {
-      p.asymmetric(static_cast<float>(a.qmin), static_cast<float>(a.qmax));
-    }
-    p.invert();
+    p.template derive<Symmetric>(a);
     divide[turn] = must_divide<C>(p.greatest());
     if (!(p.greatest() <= Params::kMost))
       for (int64_t g = 0; g < count; ++g) *a.bad_scale += !(p.scale[g] <= Params::kMost);

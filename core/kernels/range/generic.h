@@ -21,16 +21,8 @@ struct Ranger {
     return nans;
   }
 
-  // Ahead: prefetch distance in bytes, for loops that hardware prefetchers do not follow.
-  template <int64_t Ahead>
-  LOWBIT_INLINE void prefetch(const In* x) {
-    constexpr int64_t bytes = 2 * V::width * static_cast<int64_t>(sizeof(In));
-    if constexpr (Ahead != 0)
-      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(reinterpret_cast<const char*>(x) + Ahead + b);
-  }
-
-  // max|x| of a run; a NaN sets *nan. In f32 the bits of |x| are compared as integers: a NaN is the maximum, so it
-  // needs no check of its own.
+  // max|x| of a run; a NaN sets *nan. Ahead: prefetch distance in bytes. In f32 the bits of |x| are compared as
+  // integers: a NaN is the maximum, so it needs no check of its own.
   template <int64_t Ahead = 0>
   LOWBIT_INLINE T run_abs(const In* x, int64_t n, bool* nan) {
     constexpr int w = V::width;
@@ -38,7 +30,7 @@ struct Ranger {
       auto m0 = zero, m1 = zero;
       int64_t i = 0;
       for (; i + 2 * w <= n; i += 2 * w) {
-        prefetch<Ahead>(x + i);
+        if constexpr (Ahead != 0) prefetch_ahead<Ahead, 3>(x + i, 2 * w * sizeof(In));
         m0 = greater(measure(x + i), m0), m1 = greater(measure(x + i + w), m1);
       }
       if (i < n) m0 = greater(measure(x + n - w), m0);  // the last one or two vectors overlap
@@ -84,7 +76,7 @@ struct Ranger {
     if (n >= w) {
       F lo0 = V::set(kInfinity), hi0 = V::set(-kInfinity), lo1 = lo0, hi1 = hi0;
       for (; i + 2 * w <= n; i += 2 * w) {
-        prefetch<Ahead>(x + i);
+        if constexpr (Ahead != 0) prefetch_ahead<Ahead, 3>(x + i, 2 * w * sizeof(In));
         const F a = V::load(x + i), b = V::load(x + i + w);
         lo0 = V::min_skip_nan(a, lo0), hi0 = V::max_skip_nan(a, hi0);
         lo1 = V::min_skip_nan(b, lo1), hi1 = V::max_skip_nan(b, hi1);
@@ -111,19 +103,6 @@ struct Ranger {
     return flag;
   }
 };
-
-template <class V, class In>
-void range_grouped(const RangeArgs& a) {
-  using T = compute_t<In>;
-  const In* x = static_cast<const In*>(a.x);
-  T *lo = static_cast<T*>(a.lo), *hi = static_cast<T*>(a.hi);
-  auto flag = V::no_nan();
-  bool tail_nan = false;
-  int64_t i = 0;
-  for (int64_t g = 0; i < a.n; i += a.group, ++g)
-    flag = Ranger<V, In>::run(x + i, a.group, lo + g, hi + g, flag, &tail_nan);
-  if (V::any(flag) || tail_nan) *a.nan += Ranger<V, In>::count(x, a.n);
-}
 
 template <class V, class In>
 void range_run(const RangeArgs& a) {
@@ -176,13 +155,13 @@ double sum_abs(const void* data, int64_t n) {
   double lane[8];
   V::lanes(acc, lane);
   for (int k = 0; i < n; ++i, ++k) lane[k] += __builtin_fabs(static_cast<double>(widen(x[i])));
-  return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+  return sum_of_eight(lane);
 }
 
 template <class V>
 struct RangeRows {
   static constexpr RangeRow rows[] = {
-#define ROW(e, In) {Element::e, range_run<V, In>, range_grouped<V, In>, range_columns<V, In>, sum_abs<V, In>},
+#define ROW(e, In) {Element::e, range_run<V, In>, range_columns<V, In>, sum_abs<V, In>},
 #include "kernels/range/kernels.inc"
 #undef ROW
   };

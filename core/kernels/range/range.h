@@ -12,9 +12,8 @@ namespace lowbit {
 struct RangeArgs {
   const void* x;
   int64_t n;             // elements; for columns: the number of columns
-  int64_t group;         // grouped only: elements per group; n is a multiple of it
   int64_t rows, stride;  // columns only: rows, and elements from one to the next
-  void* lo;              // compute type: one; a group each; or a column each (columns: updated, not overwritten)
+  void* lo;              // compute type: one; or a column each (columns: updated, not overwritten)
   void* hi;
   int64_t* nan;  // incremented
 };
@@ -22,7 +21,6 @@ struct RangeArgs {
 struct RangeRow {
   Element in;
   void (*run)(const RangeArgs&);                // all n into one lo, hi
-  void (*grouped)(const RangeArgs&);            // each group
   void (*columns)(const RangeArgs&);            // each column of a strided block of rows
   double (*sum_abs)(const void* x, int64_t n);  // n <= kSumBlock
 };

@@ -98,10 +98,7 @@ void stats_and_count(const CountArgs& a, BlockStats& out) {
   out.top = float_to_bits(out.hi > -out.lo ? out.hi : -out.lo);
   out.least = 0x80000000u - static_cast<uint32_t>(closest);
   if (out.least == 0x80000000u) out.least = 0;
-  for (int k = 0; k < kPowers; ++k) {
-    const double* s = sums[k];
-    out.sum[k] = ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-  }
+  for (int k = 0; k < kPowers; ++k) out.sum[k] = sum_of_eight(sums[k]);
   uint64_t h[4] = {static_cast<uint64_t>(a.n), 1, 2, 3};  // four independent chains
   for (int k = 0; k < kHashLanes; k += 4)
     for (int j = 0; j < 4; ++j) h[j] = mix64(h[j] + lane[k + j]);
@@ -125,15 +122,9 @@ void sketch_count(const CountArgs& a) {
   for (; i < a.n; ++i) Binner<V>::add_one(binner, float_to_bits(a.x[i]));
 }
 
-template <class V, class In>
-void widen_block(const void* from, int64_t n, float* out) {
-  widen_run<V>(static_cast<const In*>(from), n, out);
-}
-
 template <class V>
 struct SketchRows {
-  static constexpr SketchRow rows[1] = {
-      {stats_and_count<V>, sketch_count<V>, widen_block<V, half_t>, widen_block<V, bfloat_t>}};
+  static constexpr SketchRow rows[1] = {{stats_and_count<V>, sketch_count<V>}};
 };
 
 }  // namespace lowbit

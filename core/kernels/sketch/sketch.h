@@ -34,8 +34,6 @@ struct CountArgs {
 struct SketchRow {
   void (*stats_and_count)(const CountArgs&, BlockStats& out);
   void (*count)(const CountArgs&);
-  void (*widen_half)(const void* x, int64_t n, float* out);
-  void (*widen_bfloat)(const void* x, int64_t n, float* out);
 };
 
 }  // namespace lowbit
