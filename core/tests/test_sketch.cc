@@ -172,6 +172,30 @@ void test_sketch_drivers() {
     by_threads.back()->add(flat(static_cast<int64_t>(large.size())), large.data(), Element::f32, false);
     report(same(*by_threads.front(), *by_threads.back()), "sketch: threads");
   }
+  // Zeros of f64 are counted in f64: a number that only rounds to 0 is none. However x is cut, and with NaN left out.
+  std::vector<double> wide(large.begin(), large.end());
+  for (size_t i = 0; i < wide.size(); i += 3) wide[i] = i % 2 == 0 ? 0.0 : i % 5 == 0 ? -0.0 : 1e-300;
+  const int64_t size = static_cast<int64_t>(wide.size());
+  for (const bool with_nan : {false, true}) {
+    if (with_nan) wide[1] = wide[400000] = NAN;
+    const int64_t zeros = std::count(wide.begin(), wide.end(), 0.0);
+    by_threads.clear();
+    for (const int threads : {1, 2, 5}) {
+      set_num_threads(threads);
+      Sketches& s = *by_threads.emplace_back(std::make_unique<Sketches>(1, 4096, 500));
+      s.add(flat(size), wide.data(), Element::f64, with_nan);
+      report(s.totals[0].zeros == zeros && same(*by_threads.front(), s), "sketch: zeros of f64 by threads");
+    }
+    Sketches parts(1, 4096, 500);
+    for (int64_t first = 0; first < size; first += 50 * kSumBlock) {
+      Sketches part(1, 4096, 500);
+      part.add(flat(std::min(50 * kSumBlock, size - first)), wide.data() + first, Element::f64, with_nan);
+      parts.add(part);
+    }
+    parts.settle();
+    report(parts.totals[0].zeros == zeros && parts.counts == by_threads.front()->counts,
+           "sketch: zeros of f64 in parts");
+  }
   set_num_threads(before);
   // A NaN past the first blocks: nothing is taken.
   Sketches clean(1, 512, 100), hurt(1, 512, 100);
