@@ -170,7 +170,7 @@ def _write(path: Path, nbytes: int) -> float:
 
 
 def _quantize(nbytes: int) -> float:
-    """Seconds to quantize so many bytes of bf16, from memory, at the best rate of several."""
+    """Seconds to quantize this number of bytes of bf16, from memory, at the best rate of several."""
     import ml_dtypes
 
     import lowbit as lb

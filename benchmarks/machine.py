@@ -52,7 +52,7 @@ def capped(isa: str) -> Iterator[None]:
 
 
 def cpus_given(threads: int, seconds: float = 0.2) -> float:
-    """CPUs that so many busy threads get at this moment. Hashing lets go of the GIL and is none of lowbit's
+    """CPUs that this number of busy threads gets at this moment. Hashing lets go of the GIL and is none of lowbit's
     code, so that too few mean a busy machine and not a pool that does not work."""
     block, end = bytes(1 << 18), time.perf_counter() + seconds
 
@@ -70,7 +70,7 @@ def cpus_given(threads: int, seconds: float = 0.2) -> float:
 
 
 def dot_limit(operations: int, threads: int) -> Contender:
-    """So many operations at the rate of a loop of this CPU's integer dot products on registers alone."""
+    """These operations at the rate of a loop of this CPU's integer dot products on registers alone."""
 
     def build() -> Callable[[], Any]:
         if not hasattr(_core, "dot_limit"):
@@ -83,7 +83,7 @@ def dot_limit(operations: int, threads: int) -> Contender:
 
 
 def reads(nbytes: int, copies: int, threads: int) -> list[Contender]:
-    """Reading so many bytes, each time of the next of so many arrays. Which loop reads fastest depends on the CPU:
+    """Reading this number of bytes, each time of the next array. Which loop reads fastest depends on the CPU:
     the limit is the best of them."""
 
     def contender(name: str, loop: Callable[[Any, int], Callable[[], Any]]) -> Contender:

@@ -129,7 +129,7 @@ def pairs(split: str) -> tuple[Pair, ...]:
 
 
 def sentences(count: int, split: str = "train") -> list[str]:
-    """So many different sentences, spread over a split: it is ordered by where they are from."""
+    """This number of different sentences, spread over a split: it is ordered by where they are from."""
     found = list(dict.fromkeys(text for pair in pairs(split) for text in pair[:2]))
     if not 1 <= count <= len(found):
         raise ValueError(f"count: {count}; expected 1 to {len(found)}")

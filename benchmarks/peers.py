@@ -239,7 +239,7 @@ def _empty_q4_0(w: Array) -> Array:
 
 @contextmanager
 def _on_cpus(count: int) -> Iterator[None]:
-    """Keeps threads made within to so many CPUs: the only way to limit a peer that has no setting for it.
+    """Keeps threads made within to this number of CPUs: the only way to limit a peer that has no setting for it.
     The CPU this thread is on comes first: another may be busier, and the race not the same.
     """
     if not hasattr(os, "sched_setaffinity"):

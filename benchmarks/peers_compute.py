@@ -229,7 +229,7 @@ class ComputePeers(Peers):
 
 
 def rotating(build: Callable[[], Call], copies: int) -> Callable[[], Call]:
-    """Builds it so many times, and calls one after the other: weights are always those not used for longest."""
+    """Builds it `copies` times, and calls one after the other: weights are always those not used for longest."""
 
     def build_all() -> Call:
         calls = cycle([build() for _ in range(copies)])

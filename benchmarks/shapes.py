@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-CALL = 64  # so few elements that only the call costs
+CALL = 64  # elements: few enough that only the call costs
 CACHED = 1 << 18  # 1 MiB of float32: an activation that stays in the caches
 SPLIT = 1 << 20  # worth a second thread
 MEDIUM = 1 << 22

@@ -87,6 +87,10 @@ RULES = [
     Rule(r"\bfront desk\b|\bdesks?\b|\bdoors?\b|\brooms\b|\bevery room\b", "no metaphors: name the module"),
     Rule(r"\bas it was before\b|\bas before, (?:a|the|it)\b|\bit used to\b", "no history in docs and comments"),
     Rule(r"\btells? of\b|\btold of\b", "describes, documents"),
+    Rule(
+        r"\b(?:of|for|least|most|to|until|used) so (?:many|few|much)\b|\bso many (?:\w+ ){0,2}at a time\b",
+        "say how many",
+    ),
     Rule(r"\bnobody asks\b|\bwhen somebody asks\b", "say which code asks, and when"),
 ]
 

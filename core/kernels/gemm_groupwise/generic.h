@@ -39,7 +39,7 @@ __attribute__((noinline)) void group_tile(const GroupwiseArgs& x, int64_t row, i
   using V = typename E::V;
   constexpr int64_t kStep = 32 / Bits;  // elements of k
   constexpr int kChains =
-      Rows * Wide <= 8 && E::spill(Bits) == 0 ? 2 : 1;  // a single chain of so few sums would be bound by latency
+      Rows * Wide <= 8 && E::spill(Bits) == 0 ? 2 : 1;  // a single chain of few sums is bound by latency
   typename V::F32 y[Rows][Wide];
   for (int i = 0; i < Rows; ++i)
     for (int j = 0; j < Wide; ++j) y[i][j] = V::set(0.0f);

@@ -178,7 +178,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def repeats_for(seconds: float) -> int:
-    """Calls per sample, for a call of so many seconds."""
+    """Calls per sample, for a call that takes this long."""
     return max(1, min(10_000, math.ceil(_SHORTEST / max(seconds, 1e-9))))
 
 

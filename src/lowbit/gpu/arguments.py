@@ -78,7 +78,7 @@ class Block(NamedTuple):
 
 
 class SumBlock(NamedTuple):
-    """What a program has: COUNT runs, columns or scales; so many rows and pieces at a time."""
+    """What a program has: COUNT runs, columns or scales; and how many rows and pieces it takes at a time."""
 
     INDEX64: bool
     COUNT: int

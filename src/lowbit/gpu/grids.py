@@ -22,7 +22,7 @@ class ScaleLayout(NamedTuple):
 
 
 def scale_layout(g: Granularity, scales: int) -> ScaleLayout:
-    """The layout for so many `scales`; a single scale serves every granularity.
+    """The layout for a number of `scales`; a single scale serves every granularity.
 
     >>> scale_layout(Granularity(Kind.GROUP, 4, 70, 1, 32, (4, 3)), 12)
     ScaleLayout(kind=4, columns=70, axis=70, groups=3, group=32)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 _INT8 = QuantizedDType.of("int8")
 _ROWS = "quantize rows of 1024 by their own range"
-_SHORTEST, _MOST_RUNS = 0.2, 200  # a median is taken over at least so many seconds, and at most so many runs
+_SHORTEST, _MOST_RUNS = 0.2, 200  # of the runs that a median is taken over: least seconds, most runs
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Granularity(NamedTuple):
 
 
 def granularity_of(shape: tuple[int, ...], axis: int | None, group_size: int | None) -> Granularity:
-    """One scale for all; with `axis` one for each of its indices; with `group_size` one for so many along it, or along
+    """One scale for all; with `axis` one for each of its indices; with `group_size` one for each group along it, or along
     the last axis.
 
     >>> granularity_of((4, 6), 1, 4).scale_shape

@@ -28,7 +28,7 @@ def pack_bits(codes: Array, bits: int) -> npt.NDArray[np.uint8]:
 
 
 def pack_rows(codes: Array, bits: int, multiple: int) -> npt.NDArray[np.uint8]:
-    """A matrix of codes as rows of bytes, each padded with codes of 0 to a multiple of so many.
+    """A matrix of codes as rows of bytes, each padded with codes of 0 to a multiple of `multiple`.
 
     >>> pack_rows(np.array([[1, 2, 3], [4, 5, 6]]), 4, 2).tolist()
     [[33, 3], [84, 6]]

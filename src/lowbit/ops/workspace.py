@@ -111,8 +111,8 @@ def conv_workspace(
 
 
 def codes_workspace(elements: int, out: QuantizationParams | None) -> int:
-    """Of so many codes of out_params, where kernels do not write them: the float32 result that is quantized, or codes
-    that are to be packed."""
+    """Of codes of out_params where kernels do not write them: the float32 result that is quantized, or codes that are
+    to be packed."""
     if out is None:
         return 0
     if not takes_sums(out):

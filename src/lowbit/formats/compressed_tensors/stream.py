@@ -87,7 +87,7 @@ def stream_shard(
 def _ahead(
     pool: ThreadPoolExecutor, work: Callable[[_Piece], _Piece], pieces: Iterable[_Piece], most: int
 ) -> Iterator[_Piece]:
-    """The results of `work` in order, computed in the pool for at most so many pieces ahead."""
+    """The results of `work` in order, computed in the pool a few pieces ahead."""
     waiting: deque[Future[_Piece]] = deque()
     for piece in pieces:
         waiting.append(pool.submit(work, piece))

@@ -11,7 +11,7 @@ from lowbit.formats.onnx.model_file import byte_count, copy_graph, graphs
 from lowbit.formats.onnx.runtime import brief
 from lowbit.numerics.errors import FormatError
 
-_SMALL = 8192  # bytes; shape inference looks into constants of at most so many
+_SMALL = 8192  # bytes; the largest constant that shape inference looks into
 
 
 def check_model(proto: ModelProto, name: str) -> None:

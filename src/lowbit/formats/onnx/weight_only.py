@@ -26,7 +26,7 @@ OPERATORS = ("auto", "dequantize", "matmul_nbits")
 MICROSOFT = "com.microsoft"
 # Opsets with scales along an axis, float16 scales, and blocks and 4-bit codes.
 _PER_CHANNEL, _HALF_SCALES, _NARROW = 13, 19, 21
-_LONG = 4096  # tables of at least so many rows store scales as one byte each
+_LONG = 4096  # rows from which a table stores its scales as one byte each
 FLOAT_COMPUTE, INT8_COMPUTE = 0, 4  # accuracy levels of MatMulNBits
 
 

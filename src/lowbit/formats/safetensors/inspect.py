@@ -26,7 +26,7 @@ class _Layout(NamedTuple):
     scheme: str
     bits: int | None
     group_size: int | None  # none: per channel or per tensor
-    dtype: str = ""  # where it is not an integer of so many bits
+    dtype: str = ""  # where it is not the integer type of this width
 
     def __str__(self) -> str:
         width = self.dtype or ("bits not said" if self.bits is None else f"int{self.bits}")
