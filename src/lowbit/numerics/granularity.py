@@ -37,8 +37,8 @@ class Granularity(NamedTuple):
 
 
 def granularity_of(shape: tuple[int, ...], axis: int | None, group_size: int | None) -> Granularity:
-    """One scale for all; with `axis` one for each of its indices; with `group_size` one for each group along it, or along
-    the last axis.
+    """One scale for all; with `axis` one for each of its indices; with `group_size` one for each group along it, or
+    along the last axis.
 
     >>> granularity_of((4, 6), 1, 4).scale_shape
     (4, 2)
