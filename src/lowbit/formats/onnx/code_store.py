@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from onnx import GraphProto, helper
+from onnx import GraphProto, NodeProto, helper
 
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.weight_uses import WeightUse
@@ -88,6 +88,65 @@ class StoredWeight:
         turned = np.ascontiguousarray(codes.T) if by_columns else codes
         return self.constant("codes", narrow(turned, self.recipe.dtype), key)
 
+    def as_float(self, by_columns: bool = False) -> str:
+        """The name of the weight as floats, (codes - zero point) * scale. The runtime computes it once as it loads the
+        model, so that its readers run as fast as with a float constant. by_columns: a matrix with a column per output.
+        """
+        key = ("float", by_columns)
+        if key not in self._names:
+            self._names[key] = self._turned_float() if by_columns else self._decoded()
+        return self._names[key]
+
+    def _turned_float(self) -> str:
+        rows = self.as_float()
+        made = self.graph.fresh(f"{self.name}_turned")
+        turn = helper.make_node("Transpose", [rows], [made], name=made, perm=[1, 0])
+        before = self.graph.producer(rows)
+        assert before is not None
+        self.graph.insert_after(before, [turn])
+        return made
+
+    def _decoded(self) -> str:
+        """The nodes that turn codes into floats; returns the name of what they give."""
+        steps: list[NodeProto] = []
+
+        def step(op: str, *inputs: str, **options: Any) -> str:
+            made = self.graph.fresh(f"{self.name}_{op.lower()}")
+            steps.append(helper.make_node(op, inputs, [made], name=made, **options))
+            return made
+
+        shape, size = self.q.shape, self.recipe.group_size
+        if size is None:
+            axis = self.q.params.axis
+            codes = self.codes()
+            scales = [] if axis is None else [n if i == axis else 1 for i, n in enumerate(shape)]
+        else:
+            rows, columns = shape
+            count = -(-columns // size)
+            padded = np.pad(self.q.unpack(), ((0, 0), (0, count * size - columns)))
+            codes = self.constant("codes", narrow(padded.reshape(rows, count, size), self.recipe.dtype), "in groups")
+            scales = [rows, count, 1]
+        to = helper.np_dtype_to_tensor_dtype(np.dtype(self.element))
+        value = step("Cast", codes, to=to)
+        if self.has_zero_point:
+            zero = narrow(self.zero_point_array.astype(self.q.params.dtype.code_dtype), self.recipe.dtype)
+            stored = self.constant("zero_point", zero.reshape(scales), ("zero", "decoded"))
+            value = step("Sub", value, step("Cast", stored, to=to))
+        value = step("Mul", value, self.constant("scale", self.scale_array.reshape(scales), ("scale", "decoded")))
+        if size is not None:
+            value = step("Reshape", value, self._integers(rows, count * size))
+            if count * size != columns:
+                value = step("Slice", value, self._integers(0), self._integers(columns), self._integers(1))
+        before = self.graph.producer(codes)
+        if before is None:
+            self.graph.insert_first(steps, self.home)
+        else:
+            self.graph.insert_after(before, steps)
+        return value
+
+    def _integers(self, *values: int) -> str:
+        return self.constant("integers", np.array(values, np.int64), ("integers", values))
+
     def scale(self, shape: str = "") -> str:
         """The name of the scales, in the model's float type; shape: "turned" or "column" for a matrix."""
         return self.constant("scale", _shaped(self.scale_array, shape), ("scale", shape))
@@ -120,12 +179,19 @@ class CodeStore:
         self._stored: dict[Any, StoredWeight] = {}
 
     def put(
-        self, use: WeightUse, recipe: WeightRecipe, *, bounded: bool = False, stepped: bool = False
+        self,
+        use: WeightUse,
+        recipe: WeightRecipe,
+        *,
+        bounded: bool = False,
+        stepped: bool = False,
+        home: GraphProto | None = None,
     ) -> StoredWeight:
         """The codes of a weight by a recipe; a weight with codes by the same recipe keeps them.
 
         bounded: choose scales with which no runtime's accumulator saturates. stepped: use 256 different scales at most.
-        Groups are along the inputs of a matrix; other weights get one scale per channel, and a note.
+        home: the graph or body that holds them, by default the reader's. Groups are along the inputs of a matrix; other
+        weights get one scale per channel, and a note.
         """
         is_matrix, note = len(use.shape) == 2 and use.kind != "conv", ""
         if recipe.granularity == "group" and not is_matrix:
@@ -134,7 +200,7 @@ class CodeStore:
         turns = tuple(tuple(a.ints) for s in use.steps if s.op_type == "Transpose" for a in s.attribute)
         is_turned = (sum(s.op_type == "Transpose" for s in use.steps) + use.channel_axis) % 2
         layout = is_turned if is_matrix else (turns, use.channel_axis)
-        home = self.graph.home(use.node)
+        home = self.graph.home(use.node) if home is None else home
         key = (use.name, recipe, use.dtype, layout, id(home))
         if key in self._stored:
             return self._stored[key]

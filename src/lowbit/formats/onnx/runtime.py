@@ -29,10 +29,12 @@ def new_session(
     optimized: bool = True,
     data_folder: str = "",
     providers: list[str] | None = None,
+    profile: str = "",
 ) -> Any:
     """A session with default options, except for the number of threads and whether operators are fused.
 
-    data_folder: where the external data of a serialized model lie.
+    data_folder: where the external data of a serialized model lie. profile: the beginning of the name of the file that
+    the seconds of each node are written to.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors are raised; the log would write names of the model unescaped
@@ -43,6 +45,9 @@ def new_session(
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if data_folder:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", data_folder)
+    if profile:
+        options.enable_profiling = True
+        options.profile_file_prefix = profile
     given = model if isinstance(model, bytes) else os.fspath(model)
     return onnxruntime.InferenceSession(given, options, providers=providers or ["CPUExecutionProvider"])
 

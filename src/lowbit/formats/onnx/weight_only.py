@@ -22,7 +22,7 @@ from lowbit.numerics.packing import pack_rows
 
 Array = npt.NDArray[Any]
 
-OPERATORS = ("auto", "dequantize", "matmul_nbits")
+OPERATORS = ("auto", "fold", "dequantize", "matmul_nbits")
 MICROSOFT = "com.microsoft"
 # Opsets with scales along an axis, float16 scales, and blocks and 4-bit codes.
 _PER_CHANNEL, _HALF_SCALES, _NARROW = 13, 19, 21
@@ -54,12 +54,22 @@ def apply_weight_only(store: CodeStore, use: WeightUse, rule: Rule, operator: st
         raise Unsupported("2 bits are for MatMulNBits only: MatMul or Gemm with groups of 16, 32, 64, ...")
     if use.kind == "embedding":
         return _embedding(store, use, rule.weights)
+    if not nbits and operator != "dequantize":
+        return fold(store, use, rule.weights)
     stored = store.put(use, rule.weights)
     if nbits:
         level = INT8_COMPUTE if rule.activations is not None else FLOAT_COMPUTE
         _matmul_nbits(store.graph, use, stored, level)
     else:
         _dequantize(store.graph, use, stored)
+    return stored
+
+
+def fold(store: CodeStore, use: WeightUse, recipe: WeightRecipe) -> StoredWeight:
+    """Let the node read codes times scales, which the runtime multiplies once as it loads the model."""
+    stored = store.put(use, recipe, home=store.graph.proto.graph)
+    by_columns = stored.is_matrix and use.channel_axis == 1
+    store.graph.replace_input(use.node, use.input_index, stored.as_float(by_columns))
     return stored
 
 
@@ -80,7 +90,7 @@ def _dequantize(graph: Graph, use: WeightUse, w: StoredWeight) -> None:
 def takes_nbits(use: WeightUse, recipe: WeightRecipe, operator: str = "auto") -> bool:
     """Whether MatMulNBits can hold this weight, and `operator` allows it."""
     fits = _is_block(recipe.group_size) and len(use.shape) == 2
-    if operator == "dequantize" or not fits or use.op not in ("MatMul", "Gemm"):
+    if operator in ("dequantize", "fold") or not fits or use.op not in ("MatMul", "Gemm"):
         return False
     return all(attribute(use.node, name, plain) == plain for name, plain in (("alpha", 1), ("beta", 1), ("transA", 0)))
 
