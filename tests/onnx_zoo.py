@@ -1,7 +1,7 @@
 """Small ONNX models with random weights, one for each trap of quantizing real ones, and inputs for them.
 
-    MODELS[name]().model     the model
-    MODELS[name]().feeds(n)  n batches, each a mapping from input names to arrays
+MODELS[name]().model     the model
+MODELS[name]().feeds(n)  n batches, each a mapping from input names to arrays
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
 from onnx_builder import Builder
 
 Draw = Callable[[np.random.Generator], np.ndarray[Any, Any]]
@@ -152,7 +153,11 @@ def segmentation() -> Entry:
     c = relu(b.conv(a, 32, 64, strides=[2, 2]))
     d = relu(b.conv(c, 64, 96, strides=[2, 2]))
     up = lambda t, i, o: b.add(  # noqa: E731
-        "ConvTranspose", t, b.normal(i, o, 2, 2, scale=(4 * i) ** -0.5, name=f"up{i}"), kernel_shape=[2, 2], strides=[2, 2]
+        "ConvTranspose",
+        t,
+        b.normal(i, o, 2, 2, scale=(4 * i) ** -0.5, name=f"up{i}"),
+        kernel_shape=[2, 2],
+        strides=[2, 2],
     )
     y = relu(b.add("Add", up(d, 96, 64), c))
     y = relu(b.add("Add", up(y, 64, 32), a))
@@ -320,7 +325,9 @@ def multilayer() -> Entry:
     b = Builder({"x": ["n", 512]})
     x, width = "x", 512
     for i, to in enumerate((1024, 1024, 512)):
-        x = b.add("Relu", b.add("Gemm", x, b.normal(to, width, scale=width**-0.5, name=f"fc{i}"), b.normal(to), transB=1))
+        x = b.add(
+            "Relu", b.add("Gemm", x, b.normal(to, width, scale=width**-0.5, name=f"fc{i}"), b.normal(to), transB=1)
+        )
         width = to
     return Entry("matrix products of one row", b.model(x), {"x": normal(1, 512)})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +79,7 @@ def compare_files(
         return _checkpoints(first, second)
     if data is None and max_batches is not None:
         raise InvalidProblem("max_batches: given without data; there is one batch of random inputs")
-    from lowbit.formats.onnx.batches import Batches, GivenBatches, model_inputs
+    from lowbit.formats.onnx.batches import Batches, GivenBatches, model_inputs, random_feed
     from lowbit.formats.onnx.graph import Graph
     from lowbit.formats.onnx.measure import measure_models
 
@@ -98,7 +97,7 @@ def compare_files(
     if data is not None:
         batches = Batches(data, graphs[0].proto, batch_size, max_batches)
     else:
-        batches = GivenBatches([_random_feed(model_inputs(graphs[0].proto), batch_size or 1)])
+        batches = GivenBatches([random_feed(model_inputs(graphs[0].proto), batch_size or 1)])
         notes.append("No data were given: inputs are random, so the figures say how close both are, not how good.")
     measured = measure_models(*paths, batches.feeds, lambda: iter(batches), function, seconds, threads)
     return Comparison(str(paths[0]), str(paths[1]), sizes[0], sizes[1], notes=notes, **measured)
@@ -173,22 +172,3 @@ def _decompressed(c: Checkpoint, info: TensorInfo, local: Mapping[str, str]) -> 
     recipe = WeightRecipe(name, scheme, k // groups if groups > 1 else None, granularity)
     stored = {short: c.read(full) for short, full in local.items()}
     return decompressed(stored, Scheme(recipe), (n, k), scale.dtype), str(recipe)
-
-
-def _random_feed(inputs: Mapping[str, Any], batch: int) -> dict[str, Array]:
-    """Normal numbers for floats and ones for integers; a size that is not fixed is that of the batch, or 8."""
-    import onnx
-
-    from lowbit.formats.onnx.observe import fixed_sizes
-
-    rng = np.random.default_rng(0)
-    feed: dict[str, Array] = {}
-    for name, declared in inputs.items():
-        tensor = declared.type.tensor_type
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        sizes = enumerate(fixed_sizes(declared))
-        shape = [(batch if i == 0 else 8) if size is None else size for i, size in sizes]
-        if math.prod(shape) > _MOST_RANDOM:
-            raise InvalidProblem(f"{name!r}: shape {tuple(shape)} is too large for random inputs; give data")
-        feed[name] = rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
-    return feed

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lowbit.numerics.errors import FormatError, InvalidProblem
 
 BATCH = 32
 _KEPT = 16  # batches of an iterator
+_MOST_RANDOM = 1 << 27  # numbers of a random input
 _ARRAYS = set(onnx.helper.get_all_tensor_dtypes())
 
 
@@ -28,6 +30,21 @@ def model_inputs(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
         if declared.type.tensor_type.elem_type not in _ARRAYS:
             raise FormatError(f"input {name!r}: not a tensor of numbers, strings or booleans")
     return found
+
+
+def random_feed(inputs: Mapping[str, Any], batch: int) -> dict[str, Any]:
+    """Normal numbers for floats and ones for integers; a size that is not fixed is that of the batch, or 8."""
+    rng = np.random.default_rng(0)
+    feed: dict[str, Any] = {}
+    for name, declared in inputs.items():
+        tensor = declared.type.tensor_type
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        sizes = enumerate(fixed_sizes(declared))
+        shape = [(batch if i == 0 else 8) if size is None else size for i, size in sizes]
+        if math.prod(shape) > _MOST_RANDOM:
+            raise InvalidProblem(f"{name!r}: shape {tuple(shape)} is too large for random inputs; give data")
+        feed[name] = rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
+    return feed
 
 
 def reread(

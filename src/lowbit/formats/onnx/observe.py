@@ -55,7 +55,7 @@ def observe(
     outputs = [o.name for o in session.get_outputs() if o.name in found]
     batches = 0
     for batch in tracked(loader, "Calibrating", progress):
-        feed = _feed(batch, list(inputs), batches)
+        feed = feed_of(batch, list(inputs), batches)
         for name, array in feed.items():
             check_fits(inputs[name], array, f"batch {batches}")
             if name in found:
@@ -133,7 +133,8 @@ def check_fits(declared: onnx.ValueInfoProto, array: Any, where: str) -> None:
         raise InvalidProblem(f"{where}: {declared.name!r} has shape {array.shape}; the model takes ({shown})")
 
 
-def _feed(batch: Any, inputs: list[str], index: int) -> dict[str, Any]:
+def feed_of(batch: Any, inputs: list[str], index: int) -> dict[str, Any]:
+    """The batch of this index as a mapping from the names of inputs; an array stands for the only one."""
     if not isinstance(batch, Mapping):
         if len(inputs) != 1:
             raise InvalidProblem(f"loader: batch {index} is not a mapping; the model has inputs {', '.join(inputs)}")

@@ -15,18 +15,18 @@ from typing import Any
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.runtime import open_session, run_session
 
-_RUNS, _WARM = 12, 3
+_RUNS = 12
 # What the runtime's optimizers append to the name of a node, or to that of its output.
-_APPENDED = re.compile(r"(_token_\d+|_nchwc|/duplicated|_dq|_q|/\w+Fusion\w*/?|_kernel_time|_matmul|/MatMulAddFusion)+$")
+_APPENDED = re.compile(
+    r"(_token_\d+|_nchwc|/duplicated|_dq|_q|/\w+Fusion\w*/?|_kernel_time|_matmul|/MatMulAddFusion)+$"
+)
 
 
-def node_seconds(
-    model: str | os.PathLike[str], feed: Mapping[str, Any], threads: int = 1, runs: int = _RUNS
-) -> dict[str, float]:
-    """Median seconds per call of each executed node, by the runtime's own name of it."""
+def node_seconds(model: str | os.PathLike[str] | bytes, feed: Mapping[str, Any], **options: Any) -> dict[str, float]:
+    """Median seconds per call of each executed node, by the runtime's own name of it. options: of `new_session`."""
     with tempfile.TemporaryDirectory() as folder:
-        session = open_session(model, threads=threads, profile=os.fspath(Path(folder) / "p"))
-        for _ in range(_WARM + runs):
+        session = open_session(model, profile=os.fspath(Path(folder) / "p"), **options)
+        for _ in range(_RUNS):
             run_session(session, [], feed)
         with open(session.end_profiling(), encoding="utf-8") as file:
             events = json.load(file)
@@ -35,7 +35,7 @@ def node_seconds(
         if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
             spent[event["name"].removesuffix("_kernel_time")].append(event["dur"] * 1e-6)
     # A node inside a Loop runs several times per call.
-    return {name: statistics.median(each) * len(each) / (_WARM + runs) for name, each in spent.items()}
+    return {name: statistics.median(each) * len(each) / _RUNS for name, each in spent.items()}
 
 
 def attributed(graph: Graph, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -52,6 +52,7 @@ def attributed(graph: Graph, seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def _known(name: str, known: set[str], by_tensor: Mapping[str, str]) -> str:
+    name = name.removeprefix("fused ")
     while name:
         if name in known:
             return name

@@ -30,6 +30,7 @@ from lowbit.ops import quantize
 from lowbit.ops.fitting import in_conv_order, unsaturated
 
 Array = npt.NDArray[Any]
+Ranges = dict[str, tuple[QuantizationParams, Histogram]]  # of tensors by name
 OPSET = 13  # scales per channel
 _LARGEST_BIAS = float((1 << 31) - 128)  # a float32 below 2^31
 
@@ -51,12 +52,17 @@ def why_not_static(graph: Graph, use: WeightUse, rule: Rule) -> str:
 
 
 def quantize_static(
-    graph: Graph, uses: Sequence[tuple[WeightUse, Rule]], data: Iterable[Any] | None, progress: bool = True
+    graph: Graph,
+    uses: Sequence[tuple[WeightUse, Rule]],
+    data: Iterable[Any] | None,
+    progress: bool = True,
+    ranges: Ranges | None = None,
 ) -> tuple[list[WeightRow], list[Histogram]]:
     """Rewrite the graph for these weights, all of which `why_not_static` allows; returns a row for each weight and a
     histogram for each weight and quantized activation.
 
-    data: batches, each a mapping from input names to arrays; one is held at a time.
+    data: batches, each a mapping from input names to arrays; one is held at a time. ranges: filled by the first call
+    for all tensors that it quantizes; a later one, for some of the same weights, takes them from there.
     """
     if data is None:
         raise InvalidProblem("data: none; static activations need ranges, so give batches, or use dynamic ones")
@@ -69,8 +75,15 @@ def quantize_static(
     roots = list(dict.fromkeys(found.root(name) for name in found.readers))
     # A tensor follows the recipe of the first weight that it is multiplied with, else the first of all.
     recipes = {found.root(use.node.input[0]): rule.activations for use, rule in reversed(uses)}
-    seen = observe(graph, data, tensors=roots, progress=progress)
-    params = {name: _params(seen, name, recipes.get(name, uses[0][1].activations)) for name in roots}
+    ranges = {} if ranges is None else ranges
+    if not ranges:
+        seen = observe(graph, data, tensors=roots, progress=progress)
+        for name in roots:
+            p = _params(seen, name, recipes.get(name, uses[0][1].activations))
+            ranges[name] = p, _spread(seen[name], p)
+        # With fewer weights a tensor may be quantized for itself: nodes that move its elements keep the range.
+        ranges |= {name: ranges[found.root(name)] for name in found.readers}
+    params = {name: ranges[name][0] for name in roots}
     done = [_weight(graph, use, rule, params[found.root(use.node.input[0])]) for use, rule in uses]
     stored = {}
     for name, p in params.items():
@@ -80,7 +93,7 @@ def quantize_static(
     for name in found.readers:
         _insert_pair(graph, found, name, stored[found.root(name)])
     weights = {h.name: h for _, h in done}
-    return [row for row, _ in done], [*weights.values(), *(_spread(seen[name], params[name]) for name in roots)]
+    return [row for row, _ in done], [*weights.values(), *(ranges[name][1] for name in roots)]
 
 
 def _params(seen: Mapping[str, Calibrator], name: str, recipe: ActivationRecipe | None) -> QuantizationParams:

@@ -30,46 +30,44 @@ _LONG = 4096  # rows from which a table stores its scales as one byte each
 FLOAT_COMPUTE, INT8_COMPUTE = 0, 4  # accuracy levels of MatMulNBits
 
 
-def opset_needed(use: WeightUse, rule: Rule, operator: str) -> int:
-    """The opset that this weight needs."""
+def opset_needed(use: WeightUse, rule: Rule, way: str) -> int:
+    """The opset that this weight needs; way: as in a Plan of `rewrite`."""
     recipe = rule.weights
-    if takes_nbits(use, recipe, operator):
+    if way == "nbits":
         return 1
-    groups = recipe.granularity == "group" and use.kind != "conv"
-    if groups or recipe.dtype not in ("int8", "uint8"):
+    if recipe.dtype not in ("int8", "uint8"):
+        return _NARROW
+    if way == "fold":
+        return _PER_CHANNEL
+    if recipe.granularity == "group" and use.kind != "conv":
         return _NARROW
     return _PER_CHANNEL if use.dtype == "float32" else _HALF_SCALES
 
 
-def apply_weight_only(store: CodeStore, use: WeightUse, rule: Rule, operator: str = "auto") -> StoredWeight:
+def apply_weight_only(store: CodeStore, use: WeightUse, rule: Rule, way: str) -> StoredWeight:
     """Let the node read codes. Raises Unsupported, before any change, where no operator can hold them.
 
-    operator: "dequantize", "matmul_nbits" (2, 4 and 8 bits in groups of 16, 32, 64, ...), or "auto": MatMulNBits for
-    such groups in MatMul and Gemm, DequantizeLinear otherwise.
+    way: "nbits", MatMulNBits; "fold", codes times scales, which the runtime multiplies once as it loads the model;
+    "weight", DequantizeLinear, or for embeddings a Gather of codes.
     """
-    nbits, needed = takes_nbits(use, rule.weights, operator), opset_needed(use, rule, operator)
+    needed = opset_needed(use, rule, way)
     if store.graph.opset < needed:
         raise Unsupported(f"needs opset {needed}, and the model cannot be raised from {store.graph.opset}")
-    if rule.weights.dtype in ("int2", "uint2") and not nbits:
+    if rule.weights.dtype in ("int2", "uint2") and way != "nbits":
         raise Unsupported("2 bits are for MatMulNBits only: MatMul or Gemm with groups of 16, 32, 64, ...")
+    if way == "fold":
+        stored = store.put(use, rule.weights, home=store.graph.proto.graph)
+        by_columns = stored.is_matrix and use.channel_axis == 1
+        store.graph.replace_input(use.node, use.input_index, stored.as_float(by_columns))
+        return stored
     if use.kind == "embedding":
         return _embedding(store, use, rule.weights)
-    if not nbits and operator != "dequantize":
-        return fold(store, use, rule.weights)
     stored = store.put(use, rule.weights)
-    if nbits:
+    if way == "nbits":
         level = INT8_COMPUTE if rule.activations is not None else FLOAT_COMPUTE
         _matmul_nbits(store.graph, use, stored, level)
     else:
         _dequantize(store.graph, use, stored)
-    return stored
-
-
-def fold(store: CodeStore, use: WeightUse, recipe: WeightRecipe) -> StoredWeight:
-    """Let the node read codes times scales, which the runtime multiplies once as it loads the model."""
-    stored = store.put(use, recipe, home=store.graph.proto.graph)
-    by_columns = stored.is_matrix and use.channel_axis == 1
-    store.graph.replace_input(use.node, use.input_index, stored.as_float(by_columns))
     return stored
 
 

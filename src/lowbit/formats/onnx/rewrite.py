@@ -1,0 +1,265 @@
+"""A graph rewritten by a recipe: what is done to each weight, and the rows that say so.
+
+A weight can take several forms. What the recipe asks for comes first; "fold" stores codes and scales that the runtime
+multiplies once as it loads the model, so that the layer runs at the speed of float. `fastest` chooses by measurement.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lowbit.calibration.calibrator import tracked
+from lowbit.formats.onnx.code_store import CodeStore, StoredWeight
+from lowbit.formats.onnx.dynamic import OPSET as DYNAMIC_OPSET
+from lowbit.formats.onnx.dynamic import Dynamic, dynamic_note, why_not_dynamic
+from lowbit.formats.onnx.folding import fold_batch_norms
+from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.inference import check_model
+from lowbit.formats.onnx.model_file import byte_count
+from lowbit.formats.onnx.static import Ranges, quantize_static, why_not_static
+from lowbit.formats.onnx.weight_only import apply_weight_only, opset_needed, takes_nbits
+from lowbit.formats.onnx.weight_uses import WeightUse, quantized_uses, weights
+from lowbit.models import Histogram, Recipe, Rule, WeightRow
+from lowbit.models.recipe import KINDS
+from lowbit.models.weights import spread
+from lowbit.numerics.errors import Unsupported
+
+_MOST_HISTOGRAMS = 200
+
+
+class Plan(NamedTuple):
+    """What to do with one use of a weight."""
+
+    use: WeightUse
+    rule: Rule
+    way: str  # "static", "dynamic", "nbits", "weight" or "fold"; empty: it stays as it is
+    note: str = ""  # why it is folded although the recipe asks for more
+
+
+@dataclass
+class Rewritten:
+    """A graph after the work, and what is to be said of it. `plans` are in the order of the nodes of the source."""
+
+    graph: Graph
+    plans: Sequence[Plan]
+    rows: list[WeightRow]
+    notes: list[str]
+    histograms: list[Histogram] = field(default_factory=list)
+
+
+class Rewrite:
+    """Rewrites a model any number of times, each time with other forms for some of its weights."""
+
+    def __init__(
+        self, source: str | os.PathLike[str], recipe: Recipe, operator: str, data: Iterable[Any] | None, progress: bool
+    ) -> None:
+        self.source, self.recipe, self.operator = source, recipe, operator
+        self.data, self.progress = data, progress
+        self._ranges: Ranges = {}
+        self._made_names: set[str] = set()
+
+    def prepared(self) -> tuple[Graph, list[str]]:
+        """The model ready for quantization, with a name for every node, and notes."""
+        graph = Graph.load(self.source)
+        check_model(graph.proto, os.fspath(self.source))
+        self._made_names = _name_nodes(graph)
+        folded = fold_batch_norms(graph)
+        return graph, [f"{folded} batch normalisations folded into the layer before them"] if folded else []
+
+    def plans(self, graph: Graph, folded: Mapping[int, str] | None = None) -> list[Plan]:
+        """A plan for each use of a weight, in the order of the nodes. folded: why some, by number, are folded."""
+        found = []
+        for i, use in enumerate(weights(graph)):
+            if use.kind in KINDS:
+                name, *aliases = self.names_of(use)
+                rule = self.recipe.rule(name, use.kind, use.elements, aliases=aliases)
+            else:
+                rule = Rule(self.recipe.weights, None, use.why_not)
+            why = (folded or {}).get(i, "")
+            found.append(Plan(use, rule, "fold" if why else self._way(graph, use, rule), why))
+        return found
+
+    def names_of(self, use: WeightUse) -> list[str]:
+        """What recipes may call it: exporters often name the layer well and the weight not at all."""
+        layer = str(use.node.name)
+        return [use.name] if layer in self._made_names else [use.name, layer]
+
+    def _way(self, graph: Graph, use: WeightUse, rule: Rule) -> str:
+        a = rule.activations
+        if use.why_not or rule.skip:
+            return ""
+        if a is not None and not why_float(graph, use, rule):
+            return "dynamic" if a.dynamic else "static"
+        if use.kind == "embedding" or self.operator == "dequantize":
+            return "weight"
+        return "nbits" if takes_nbits(use, rule.weights, self.operator) else "fold"
+
+    def done(self, folded: Mapping[int, str] | None = None) -> Rewritten:
+        """The rewritten model. folded: why some weights, by number of their plan, are folded."""
+        graph, notes = self.prepared()
+        _raise_opset(graph, self.plans(graph, folded), notes)
+        plans, came_quantized = self.plans(graph, folded), quantized_uses(graph)
+        work = _Work(graph, self.operator, plans, self._ranges)
+        rows = work.done(self.data, self.progress and folded is None)
+        came = {u.name: _left_row(u, False, _stored_bytes(graph, u.name)) for u in came_quantized}
+        rows += came.values()
+        notes += _notes_on([p.use for p in plans], len(came), rows)
+        graph.remove_unused()
+        return Rewritten(graph, plans, rows, notes, work.histograms())
+
+
+def why_float(graph: Graph, use: WeightUse, rule: Rule) -> str:
+    """Why the activations that this weight is multiplied with stay float, or an empty string."""
+    assert rule.activations is not None
+    return why_not_dynamic(use, rule) if rule.activations.dynamic else why_not_static(graph, use, rule)
+
+
+class _Work:
+    """Rewrite the graph for each weight, and keep the rows and histograms of the report."""
+
+    def __init__(self, graph: Graph, operator: str, plans: Sequence[Plan], ranges: Ranges) -> None:
+        self.graph, self.operator, self.plans, self.ranges = graph, operator, plans, ranges
+        self.sizes = {p.use.name: _stored_bytes(graph, p.use.name) for p in plans}
+        self.store = CodeStore(graph)
+        self.dynamic = Dynamic(self.store)
+        self._spreads: dict[str, tuple[int, Histogram]] = {}
+        self._static: Sequence[Histogram] = ()
+
+    def done(self, data: Iterable[Any] | None, progress: bool) -> list[WeightRow]:
+        """A row for each weight, however many nodes read it."""
+        rows: dict[int, WeightRow] = {}
+        at: dict[str, list[int]] = {}
+        for i, plan in enumerate(self.plans):
+            at.setdefault(plan.way, []).append(i)
+        for i in at.pop("", ()):
+            use, rule = self.plans[i][:2]
+            asked = use.kind in KINDS and not rule.skip and not use.why_not.startswith("its layer came")
+            rows[i] = _left_row(use, asked, self.sizes[use.name], rule.skip)
+        if static := at.pop("static", ()):
+            given = [self.plans[i][:2] for i in static]
+            found, self._static = quantize_static(self.graph, given, data, progress, self.ranges)
+            rows |= zip(static, found, strict=True)
+        # Integer matrix products first: an embedding tied to one takes its codes.
+        others = at.pop("dynamic", []) + sorted(i for way in at.values() for i in way)
+        for i in tracked(others, "Quantizing", progress):
+            plan = self.plans[i]
+            try:
+                rows[i] = self._dynamic_row(plan) if plan.way == "dynamic" else self._weight_only_row(plan)
+            except Unsupported as error:
+                rows[i] = _left_row(plan.use, True, self.sizes[plan.use.name], str(error))
+        by_name: dict[str, list[WeightRow]] = {}
+        for i, plan in enumerate(self.plans):
+            by_name.setdefault(plan.use.name, []).append(rows[i])
+        return [_one_row(same, self.store.bytes_of(name)) for name, same in by_name.items()]
+
+    def _dynamic_row(self, plan: Plan) -> WeightRow:
+        w = self.dynamic.apply(plan.use, plan.rule)
+        return self._row(plan.use, w, "uint8 asymmetric, dynamic per tensor", dynamic_note(plan.rule))
+
+    def _weight_only_row(self, plan: Plan) -> WeightRow:
+        use, rule, way, why = plan
+        a = rule.activations
+        # MatMulNBits rounds activations itself: dynamic ones, with weights in groups.
+        in_blocks = way != "fold" and a is not None and a.dynamic and rule.weights.granularity == "group"
+        w = apply_weight_only(self.store, use, rule if in_blocks else Rule(rule.weights, None), way)
+        notes, activations = [w.note, why], ""
+        if self.operator == "matmul_nbits" and use.kind == "linear" and not takes_nbits(use, rule.weights):
+            notes.append("MatMulNBits takes groups of 16, 32, 64, ...")
+        if in_blocks and use.kind == "linear":
+            activations = "int8 in blocks, by MatMulNBits"
+        elif a is not None and use.kind != "embedding" and not why:
+            notes.append(f"activations stay float: {why_float(self.graph, use, rule)}")
+        return self._row(use, w, activations, "; ".join(filter(None, notes)))
+
+    def _row(self, use: WeightUse, w: StoredWeight, activations: str, note: str) -> WeightRow:
+        value = np.asarray(use.value(self.graph))
+        seen = value if not w.is_matrix or use.channel_axis == 0 else value.T
+        if use.name not in self._spreads:
+            self._spreads[use.name] = use.elements, spread(use.name, seen, w.q.params)
+        sqnr = w.q.error(seen.astype(np.float32)).sqnr_db
+        before, how = self.sizes[use.name], str(w.recipe)
+        found = WeightRow(use.name, use.op, use.shape, use.dtype, how, bytes_before=before, sqnr_db=sqnr)
+        return replace(found, activations=activations, note=note)
+
+    def histograms(self) -> list[Histogram]:
+        largest = sorted(self._spreads.values(), key=lambda s: -s[0])[:_MOST_HISTOGRAMS]
+        return [h for _, h in largest] + list(self._static)
+
+
+def _stored_bytes(graph: Graph, name: str) -> int:
+    stored = graph.initializer(name)
+    return 0 if stored is None else byte_count(stored)
+
+
+def _left_row(use: WeightUse, asked: bool, size: int, why: str = "") -> WeightRow:
+    why = why or use.why_not
+    return WeightRow(use.name, use.op, use.shape, use.dtype, "", why, asked, bytes_before=size, bytes_after=size)
+
+
+def _one_row(same: Sequence[WeightRow], stored: int) -> WeightRow:
+    """One row for a weight that several nodes read, from theirs; stored: the bytes of all its codes."""
+    treated = [r for r in same if r.treated]
+    if not treated:
+        return next((r for r in same if r.skipped), same[0])
+    first = treated[0]
+    size = stored or sum({r.how: r.bytes_after for r in treated}.values())
+    notes = [n for n in dict.fromkeys(r.note for r in treated) if n]
+    left = next((r for r in same if not r.treated), None)
+    if left is not None:
+        size += first.bytes_before
+        notes.append(f"{left.kind} reads it as float: {left.why_not}")
+    if len(same) > 1:
+        notes.append(f"read by {len(same)} nodes")
+    kinds = "+".join(dict.fromkeys(r.kind for r in same))
+    return replace(first, kind=kinds, bytes_after=size, note="; ".join(notes))
+
+
+def _notes_on(uses: Sequence[WeightUse], came_quantized: int, rows: Sequence[WeightRow]) -> list[str]:
+    notes = []
+    layers = [u for u in uses if u.kind in KINDS and not u.why_not]
+    if came_quantized:
+        left = f"{came_quantized} weights came quantized and are left as they are"
+        notes.append(left if layers else f"the model is quantized already: {left}")
+    if any(u.in_body for u in uses if not u.why_not):
+        notes.append("some weights are inside the body of an If, Loop or Scan; they are treated there")
+    if not uses and not came_quantized:
+        notes.append("no float weight of two or more dimensions in the model")
+    elif not any(r.treated for r in rows):
+        notes.append("nothing was changed")
+    return notes
+
+
+def _raise_opset(graph: Graph, plans: Sequence[Plan], notes: list[str]) -> None:
+    """Raise the model to the opset that its weights need, before any node of it is held."""
+    needed = 1
+    for plan in plans:
+        if plan.way:
+            needed = max(
+                needed, DYNAMIC_OPSET if plan.way == "dynamic" else opset_needed(plan.use, plan.rule, plan.way)
+            )
+    came = graph.opset
+    for opset in sorted({needed, min(needed, 13)}, reverse=True):
+        try:
+            graph.raise_opset(opset)
+            break
+        except Unsupported as error:
+            notes.append(f"the model stays below opset {opset}: {error}")
+    if graph.opset != came:
+        notes.append(f"opset raised from {came} to {graph.opset}")
+
+
+def _name_nodes(graph: Graph) -> set[str]:
+    """Give every node a name of its own, which the runtime's profile tells it by; returns the new ones."""
+    taken: set[str] = set()
+    made = set()
+    for node in graph.all_nodes:
+        if not node.name or node.name in taken:
+            node.name = graph.fresh(f"{node.name or node.op_type}_{node.output[0] if node.output else ''}")
+            made.add(node.name)
+        taken.add(node.name)
+    return made
