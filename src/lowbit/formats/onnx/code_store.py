@@ -47,6 +47,7 @@ class StoredWeight:
     element: Any  # the float type of the model
     is_matrix: bool
     home: GraphProto  # of its readers: ONNX Runtime does not load bodies that read codes from outside
+    layout: Any = None  # in comparison with the stored constant; None: the values differ from it
     steps: Array | None = None  # distinct scales, where scales are stored as one byte each
     note: str = ""
     bytes: int = 0
@@ -193,15 +194,12 @@ class CodeStore:
         home: the graph or body that holds them, by default the reader's. Groups are along the inputs of a matrix; other
         weights get one scale per channel, and a note.
         """
-        is_matrix, note = len(use.shape) == 2 and use.kind != "conv", ""
+        is_matrix, note = _is_matrix(use), ""
         if recipe.granularity == "group" and not is_matrix:
             recipe = dataclasses.replace(recipe, group_size=None, granularity="channel")
             note = "groups are for matrices; one scale per channel"
-        turns = tuple(tuple(a.ints) for s in use.steps if s.op_type == "Transpose" for a in s.attribute)
-        is_turned = (sum(s.op_type == "Transpose" for s in use.steps) + use.channel_axis) % 2
-        layout = is_turned if is_matrix else (turns, use.channel_axis)
         home = self.graph.home(use.node) if home is None else home
-        key = (use.name, recipe, use.dtype, layout, id(home))
+        key = self._key(use, recipe, home)
         if key in self._stored:
             return self._stored[key]
         value = np.asarray(use.value(self.graph))
@@ -224,12 +222,68 @@ class CodeStore:
             scale = np.maximum(scale.astype(np.float16).astype(np.float32), least)
         if not np.array_equal(scale, q.params.scale):
             q = quantize(wide, params=q.params.replace(scale=np.asarray(scale, np.float32)))
-        made = self._stored[key] = StoredWeight(self.graph, use.name, recipe, q, element, is_matrix, home, steps, note)
+        made = self._stored[key] = StoredWeight(
+            self.graph, use.name, recipe, q, element, is_matrix, home, _layout(use), steps, note
+        )
         return made
+
+    def put_exact(self, use: WeightUse, recipe: WeightRecipe, q: QuantizedTensor, is_own: bool = False) -> StoredWeight:
+        """The codes of a weight that were computed elsewhere, in the shape its node reads. Those of the same weight
+        that are the same are stored once. is_own: nothing else reads this value of the weight."""
+        home, is_matrix = self.graph.home(use.node), _is_matrix(use)
+        key: Any = (id(use.node),) if is_own else self._key(use, recipe, home)
+        if is_matrix and use.channel_axis == 1:
+            axis = None if q.params.axis is None else 0
+            q = QuantizedTensor.from_codes(np.ascontiguousarray(q.unpack().T), q.params.replace(axis=axis))
+        while key in self._stored and not _same(self._stored[key].q, q):
+            key = (key, "another scale")
+        if key not in self._stored:
+            layout = None if is_own else _layout(use)
+            made = StoredWeight(self.graph, use.name, recipe, q, np.dtype(np.float32), is_matrix, home, layout)
+            self._stored[key] = made
+        return self._stored[key]
+
+    def _key(self, use: WeightUse, recipe: WeightRecipe, home: GraphProto) -> Any:
+        return use.name, recipe, use.dtype, _layout(use), id(home)
+
+    def share_with_floats(self) -> set[str]:
+        """Let all other readers of a stored weight read its codes as floats, so that the file holds it once; returns
+        the names of the weights that had such readers."""
+        shared = set()
+        for w in list(self._stored.values()):
+            left = [] if w.home is not self.graph.proto.graph else self.graph.consumers(w.name)
+            stored = self.graph.initializer(w.name)
+            if not left or stored is None or self.graph.may_be_given(w.name) or self.graph.is_graph_output(w.name):
+                continue
+            if w.layout not in (0, 1) if w.is_matrix else w.layout != ((), w.q.params.axis):
+                continue
+            if helper.tensor_dtype_to_np_dtype(stored.data_type) != w.element:
+                continue
+            view = w.as_float(by_columns=w.is_matrix and w.layout == 1)
+            for reader, index in left:
+                self.graph.replace_input(reader, index, view)
+            shared.add(w.name)
+        return shared
 
     def bytes_of(self, name: str) -> int:
         """The bytes of all codes and scales of a weight."""
         return sum(w.bytes for w in self._stored.values() if w.name == name)
+
+
+def _is_matrix(use: WeightUse) -> bool:
+    return len(use.shape) == 2 and use.kind != "conv"
+
+
+def _layout(use: WeightUse) -> Any:
+    """How codes lie in comparison with the stored constant: for a matrix, 1 where they are turned."""
+    turns = tuple(tuple(a.ints) for s in use.steps if s.op_type == "Transpose" for a in s.attribute)
+    is_turned = (sum(s.op_type == "Transpose" for s in use.steps) + use.channel_axis) % 2
+    return is_turned if _is_matrix(use) else (turns, use.channel_axis)
+
+
+def _same(a: QuantizedTensor, b: QuantizedTensor) -> bool:
+    """Whether two tensors of the same values have the same params, and so the same codes."""
+    return np.array_equal(a.params.scale, b.params.scale) and np.array_equal(a.params.zero_point, b.params.zero_point)
 
 
 def _scale_steps(rows: Array, scale: Array) -> Array:

@@ -142,7 +142,7 @@ class _Work:
             rows[i] = _left_row(use, asked, self.sizes[use.name], rule.skip)
         if static := at.pop("static", ()):
             given = [self.plans[i][:2] for i in static]
-            found, self._static = quantize_static(self.graph, given, data, progress, self.ranges)
+            found, self._static = quantize_static(self.store, given, data, progress, self.ranges)
             rows |= zip(static, found, strict=True)
         # Integer matrix products first: an embedding tied to one takes its codes.
         others = at.pop("dynamic", []) + sorted(i for way in at.values() for i in way)
@@ -152,10 +152,11 @@ class _Work:
                 rows[i] = self._dynamic_row(plan) if plan.way == "dynamic" else self._weight_only_row(plan)
             except Unsupported as error:
                 rows[i] = _left_row(plan.use, True, self.sizes[plan.use.name], str(error))
+        shared = self.store.share_with_floats()
         by_name: dict[str, list[WeightRow]] = {}
         for i, plan in enumerate(self.plans):
             by_name.setdefault(plan.use.name, []).append(rows[i])
-        return [_one_row(same, self.store.bytes_of(name)) for name, same in by_name.items()]
+        return [_one_row(same, self.store.bytes_of(name), name in shared) for name, same in by_name.items()]
 
     def _dynamic_row(self, plan: Plan) -> WeightRow:
         w = self.dynamic.apply(plan.use, plan.rule)
@@ -201,22 +202,22 @@ def _left_row(use: WeightUse, asked: bool, size: int, why: str = "") -> WeightRo
     return WeightRow(use.name, use.op, use.shape, use.dtype, "", why, asked, bytes_before=size, bytes_after=size)
 
 
-def _one_row(same: Sequence[WeightRow], stored: int) -> WeightRow:
-    """One row for a weight that several nodes read, from theirs; stored: the bytes of all its codes."""
+def _one_row(same: Sequence[WeightRow], stored: int, is_shared: bool) -> WeightRow:
+    """One row for a weight that several nodes read, from theirs; stored: the bytes of all its codes. is_shared: nodes
+    that take floats read the codes, too."""
     treated = [r for r in same if r.treated]
     if not treated:
         return next((r for r in same if r.skipped), same[0])
     first = treated[0]
-    size = stored or sum({r.how: r.bytes_after for r in treated}.values())
     notes = [n for n in dict.fromkeys(r.note for r in treated) if n]
     left = next((r for r in same if not r.treated), None)
     if left is not None:
-        size += first.bytes_before
-        notes.append(f"{left.kind} reads it as float: {left.why_not}")
+        stored += 0 if is_shared else first.bytes_before
+        notes.append(f"{left.kind} reads {'its codes as floats' if is_shared else 'it as float'}: {left.why_not}")
     if len(same) > 1:
         notes.append(f"read by {len(same)} nodes")
     kinds = "+".join(dict.fromkeys(r.kind for r in same))
-    return replace(first, kind=kinds, bytes_after=size, note="; ".join(notes))
+    return replace(first, kind=kinds, bytes_after=stored, note="; ".join(notes))
 
 
 def _notes_on(uses: Sequence[WeightUse], came_quantized: int, rows: Sequence[WeightRow]) -> list[str]:

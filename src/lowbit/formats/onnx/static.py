@@ -15,7 +15,7 @@ import numpy.typing as npt
 from onnx import helper
 
 from lowbit.calibration import Calibrator
-from lowbit.formats.onnx.code_store import is_int8
+from lowbit.formats.onnx.code_store import CodeStore, is_int8
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.model_file import drop
 from lowbit.formats.onnx.observe import observe
@@ -52,7 +52,7 @@ def why_not_static(graph: Graph, use: WeightUse, rule: Rule) -> str:
 
 
 def quantize_static(
-    graph: Graph,
+    store: CodeStore,
     uses: Sequence[tuple[WeightUse, Rule]],
     data: Iterable[Any] | None,
     progress: bool = True,
@@ -66,6 +66,7 @@ def quantize_static(
     """
     if data is None:
         raise InvalidProblem("data: none; static activations need ranges, so give batches, or use dynamic ones")
+    graph = store.graph
     graph.raise_opset(OPSET)
     uses = [(_with_bias(graph, use), rule) for use, rule in uses]
     for use, _ in uses:
@@ -84,7 +85,7 @@ def quantize_static(
         # With fewer weights a tensor may be quantized for itself: nodes that move its elements keep the range.
         ranges |= {name: ranges[found.root(name)] for name in found.readers}
     params = {name: ranges[name][0] for name in roots}
-    done = [_weight(graph, use, rule, params[found.root(use.node.input[0])]) for use, rule in uses]
+    done = [_weight(store, use, rule, params[found.root(use.node.input[0])]) for use, rule in uses]
     stored = {}
     for name, p in params.items():
         scale = graph.add_constant(f"{name}_scale", np.asarray(p.scale, np.float32).reshape(()))
@@ -104,7 +105,6 @@ def _params(seen: Mapping[str, Calibrator], name: str, recipe: ActivationRecipe 
 
 
 def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, str]) -> None:
-    """Quantize and dequantize a tensor for its readers; stored: the names of its scale and zero point."""
     node, readers = graph.producer(name), found.readers[name]
     codes, exact, rounded = graph.fresh(f"{name}_codes"), name, graph.fresh(f"{name}_rounded")
     if name in found.inside and graph.is_graph_output(name):  # graph outputs keep their name
@@ -120,39 +120,33 @@ def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, s
         graph.replace_input(reader, index, rounded)
 
 
-def _weight(graph: Graph, use: WeightUse, rule: Rule, x: QuantizationParams) -> tuple[WeightRow, Histogram]:
-    """Quantize a weight and, to int32, a bias of one value per channel; x: the params of the activation."""
-    weight, note = _value(graph, use), ""
+def _weight(store: CodeStore, use: WeightUse, rule: Rule, x: QuantizationParams) -> tuple[WeightRow, Histogram]:
+    graph, note = store.graph, ""
+    weight = _value(graph, use)
     bias_name = use.node.input[2] if use.op in ("Conv", "Gemm") and len(use.node.input) > 2 else ""
     bias = graph.constant(bias_name) if bias_name else None
     if bias_name and bias is None:
         note = "its bias is computed and stays float"
     elif bias is not None and bias.shape != (weight.shape[use.channel_axis],):  # a Gemm's bias may differ between rows
         note, bias = f"its bias of shape {bias.shape} stays float", None
-    q = _codes(use, rule, weight, bias, float(x.scale))
-    scale, stored = np.asarray(q.params.scale, np.float32), q.nbytes
-    zero = np.broadcast_to(np.asarray(q.params.zero_point), scale.shape).astype(q.params.dtype.code_dtype)
-    name = graph.add_constant(f"{use.name}_codes", q.unpack())
-    _dequantize(graph, use, use.input_index, name, name, scale, zero)
+    is_own = use.node.input[use.input_index] not in (use.name, *(s.output[0] for s in use.steps))  # scaled by alpha
+    w = store.put_exact(use, rule.weights, _codes(use, rule, weight, bias, float(x.scale)), is_own)
+    scale = np.asarray(w.q.params.scale, np.float32)
+    inputs = [w.codes(w.is_matrix and use.channel_axis == 1), w.scale()]
+    # ONNX Runtime fuses a Gemm only with an explicit zero point.
+    inputs += [w.zero_point()] if use.op == "Gemm" or w.has_zero_point else []
+    _dequantize(graph, use, use.input_index, use.name, inputs, use.channel_axis if scale.ndim else None)
     if bias is not None:  # int32, with the scale of the accumulator
         unit = scale * np.float32(x.scale)
         codes = np.rint(bias.astype(np.float64) / unit.astype(np.float64)).astype(np.int32)
-        name = graph.add_constant(f"{bias_name}_codes", codes)
-        _dequantize(graph, use, 2, name, bias_name, unit, np.zeros(unit.shape, np.int32))
-        stored += codes.nbytes + unit.nbytes * (2 if use.op == "Gemm" else 1)
-    row = WeightRow(
-        use.name,
-        use.op,
-        tuple(weight.shape),
-        str(weight.dtype),
-        str(rule.weights),
-        bytes_before=weight.nbytes,
-        bytes_after=stored,
-        sqnr_db=q.error(weight).sqnr_db,
-        activations=str(rule.activations),
-        note=note,
-    )
-    return row, spread(use.name, weight, q.params)
+        inputs = [graph.add_constant(f"{bias_name}_{label}", a) for label, a in (("codes", codes), ("scale", unit))]
+        if use.op == "Gemm":
+            inputs.append(graph.add_constant(f"{bias_name}_zero_point", np.zeros(unit.shape, np.int32)))
+        _dequantize(graph, use, 2, bias_name, inputs, 0 if scale.ndim else None)
+    row = WeightRow(use.name, use.op, tuple(weight.shape), str(weight.dtype), str(rule.weights), note=note)
+    seen = weight.T if w.is_matrix and use.channel_axis == 1 else weight
+    row = replace(row, bytes_before=weight.nbytes, bytes_after=w.bytes, sqnr_db=w.q.error(seen).sqnr_db)
+    return replace(row, activations=str(rule.activations)), spread(use.name, seen, w.q.params)
 
 
 def _value(graph: Graph, use: WeightUse) -> Array:
@@ -178,15 +172,9 @@ def _codes(use: WeightUse, rule: Rule, weight: Array, bias: Array | None, x_scal
     return quantize(weight, params=p.replace(scale=scale))
 
 
-def _dequantize(
-    graph: Graph, use: WeightUse, index: int, codes: str, name: str, scale: Array, zero_point: Array
-) -> None:
-    """Let the node read codes with scales along its channels; other constants are named after `name`."""
-    inputs = [codes, graph.add_constant(f"{name}_scale", scale)]
-    # ONNX Runtime fuses a Gemm only with an explicit zero point.
-    if use.op == "Gemm" or zero_point.any():
-        inputs.append(graph.add_constant(f"{name}_zero_point", zero_point))
-    options = {"axis": use.channel_axis if index == use.input_index else 0} if scale.ndim else {}
+def _dequantize(graph: Graph, use: WeightUse, index: int, name: str, inputs: Sequence[str], axis: int | None) -> None:
+    """Let the node read codes with scales along an axis, or one scale."""
+    options = {} if axis is None else {"axis": axis}
     graph.dequantize_input(use.node, index, f"{name}_dequantized", inputs, **options)
 
 
