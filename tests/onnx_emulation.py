@@ -175,7 +175,14 @@ def _gather_blocks(node: NodeProto, inputs: Inputs) -> list[Array]:
     return [table.astype(scale.dtype)[indices]]
 
 
+def _cast(node: NodeProto, inputs: Inputs) -> list[Array]:
+    """Here, as the runtime takes no arrays of 4 bits."""
+    to = next(a.i for a in node.attribute if a.name == "to")
+    return [_given(inputs, 0).astype(helper.tensor_dtype_to_np_dtype(to))]
+
+
 _OWN: dict[str, Callable[[NodeProto, Inputs], list[Array]]] = {
+    "Cast": _cast,
     "QuantizeLinear": _quantize,
     "DequantizeLinear": _dequantize,
     "DynamicQuantizeLinear": _dynamic_quantize,

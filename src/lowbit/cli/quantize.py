@@ -52,7 +52,20 @@ _SKIP = Annotated[
     list[str], typer.Option(help="Name of weights to leave float: a pattern or /regex/. Repeatable.", metavar="PATTERN")
 ]
 _OPERATOR = Annotated[
-    str, typer.Option(help="Operator for ONNX weights: auto, dequantize or matmul_nbits.", metavar="NAME")
+    str,
+    typer.Option(
+        help="How float layers of ONNX models read codes: fold (codes times scales, computed at load), dequantize, "
+        "matmul_nbits, or auto.",
+        metavar="NAME",
+    ),
+]
+_OPTIMIZE = Annotated[
+    str,
+    typer.Option(
+        help="balanced: layers that are slower than in float run in float, from codes. speed: so do those that are not "
+        "faster. size: layers are as the recipe asks. ONNX models only.",
+        metavar="NAME",
+    ),
 ]
 _STRICT = Annotated[bool, typer.Option("--strict", help="Fail if a weight that the recipe requests stays float.")]
 _OVERWRITE = Annotated[bool, typer.Option("--overwrite", help="Replace an existing target, even if it is the source.")]
@@ -81,6 +94,7 @@ def quantize(
     method: _METHOD = None,
     skip: _SKIP = [],  # noqa: B006
     operator: _OPERATOR = "auto",
+    optimize: _OPTIMIZE = "balanced",
     strict: _STRICT = False,
     overwrite: _OVERWRITE = False,
     resume: _RESUME = False,
@@ -106,7 +120,8 @@ def quantize(
         refuse_report(report, source, target, overwrite)
     options: dict[str, Any] = {"data": data, "batch_size": batch_size, "max_batches": max_batches, "metric": metric}
     options |= {"strict": strict, "overwrite": overwrite, "resume": resume, "allow_pickle": allow_pickle}
-    options |= {"external_data": external_data or "auto", "operator": operator, "progress": not as_json}
+    options |= {"external_data": external_data or "auto", "operator": operator, "optimize": optimize}
+    options |= {"progress": not as_json}
     made = quantize_file(source, target, changed, seconds=seconds, threads=tuple(threads), **options)
     with says_what_is_kept(target):
         if report is not None and report.suffix == ".json":
@@ -132,7 +147,7 @@ def _refuse_idle(ctx: typer.Context, source: Path, data: Path | None, seconds: f
     if kind_of(source) == "checkpoint":
         why = "checkpoints are quantized by their weights alone, and not run"
         refuse_given(ctx, why, "data", "batch_size", "max_batches", "metric", "threads", *timed)
-        refuse_given(ctx, "only ONNX models have it", "operator", "external_data")
+        refuse_given(ctx, "only ONNX models have it", "operator", "optimize", "external_data")
     else:
         refuse_given(ctx, "only checkpoints have it", "allow_pickle")
         if data is None:

@@ -33,7 +33,7 @@ def accuracy(path):
 
 
 def convert(source, target, r, **options):
-    return quantize_onnx(source, target, r, progress=False, **options)
+    return quantize_onnx(source, target, r, progress=False, **{"optimize": "size"} | options)
 
 
 # ---- the shipped network ------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from lowbit.models import WeightRecipe
 from lowbit.models.weights import quantize_weight
 from lowbit.numerics.errors import InvalidProblem
 from onnx_checks import converted, ops, recipe, relative, same_bits
-from onnx_emulation import exact_session
+from onnx_emulation import emulate, exact_session
 
 SETTINGS = {
     "int8": (recipe("int8"), 0.01), "int8 per tensor": (recipe("int8", granularity="tensor"), 0.02),
@@ -147,7 +147,11 @@ def test_float16_models_stay_float16(tmp_path, setting, operator):
     proto = made.product(dtype=np.float16)
     path, _ = converted(proto, tmp_path, r, operator=operator)
     feeds = {"x": made.normal(4, 64, dtype=np.float16)}
-    (y,) = same_bits(path, feeds)
+    if "Cast" in ops(path):  # the runtime multiplies in float32 as it loads the model, and need not round in between
+        (y,) = made.run(path, feeds)
+        assert relative(y, emulate(path, feeds)[0]) < 1e-3
+    else:
+        (y,) = same_bits(path, feeds)
     assert y.dtype == np.float16
     assert relative(y, made.run(proto, feeds)[0]) < 1.5 * bound
     scales = [t for t in onnx.load(path).graph.initializer if "scale" in t.name]
@@ -202,7 +206,7 @@ def test_weights_behind_steps_and_in_constant_nodes(tmp_path):
     proto = made.model(nodes, [made.info("x", ["m", 64])], [made.info("y", ["m", 32])])
     path, report = converted(proto, tmp_path, recipe("int8"))
     assert [r.name for r in report.treated] == ["stored"]
-    assert ops(path) == ["DequantizeLinear", "MatMul"]
+    assert ops(path) == ["Cast", "Mul", "Transpose", "MatMul"]
     (y,) = same_bits(path, {"x": made.normal(3, 64)})
     assert relative(y, made.normal(3, 64) @ w.T) < 0.02
 

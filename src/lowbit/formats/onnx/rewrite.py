@@ -152,6 +152,7 @@ class _Work:
                 rows[i] = self._dynamic_row(plan) if plan.way == "dynamic" else self._weight_only_row(plan)
             except Unsupported as error:
                 rows[i] = _left_row(plan.use, True, self.sizes[plan.use.name], str(error))
+        self.graph.remove_unused()  # what only reshaped a weight for a layer is no reader
         shared = self.store.share_with_floats()
         by_name: dict[str, list[WeightRow]] = {}
         for i, plan in enumerate(self.plans):

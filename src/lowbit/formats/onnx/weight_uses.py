@@ -38,6 +38,7 @@ CODE_INPUTS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
 _QUANTIZED = {op: inputs[0] for op, inputs in CODE_INPUTS.items()}
 _QUANTIZED |= {"QMoE": 2, "QuantizeLinear": 0, "DynamicQuantizeLinear": 0}
 _THROUGH = {"Transpose", "Identity", "Cast"}
+_DECODING = ("Cast", "Sub", "Mul", "Reshape", "Slice", "Transpose")  # codes into floats, as the runtime loads a model
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +97,8 @@ def weights(graph: Graph) -> list[WeightUse]:
     for node in graph.all_nodes:
         if node.op_type in _QUANTIZED or (node.op_type in _THROUGH and graph.consumers(node.output[0])):
             continue  # scales of quantized operators, and nodes that are looked through
+        if node.op_type == "Mul" and any(_is_decoded(graph, name) for name in node.input):
+            continue  # scales of folded weights
         uses = [_use(graph, node, index, tensor) for index, tensor in enumerate(node.input) if tensor]
         found += [use for use in uses if use is not None]
     readers = Counter(u.name for u in found)
@@ -106,17 +109,22 @@ def quantized_uses(graph: Graph) -> list[WeightUse]:
     """Weights that are already quantized: constants of integers or small floats that a quantized operator reads."""
     found = []
     for node in graph.all_nodes:
-        at = 0 if node.op_type == "Gather" else _QUANTIZED.get(node.op_type)  # a Gather of codes
+        folded = node.op_type == "Cast" and any(n.op_type in ("Mul", "Sub") for n, _ in graph.consumers(node.output[0]))
+        at = 0 if node.op_type == "Gather" or folded else _QUANTIZED.get(node.op_type)  # a Gather of codes
         if at is None or at >= len(node.input):
             continue
         stored = graph.initializer(node.input[at])
         if stored is None or len(stored.dims) < 2 or stored.data_type not in _CODES or stored.dims[-1] == 1:
             continue
         reader = node
-        if node.op_type == "DequantizeLinear":
-            reader = next((n for n, _ in graph.consumers(node.output[0])), node)
+        while reader.op_type in ("DequantizeLinear", *(_DECODING if folded else ())):
+            after = next((n for n, _ in graph.consumers(reader.output[0])), None)
+            if after is None:
+                break
+            reader = after
         shape, dtype = tuple(stored.dims), TensorProto.DataType.Name(stored.data_type).lower()
-        why_not, in_body = f"came quantized ({node.op_type})", graph.in_body(node)
+        why_not = f"came quantized ({'codes times scales' if folded else node.op_type})"
+        in_body = graph.in_body(node)
         use = WeightUse(node.input[at], reader, at, "other", reader.op_type, 0, shape, dtype, (), why_not, in_body)
         found.append(use)
     return found
@@ -137,6 +145,15 @@ def _use(graph: Graph, node: NodeProto, index: int, tensor: str) -> WeightUse | 
     why_not = why_not or _obstacle(graph, node, name, element)
     dtype = FLOATS.get(element, "not float")
     return WeightUse(name, node, index, kind, node.op_type, axis, shape, dtype, steps, why_not, graph.in_body(node))
+
+
+def _is_decoded(graph: Graph, name: str) -> bool:
+    """Whether a tensor is the codes of a weight as floats, less their zero points if any."""
+    node = graph.producer(name)
+    if node is not None and node.op_type == "Sub":
+        node = graph.producer(node.input[0])
+    stored = graph.initializer(node.input[0]) if node is not None and node.op_type == "Cast" else None
+    return stored is not None and stored.data_type in _CODES
 
 
 def _obstacle(graph: Graph, node: NodeProto, name: str, element: int) -> str:
