@@ -160,7 +160,7 @@ EFFECTIVE: tuple[tuple[str, str], ...] = (
     ("quantize m.onnx --data d.npz --seconds 0.01 --threads 2", "latency.0.threads=2"),
     ("quantize conv.onnx -r W8A16 --group-size 32", "rows.0.note=groups are for matrices; one scale per channel"),
     # what dynamic-int8 gives, since ONNX Runtime has no other way; the row says so
-    ("quantize m.onnx -r W8A8", "rows.0.note=activations uint8 per tensor, the only kind ONNX Runtime supports"),
+    ("quantize m.onnx -r W8A8 --optimize size", "rows.0.note=activations uint8 per tensor, the only kind ONNX Runtime supports"),
     ("quantize m.onnx --external-data", "treated=2"),
     ("quantize ck -o out --resume", "treated=1"),
     ("quantize ck -o out --skip lm_head -r W4A16", "treated=1"),  # the usual list, and the head is tied
@@ -265,13 +265,13 @@ def test_what_cannot_end_well_is_found_before_work(
     from lowbit.bench import QuantizationBenchmarkSuite, survey
     from lowbit.calibration import Calibrator
     from lowbit.formats.compressed_tensors import convert as checkpoint
-    from lowbit.formats.onnx import convert, measure
+    from lowbit.formats.onnx import measure, rewrite
 
     def worked(*_: Any, **__: Any) -> None:
         raise AssertionError("work was begun")
 
     for module, name in (
-        (convert, "fold_batch_norms"), (measure, "open_session"), (checkpoint, "stream_shard"), (survey, "run_survey"),
+        (rewrite, "fold_batch_norms"), (measure, "open_session"), (checkpoint, "stream_shard"), (survey, "run_survey"),
         (QuantizationBenchmarkSuite, "run"), (Calibrator, "calibrate"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, worked)
@@ -359,10 +359,10 @@ def interrupt(*_: Any, **__: Any) -> None:
 
 
 def test_ctrl_c_says_that_nothing_was_written(run: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowbit.formats.onnx import convert
+    from lowbit.formats.onnx import rewrite
 
     before = sorted(here.iterdir())
-    monkeypatch.setattr(convert, "fold_batch_norms", interrupt)
+    monkeypatch.setattr(rewrite, "fold_batch_norms", interrupt)
     result = run("quantize", "m.onnx")
     assert (result.exit_code, result.stderr) == (130, "lowbit: interrupted; nothing was written\n")
     assert sorted(here.iterdir()) == before
