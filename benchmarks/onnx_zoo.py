@@ -1,4 +1,4 @@
-"""Small ONNX models, quantized here and by ONNX Runtime's own tools: weights reached, size, speed and SQNR side by side.
+"""Small ONNX models, quantized here and by ONNX Runtime's own tools: coverage, size, speed and SQNR side by side.
 
     python -m benchmarks.onnx_zoo [--only NAME,...] [--recipes W8A16,...] [--seconds S] [--json PATH]
 

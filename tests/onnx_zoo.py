@@ -301,7 +301,10 @@ def loop() -> Entry:
     info = helper.make_tensor_value_info
     body = helper.make_graph(
         nodes, "step",
-        [info("i", TensorProto.INT64, []), info("cond_in", flag, []), info("h_in", f, [1, 96]), info("w_in", f, [96, 96])],
+        [
+            info("i", TensorProto.INT64, []), info("cond_in", flag, []), info("h_in", f, [1, 96]),
+            info("w_in", f, [96, 96]),
+        ],
         [info("cond_out", flag, []), info("h_out", f, [1, 96]), info("w_out", f, [96, 96])],
     )  # fmt: skip
     times, go = b.constant(np.array(8, np.int64)), b.constant(np.array(True))

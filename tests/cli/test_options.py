@@ -160,7 +160,10 @@ EFFECTIVE: tuple[tuple[str, str], ...] = (
     ("quantize m.onnx --data d.npz --seconds 0.01 --threads 2", "latency.0.threads=2"),
     ("quantize conv.onnx -r W8A16 --group-size 32", "rows.0.note=groups are for matrices; one scale per channel"),
     # what dynamic-int8 gives, since ONNX Runtime has no other way; the row says so
-    ("quantize m.onnx -r W8A8 --optimize size", "rows.0.note=activations uint8 per tensor, the only kind ONNX Runtime supports"),
+    (
+        "quantize m.onnx -r W8A8 --optimize size",
+        "rows.0.note=activations uint8 per tensor, the only kind ONNX Runtime supports",
+    ),
     ("quantize m.onnx --external-data", "treated=2"),
     ("quantize ck -o out --resume", "treated=1"),
     ("quantize ck -o out --skip lm_head -r W4A16", "treated=1"),  # the usual list, and the head is tied

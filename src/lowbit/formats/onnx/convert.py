@@ -40,10 +40,12 @@ def quantize_onnx(
     """Write the model quantized by a recipe, and return a report with a row for each weight.
 
     recipe: what Recipe.of takes. data: batches for static activations, each a mapping from input names to arrays.
-    operator: how float layers read codes: "fold", "dequantize", "matmul_nbits" or "auto", which measures. optimize:
-    "balanced" folds what is slower than float otherwise, "speed" what is not faster, "size" nothing. strict: raises InvalidProblem where
-    something the recipe asks for cannot be done. The target is written only if onnx's full check passes and ONNX
-    Runtime loads the result with its default options.
+    optimize: "balanced" lets layers that are slower than in float compute in float, from the same codes; "speed" those
+    that are not faster, too; "size" none. ONNX Runtime is asked on the first batch, or on random inputs without data.
+    operator: how float layers read codes: "fold", codes times scales, which the runtime computes as it loads the model;
+    "dequantize"; "matmul_nbits"; or "auto". strict: raises InvalidProblem where something the recipe asks for cannot be
+    done. The target is written only if onnx's full check passes and ONNX Runtime loads the result with its default
+    options.
 
     >>> import tempfile
     >>> from importlib import resources
@@ -73,10 +75,9 @@ def quantize_onnx(
     after = made.graph.save(
         target, external_data=external_data, overwrite=overwrite, check=lambda path: _refuse_unusable(path, source)
     )
-    names_of_both = os.fspath(source), os.fspath(target)
-    report = ModelReport(*names_of_both, "onnx", recipe.to_dict(), made.rows, before, after, notes=notes)
+    report = ModelReport(os.fspath(source), os.fspath(target), "onnx", recipe.to_dict(), made.rows, before, after)
     spent = time.perf_counter() - begun
-    return report.but(histograms=made.histograms, seconds=spent, lowbit_version=__version__)
+    return report.but(histograms=made.histograms, notes=notes, seconds=spent, lowbit_version=__version__)
 
 
 def _check_options(

@@ -183,10 +183,17 @@ class _Work:
         seen = value if not w.is_matrix or use.channel_axis == 0 else value.T
         if use.name not in self._spreads:
             self._spreads[use.name] = use.elements, spread(use.name, seen, w.q.params)
-        sqnr = w.q.error(seen.astype(np.float32)).sqnr_db
-        before, how = self.sizes[use.name], str(w.recipe)
-        found = WeightRow(use.name, use.op, use.shape, use.dtype, how, bytes_before=before, sqnr_db=sqnr)
-        return replace(found, activations=activations, note=note)
+        return WeightRow(
+            use.name,
+            use.op,
+            use.shape,
+            use.dtype,
+            str(w.recipe),
+            bytes_before=self.sizes[use.name],
+            sqnr_db=w.q.error(seen.astype(np.float32)).sqnr_db,
+            activations=activations,
+            note=note,
+        )
 
     def histograms(self) -> list[Histogram]:
         largest = sorted(self._spreads.values(), key=lambda s: -s[0])[:_MOST_HISTOGRAMS]
@@ -199,6 +206,7 @@ def _stored_bytes(graph: Graph, name: str) -> int:
 
 
 def _left_row(use: WeightUse, asked: bool, size: int, why: str = "") -> WeightRow:
+    """The row of a weight that is not quantized; size: its bytes."""
     why = why or use.why_not
     return WeightRow(use.name, use.op, use.shape, use.dtype, "", why, asked, bytes_before=size, bytes_after=size)
 
@@ -222,6 +230,7 @@ def _one_row(same: Sequence[WeightRow], stored: int, is_shared: bool) -> WeightR
 
 
 def _notes_on(uses: Sequence[WeightUse], came_quantized: int, rows: Sequence[WeightRow]) -> list[str]:
+    """The notes on the whole model."""
     notes = []
     layers = [u for u in uses if u.kind in KINDS and not u.why_not]
     if came_quantized:

@@ -105,6 +105,7 @@ def _params(seen: Mapping[str, Calibrator], name: str, recipe: ActivationRecipe 
 
 
 def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, str]) -> None:
+    """Quantize and dequantize a tensor for its readers; stored: the names of its scale and zero point."""
     node, readers = graph.producer(name), found.readers[name]
     codes, exact, rounded = graph.fresh(f"{name}_codes"), name, graph.fresh(f"{name}_rounded")
     if name in found.inside and graph.is_graph_output(name):  # graph outputs keep their name
@@ -121,6 +122,7 @@ def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, s
 
 
 def _weight(store: CodeStore, use: WeightUse, rule: Rule, x: QuantizationParams) -> tuple[WeightRow, Histogram]:
+    """Quantize a weight and, to int32, a bias of one value per channel; x: the params of the activation."""
     graph, note = store.graph, ""
     weight = _value(graph, use)
     bias_name = use.node.input[2] if use.op in ("Conv", "Gemm") and len(use.node.input) > 2 else ""
@@ -143,10 +145,20 @@ def _weight(store: CodeStore, use: WeightUse, rule: Rule, x: QuantizationParams)
         if use.op == "Gemm":
             inputs.append(graph.add_constant(f"{bias_name}_zero_point", np.zeros(unit.shape, np.int32)))
         _dequantize(graph, use, 2, bias_name, inputs, 0 if scale.ndim else None)
-    row = WeightRow(use.name, use.op, tuple(weight.shape), str(weight.dtype), str(rule.weights), note=note)
     seen = weight.T if w.is_matrix and use.channel_axis == 1 else weight
-    row = replace(row, bytes_before=weight.nbytes, bytes_after=w.bytes, sqnr_db=w.q.error(seen).sqnr_db)
-    return replace(row, activations=str(rule.activations)), spread(use.name, seen, w.q.params)
+    row = WeightRow(
+        use.name,
+        use.op,
+        tuple(weight.shape),
+        str(weight.dtype),
+        str(rule.weights),
+        bytes_before=weight.nbytes,
+        bytes_after=w.bytes,
+        sqnr_db=w.q.error(seen).sqnr_db,
+        activations=str(rule.activations),
+        note=note,
+    )
+    return row, spread(use.name, seen, w.q.params)
 
 
 def _value(graph: Graph, use: WeightUse) -> Array:
