@@ -27,7 +27,8 @@ import onnxruntime
 from onnxruntime import quantization as theirs
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from benchmarks.before_after import _commit, _cpu
+import lowbit as lb
+from benchmarks.before_after import _commit
 from lowbit.bench.timing import measure
 from lowbit.formats.onnx.convert import quantize_onnx
 from lowbit.formats.onnx.measure import compare_outputs
@@ -58,7 +59,7 @@ def main() -> int:
                 print(_line(rows[-1]), flush=True)
     print("\n".join(summary(rows)))
     if options.json:
-        about = {"commit": _commit(Path(__file__).resolve().parents[1]), "cpu": _cpu(),
+        about = {"commit": _commit(Path(__file__).resolve().parents[1]), "cpu": lb.hardware().cpu,
                  "onnxruntime": onnxruntime.__version__}  # fmt: skip
         options.json.write_text(json.dumps({**about, "rows": rows}, indent=0) + "\n", encoding="utf-8")
     return 0
