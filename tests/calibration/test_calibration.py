@@ -23,6 +23,7 @@ from lowbit.calibration import (
     MovingAverage,
     Percentile,
     PercentileCalibrator,
+    methods,
     scores,
 )
 from lowbit.data import _conv3x3, load_digits_cnn
@@ -184,6 +185,19 @@ def test_entropy_finds_the_least_divergence(dtype, calibrators):
         others = scores.divergence(d, target, d.lo * shrink[0], d.hi * shrink[1])
     assert found <= others.min() * 1.05, "more than the score's own roughness"
     assert hi < d.hi, "heavy tails are clipped"
+
+
+def test_adaptive_tries_entropy_only_where_it_is_asked_for(calibrators, monkeypatch):
+    c = calibrators["normal"]
+    assert "entropy" in [m.method for m in c.statistics("int8").methods]
+    sought = []
+    monkeypatch.setattr(methods, "divergence", lambda d, t, lo, hi: sought.append(1) or scores.divergence(d, t, lo, hi))
+    c.calibrate("int8", method="adaptive")
+    assert not sought
+    assert "entropy" not in [m.method for m in c.choices[0].costs]
+    c.calibrate("int8", method=Adaptive(["mse", "entropy"]))
+    assert sought
+    assert {m.method for m in c.choices[0].costs} == {"mse", "entropy"}
 
 
 def test_an_outlier_does_not_blind_entropy(calibrators):

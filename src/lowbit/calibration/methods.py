@@ -189,18 +189,20 @@ class Custom(CalibrationMethod):
         return lo, hi
 
 
-_ALL = MinMax(), MovingAverage(), Percentile(99.9), Percentile(99.99), Entropy(), MSE()
+_TRIED = MinMax(), MovingAverage(), Percentile(99.9), Percentile(99.99), MSE()
+ALL_METHODS = *_TRIED, Entropy()
 
 
 @dataclass(frozen=True)
 class Adaptive(CalibrationMethod):
     """Tries the other methods at the target dtype and takes the one of least mean squared error.
 
+    Entropy is not among them unless given: its search takes several times as long as all others, for another aim.
     Errors come from the histogram and are checked against the sketch's sample. Where the two differ by more than
     chance allows, numbers are not uniform within bins (they may have been quantized before), and the sample decides.
     """
 
-    methods: Sequence[CalibrationMethod] = _ALL
+    methods: Sequence[CalibrationMethod] = _TRIED
     name: ClassVar[str] = "adaptive"
 
     def __post_init__(self) -> None:

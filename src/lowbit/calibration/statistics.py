@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.calibration.distribution import Distribution
-from lowbit.calibration.methods import Adaptive, MethodCost
+from lowbit.calibration.methods import ALL_METHODS, Adaptive, MethodCost
 from lowbit.calibration.scores import Target
 from lowbit.calibration.sketch import Sketch
 
@@ -79,7 +79,7 @@ class CalibrationStatistics:
 def statistics_of(sketch: Sketch, target: Target, index: int) -> CalibrationStatistics:
     """The statistics of one distribution of a sketch."""
     d = sketch.distribution(index)
-    choice = Adaptive().choose(d, target)
+    choice = Adaptive(ALL_METHODS).choose(d, target)
     far = _SIGMAS * d.std
     name = sketch.name if sketch.axis is None else f"{sketch.name}[{index}]"
     t = target.template
