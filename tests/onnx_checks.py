@@ -13,7 +13,7 @@ from onnx_emulation import emulate, exact_session
 
 def recipe(dtype="int8", group=None, scheme=None, granularity="channel", method="min_max"):
     scheme = scheme or ("asymmetric" if dtype.startswith("u") else "symmetric")
-    return Recipe("r", WeightRecipe(dtype, scheme, group, granularity, method), min_elements=1)
+    return Recipe("r", WeightRecipe(dtype, scheme, group, granularity, method), min_elements=1, protect=False)
 
 
 def converted(proto, tmp_path, r, **options):

@@ -125,6 +125,7 @@ class Rule:
     weights: WeightRecipe
     activations: ActivationRecipe | None
     skip: str = ""
+    is_named: bool = False  # whether an override says how, by the weight's name
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ class Recipe:
     overrides: tuple[Override, ...] = ()
     skip: tuple[str, ...] = ()
     min_elements: int = 1024  # smaller weights stay float
+    protect: bool = True  # of ONNX models at 4 bits: int8 for first, output and depthwise layers, small groups for Conv
 
     def __post_init__(self) -> None:
         _typed("name", self.name, str, "a text")
@@ -160,6 +162,7 @@ class Recipe:
         for pattern in self.skip:
             _compiled(pattern, "skip")
         _natural("min_elements", self.min_elements, 0)
+        _typed("protect", self.protect, bool, "true or false")
 
     @staticmethod
     def of(recipe: Recipe | str | os.PathLike[str] | Mapping[str, Any]) -> Recipe:
@@ -198,16 +201,17 @@ class Recipe:
         for pattern in self.skip:
             if any(map(_compiled(pattern).fullmatch, names)):
                 skip = f"the recipe skips {pattern!r}"
-        named = False
+        named = is_named = False
         for o in self.overrides:
             if any(map(o.matches, names)):
                 named = not o.skip
+                is_named = is_named or o.weights is not None
                 weights = o.weights or weights
                 activations = activations if isinstance(o.activations, str) else o.activations
                 skip = (o.reason or f"the recipe skips {o.match!r}") if o.skip else ""
         if not skip and not named and elements is not None and elements < self.min_elements:
             skip = f"{elements} elements; the recipe leaves weights below {self.min_elements}"
-        return Rule(weights, activations, skip)
+        return Rule(weights, activations, skip, is_named)
 
     def refuse_unmatched(self, weights: Iterable[Iterable[str]], others: Iterable[str] = ()) -> None:
         """Raise InvalidProblem, with the nearest names, where `skip` or an override matches nothing in a model.
@@ -258,14 +262,14 @@ def load_recipe(path: str | os.PathLike[str]) -> Recipe:
 
 
 def _from_mapping(m: Located) -> Recipe:
-    m.known("name", "preset", "weights", "activations", "kinds", "overrides", "skip", "min_elements")
+    m.known("name", "preset", "weights", "activations", "kinds", "overrides", "skip", "min_elements", "protect")
     base = Recipe()
     if "preset" in m:
         preset = _preset(m.typed("preset", str))
         if preset is None:
             raise m.error("preset", f"{shown(m.values['preset'])}; expected one of {', '.join(PRESETS)}")
         base = preset
-    changes = _settings(m, base) | _typed_fields(m, name=str, min_elements=int)
+    changes = _settings(m, base) | _typed_fields(m, name=str, min_elements=int, protect=bool)
     for name in ("kinds", "skip"):
         if name in m:
             changes[name] = tuple(m.texts(name))

@@ -19,7 +19,8 @@ from lowbit.formats.onnx.runtime import open_session, run_session
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
 OPTIMIZE = ("balanced", "speed", "size")
-_MEASURED = {"static", "dynamic", "nbits"}  # forms that may be slower than float; a folded one is not
+_MEASURED = {"static", "dynamic", "nbits", "weight"}  # forms that may be slower than float; a folded one is not
+_LEAST_LOSS = 0.005  # of the model's time, for a layer to count
 _LEAST = {"balanced": 0.97, "speed": 1.03}  # times the speed of float below which a layer is folded
 _ATTEMPTS = 6
 _SECONDS = 0.3  # of each comparison, for each model
@@ -146,11 +147,12 @@ def _losing(
     plans: Sequence[Plan], plain: Mapping[str, float], now: Mapping[str, float], least: float, share: float
 ) -> dict[int, str]:
     """Why plans, by number, are to be folded: those of the layers that lose most, up to a share of all that lose."""
-    loss = {}
+    loss, least_loss = {}, _LEAST_LOSS * sum(now.values())
     for plan in plans:
         name = plan.use.node.name
-        if plan.way in _MEASURED and plain.get(name, 0.0) < least * now.get(name, 0.0):
-            loss[name] = now[name] - plain[name]
+        lost = now.get(name, 0.0) - plain.get(name, 0.0) / least
+        if plan.way in _MEASURED and lost > least_loss:
+            loss[name] = lost
     worst = sorted(loss, key=lambda name: -loss[name])[: max(1, round(share * len(loss)))]
     return {
         i: f"{plan.way} took {now[plan.use.node.name] * 1e6:.0f} µs, float {plain[plan.use.node.name] * 1e6:.0f} µs"

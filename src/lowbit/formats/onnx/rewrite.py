@@ -21,6 +21,7 @@ from lowbit.formats.onnx.folding import fold_batch_norms
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.inference import check_model
 from lowbit.formats.onnx.model_file import byte_count
+from lowbit.formats.onnx.sensitive import adapted, spared
 from lowbit.formats.onnx.static import Ranges, quantize_static, why_not_static
 from lowbit.formats.onnx.weight_only import apply_weight_only, opset_needed, takes_nbits
 from lowbit.formats.onnx.weight_uses import WeightUse, quantized_uses, weights
@@ -38,7 +39,7 @@ class Plan(NamedTuple):
     use: WeightUse
     rule: Rule
     way: str  # "static", "dynamic", "nbits", "weight" or "fold"; empty: it stays as it is
-    note: str = ""  # why it is folded although the recipe asks for more
+    note: str = ""  # where this is not what the recipe asks for
 
 
 @dataclass
@@ -73,15 +74,19 @@ class Rewrite:
 
     def plans(self, graph: Graph, folded: Mapping[int, str] | None = None) -> list[Plan]:
         """A plan for each use of a weight, in the order of the nodes. folded: why some, by number, are folded."""
+        uses = weights(graph)
+        why_spared = spared(graph, uses) if self.recipe.protect else {}
         found = []
-        for i, use in enumerate(weights(graph)):
+        for i, use in enumerate(uses):
+            rule, note = Rule(self.recipe.weights, None, use.why_not), (folded or {}).get(i, "")
+            way = "fold" if note else ""
             if use.kind in KINDS:
                 name, *aliases = self.names_of(use)
                 rule = self.recipe.rule(name, use.kind, use.elements, aliases=aliases)
-            else:
-                rule = Rule(self.recipe.weights, None, use.why_not)
-            why = (folded or {}).get(i, "")
-            found.append(Plan(use, rule, "fold" if why else self._way(graph, use, rule), why))
+                if self.recipe.protect and not rule.is_named:
+                    rule, why = adapted(rule, use, why_spared.get(use.name, ""))
+                    note = _joined(note, why)
+            found.append(Plan(use, rule, way or self._way(graph, use, rule), note))
         return found
 
     def names_of(self, use: WeightUse) -> list[str]:
@@ -161,7 +166,9 @@ class _Work:
 
     def _dynamic_row(self, plan: Plan) -> WeightRow:
         w = self.dynamic.apply(plan.use, plan.rule)
-        return self._row(plan.use, w, "uint8 asymmetric, dynamic per tensor", dynamic_note(plan.rule))
+        return self._row(
+            plan.use, w, "uint8 asymmetric, dynamic per tensor", _joined(dynamic_note(plan.rule), plan.note)
+        )
 
     def _weight_only_row(self, plan: Plan) -> WeightRow:
         use, rule, way, why = plan
@@ -176,7 +183,7 @@ class _Work:
             activations = "int8 in blocks, by MatMulNBits"
         elif a is not None and use.kind != "embedding" and not why:
             notes.append(f"activations stay float: {why_float(self.graph, use, rule)}")
-        return self._row(use, w, activations, "; ".join(filter(None, notes)))
+        return self._row(use, w, activations, _joined(*notes))
 
     def _row(self, use: WeightUse, w: StoredWeight, activations: str, note: str) -> WeightRow:
         value = np.asarray(use.value(self.graph))
@@ -198,6 +205,10 @@ class _Work:
     def histograms(self) -> list[Histogram]:
         largest = sorted(self._spreads.values(), key=lambda s: -s[0])[:_MOST_HISTOGRAMS]
         return [h for _, h in largest] + list(self._static)
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 def _stored_bytes(graph: Graph, name: str) -> int:

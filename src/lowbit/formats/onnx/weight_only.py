@@ -134,21 +134,22 @@ def _embedding(store: CodeStore, use: WeightUse, recipe: WeightRecipe) -> Stored
         raise Unsupported(f"groups of {size}; an embedding takes 16, 32, 64, ...")
     long = use.shared == 1 and use.shape[0] >= _LONG and use.dtype == "float32" and recipe.granularity == "channel"
     w = store.put(use, recipe, stepped=long and blocks is None)
-    out, indices = node.output[0], node.input[1]
+    out = node.output[0]
     if blocks is None:
-        graph.replace(node, _gather_rows(graph, w, indices, out))
+        graph.replace(node, _gather_rows(graph, w, node, out))
     else:
-        graph.replace(node, _gather_blocks(graph, w, indices, out, blocks))
+        graph.replace(node, _gather_blocks(graph, w, node, out, blocks))
     return w
 
 
-def _gather_rows(graph: Graph, w: StoredWeight, indices: str, out: str) -> list[NodeProto]:
+def _gather_rows(graph: Graph, w: StoredWeight, gather: NodeProto, out: str) -> list[NodeProto]:
     """(codes[i] - zero[i]) * scale[i]"""
     made: list[NodeProto] = []
+    indices, layer = gather.input[1], gather.name or out
 
     def step(op: str, inputs: list[str], label: str, **options: Any) -> str:
         name = out if label == "" else graph.fresh(f"{out}_{label}")
-        made.append(helper.make_node(op, inputs, [name], name=graph.fresh(f"{out}_{label or 'row'}"), **options))
+        made.append(helper.make_node(op, inputs, [name], name=graph.fresh(f"{layer}_{label or 'row'}"), **options))
         return name
 
     codes = step("Gather", [w.codes(), indices], "codes", axis=0)
@@ -159,18 +160,18 @@ def _gather_rows(graph: Graph, w: StoredWeight, indices: str, out: str) -> list[
     row = step("Cast", [codes], "cast", to=element)
     if w.has_zero_point:
         zero = step("Gather", [w.zero_point("column"), indices], "zero", axis=0)
-        row = step("Sub", [row, step("Cast", [zero], "zero_cast", to=element)], "from_zero")
+        row = step("Sub", [row, step("Cast", [zero], "zero-cast", to=element)], "from-zero")
     if w.steps is None:
         scale = step("Gather", [w.scale("column"), indices], "scale", axis=0)
     else:
         which, steps = w.scale_steps()
-        at = step("Cast", [step("Gather", [which, indices], "step", axis=0)], "step_cast", to=TensorProto.INT32)
+        at = step("Cast", [step("Gather", [which, indices], "step", axis=0)], "step-cast", to=TensorProto.INT32)
         scale = step("Gather", [steps, at], "scale", axis=0)
     step("Mul", [row, scale], "")
     return made
 
 
-def _gather_blocks(graph: Graph, w: StoredWeight, indices: str, out: str, size: int) -> list[NodeProto]:
+def _gather_blocks(graph: Graph, w: StoredWeight, gather: NodeProto, out: str, size: int) -> list[NodeProto]:
     rows, columns = w.q.shape
     count = -(-columns // size)
     scale = np.broadcast_to(w.scale_array.reshape(rows, -1), (rows, count))
@@ -183,9 +184,9 @@ def _gather_blocks(graph: Graph, w: StoredWeight, indices: str, out: str, size: 
         options["bits"] = 8
     else:
         codes, zero = narrow(codes, w.recipe.dtype), narrow(zero, w.recipe.dtype)
-    inputs = [w.constant("blocks", codes), indices, w.constant("blocks_scale", scale)]
+    inputs = [w.constant("blocks", codes), gather.input[1], w.constant("blocks_scale", scale)]
     if bool((zero != 128).any()) if w.bits == 8 else w.has_zero_point:
         inputs.append(w.constant("blocks_zero", zero))
     graph.use_domain(MICROSOFT)
-    name = graph.fresh(f"{out}_blocks")
+    name = graph.fresh(f"{gather.name or out}_blocks")
     return [helper.make_node("GatherBlockQuantized", inputs, [out], name=name, domain=MICROSOFT, **options)]
