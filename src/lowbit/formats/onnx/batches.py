@@ -63,19 +63,13 @@ class GivenBatches:
         self._data = data
         self.kept = _KEPT if iter(data) is data else 0
         self._first: list[Any] = []
-        self._exhausted = False
 
     def __iter__(self) -> Iterator[Any]:
-        if not self.kept:
-            yield from self._data
-        elif self._exhausted:
-            yield from self._first
-        else:
-            self._exhausted = True
-            for batch in self._data:
-                if len(self._first) < self.kept:
-                    self._first.append(batch)
-                yield batch
+        yield from list(self._first)
+        for batch in self._data:  # of an iterator, those that no pass has read yet
+            if len(self._first) < self.kept:
+                self._first.append(batch)
+            yield batch
 
     feeds = __iter__
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,14 +30,24 @@ _ROUNDS = {"QuantizeLinear", "DynamicQuantizeLinear"}
 
 
 class Peeked:
-    """Batches as they were given; the first one that is read is kept."""
+    """Batches as they were given, the first of which can be looked at."""
 
     def __init__(self, data: Iterable[Any]) -> None:
         self._data = data
+        self._read: list[Any] = []  # of an iterator, what was looked at
         self.first: Any = None
 
+    def peek(self) -> Any:
+        """The first batch; None where there is none."""
+        if self.first is None:
+            left = iter(self._data)
+            self.first = next(left, None)
+            self._read = [self.first] if left is self._data and self.first is not None else []
+        return self.first
+
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._data:
+        read, self._read = self._read, []
+        for batch in itertools.chain(read, self._data):
             if self.first is None:
                 self.first = batch
             yield batch

@@ -70,7 +70,7 @@ def quantize_onnx(
     if strict:
         _refuse_skipped(made.rows)
     if optimize != "size" and operator == "auto":
-        made = fastest(rewrite, made, None if given is None else given.first, optimize)
+        made = fastest(rewrite, made, None if given is None else given.peek(), optimize)
     notes = made.notes + _lower_ir(made.graph)
     after = made.graph.save(
         target, external_data=external_data, overwrite=overwrite, check=lambda path: _refuse_unusable(path, source)
