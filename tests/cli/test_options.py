@@ -274,7 +274,7 @@ def test_what_cannot_end_well_is_found_before_work(
         raise AssertionError("work was begun")
 
     for module, name in (
-        (rewrite, "fold_batch_norms"), (measure, "open_session"), (checkpoint, "stream_shard"), (survey, "run_survey"),
+        (rewrite, "prepare"), (measure, "open_session"), (checkpoint, "stream_shard"), (survey, "run_survey"),
         (QuantizationBenchmarkSuite, "run"), (Calibrator, "calibrate"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, worked)
@@ -365,7 +365,7 @@ def test_ctrl_c_says_that_nothing_was_written(run: Any, here: Path, monkeypatch:
     from lowbit.formats.onnx import rewrite
 
     before = sorted(here.iterdir())
-    monkeypatch.setattr(rewrite, "fold_batch_norms", interrupt)
+    monkeypatch.setattr(rewrite, "prepare", interrupt)
     result = run("quantize", "m.onnx")
     assert (result.exit_code, result.stderr) == (130, "lowbit: interrupted; nothing was written\n")
     assert sorted(here.iterdir()) == before

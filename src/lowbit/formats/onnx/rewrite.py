@@ -17,10 +17,10 @@ from lowbit.calibration.calibrator import tracked
 from lowbit.formats.onnx.code_store import CodeStore, StoredWeight
 from lowbit.formats.onnx.dynamic import OPSET as DYNAMIC_OPSET
 from lowbit.formats.onnx.dynamic import Dynamic, dynamic_note, why_not_dynamic
-from lowbit.formats.onnx.folding import fold_batch_norms
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.inference import check_model
 from lowbit.formats.onnx.model_file import byte_count
+from lowbit.formats.onnx.prepare import prepare
 from lowbit.formats.onnx.sensitive import adapted, spared
 from lowbit.formats.onnx.static import Ranges, quantize_static, why_not_static
 from lowbit.formats.onnx.weight_only import apply_weight_only, opset_needed, takes_nbits
@@ -69,8 +69,7 @@ class Rewrite:
         graph = Graph.load(self.source)
         check_model(graph.proto, os.fspath(self.source))
         self._made_names = _name_nodes(graph)
-        folded = fold_batch_norms(graph)
-        return graph, [f"{folded} batch normalisations folded into the layer before them"] if folded else []
+        return graph, prepare(graph)
 
     def plans(self, graph: Graph, folded: Mapping[int, str] | None = None) -> list[Plan]:
         """A plan for each use of a weight, in the order of the nodes. folded: why some, by number, are folded."""

@@ -25,7 +25,7 @@ FLOATS: dict[int, str] = {
     TensorProto.DOUBLE: "float64",
 }
 # Types of codes.
-_CODES = {kind for kind, bits in BITS.items() if bits <= 8} - {TensorProto.BOOL}
+CODES = {kind for kind, bits in BITS.items() if bits <= 8} - {TensorProto.BOOL}
 # Operators on codes, and which inputs hold weights, scales and zero points.
 CODE_INPUTS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
     "DequantizeLinear": (0, (1,), (2,)), "MatMulNBits": (1, (2,), (3,)), "MatMulBnb4": (1, (2,), ()),
@@ -37,7 +37,7 @@ CODE_INPUTS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
 }  # fmt: skip
 _QUANTIZED = {op: inputs[0] for op, inputs in CODE_INPUTS.items()}
 _QUANTIZED |= {"QMoE": 2, "QuantizeLinear": 0, "DynamicQuantizeLinear": 0}
-_THROUGH = {"Transpose", "Identity", "Cast"}
+THROUGH = {"Transpose", "Identity", "Cast"}
 _DECODING = ("Cast", "Sub", "Mul", "Reshape", "Slice", "Transpose")  # codes into floats, as the runtime loads a model
 
 
@@ -95,7 +95,7 @@ def weights(graph: Graph) -> list[WeightUse]:
     """
     found: list[WeightUse] = []
     for node in graph.all_nodes:
-        if node.op_type in _QUANTIZED or (node.op_type in _THROUGH and graph.consumers(node.output[0])):
+        if node.op_type in _QUANTIZED or (node.op_type in THROUGH and graph.consumers(node.output[0])):
             continue  # scales of quantized operators, and nodes that are looked through
         if node.op_type == "Mul" and any(_is_decoded(graph, name) for name in node.input):
             continue  # scales of folded weights
@@ -114,7 +114,7 @@ def quantized_uses(graph: Graph) -> list[WeightUse]:
         if at is None or at >= len(node.input):
             continue
         stored = graph.initializer(node.input[at])
-        if stored is None or len(stored.dims) < 2 or stored.data_type not in _CODES or stored.dims[-1] == 1:
+        if stored is None or len(stored.dims) < 2 or stored.data_type not in CODES or stored.dims[-1] == 1:
             continue
         reader = node
         while reader.op_type in ("DequantizeLinear", *(_DECODING if folded else ())):
@@ -153,7 +153,7 @@ def _is_decoded(graph: Graph, name: str) -> bool:
     if node is not None and node.op_type == "Sub":
         node = graph.producer(node.input[0])
     stored = graph.initializer(node.input[0]) if node is not None and node.op_type == "Cast" else None
-    return stored is not None and stored.data_type in _CODES
+    return stored is not None and stored.data_type in CODES
 
 
 def _obstacle(graph: Graph, node: NodeProto, name: str, element: int) -> str:
@@ -176,7 +176,7 @@ def _origin(graph: Graph, tensor: str) -> tuple[str, tuple[NodeProto, ...]]:
     name, steps = tensor, []
     while graph.initializer(name) is None:
         node = graph.producer(name)
-        if node is None or node.op_type not in _THROUGH or node.domain not in ("", "ai.onnx"):
+        if node is None or node.op_type not in THROUGH or node.domain not in ("", "ai.onnx"):
             return tensor, ()
         steps.append(node)
         name = node.input[0]
