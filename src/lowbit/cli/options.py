@@ -15,11 +15,19 @@ def _finite(value: float) -> float:
 
 AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 DATA = Annotated[
-    Path | None, typer.Option(help="Input batches: an .npz or .npy file, or a folder of such files.", metavar="PATH")
+    Path | None,
+    typer.Option(
+        help="Input batches: an .npz file with an array per input, an .npy file, or a folder of such files.",
+        metavar="PATH",
+    ),
 ]
 BATCH_SIZE = Annotated[
     int | None,
-    typer.Option(help="Rows per batch. The default is the model's own batch size, or 32.", min=1, metavar="N"),
+    typer.Option(
+        help="Rows per batch, into which arrays are cut. The default is the model's own where that is fixed, else 32.",
+        min=1,
+        metavar="N",
+    ),
 ]
 MAX_BATCHES = Annotated[
     int | None, typer.Option(help="Maximum number of batches to read. The default is all.", min=1, metavar="N")

@@ -13,8 +13,9 @@ import numpy as np
 import onnx
 
 from lowbit.calibration.files import arrays_of
+from lowbit.formats.onnx.batch_axes import Cut, batch_axes, cuts_of
+from lowbit.formats.onnx.inputs import check_fits, fixed_sizes, given_inputs
 from lowbit.formats.onnx.model_file import read_proto
-from lowbit.formats.onnx.observe import check_fits, fixed_sizes, given_inputs
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
 BATCH = 32
@@ -33,14 +34,20 @@ def model_inputs(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 
 
 def random_feed(inputs: Mapping[str, Any], batch: int) -> dict[str, Any]:
-    """Normal numbers for floats and ones for integers; a size that is not fixed is that of the batch, or 8."""
+    """Normal numbers for floats and ones for integers; a size that is not fixed is that of the batch, or 8.
+
+    Axes of the same name have the same size.
+    """
     rng = np.random.default_rng(0)
+    axes, named = batch_axes(inputs), dict[str, int]()
     feed: dict[str, Any] = {}
     for name, declared in inputs.items():
         tensor = declared.type.tensor_type
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        sizes = enumerate(fixed_sizes(declared))
-        shape = [(batch if i == 0 else 8) if size is None else size for i, size in sizes]
+        shape = []
+        for i, (dim, size) in enumerate(zip(tensor.shape.dim, fixed_sizes(declared), strict=True)):
+            free = batch if i == (axes[name] or 0) else 8
+            shape.append(size if size is not None else named.setdefault(dim.dim_param, free) if dim.dim_param else free)
         if math.prod(shape) > _MOST_RANDOM:
             raise InvalidProblem(f"{name!r}: shape {tuple(shape)} is too large for random inputs; give data")
         feed[name] = rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
@@ -77,9 +84,10 @@ class GivenBatches:
 class Batches:
     """Mappings from input names to arrays, for any number of passes; one batch is in memory at a time.
 
-    Arrays are cut along their first axis into pieces of `batch_size`: the model's own where it is fixed, 32 otherwise.
-    Names and shapes are checked on construction. Other arrays in the files are labels: they are cut alike and passed
-    to metrics.
+    Arrays are cut into pieces of `batch_size`, the model's own where it is fixed and 32 otherwise, each along the axis
+    that its declared shape tells (see `batch_axes`). Arrays without such an axis are passed whole to every call, and so
+    are those of a file that cannot be cut. Names and shapes are checked on construction. Other arrays in the files are
+    labels: they are cut alike and passed to metrics.
     """
 
     kept = 0  # files can be read again
@@ -91,13 +99,13 @@ class Batches:
         if not self.inputs:
             raise InvalidProblem("data: given; the model takes no inputs")
         self.files, self.limit = _files(Path(path)), limit
+        self.axes = batch_axes(self.inputs)
         fixed = [sizes[0] for sizes in map(fixed_sizes, self.inputs.values()) if sizes and sizes[0] is not None]
-        if fixed and fixed[0] < 1:
-            raise InvalidProblem(f"data: given; the model's batch is fixed at {fixed[0]}")
-        if fixed and batch_size not in (None, fixed[0]):
+        if 0 in fixed:
+            raise InvalidProblem("data: given; the model's batch is fixed at 0")
+        if fixed and batch_size not in (None, *fixed) and not any(axis is not None for axis in self.axes.values()):
             raise InvalidProblem(f"batch_size: {batch_size}; the model's is fixed at {fixed[0]}")
-        self.batch_size: int = batch_size or (fixed[0] if fixed else BATCH)
-        self.whole_only = bool(fixed)  # a fixed model takes no shorter batch at the end
+        self.batch_size = batch_size
         next(self._of(self.files[0]), None)  # the first batch shows whether names and shapes fit
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -115,24 +123,34 @@ class Batches:
         missing = next((n for n in self.inputs if n not in arrays), None)
         if missing is not None:
             takes, has = ", ".join(self.inputs), ", ".join(arrays) or "none"
-            raise InvalidProblem(f"{file}: no array {missing!r}; the model takes {takes}, the file has {has}")
-        rows = {name: a.shape[0] for name, a in arrays.items() if a.ndim}
-        first = next(iter(self.inputs))
-        count = rows.get(first, 1)
-        odd = next((n for n in self.inputs if rows.get(n, count) != count), None)
-        if odd is not None:
-            raise InvalidProblem(f"{file}: {odd!r} has {rows[odd]} rows, {first!r} has {count}")
-        if count == 0:
-            raise InvalidProblem(f"{file}: {first!r} has no rows")
-        for start in range(0, count, self.batch_size):
-            if self.whole_only and start and start + self.batch_size > count:
-                return
-            piece = dict(arrays)
-            for name in (n for n in arrays if rows.get(n) == count):
-                piece[name] = np.ascontiguousarray(arrays[name][start : start + self.batch_size])
+            said = f"{file}: no array {missing!r}; the model takes {takes}, the file has {has}"
+            raise InvalidProblem(f"{said}; save each input under its name: np.savez(file, **{{{missing!r}: array}})")
+        try:
+            cuts, count = cuts_of(self.inputs, self.axes, arrays, self.batch_size, BATCH)
+        except InvalidProblem as error:
+            raise InvalidProblem(f"{file}: {error}") from None
+        if count > 1:
+            cuts |= self._labels_cut(arrays, cuts)
+        for i in range(count):
+            piece = {name: _piece(array, cuts.get(name), i) for name, array in arrays.items()}
             for name, declared in self.inputs.items():
                 check_fits(declared, piece[name], str(file))
             yield piece
+
+    def _labels_cut(self, arrays: Mapping[str, Any], cuts: Mapping[str, Cut]) -> dict[str, Cut]:
+        """The cuts of arrays besides the inputs that have as many rows."""
+        name, cut = next(iter(cuts.items()))
+        rows = arrays[name].shape[cut.axis]
+        labels = (n for n, a in arrays.items() if n not in self.inputs and a.ndim and a.shape[0] == rows)
+        return {label: Cut(0, cut.step) for label in labels}
+
+
+def _piece(array: Any, cut: Cut | None, index: int) -> Any:
+    """The part of an array that belongs to the batch of this index."""
+    if cut is None:
+        return array
+    rows = slice(index * cut.step, (index + 1) * cut.step)
+    return np.ascontiguousarray(array[(slice(None),) * cut.axis + (rows,)])
 
 
 def _files(path: Path) -> list[Path]:

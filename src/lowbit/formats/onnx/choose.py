@@ -13,7 +13,7 @@ from onnx import NodeProto
 from lowbit.bench.timing import measure
 from lowbit.formats.onnx.batches import model_inputs, random_feed
 from lowbit.formats.onnx.graph import Graph
-from lowbit.formats.onnx.observe import feed_of
+from lowbit.formats.onnx.inputs import feed_of
 from lowbit.formats.onnx.profile import attributed, node_seconds
 from lowbit.formats.onnx.rewrite import Plan, Rewrite, Rewritten
 from lowbit.formats.onnx.runtime import open_session, run_session

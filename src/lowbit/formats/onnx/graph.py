@@ -193,7 +193,8 @@ class Graph:
         found = self._inferred(name)
         if not found.HasField("shape"):
             return None
-        return tuple(d.dim_value if d.HasField("dim_value") else None for d in found.shape.dim)
+        # Old exporters write -1 for any size.
+        return tuple(d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None for d in found.shape.dim)
 
     def _inferred(self, name: str) -> onnx.TypeProto.Tensor:
         if self._types is None:

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 from lowbit.formats.inspection import Inspection, QuantizationFound, StoredTensor
 from lowbit.formats.onnx import model_file
+from lowbit.formats.onnx.inputs import given_inputs, shape_text
 from lowbit.formats.onnx.weight_uses import CODE_INPUTS
 from lowbit.numerics.errors import FormatError
 
@@ -48,9 +49,18 @@ def inspect_onnx(file: Path) -> Inspection:
     facts = {"IR": str(proto.ir_version), "opset": opsets}
     if proto.producer_name:
         facts["producer"] = f"{_text(proto.producer_name)} {_text(proto.producer_version)}".strip()
+    if inputs := [_input_text(i) for i in given_inputs(proto).values()]:
+        facts["inputs"] = "; ".join(inputs)
     if beside:
         facts["files beside it"] = ", ".join(p.name for p in beside)
     return Inspection(str(file), "onnx", file.stat().st_size + sum(beside.values()), tensors, found, facts)
+
+
+def _input_text(declared: ValueInfoProto) -> str:
+    tensor = declared.type.tensor_type
+    shape = f" {shape_text(declared)}" if tensor.HasField("shape") else ""
+    known = tensor.elem_type in TensorProto.DataType.values() and tensor.elem_type
+    return f"{_text(declared.name)} {_dtype(tensor.elem_type) if known else 'of unknown type'}{shape}"
 
 
 def _dtype(number: int) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
 from lowbit.calibration import Calibrator
 from lowbit.calibration.calibrator import MethodLike, tracked
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.inference import check_model, inferred_types
+from lowbit.formats.onnx.inputs import check_fits, feed_of, given_inputs
 from lowbit.formats.onnx.model_file import read_proto
 from lowbit.formats.onnx.runtime import open_session, run_session
 from lowbit.numerics.errors import InvalidProblem
@@ -70,12 +70,6 @@ def observe(
     return {name: c for name, c in found.items() if c.num_samples}
 
 
-def given_inputs(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """The inputs of a model that no initializer provides."""
-    constants = {t.name for t in proto.graph.initializer}
-    return {i.name: i for i in proto.graph.input if i.name not in constants}
-
-
 def _names(proto: onnx.ModelProto, tensors: Iterable[str] | Callable[[str], bool] | None) -> list[str]:
     """The names of the tensors to observe."""
     graph = proto.graph
@@ -111,35 +105,3 @@ def _session(proto: onnx.ModelProto, source: Path | None, wanted: list[str], pro
     folder = "" if source is None else str(source.absolute().parent)  # of external data
     # Fused away, a tensor could not be observed.
     return open_session(shown.SerializeToString(), optimized=False, data_folder=folder, providers=providers)
-
-
-def fixed_sizes(declared: onnx.ValueInfoProto) -> list[int | None]:
-    """The sizes of an input's axes; None where any size is allowed, which old exporters write as -1."""
-    dims = declared.type.tensor_type.shape.dim
-    return [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None for d in dims]
-
-
-def check_fits(declared: onnx.ValueInfoProto, array: Any, where: str) -> None:
-    """Raise where an array differs from what an input declares: its dtype, its rank, or a fixed size."""
-    tensor = declared.type.tensor_type
-    expected = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else None
-    if expected is not None and array.dtype != expected:
-        raise InvalidProblem(f"{where}: {declared.name!r} has dtype {array.dtype}; the model takes {expected}")
-    if not tensor.HasField("shape"):
-        return
-    dims = fixed_sizes(declared)
-    if array.ndim != len(dims) or any(d not in (None, n) for d, n in zip(dims, array.shape, strict=True)):
-        shown = ", ".join(d.dim_param or str(d.dim_value) if d.WhichOneof("value") else "?" for d in tensor.shape.dim)
-        raise InvalidProblem(f"{where}: {declared.name!r} has shape {array.shape}; the model takes ({shown})")
-
-
-def feed_of(batch: Any, inputs: list[str], index: int) -> dict[str, Any]:
-    """The batch of this index as a mapping from the names of inputs; an array stands for the only one."""
-    if not isinstance(batch, Mapping):
-        if len(inputs) != 1:
-            raise InvalidProblem(f"loader: batch {index} is not a mapping; the model has inputs {', '.join(inputs)}")
-        return {inputs[0]: np.asarray(batch)}
-    missing = [n for n in inputs if n not in batch]
-    if missing:
-        raise InvalidProblem(f"loader: batch {index} has no {missing[0]!r}; the model has inputs {', '.join(inputs)}")
-    return {n: np.asarray(batch[n]) for n in inputs}
