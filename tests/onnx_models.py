@@ -107,6 +107,21 @@ def conv(inputs=8, outputs=16, transpose=False):
     )  # fmt: skip
 
 
+def recurrent(op="LSTM", inputs=24, hidden=16, directions=1, **options):
+    """y of [steps, directions, 3, hidden]; the weights are W and R."""
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
+    way = {"direction": "bidirectional"} if directions == 2 else {}
+    constants = {
+        "W": normal(directions, gates * hidden, inputs) * np.float32(inputs**-0.5),
+        "R": normal(directions, gates * hidden, hidden) * np.float32(hidden**-0.5),
+        "B": normal(directions, 2 * gates * hidden) * np.float32(0.1),
+    }
+    return model(
+        [node(op, ["x", *constants], "y", hidden_size=hidden, **way, **options)],
+        [info("x", ["t", 3, inputs])], [info("y", ["t", directions, 3, hidden])], constants,
+    )  # fmt: skip
+
+
 def branches(k=64, n=32):
     """If(flag) x w else x v, both weights inside; the branches use the same names."""
 

@@ -23,7 +23,7 @@ from lowbit.models.recipe_file import Located, read_located, shown
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 
-KINDS = ("linear", "conv", "embedding")
+KINDS = ("linear", "conv", "embedding", "recurrent")
 GRANULARITIES = ("tensor", "channel", "group")
 _MAX_PATTERN = 1000  # characters
 _MAX_COMPARED = 20_000  # names; each is compared letter by letter
@@ -192,8 +192,8 @@ class Recipe:
         return replace(self, **changes)
 
     def rule(self, name: str, kind: str, elements: int | None = None, aliases: Sequence[str] = ()) -> Rule:
-        """What to do with the weight of this name; kind is "linear", "conv" or "embedding". A pattern may also match
-        one of its other names."""
+        """What to do with the weight of this name; kind is one of KINDS. A pattern may also match one of its other
+        names."""
         names = (name, *aliases)
         weights, activations, skip = self.weights, self.activations, ""
         if kind not in self.kinds:

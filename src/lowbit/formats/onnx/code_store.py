@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from lowbit.ops.fitting import unsaturated
 
 Array = npt.NDArray[Any]
 
+_STACK = ("codes", "stacked")
 _STEPS = 256  # different scales of a table whose scales are stored as one byte each
 # Types of ONNX that NumPy lacks.
 _NARROW = {"int4": ml_dtypes.int4, "uint4": ml_dtypes.uint4}
@@ -36,6 +38,35 @@ def is_int8(recipe: WeightRecipe) -> bool:
     return recipe.dtype in ("int8", "uint8") and recipe.granularity != "group"
 
 
+@dataclass(frozen=True)
+class Unrolled:
+    """How an array of any rank is a matrix with one row per output: its channel axes come first, in their order, and
+    its other axes are flattened."""
+
+    shape: tuple[int, ...]
+    channel_axes: tuple[int, ...]
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """All axes, those of the channels first."""
+        return self.channel_axes + tuple(i for i in range(len(self.shape)) if i not in self.channel_axes)
+
+    @property
+    def moved(self) -> tuple[int, ...]:
+        """The shape after the channel axes were moved to the front."""
+        return tuple(self.shape[i] for i in self.axes)
+
+    @property
+    def back(self) -> tuple[int, ...]:
+        """The permutation of the moved shape into the original one."""
+        return tuple(self.axes.index(i) for i in range(len(self.shape)))
+
+    def rows(self, array: Array) -> Array:
+        """The matrix of an array of this shape."""
+        count = math.prod(self.shape[i] for i in self.channel_axes)
+        return np.ascontiguousarray(array.transpose(self.axes)).reshape(count, -1)
+
+
 @dataclass
 class StoredWeight:
     """A weight's codes, and the names of the constants that hold them."""
@@ -43,11 +74,12 @@ class StoredWeight:
     graph: Graph
     name: str
     recipe: WeightRecipe  # as it was done
-    q: QuantizedTensor  # matrices with one row per output; other weights in the shape their node reads
+    q: QuantizedTensor  # matrices with one row per output; others so too with `unrolled`, else as their node reads them
     element: Any  # the float type of the model
     is_matrix: bool
     home: GraphProto  # of its readers: ONNX Runtime does not load bodies that read codes from outside
     layout: Any = None  # in comparison with the stored constant; None: the values differ from it
+    unrolled: Unrolled | None = None
     steps: Array | None = None  # distinct scales, where scales are stored as one byte each
     note: str = ""
     bytes: int = 0
@@ -65,6 +97,12 @@ class StoredWeight:
     def has_zero_point(self) -> bool:
         return not self.signed or bool(np.any(self.q.params.zero_point))
 
+    def arranged(self, use: WeightUse, value: Array) -> Array:
+        """The value that a node reads, in the shape of the codes."""
+        if self.unrolled is not None:
+            return self.unrolled.rows(value)
+        return value.T if self.is_matrix and use.channel_axis == 1 else value
+
     def constant(self, label: str, array: Array, key: Any = None) -> str:
         """Store an array under the weight's name and a label, once; returns its name."""
         key = label if key is None else key
@@ -79,6 +117,9 @@ class StoredWeight:
         key, other = ("codes", by_columns), ("codes", not by_columns)
         if key in self._names:
             return self._names[key]
+        if _STACK in self._names:
+            self._names[key] = self._rows_of_stack()
+            return self._names[key]
         if other in self._names and self.bits == 8:
             made = self.graph.fresh(f"{self.name}_codes_turned")
             turn = helper.make_node("Transpose", [self._names[other]], [made], name=made)
@@ -88,6 +129,19 @@ class StoredWeight:
         codes = self.q.unpack()
         turned = np.ascontiguousarray(codes.T) if by_columns else codes
         return self.constant("codes", narrow(turned, self.recipe.dtype), key)
+
+    def stacked_codes(self) -> str:
+        """The name of the codes of a recurrent weight as [directions, inputs, rows of gates], int8."""
+        assert self.unrolled is not None
+        return self.constant("codes", self.q.unpack().reshape(self.unrolled.shape).swapaxes(1, 2), _STACK)
+
+    def _rows_of_stack(self) -> str:
+        made = self.graph.fresh(f"{self.name}_codes_rows")
+        turned = self.graph.fresh(f"{self.name}_codes_turned")
+        turn = helper.make_node("Transpose", [self._names[_STACK]], [turned], name=turned, perm=[0, 2, 1])
+        rows = helper.make_node("Reshape", [turned, self._integers(*self.q.shape)], [made], name=made)
+        self.graph.insert_first([turn, rows], self.home)
+        return made
 
     def as_float(self, by_columns: bool = False) -> str:
         """The name of the weight as floats, (codes - zero point) * scale. The runtime computes it once as it loads the
@@ -123,6 +177,7 @@ class StoredWeight:
             scales = [] if axis is None else [n if i == axis else 1 for i, n in enumerate(shape)]
         else:
             rows, columns = shape
+            size = min(size, columns)
             count = -(-columns // size)
             padded = np.pad(self.q.unpack(), ((0, 0), (0, count * size - columns)))
             codes = self.constant("codes", narrow(padded.reshape(rows, count, size), self.recipe.dtype), "in groups")
@@ -134,10 +189,14 @@ class StoredWeight:
             stored = self.constant("zero_point", zero.reshape(scales), ("zero", "decoded"))
             value = step("Sub", value, step("Cast", stored, to=to))
         value = step("Mul", value, self.constant("scale", self.scale_array.reshape(scales), ("scale", "decoded")))
-        if size is not None:
+        seen = shape if self.unrolled is None else self.unrolled.moved
+        if size is not None and count * size != columns:
             value = step("Reshape", value, self._integers(rows, count * size))
-            if count * size != columns:
-                value = step("Slice", value, self._integers(0), self._integers(columns), self._integers(1))
+            value = step("Slice", value, self._integers(0), self._integers(columns), self._integers(1))
+        if seen != shape or (size is not None and count * size == columns):
+            value = step("Reshape", value, self._integers(*seen))
+        if self.unrolled is not None and self.unrolled.back != tuple(range(len(seen))):
+            value = step("Transpose", value, perm=self.unrolled.back)
         before = self.graph.producer(codes)
         if before is None:
             self.graph.insert_first(steps, self.home)
@@ -195,7 +254,8 @@ class CodeStore:
         weights get one scale per channel, and a note.
         """
         is_matrix, note = _is_matrix(use), ""
-        if recipe.granularity == "group" and not is_matrix:
+        unrolled = Unrolled(use.shape, use.channel_axes) if use.kind == "recurrent" else None
+        if recipe.granularity == "group" and not is_matrix and unrolled is None:
             recipe = dataclasses.replace(recipe, group_size=None, granularity="channel")
             note = "groups are for matrices; one scale per channel"
         home = self.graph.home(use.node) if home is None else home
@@ -207,11 +267,13 @@ class CodeStore:
         element = value.dtype
         wide = value.astype(np.float32, copy=False)
         axis = use.channel_axis
-        if is_matrix:
+        if unrolled is not None:
+            wide, axis = unrolled.rows(wide), 0
+        elif is_matrix:
             wide, axis = np.ascontiguousarray(wide if axis == 0 else wide.T), 0
         q = quantize_weight(wide, recipe, axis=axis, name=use.name)
         scale = np.asarray(q.params.scale, np.float32)
-        if bounded and is_matrix and q.params.dtype.is_signed:
+        if bounded and wide.ndim == 2 and axis == 0 and q.params.dtype.is_signed:
             scale = unsaturated(wide, np.broadcast_to(scale, len(wide)).copy())
             scale = scale.max() if q.params.axis is None else scale
         steps = _scale_steps(wide, scale) if stepped else None
@@ -223,7 +285,7 @@ class CodeStore:
         if not np.array_equal(scale, q.params.scale):
             q = quantize(wide, params=q.params.replace(scale=np.asarray(scale, np.float32)))
         made = self._stored[key] = StoredWeight(
-            self.graph, use.name, recipe, q, element, is_matrix, home, _layout(use), steps, note
+            self.graph, use.name, recipe, q, element, is_matrix, home, _layout(use), unrolled, steps, note
         )
         return made
 
@@ -255,7 +317,7 @@ class CodeStore:
             stored = self.graph.initializer(w.name)
             if not left or stored is None or self.graph.may_be_given(w.name) or self.graph.is_graph_output(w.name):
                 continue
-            if w.layout not in (0, 1) if w.is_matrix else w.layout != ((), w.q.params.axis):
+            if w.layout not in (0, 1) if w.is_matrix else w.layout is None or w.layout[0]:
                 continue
             if helper.tensor_dtype_to_np_dtype(stored.data_type) != w.element:
                 continue
@@ -278,7 +340,7 @@ def _layout(use: WeightUse) -> Any:
     """How codes lie in comparison with the stored constant: for a matrix, 1 where they are turned."""
     turns = tuple(tuple(a.ints) for s in use.steps if s.op_type == "Transpose" for a in s.attribute)
     is_turned = (sum(s.op_type == "Transpose" for s in use.steps) + use.channel_axis) % 2
-    return is_turned if _is_matrix(use) else (turns, use.channel_axis)
+    return is_turned if _is_matrix(use) else (turns, use.channel_axes)
 
 
 def _same(a: QuantizedTensor, b: QuantizedTensor) -> bool:

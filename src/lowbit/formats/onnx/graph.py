@@ -21,6 +21,7 @@ from lowbit.numerics.errors import FormatError, InvalidProblem
 Array = npt.NDArray[Any]
 Use = tuple[NodeProto, int]
 
+MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 # Nodes that are removed where nothing reads their output.
 _RESHUFFLE = {"Constant", "Transpose", "Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze"}
 # Attributes of a Constant that hold numbers without a tensor.

@@ -18,6 +18,8 @@ from lowbit.numerics.errors import FormatError
 
 _THROUGH = {"Gather", "Transpose", "Identity", "Reshape", "Unsqueeze", "Squeeze"}
 _MAX_STEPS = 8
+_CODES = {"int8", "uint8", "int4", "uint4"}
+_SCHEMES = {"DequantizeLinear": "QDQ", "Mul": "codes times scales"}
 _SHORT = {"float": "float32", "double": "float64"}
 
 
@@ -74,18 +76,7 @@ def _recognised(
     """The role of each tensor for operators on codes, and the number of uses of each way of quantizing."""
     said: dict[str, str] = {}
     counts: Counter[tuple[str, str, int | None, int | None]] = Counter()
-    makers = {_text(o): node for node in every for o in node.output}
-
-    def origin(node: NodeProto, at: int) -> StoredTensor | None:
-        """The stored tensor behind an input, through Gather and reshapes."""
-        name = _text(node.input[at]) if at < len(node.input) else ""
-        for _ in range(_MAX_STEPS):
-            maker = makers.get(name)
-            if name in stored or maker is None or maker.op_type not in _THROUGH or not maker.input:
-                break
-            name = _text(maker.input[0])
-        return stored.get(name)
-
+    origins = _Origins(every, stored)
     for node in every:
         op = _text(node.op_type)
         if op == "DynamicQuantizeLinear":
@@ -93,25 +84,68 @@ def _recognised(
         elif op == "QuantizeLinear" and node.input and _text(node.input[0]) not in stored:
             dtype = _activation_dtype(node, stored)
             counts["QDQ", f"activations {dtype}, static", _width(dtype), None] += 1
-        if op not in CODE_INPUTS:
-            continue
-        at, scales, zeros = CODE_INPUTS[op]
-        weight = origin(node, at)
-        parts = {i: t for i in (*scales, *zeros) if (t := origin(node, i)) is not None}
-        if weight is not None:
-            dtype, scope, group = _weight(node, weight, [parts[i].elements for i in scales if i in parts])
-            what = f"{dtype}, {scope}"
-            if weight.name not in said:
-                role = "biases" if dtype == "int32" else "weights"
-                counts["QDQ" if op == "DequantizeLinear" else op, f"{role} {what}", _width(dtype), group] += 1
-            said[weight.name] = what
-        for i, t in parts.items():
-            said.setdefault(t.name, "scales" if i in scales else "zero points")
+        found: list[tuple[StoredTensor | None, list[StoredTensor], list[StoredTensor]]] = []
+        for at, scales, zeros in CODE_INPUTS.get(op, ()):
+            found.append((origins.of(node, at), origins.those_of(node, scales), origins.those_of(node, zeros)))
+        if op == "Mul" and (decoded := origins.decoded(node)) is not None:
+            found.append(decoded)
+        for weight, scale, zero in found:
+            if weight is not None:
+                dtype, scope, group = _weight(node, weight, scale)
+                what = f"{dtype}, {scope}"
+                if weight.name not in said:
+                    role = "biases" if dtype == "int32" else "weights"
+                    counts[_SCHEMES.get(op, op), f"{role} {what}", _width(dtype), group] += 1
+                said[weight.name] = what
+            said = dict.fromkeys([t.name for t in zero], "zero points") | said
+            said = dict.fromkeys([t.name for t in scale], "scales") | said
     return said, tuple(QuantizationFound(s, what, n, bits, group) for (s, what, bits, group), n in counts.most_common())
 
 
-def _weight(node: NodeProto, weight: StoredTensor, scales: list[int]) -> tuple[str, str, int | None]:
-    """(dtype, scope, group size) of a weight's codes; `scales` are the sizes of all scales of the node."""
+class _Origins:
+    """The stored tensors behind the inputs of nodes."""
+
+    def __init__(self, every: Sequence[NodeProto], stored: Mapping[str, StoredTensor]) -> None:
+        self._stored = stored
+        self._makers = {_text(o): node for node in every for o in node.output}
+
+    def of(self, node: NodeProto, at: int) -> StoredTensor | None:
+        """The stored tensor behind an input, through Gather and reshapes."""
+        name = _text(node.input[at]) if at < len(node.input) else ""
+        for _ in range(_MAX_STEPS):
+            maker = self._makers.get(name)
+            if name in self._stored or maker is None or maker.op_type not in _THROUGH or not maker.input:
+                break
+            name = _text(maker.input[0])
+        return self._stored.get(name)
+
+    def those_of(self, node: NodeProto, inputs: Sequence[int]) -> list[StoredTensor]:
+        return [t for i in inputs if (t := self.of(node, i)) is not None]
+
+    def decoded(self, node: NodeProto) -> tuple[StoredTensor, list[StoredTensor], list[StoredTensor]] | None:
+        """(codes, scales, zero points) of a Mul by scales of what Cast, and Sub if any, make of codes."""
+        for at in range(len(node.input)):
+            zeros: list[StoredTensor] = []
+            maker = self._makers.get(_text(node.input[at]))
+            if maker is not None and maker.op_type == "Sub" and len(maker.input) > 1:
+                zero = self._cast(_text(maker.input[1]))
+                zeros = [] if zero is None else [zero]
+                maker = self._makers.get(_text(maker.input[0]))
+            codes = None if maker is None or not maker.output else self._cast(_text(maker.output[0]))
+            scales = self.those_of(node, [1 - at])
+            if codes is not None and scales:
+                return codes, scales, zeros
+        return None
+
+    def _cast(self, name: str) -> StoredTensor | None:
+        """The stored codes that a Cast makes floats."""
+        maker = self._makers.get(name)
+        found = self.of(maker, 0) if maker is not None and maker.op_type == "Cast" else None
+        return found if found is not None and found.dtype in _CODES else None
+
+
+def _weight(node: NodeProto, weight: StoredTensor, scales: Sequence[StoredTensor]) -> tuple[str, str, int | None]:
+    """(dtype, scope, group size) of a weight's codes; `scales` are all scales of the node."""
     dtype = weight.dtype
     if node.op_type in ("MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"):
         bits = _integer(node, "bits", 4)
@@ -122,7 +156,10 @@ def _weight(node: NodeProto, weight: StoredTensor, scales: list[int]) -> tuple[s
     if not scales:
         return dtype, "scaled afterwards", None
     # Only a weight's scale can have more than one number; those of activations are per tensor.
-    return dtype, "per channel" if max(scales) > 1 else "per tensor", None
+    count = max(t.elements for t in scales)
+    if node.op_type == "Mul" and len(weight.shape) == len(scales[0].shape) == 3 and scales[0].shape[1] > 1:
+        return dtype, f"groups of {weight.shape[2]}", weight.shape[2]
+    return dtype, "per channel" if count > 1 else "per tensor", None
 
 
 def _activation_dtype(node: NodeProto, stored: Mapping[str, StoredTensor]) -> str:

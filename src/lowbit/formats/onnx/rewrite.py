@@ -7,6 +7,7 @@ multiplies once as it loads the model, so that the layer runs at the speed of fl
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -86,7 +87,11 @@ class Rewrite:
                     rule, why = adapted(rule, use, why_spared.get(use.name, ""))
                     note = _joined(note, why)
             found.append(Plan(use, rule, way or self._way(graph, use, rule), note))
-        return found
+        # DynamicQuantizeLSTM takes both weights of a layer as codes.
+        parts = Counter(id(p.use.node) for p in found if _is_part(p))
+        why = "activations stay float: the other weight of its layer is not int8"
+        alone = {i for i, p in enumerate(found) if _is_part(p) and parts[id(p.use.node)] < 2}
+        return [p._replace(way="fold", note=_joined(p.note, why)) if i in alone else p for i, p in enumerate(found)]
 
     def names_of(self, use: WeightUse) -> list[str]:
         """What recipes may call it: exporters often name the layer well and the weight not at all."""
@@ -115,6 +120,11 @@ class Rewrite:
         notes += _notes_on([p.use for p in plans], len(came), rows)
         graph.remove_unused()
         return Rewritten(graph, plans, rows, notes, work.histograms())
+
+
+def _is_part(plan: Plan) -> bool:
+    """Whether it is one of two weights for an integer LSTM."""
+    return plan.way == "dynamic" and plan.use.kind == "recurrent"
 
 
 def why_float(graph: Graph, use: WeightUse, rule: Rule) -> str:
@@ -186,7 +196,7 @@ class _Work:
 
     def _row(self, use: WeightUse, w: StoredWeight, activations: str, note: str) -> WeightRow:
         value = np.asarray(use.value(self.graph))
-        seen = value if not w.is_matrix or use.channel_axis == 0 else value.T
+        seen = w.arranged(use, value)
         if use.name not in self._spreads:
             self._spreads[use.name] = use.elements, spread(use.name, seen, w.q.params)
         return WeightRow(

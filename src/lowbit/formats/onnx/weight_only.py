@@ -14,7 +14,7 @@ import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper
 
 from lowbit.formats.onnx.code_store import CodeStore, StoredWeight, narrow
-from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.graph import MICROSOFT, Graph
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models.recipe import Rule, WeightRecipe
 from lowbit.numerics.errors import Unsupported
@@ -23,7 +23,6 @@ from lowbit.numerics.packing import pack_rows
 Array = npt.NDArray[Any]
 
 OPERATORS = ("auto", "fold", "dequantize", "matmul_nbits")
-MICROSOFT = "com.microsoft"
 # Opsets with scales along an axis, float16 scales, and blocks and 4-bit codes.
 _PER_CHANNEL, _HALF_SCALES, _NARROW = 13, 19, 21
 _LONG = 4096  # rows from which a table stores its scales as one byte each

@@ -26,17 +26,20 @@ FLOATS: dict[int, str] = {
 }
 # Types of codes.
 CODES = {kind for kind, bits in BITS.items() if bits <= 8} - {TensorProto.BOOL}
-# Operators on codes, and which inputs hold weights, scales and zero points.
-CODE_INPUTS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
+CodeInput = tuple[int, tuple[int, ...], tuple[int, ...]]  # inputs of a weight, of scales, and of zero points
+_CODE_INPUTS: dict[str, CodeInput] = {
     "DequantizeLinear": (0, (1,), (2,)), "MatMulNBits": (1, (2,), (3,)), "MatMulBnb4": (1, (2,), ()),
     "GatherBlockQuantized": (0, (2,), (3,)), "QLinearConv": (3, (1, 4, 6), (2, 5, 7)),
     "QLinearMatMul": (3, (1, 4, 6), (2, 5, 7)), "QGemm": (3, (1, 4, 7), (2, 5, 8)), "MatMulInteger": (1, (), (2, 3)),
     "ConvInteger": (1, (), (2, 3)), "MatMulIntegerToFloat": (1, (2, 3), (4, 5)),
     "DynamicQuantizeMatMul": (1, (2,), (3,)), "QAttention": (1, (3, 4), (6, 7)),
-    "DynamicQuantizeLSTM": (1, (8, 10), (9, 11)),
 }  # fmt: skip
-_QUANTIZED = {op: inputs[0] for op, inputs in CODE_INPUTS.items()}
-_QUANTIZED |= {"QMoE": 2, "QuantizeLinear": 0, "DynamicQuantizeLinear": 0}
+# Operators on codes, and which inputs hold each of their weights.
+CODE_INPUTS: dict[str, tuple[CodeInput, ...]] = {op: (inputs,) for op, inputs in _CODE_INPUTS.items()}
+CODE_INPUTS["DynamicQuantizeLSTM"] = ((1, (8,), (9,)), (2, (10,), (11,)))
+_QUANTIZED = {op: tuple(at for at, _, _ in inputs) for op, inputs in CODE_INPUTS.items()}
+_QUANTIZED |= {"QMoE": (2,), "QuantizeLinear": (0,), "DynamicQuantizeLinear": (0,)}
+RECURRENT = {"LSTM", "GRU", "RNN"}
 THROUGH = {"Transpose", "Identity", "Cast"}
 _DECODING = ("Cast", "Sub", "Mul", "Reshape", "Slice", "Transpose")  # codes into floats, as the runtime loads a model
 
@@ -48,7 +51,7 @@ class WeightUse:
     name: str  # of the stored constant
     node: NodeProto
     input_index: int
-    kind: str  # "linear", "conv" or "embedding"; "other" is never quantized
+    kind: str  # of models.recipe.KINDS; "other" is never quantized
     op: str
     channel_axis: int  # of the outputs, in the shape the node sees
     shape: tuple[int, ...]  # as the node sees it
@@ -61,6 +64,11 @@ class WeightUse:
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def channel_axes(self) -> tuple[int, ...]:
+        """The axes of the outputs: a gate's rows of a recurrent weight belong to one direction."""
+        return (0, 1) if self.kind == "recurrent" else (self.channel_axis,)
 
     def value(self, graph: Graph) -> Array:
         """The array as the node reads it."""
@@ -83,7 +91,7 @@ def attribute(node: NodeProto, name: str, default: Any) -> Any:
 
 def weights(graph: Graph) -> list[WeightUse]:
     """Every use of a float constant of rank 2 and more, in the order of the nodes. Those of Conv, ConvTranspose, Gemm,
-    MatMul and Gather that can be quantized have an empty `why_not`.
+    MatMul, Gather, LSTM, GRU and RNN that can be quantized have an empty `why_not`.
 
     Transpose, Identity and Cast between constant and node, which exporters write, are looked through.
 
@@ -109,25 +117,41 @@ def quantized_uses(graph: Graph) -> list[WeightUse]:
     """Weights that are already quantized: constants of integers or small floats that a quantized operator reads."""
     found = []
     for node in graph.all_nodes:
-        folded = node.op_type == "Cast" and any(n.op_type in ("Mul", "Sub") for n, _ in graph.consumers(node.output[0]))
-        at = 0 if node.op_type == "Gather" or folded else _QUANTIZED.get(node.op_type)  # a Gather of codes
-        if at is None or at >= len(node.input):
-            continue
-        stored = graph.initializer(node.input[at])
-        if stored is None or len(stored.dims) < 2 or stored.data_type not in CODES or stored.dims[-1] == 1:
-            continue
-        reader = node
-        while reader.op_type in ("DequantizeLinear", *(_DECODING if folded else ())):
-            after = next((n for n, _ in graph.consumers(reader.output[0])), None)
-            if after is None:
-                break
-            reader = after
-        shape, dtype = tuple(stored.dims), TensorProto.DataType.Name(stored.data_type).lower()
-        why_not = f"came quantized ({'codes times scales' if folded else node.op_type})"
-        in_body = graph.in_body(node)
-        use = WeightUse(node.input[at], reader, at, "other", reader.op_type, 0, shape, dtype, (), why_not, in_body)
-        found.append(use)
+        folded = _starts_decoding(graph, node)
+        # A Gather of codes.
+        inputs = (0,) if node.op_type == "Gather" or folded else _QUANTIZED.get(node.op_type, ())
+        for at in inputs:
+            name = _origin(graph, node.input[at])[0] if at < len(node.input) and not folded else node.input[0]
+            stored = graph.initializer(name)
+            if stored is None or len(stored.dims) < 2 or stored.data_type not in CODES:
+                continue
+            if node.op_type == "Gather" and stored.dims[-1] == 1:
+                continue  # zero points and scales of rows
+            reader = _reader(graph, node, folded)
+            shape, dtype = tuple(stored.dims), TensorProto.DataType.Name(stored.data_type).lower()
+            why_not = f"came quantized ({'codes times scales' if folded else node.op_type})"
+            in_body = graph.in_body(node)
+            use = WeightUse(name, reader, at, "other", reader.op_type, 0, shape, dtype, (), why_not, in_body)
+            found.append(use)
     return found
+
+
+def _starts_decoding(graph: Graph, node: NodeProto) -> bool:
+    """Whether a node makes codes floats, from which zero points may be subtracted, to be multiplied by scales."""
+    if node.op_type != "Cast":
+        return False
+    readers = graph.consumers(node.output[0])
+    return any(n.op_type == "Mul" or (n.op_type == "Sub" and index == 0) for n, index in readers)
+
+
+def _reader(graph: Graph, node: NodeProto, folded: bool) -> NodeProto:
+    """The layer that multiplies what a node dequantizes, or the node itself."""
+    while node.op_type in ("DequantizeLinear", *(_DECODING if folded else ())):
+        after = next((n for n, _ in graph.consumers(node.output[0])), None)
+        if after is None:
+            break
+        node = after
+    return node
 
 
 def _use(graph: Graph, node: NodeProto, index: int, tensor: str) -> WeightUse | None:
@@ -196,6 +220,8 @@ def _role(node: NodeProto, index: int, shape: tuple[int, ...]) -> tuple[str, int
         return "linear", rank - 1, ""
     if op == "MatMul" or (op == "Gemm" and index == 0):
         return "linear", rank - 2, f"the left operand of {op}"
+    if op in RECURRENT and rank == 3 and index in (1, 2):
+        return "recurrent", 1, ""
     if op == "Gather" and index == 0 and shape[-1] > 1:
         if attribute(node, "axis", 0) in (0, -rank) and rank == 2:
             return "embedding", 0, ""
