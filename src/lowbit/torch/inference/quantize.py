@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import itertools
 import os
@@ -17,19 +16,38 @@ from lowbit import __version__
 from lowbit.calibration import Calibrator
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import ModelReport
-from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.ops.fitting import Products, fastest_fit
 from lowbit.runtime.hardware import hardware
 from lowbit.torch.functional import ops
 from lowbit.torch.functional.ops import Number
 from lowbit.torch.inference.batches import Inputs, inputs_of, observe
 from lowbit.torch.inference.folding import FoldedNorm, find_folds, for_inference, replace_modules
-from lowbit.torch.inference.selection import Candidate, select, weight_rows, why_left_float
-from lowbit.torch.inference.timing import LayerTimer, accuracy_on, eval_mode, latency_on, model_bytes, record_inputs
+from lowbit.torch.inference.runs import OPTIMIZE, Decision, decide, pay_alone
+from lowbit.torch.inference.selection import (
+    Candidate,
+    as_layer,
+    decided,
+    timed_alone,
+    weight_rows,
+    why_left_float,
+    with_replacement,
+)
+from lowbit.torch.inference.timing import (
+    LayerTimer,
+    accuracy_on,
+    eval_mode,
+    latency_of,
+    latency_on,
+    model_bytes,
+    record_inputs,
+)
+from lowbit.torch.inference.trials import ModelClock, replaced_copy
 from lowbit.torch.inference.weight_modules import find_weight_modules
 from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
+Optimize = Literal["balanced", "speed", "size"]
 RecipeLike = Recipe | str | os.PathLike[str] | Mapping[str, Any]
 _RECIPE = "dynamic-int8"
 _CALLER = 5  # stack level of the call of `quantize`, for warnings
@@ -46,6 +64,7 @@ def quantize(
     inputs: Inputs | None = None,
     inplace: bool = False,
     strict: bool = False,
+    optimize: Optimize = "balanced",
     keep_float: Literal["slower", "never"] = "slower",
     fold_norms: bool = True,
     fit_products: Products | None = None,
@@ -74,6 +93,7 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
     inputs: Inputs | None = None,
     inplace: bool = False,
     strict: bool = False,
+    optimize: Optimize = "balanced",
     keep_float: Literal["slower", "never"] = "slower",
     fold_norms: bool = True,
     fit_products: Products | None = None,
@@ -89,18 +109,22 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
     """Quantize a model for inference (Linear, Conv1d, Conv2d, Embedding), or a tensor to integer codes.
 
     quantize(model, recipe="dynamic-int8", *, calibration=None, example=None, inputs=None, inplace=False, strict=False,
-    keep_float="slower", fold_norms=True, fit_products=None, progress=True) gives a copy of the model in eval() mode.
+    optimize="balanced", keep_float="slower", fold_norms=True, fit_products=None, progress=True) gives a copy of the
+    model in eval() mode.
 
     recipe: a preset's name, a Recipe, a mapping, or a YAML or JSON file. calibration: batches that static ranges are
     found in, in one pass, such as a DataLoader. example: one such batch; by default the first of calibration. With an
-    example, every layer is timed against its float self, and stays float where that is faster (keep_float="never"
-    replaces it all the same). inputs: which elements of a batch are the model's arguments: an index, a key, or a
-    sequence of either; by default all of a mapping as keywords, all of a tuple or list as positional arguments, and
-    only the first element where the model takes one argument. inplace: change the model itself. strict:
+    example, layers are timed one by one, in runs of neighbours, and all together. optimize: "balanced" takes the
+    smallest of the models within 3 % of the fastest, and none more than 3 % slower than float, but for layers of which
+    a recipe quantizes only the weights, to be small; "speed" quantizes only what is faster; "size" whatever the recipe
+    asks for, at any speed, as does keep_float="never". inputs: which elements of a batch are the model's arguments: an
+    index, a key, or a sequence of either; by default all of a mapping as keywords, all of a tuple or list as positional
+    arguments, and only the first element where the model takes one argument. inplace: change the model itself. strict:
     InvalidProblem where a weight asked for was not quantized. fold_norms: fold batch norms that certainly follow a
     convolution into it. fit_products: 2 or 4 scales int8 weights so that sums of that many products fit 16 bits; this
     costs 1 to 3 dB, or 3 to 5, and makes CPUs without VNNI faster; 1 follows the recipe. The default is 4 where it is
-    faster. `report(model)` gives what was done to each weight; a warning says so where less than half was quantized.
+    faster. `report(model)` gives what was done to each weight, and the times; a warning says so where less than half
+    was quantized.
 
     quantize(tensor, scale, zero_point=0, *, qmin=-128, qmax=127, axis=None, group_size=None, per_token=False,
     dtype=None) gives integer codes, one per element, in the narrowest type for [qmin, qmax] or in `dtype`. Granularity
@@ -110,6 +134,10 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
     Sequential(
       (0): QuantizedLinear(in=64, out=32, int8, activation_dtype='int8')
     )
+    >>> net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32))
+    >>> small = quantize(net, "W8A16", example=torch.randn(4, 64), optimize="size")
+    >>> len(report(small).treated), len(report(small).latency)
+    (2, 1)
     >>> quantize(torch.tensor([-9.0, 0.3, 1.0]), 0.5, qmin=-8, qmax=7)
     tensor([-8,  1,  2], dtype=torch.int8)
     """
@@ -151,6 +179,7 @@ def quantize_model(
     inputs: Inputs | None = None,
     inplace: bool = False,
     strict: bool = False,
+    optimize: Optimize = "balanced",
     keep_float: Literal["slower", "never"] = "slower",
     fold_norms: bool = True,
     fit_products: Products | None = None,
@@ -167,7 +196,9 @@ def quantize_model(
     """
     started = time.perf_counter()
     recipe = Recipe.of(recipe)
-    products = _checked(model, keep_float, fit_products)
+    products = _checked(model, optimize, keep_float, fit_products)
+    if keep_float == "never":
+        optimize = "size"
     candidates = _candidates(model, recipe)
     if calibration is None and any(c.is_static for c in candidates):
         raise InvalidProblem(f"calibration: missing; {recipe.name} needs batches to find static ranges in")
@@ -196,17 +227,25 @@ def quantize_model(
             )
         convolutions = any(c.source.kind == "conv" and not c.why_not for c in candidates)
         norms = _foldable_norms(model) if fold_norms and convolutions else {}
-        timer = LayerTimer(recorded) if keep_float == "slower" else None
         norm_of = {conv: model.get_submodule(norm) for conv, norm in norms.items()}
-        candidates = [select(c, ranges, norm_of.get(c.source.name), products, timer) for c in candidates]
+        candidates = [with_replacement(c, ranges, norm_of.get(c.source.name), products) for c in candidates]
+        decision = None
+        if example is not None and optimize != "size":
+            clock = ModelClock(model, example, norms)
+            candidates, decision = _by_time(candidates, LayerTimer(recorded), clock, optimize, inplace)
     rows = weight_rows(candidates, norms)
-    _complain(rows, candidates, strict)
+    _complain(rows, candidates, decision, strict)
     result = _replaced(model, candidates, norms, inplace)
     source, target = type(model).__name__, type(result).__name__
     made = ModelReport(source, target, "torch", recipe.to_dict(), rows, bytes_before, model_bytes(result), notes=notes)
     if example is not None:
         made = made.but(accuracy=accuracy_on(output, result, example))
-        if not inplace and keep_float == "slower" and any(c.replacement is not None for c in candidates):
+        if decision is not None:
+            notes += decision.notes
+            made = made.but(
+                latency=[latency_of(example, decision.before, decision.after)] if decision.quantized else []
+            )
+        elif not inplace and any(c.replacement is not None for c in candidates):
             made = made.but(latency=[latency_on(model, result, example)])
     result.__dict__["lowbit_report"] = made.but(
         machine=hardware().to_dict(), seconds=time.perf_counter() - started, lowbit_version=__version__
@@ -222,12 +261,35 @@ def report(model: nn.Module) -> ModelReport:
     return found
 
 
-def _checked(model: Any, keep_float: str, fit_products: Products | None) -> Products:
+def _by_time(
+    candidates: Sequence[Candidate], timer: LayerTimer, clock: ModelClock, optimize: str, inplace: bool
+) -> tuple[list[Candidate], Decision | None]:
+    """The candidates with those replacements that pay, and the decision; None where nothing could be replaced."""
+    timed = [timed_alone(c, timer) for c in candidates]
+    by_key = {c.key: c for c in timed if c.alone is not None}
+    layers = [as_layer(by_key[key]) for key in timer.inputs if key in by_key]  # in the order of their calls
+    if not layers:
+        return timed, None
+    clock.modules = {c.source.name: c.replacement.module for c in by_key.values() if c.replacement is not None}
+    try:
+        decision = decide(layers, clock, optimize)
+    except Unsupported:  # the model cannot be copied
+        if not inplace:
+            raise
+        return decided(timed, pay_alone(layers, optimize), {}, [], optimize), None
+    return decided(timed, decision.quantized, decision.inside, decision.runs, optimize), decision
+
+
+def _checked(model: Any, optimize: str, keep_float: str, fit_products: Products | None) -> Products:
     """Check the arguments; give how many products must fit 16 bits."""
     if not isinstance(model, nn.Module):
         raise InvalidProblem(f"model: {type(model).__name__}; expected a torch.nn.Module")
     if keep_float not in ("slower", "never"):
         raise InvalidProblem(f"keep_float: {keep_float!r}; expected 'slower' or 'never'")
+    if optimize not in OPTIMIZE:
+        raise InvalidProblem(f"optimize: {optimize!r}; expected {', '.join(OPTIMIZE)}")
+    if optimize == "speed" and keep_float == "never":
+        raise InvalidProblem("keep_float: 'never'; optimize='speed' keeps layers float that are not faster")
     products = fastest_fit() if fit_products is None else fit_products
     if products not in (1, 2, 4):
         raise InvalidProblem(f"fit_products: {products!r}; expected 1, 2 or 4")
@@ -244,14 +306,17 @@ def _candidates(model: nn.Module, recipe: Recipe) -> list[Candidate]:
     return [Candidate.of(source, recipe) for source in sources]
 
 
-def _complain(rows: Sequence[Any], candidates: Sequence[Candidate], strict: bool) -> None:
-    """Raise where `strict` and a weight asked for was skipped; warn where less than half was quantized."""
+def _complain(rows: Sequence[Any], candidates: Sequence[Candidate], decision: Decision | None, strict: bool) -> None:
+    """Raise where `strict` and a weight asked for was skipped; warn where less than half was quantized, or where what
+    was quantized for memory makes the model slower."""
     skipped = [row for row in rows if row.skipped]
     if strict and skipped:
         listed = "; ".join(f"{row.name}: {row.why_not}" for row in skipped)
         raise InvalidProblem(f"strict: {len(skipped)} weights asked for were not quantized: {listed}")
     if why := why_left_float(candidates):
         warnings.warn(f"quantize: {why}. print(lowbit.torch.report(model)) lists them", stacklevel=_CALLER)
+    if decision is not None and (why := decision.slower):
+        warnings.warn(f"quantize: {why}", stacklevel=_CALLER)
 
 
 def _foldable_norms(model: nn.Module) -> dict[str, str]:
@@ -269,10 +334,7 @@ def _replaced(model: M, candidates: Sequence[Candidate], norms: Mapping[str, str
     new |= {norms[name]: FoldedNorm() for name in new if name in norms}
     if inplace:
         return for_inference(replace_modules(model, new))  # type: ignore[no-any-return]
-    # The memo makes deepcopy take the new modules instead of copying the old ones.
-    memo: dict[int, Any] = {id(model.get_submodule(name)): module for name, module in new.items()}
-    result = copy.deepcopy(model, memo)
-    return for_inference(result)  # type: ignore[no-any-return]
+    return replaced_copy(model, new)
 
 
 def _first_of(example: Any, batches: Iterable[Any] | None) -> tuple[Any, Iterable[Any] | None]:

@@ -1,4 +1,4 @@
-"""Select the replacement of each module with weights, by the recipe, then by time; and report what was selected."""
+"""Make the replacement of each module with weights that a recipe asks for; and report what was selected."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from lowbit.runtime.arrays import as_float_array, first_nonfinite
 from lowbit.torch.inference.embedding import QuantizedEmbedding
 from lowbit.torch.inference.folding import fold_batch_norm
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, geometry_of
-from lowbit.torch.inference.timing import LayerTimer
+from lowbit.torch.inference.runs import LEAST, Choice, Layer, Run
+from lowbit.torch.inference.timing import LayerTimer, LayerTiming
 from lowbit.torch.inference.weight_modules import WeightModule, require_cpu_floats
 from torch import nn
 
 _FITTED = {2: "pairs", 4: "fours"}
+SLOWER = "float is faster"
+WAY_OUT = 'optimize="size" quantizes it all the same'
 _REASONS, _NAMED = 5, 3  # how many reasons a warning gives, and how many modules it names for each
 
 
@@ -51,6 +54,8 @@ class Candidate:
     declined: bool = False  # the recipe skips it by its name or its kind
     replacement: Replacement | None = None
     note: str = ""
+    norm: nn.Module | None = None  # a batch norm that is folded into it
+    alone: LayerTiming | None = None  # its time and its replacement's, between float layers
 
     @property
     def key(self) -> int:
@@ -77,17 +82,13 @@ class Candidate:
         return Candidate(source, rule, True, source.why_not or unsupported_reason(rule, source.kind))
 
 
-def select(
-    candidate: Candidate,
-    ranges: Mapping[str, Calibrator],
-    norm: nn.Module | None,
-    products: Products,
-    timer: LayerTimer | None,
+def with_replacement(
+    candidate: Candidate, ranges: Mapping[str, Calibrator], norm: nn.Module | None, products: Products
 ) -> Candidate:
-    """The candidate with its replacement, or with the reason that it stays float.
+    """The candidate with its replacement, or with the reason that it has none.
 
     norm: a batch norm to fold into it. products: scale int8 weights so that sums of this many products fit 16 bits,
-    where the kernels gain from it. timer: None skips timing.
+    where the kernels gain from it.
     """
     if candidate.why_not:
         return candidate
@@ -97,20 +98,60 @@ def select(
             return replace(candidate, why_not="no calibration batch reached it")
         a = rule.activations
         params = ranges[source.name].calibrate(a.dtype, a.scheme, method=a.calibration_method())
-    module = source.module
     try:
-        made = _replacement(module, rule, source.name, params, norm, products)
+        made = _replacement(source.module, rule, source.name, params, norm, products)
     except Unsupported as error:
         return replace(candidate, why_not=str(error))
-    note = ""
-    if timer is not None:
-        before = module if norm is None else nn.Sequential(module, norm)
-        timing = timer.time(module, before, made.module, (source.dtype, rule, norm is None))
-        if timing is not None:
-            note = f"{timing} on {list(timer.inputs[candidate.key].shape)}"
-            if timing.is_slower:
-                return replace(candidate, why_not="float is faster", note=note, asked=False)
-    return replace(candidate, replacement=made, note=note)
+    return replace(candidate, replacement=made, norm=norm)
+
+
+def timed_alone(candidate: Candidate, timer: LayerTimer) -> Candidate:
+    """The candidate with its replacement timed against it, on what it is given in the model."""
+    source, made, norm = candidate.source, candidate.replacement, candidate.norm
+    if made is None:
+        return candidate
+    before = source.module if norm is None else nn.Sequential(source.module, norm)
+    timing = timer.time(source.module, before, made.module, (source.dtype, candidate.rule, norm is None))
+    if timing is None:
+        return candidate
+    return replace(candidate, alone=timing, note=f"{timing} on {list(timer.inputs[candidate.key].shape)}")
+
+
+def as_layer(candidate: Candidate) -> Layer:
+    """What decides whether a candidate that was timed is quantized."""
+    assert candidate.replacement is not None
+    assert candidate.alone is not None
+    saved = sum(p.numel() * p.itemsize for p in candidate.source.parameters) - candidate.replacement.nbytes
+    return Layer(candidate.source.name, saved, candidate.alone, candidate.rule.activations is None)
+
+
+def decided(
+    candidates: Sequence[Candidate],
+    quantized: Choice,
+    inside: Mapping[str, LayerTiming],
+    runs: Sequence[Run],
+    optimize: str,
+) -> list[Candidate]:
+    """The candidates without the replacements that were not chosen, and why. inside: their times in the model."""
+    run_of = {name: str(run) for run in runs for name in run.names}
+    found = []
+    for c in candidates:
+        name = c.source.name
+        if c.alone is not None and name in quantized:
+            size = "quantized for its size" if c.alone.is_slower and c.rule.activations is None else ""
+            c = replace(c, note=_joined(c.note, run_of.get(name, ""), size))
+        elif c.alone is not None:
+            why = ""
+            if as_layer(c).pays_alone(LEAST[optimize]):
+                why = f"within the model: {inside[name]}" if name in inside else "the whole model is faster so"
+            note = _joined(c.note, why, "" if quantized else WAY_OUT)
+            c = replace(c, replacement=None, why_not=SLOWER, note=note, asked=False)
+        found.append(c)
+    return found
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
 
 
 def unsupported_reason(rule: Rule, kind: str) -> str:
@@ -203,7 +244,7 @@ def weight_rows(candidates: Sequence[Candidate], norms: Mapping[str, str]) -> li
         size = sum(p.numel() * p.itemsize for p in own if id(p) not in owners)
         owners.update({id(p): source.name for p in own if id(p) not in owners})
         sharing = "" if owner is None else f"shares its weight with {owner}"
-        note = "; ".join(filter(None, (c.note, sharing)))
+        note = _joined(c.note, sharing)
         row = WeightRow(
             source.name,
             type(source.module).__name__,
@@ -253,4 +294,5 @@ def why_left_float(candidates: Sequence[Candidate]) -> str:
         for why, count in reasons.most_common(_REASONS)
     ]
     parts += [f"{len(reasons) - _REASONS} more reasons"] if len(reasons) > _REASONS else []
+    parts += ['optimize="size" quantizes what float is faster for'] if SLOWER in reasons else []
     return f"{elements - left:,} of {elements:,} weights were quantized. The rest stayed float: {'; '.join(parts)}"

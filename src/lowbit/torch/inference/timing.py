@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
 import torch
-from lowbit.bench.timing import measure
+from lowbit.bench.timing import Timing, measure
 from lowbit.models.report import Accuracy, Latency
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.metrics import error_report
@@ -124,8 +124,13 @@ def accuracy_on(expected: Any, model: nn.Module, example: Any) -> list[Accuracy]
 
 def latency_on(before: nn.Module, after: nn.Module, example: Any) -> Latency:
     """Time both models on one batch, interleaved."""
-    shapes = ", ".join(str(list(t.shape)) for t in _pytree.tree_leaves(example) if isinstance(t, Tensor))
     calls = {"float": lambda: call_on(before, example), "quantized": lambda: call_on(after, example)}
     with eval_mode(before), torch.inference_mode():
         found = measure(calls, seconds=_MODEL_SECONDS, warmup=1)
-    return Latency.of("torch", shapes, get_num_threads(), found["float"], found["quantized"])
+    return latency_of(example, found["float"], found["quantized"])
+
+
+def latency_of(example: Any, before: Timing, after: Timing) -> Latency:
+    """The row of a report for both models on one batch."""
+    shapes = ", ".join(str(list(t.shape)) for t in _pytree.tree_leaves(example) if isinstance(t, Tensor))
+    return Latency.of("torch", shapes, get_num_threads(), before, after)
