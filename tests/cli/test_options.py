@@ -55,6 +55,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez(tmp_path / "d.npz", x=rng.standard_normal((8, 64)).astype(np.float32))
     np.savez(tmp_path / "two.npz", a=np.float32([1, 2]), b=np.float32([3]))
     np.save(tmp_path / "rows.npy", rng.standard_normal((8, 4)).astype(np.float32))
+    (tmp_path / "plain4.yaml").write_text("{preset: W4A16, protect: false}")  # the first and last layer at 4 bits, too
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -78,6 +79,16 @@ REFUSED = (
     ("quantize conv.onnx -r W4A16 --operator matmul_nbits", "operator: matmul_nbits"),
     ("quantize m.onnx -r W4A16 --group-size 24 --operator matmul_nbits", "operator: matmul_nbits"),
     ("quantize ck -o out --operator dequantize", "--operator: given; only ONNX"),
+    ("quantize m.onnx --operator fast", "operator: 'fast'; expected auto, fold, dequantize, matmul_nbits"),
+    ("quantize m.onnx --operator fold", "operator: fold; .*dynamic-int8"),
+    ("quantize ck -o out --operator fold", "--operator: given; only ONNX"),
+    # optimize and target CPU
+    ("quantize m.onnx --optimize most", "optimize: 'most'; expected balanced, speed, size"),
+    ("quantize ck -o out --optimize size", "--optimize: given; only ONNX"),
+    ("quantize m.onnx --target-cpu avx2", "target_cpu: 'avx2'; expected any, vnni"),
+    ("quantize m.onnx -r W8A16 --target-cpu vnni", "target_cpu: vnni; .*W8A16 makes none"),
+    ("quantize conv.onnx --target-cpu vnni", "target_cpu: vnni; .*dynamic-int8 makes none"),
+    ("quantize ck -o out --target-cpu vnni", "--target-cpu: given; only ONNX"),
     # group size
     ("quantize m.onnx --group-size 32", "group_size: 32; dynamic-int8"),
     ("quantize m.onnx -r W8A8 --group-size 32", "group_size: 32; W8A8"),
@@ -153,7 +164,7 @@ EFFECTIVE: tuple[tuple[str, str], ...] = (
     ("quantize m.onnx -r W4A16 --group-size 32", "recipe.weights.group_size=32"),
     ("quantize m.onnx -r W8A16 --group-size 32", "recipe.weights.group_size=32"),
     ("quantize m.onnx -r W4A16 --group-size 32 --operator dequantize", "treated=2"),
-    ("quantize m.onnx -r W4A16 --group-size 32 --operator matmul_nbits", "treated=2"),
+    ("quantize m.onnx -r plain4.yaml --group-size 32 --operator matmul_nbits", "treated=2"),
     ("quantize m.onnx -r W8A16 --operator dequantize", "treated=2"),
     ("quantize m.onnx -r static-int8 --method mse --data d.npz --seconds 0", "recipe.activations.method=mse"),
     ("quantize m.onnx --data d.npz --seconds 0 --batch-size 2 --max-batches 2", "accuracy.0.samples=4"),
@@ -164,6 +175,8 @@ EFFECTIVE: tuple[tuple[str, str], ...] = (
         "quantize m.onnx -r W8A8 --optimize size",
         "rows.0.note=activations uint8 per tensor, the only kind ONNX Runtime supports",
     ),
+    ("quantize m.onnx --optimize size --target-cpu vnni", "rows.0.guard_db=0.0"),
+    ("quantize m.onnx -r W8A16 --operator fold", "treated=2"),
     ("quantize m.onnx --external-data", "treated=2"),
     ("quantize ck -o out --resume", "treated=1"),
     ("quantize ck -o out --skip lm_head -r W4A16", "treated=1"),  # the usual list, and the head is tied
@@ -191,13 +204,24 @@ def test_an_option_that_applies_has_its_effect(run: Any, here: Path, line: str, 
 def test_operators_write_different_nodes(run: Any, here: Path) -> None:
     import onnx
 
-    for operator, expected in (("dequantize", "DequantizeLinear"), ("matmul_nbits", "MatMulNBits")):
+    ways = {"DequantizeLinear", "MatMulNBits", "Mul"}
+    for operator, expected in (("dequantize", "DequantizeLinear"), ("matmul_nbits", "MatMulNBits"), ("fold", "Mul")):
         out = f"{operator}.onnx"
-        result = run("quantize", "m.onnx", "-o", out, "-r", "W4A16", "--group-size", 32, "--operator", operator)
+        result = run("quantize", "m.onnx", "-o", out, "-r", "plain4.yaml", "--group-size", 32, "--operator", operator)
         assert result.exit_code == 0, result.output
         ops = {n.op_type for n in onnx.load(out).graph.node}
         assert expected in ops
-        assert ops & {"DequantizeLinear", "MatMulNBits"} == {expected}
+        assert ops & ways == {expected}
+
+
+def test_optimize_decides_which_layers_are_measured(run: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lowbit.formats.onnx import convert
+
+    asked: list[str] = []
+    monkeypatch.setattr(convert, "fastest", lambda rewrite, made, batch, optimize: asked.append(optimize) or made)
+    for optimize in ("balanced", "speed", "size"):
+        assert run("quantize", "m.onnx", "-o", f"{optimize}.onnx", "--optimize", optimize).exit_code == 0
+    assert asked == ["balanced", "speed"]
 
 
 # ---- the same in Python --------------------------------------------------------------------------------

@@ -67,6 +67,14 @@ _OPTIMIZE = Annotated[
         metavar="NAME",
     ),
 ]
+_TARGET_CPU = Annotated[
+    str,
+    typer.Option(
+        help="any: int8 weights get scales with which integer matrix products are exact on every CPU. vnni: scales "
+        "stay, for CPUs with VNNI and those of ARM. ONNX models only.",
+        metavar="NAME",
+    ),
+]
 _STRICT = Annotated[bool, typer.Option("--strict", help="Fail if a weight that the recipe requests stays float.")]
 _OVERWRITE = Annotated[bool, typer.Option("--overwrite", help="Replace an existing target, even if it is the source.")]
 _RESUME = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run. Checkpoints only.")]
@@ -95,6 +103,7 @@ def quantize(
     skip: _SKIP = [],  # noqa: B006
     operator: _OPERATOR = "auto",
     optimize: _OPTIMIZE = "balanced",
+    target_cpu: _TARGET_CPU = "any",
     strict: _STRICT = False,
     overwrite: _OVERWRITE = False,
     resume: _RESUME = False,
@@ -121,6 +130,7 @@ def quantize(
     options: dict[str, Any] = {"data": data, "batch_size": batch_size, "max_batches": max_batches, "metric": metric}
     options |= {"strict": strict, "overwrite": overwrite, "resume": resume, "allow_pickle": allow_pickle}
     options |= {"external_data": external_data or "auto", "operator": operator, "optimize": optimize}
+    options["target_cpu"] = target_cpu
     options |= {"progress": not as_json}
     made = quantize_file(source, target, changed, seconds=seconds, threads=tuple(threads), **options)
     with says_what_is_kept(target):
@@ -147,7 +157,7 @@ def _refuse_idle(ctx: typer.Context, source: Path, data: Path | None, seconds: f
     if kind_of(source) == "checkpoint":
         why = "checkpoints are quantized by their weights alone, and not run"
         refuse_given(ctx, why, "data", "batch_size", "max_batches", "metric", "threads", *timed)
-        refuse_given(ctx, "only ONNX models have it", "operator", "optimize", "external_data")
+        refuse_given(ctx, "only ONNX models have it", "operator", "optimize", "target_cpu", "external_data")
     else:
         refuse_given(ctx, "only checkpoints have it", "allow_pickle")
         if data is None:

@@ -77,6 +77,7 @@ def quantize_file(
     threads: Sequence[int] = (1,),
     operator: str = "auto",
     optimize: str = "balanced",
+    target_cpu: str = "any",
     external_data: bool | str = "auto",
     allow_pickle: bool = False,
     progress: bool = True,
@@ -87,7 +88,7 @@ def quantize_file(
     name of a preset, a file, a mapping or a Recipe; by default dynamic-int8 for ONNX and W4A16 for checkpoints. data:
     batches for ranges and for comparing outputs: .npz or .npy files, a folder of them, or mappings from input names to
     arrays. metric: a function of (predict, batches) that returns one number, or `module:function`. seconds: how long
-    latency is measured; 0 skips it. operator and optimize: see `quantize_onnx`.
+    latency is measured; 0 skips it. operator, optimize and target_cpu: see `quantize_onnx`.
     """
     kind = kind_of(source)
     made = default_recipe(source) if recipe is None else Recipe.of(recipe)
@@ -101,7 +102,7 @@ def quantize_file(
     shared: dict[str, Any] = {"strict": strict, "overwrite": overwrite}
     if kind == "checkpoint":
         _refuse("given; checkpoints are quantized by their weights alone", data=data)
-        given = {"operator": operator != "auto", "optimize": optimize != "balanced"}
+        given = {"operator": operator != "auto", "optimize": optimize != "balanced", "target_cpu": target_cpu != "any"}
         _refuse("given; only ONNX models have it", **given, external_data=external_data != "auto")
         from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 
@@ -113,7 +114,8 @@ def quantize_file(
         from lowbit.formats.onnx.batches import reread
         from lowbit.formats.onnx.convert import quantize_onnx
     batches = None if data is None else reread(data, source, batch_size, max_batches)
-    shared |= {"operator": operator, "optimize": optimize, "external_data": external_data, "progress": progress}
+    shared |= {"operator": operator, "optimize": optimize, "target_cpu": target_cpu, "external_data": external_data}
+    shared["progress"] = progress
     report = quantize_onnx(source, to, made, data=None if batches is None else batches.feeds(), **shared)
     with says_what_is_kept(to):
         named = None if function is None else (metric if isinstance(metric, str) else function.__name__, function)

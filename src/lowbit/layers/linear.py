@@ -50,8 +50,8 @@ class QuantizedLinear(Frozen):
 
     input_params (int8 or uint8, one scale) are used instead where given. fit_products: 2 or 4 give int8 weights,
     which must be floats then, steps for which products fit 16 bits two by two, or four by four. On CPUs without VNNI,
-    where peers give up a whole bit on one side, that is a third faster, or two thirds, and costs 1 to 3 dB of the
-    weights, or 3 to 5. Weights in blocks along their last axis of 4 or 2 bits are unpacked in registers; binary and
+    where peers give up a whole bit on one side, that is a third faster, or two thirds, and costs 1 to 5 dB of the
+    weights, or 3 to 9. Weights in blocks along their last axis of 4 or 2 bits are unpacked in registers; binary and
     logarithmic weights take float activations.
 
     `path` says which kernels run: "integer", "groups", "blocks" (an integer product per block: any other linear dtype),

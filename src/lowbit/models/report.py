@@ -32,10 +32,17 @@ class WeightRow:
     sqnr_db: float | None = None  # of the weight itself
     activations: str = ""  # how its activations are quantized
     note: str = ""
+    guard_db: float = 0.0  # of the SQNR, what sums that are exact on CPUs without VNNI cost
 
     @property
     def treated(self) -> bool:
         return bool(self.how)
+
+    @property
+    def remark(self) -> str:
+        """The note, with what exact sums cost."""
+        guard = f"−{self.guard_db:.1f} dB for CPUs without VNNI; --target-cpu vnni" if self.guard_db >= 0.05 else ""
+        return "; ".join(filter(None, (self.note, guard))).replace("inf", "∞")
 
     @property
     def skipped(self) -> bool:
@@ -137,7 +144,7 @@ class ModelReport:
             size = f"{r.bytes_before:,} → {r.bytes_after:,}" if r.treated else f"{r.bytes_before:,}"
             lost = "" if r.sqnr_db is None else f"{r.sqnr_db:.1f}"
             done = f"{r.how}; activations {r.activations or 'float'}" if r.sqnr_db is not None else r.how or r.why_not
-            done += f" ({r.note})" if r.note else ""
+            done += f" ({r.remark})" if r.remark else ""
             table.append((r.name or "(the model)", r.kind, "×".join(map(str, r.shape)), size, lost, done))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         aligned = "<<>>><"

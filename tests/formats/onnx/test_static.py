@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, helper
+from onnx import ModelProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 ort = pytest.importorskip("onnxruntime")
@@ -336,6 +336,36 @@ def test_ir_and_opset_are_those_that_came() -> None:
     graph, _ = quantized(residual_cnn(), batches(1))
     assert (graph.proto.ir_version, graph.opset) == (8, 13)
     assert helper.find_min_ir_version_for(graph.proto.opset_import) <= 8
+
+
+@pytest.mark.parametrize("recipe", ["static-int8", "dynamic-int8"])
+def test_rows_say_what_exact_sums_cost(tmp_path: Path, recipe: str) -> None:
+    b = Builder({"x": [4, 64]})
+    y = b.add("Relu", b.add("Gemm", "x", b.normal(64, 32, name="normal"), b.normal(32, name="c")))
+    fits = np.tile(np.float32([1, 0]), 16)[:, None] * np.ones(8, np.float32)  # no two neighbours: nothing to guard
+    made = b.model(b.add("MatMul", y, b.constant(fits, name="fits")))
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    feed = {"x": np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)}
+    options: dict[str, Any] = {"data": [feed], "seconds": 0, "progress": False, "optimize": "size"}
+    found = {}
+    for cpu in ("any", "vnni"):
+        report = quantize_file(tmp_path / "m.onnx", tmp_path / f"{cpu}.onnx", recipe, target_cpu=cpu, **options)
+        found[cpu] = {r.name: r for r in report.rows}
+    plain, guarded = found["vnni"]["normal"], found["any"]["normal"]
+    assert guarded.guard_db > 0.5
+    assert guarded.guard_db == pytest.approx(plain.sqnr_db - guarded.sqnr_db, abs=1e-9)
+    assert f"−{guarded.guard_db:.1f} dB for CPUs without VNNI; --target-cpu vnni" in guarded.remark
+    assert (plain.guard_db, plain.remark) == (0.0, "")
+    assert found["any"]["fits"].guard_db == 0.0
+    codes = {cpu: largest_pair(onnx.load(tmp_path / f"{cpu}.onnx"), "normal_codes") for cpu in found}
+    assert codes["any"] <= LARGEST_SUM < codes["vnni"]
+
+
+def largest_pair(model: onnx.ModelProto, name: str) -> int:
+    """The largest sum of two neighbouring codes along the inputs of a matrix stored by rows."""
+    codes = next(numpy_helper.to_array(t) for t in model.graph.initializer if t.name == name).astype(int)
+    codes = codes if codes.shape[0] == 32 else codes.T
+    return int(np.abs(codes[:, 0::2] + codes[:, 1::2]).max())
 
 
 def test_a_bias_that_differs_from_row_to_row_stays_float(tmp_path: Path) -> None:

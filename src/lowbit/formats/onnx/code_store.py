@@ -33,6 +33,12 @@ def narrow(codes: Array, dtype: str) -> Array:
     return codes.astype(_NARROW[dtype]) if dtype in _NARROW else codes
 
 
+def lost_db(value: Array, plain: QuantizedTensor, guarded: QuantizedTensor) -> float:
+    """How much less the SQNR of the second is, in decibels."""
+    before, after = plain.error(value).sqnr_db, guarded.error(value).sqnr_db
+    return 0.0 if before == after else before - after  # both may be infinite
+
+
 def is_int8(recipe: WeightRecipe) -> bool:
     """Whether integer kernels take codes by this recipe: 8 bits, per tensor or channel."""
     return recipe.dtype in ("int8", "uint8") and recipe.granularity != "group"
@@ -82,6 +88,7 @@ class StoredWeight:
     unrolled: Unrolled | None = None
     steps: Array | None = None  # distinct scales, where scales are stored as one byte each
     note: str = ""
+    guard_db: float = 0.0  # decibels, for scales with which no accumulator saturates
     bytes: int = 0
     _names: dict[Any, str] = field(default_factory=dict)
 
@@ -234,8 +241,9 @@ class StoredWeight:
 class CodeStore:
     """The weights of a graph that are quantized so far."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, guarded: bool = True) -> None:
         self.graph = graph
+        self.guarded = guarded  # whether weights that are `bounded` must fit accumulators of 16 bits
         self._stored: dict[Any, StoredWeight] = {}
 
     def put(
@@ -249,7 +257,8 @@ class CodeStore:
     ) -> StoredWeight:
         """The codes of a weight by a recipe; a weight with codes by the same recipe keeps them.
 
-        bounded: choose scales with which no runtime's accumulator saturates. stepped: use 256 different scales at most.
+        bounded: choose scales with which no runtime's accumulator saturates, if the store is guarded. stepped: use 256
+        different scales at most.
         home: the graph or body that holds them, by default the reader's. Groups are along the inputs of a matrix; other
         weights get one scale per channel, and a note.
         """
@@ -273,7 +282,7 @@ class CodeStore:
             wide, axis = np.ascontiguousarray(wide if axis == 0 else wide.T), 0
         q = quantize_weight(wide, recipe, axis=axis, name=use.name)
         scale = np.asarray(q.params.scale, np.float32)
-        if bounded and wide.ndim == 2 and axis == 0 and q.params.dtype.is_signed:
+        if bounded and self.guarded and wide.ndim == 2 and axis == 0 and q.params.dtype.is_signed:
             scale = unsaturated(wide, np.broadcast_to(scale, len(wide)).copy())
             scale = scale.max() if q.params.axis is None else scale
         steps = _scale_steps(wide, scale) if stepped else None
@@ -282,10 +291,12 @@ class CodeStore:
         if element == np.float16:  # a scale must not underflow, and codes use the stored scale
             least = np.float32(np.finfo(np.float16).smallest_subnormal)
             scale = np.maximum(scale.astype(np.float16).astype(np.float32), least)
+        lost = 0.0
         if not np.array_equal(scale, q.params.scale):
-            q = quantize(wide, params=q.params.replace(scale=np.asarray(scale, np.float32)))
+            plain, q = q, quantize(wide, params=q.params.replace(scale=np.asarray(scale, np.float32)))
+            lost = lost_db(wide, plain, q) if bounded else 0.0
         made = self._stored[key] = StoredWeight(
-            self.graph, use.name, recipe, q, element, is_matrix, home, _layout(use), unrolled, steps, note
+            self.graph, use.name, recipe, q, element, is_matrix, home, _layout(use), unrolled, steps, note, lost
         )
         return made
 

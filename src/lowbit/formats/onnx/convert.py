@@ -21,6 +21,7 @@ from lowbit.formats.onnx.weight_only import OPERATORS
 from lowbit.models import ModelReport, Recipe, WeightRow
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
+TARGET_CPUS = ("any", "vnni")
 _NEWEST_IR, _COMMON_IR = 13, 10  # that ONNX Runtime 1.31 takes, and that of opset 21
 
 
@@ -32,6 +33,7 @@ def quantize_onnx(
     data: Iterable[Any] | None = None,
     operator: str = "auto",
     optimize: str = "balanced",
+    target_cpu: str = "any",
     strict: bool = False,
     overwrite: bool = False,
     progress: bool = True,
@@ -43,7 +45,9 @@ def quantize_onnx(
     optimize: "balanced" lets layers that are slower than in float compute in float, from the same codes; "speed" those
     that are not faster, too; "size" none. ONNX Runtime is asked on the first batch, or on random inputs without data.
     operator: how float layers read codes: "fold", codes times scales, which the runtime computes as it loads the model;
-    "dequantize"; "matmul_nbits"; or "auto". strict: raises InvalidProblem where something the recipe asks for cannot be
+    "dequantize"; "matmul_nbits"; or "auto". target_cpu: "any" gives int8 weights scales with which integer matrix
+    products are exact on every CPU, and rows say what that costs; "vnni" leaves scales as they are, for CPUs with VNNI
+    and those of ARM. strict: raises InvalidProblem where something the recipe asks for cannot be
     done. The target is written only if onnx's full check passes and ONNX Runtime loads the result with its default
     options.
 
@@ -57,15 +61,19 @@ def quantize_onnx(
     """
     begun = time.perf_counter()
     recipe = Recipe.of(recipe)
-    _check_options(source, target, recipe, data, operator, optimize, overwrite)
+    _check_options(source, target, recipe, data, operator, optimize, target_cpu, overwrite)
     given = None if data is None else Peeked(data)
-    rewrite = Rewrite(source, recipe, operator, given, progress)
+    rewrite = Rewrite(source, recipe, operator, given, progress, target_cpu == "any")
     graph, _ = rewrite.prepared()
     before = os.path.getsize(source) + graph.bytes_beside
     plans = rewrite.plans(graph)
     recipe.refuse_unmatched((rewrite.names_of(p.use) for p in plans), graph.names)
     if operator != "auto":
         _refuse_idle_operator(recipe, operator, plans)
+    if target_cpu != "any" and not any(p.way in ("static", "dynamic") for p in plans):
+        raise InvalidProblem(
+            f"target_cpu: {target_cpu}; it is for integer matrix products, and {recipe.name} makes none in this model"
+        )
     made = rewrite.done()
     if strict:
         _refuse_skipped(made.rows)
@@ -81,9 +89,20 @@ def quantize_onnx(
 
 
 def _check_options(
-    source: Any, target: Any, recipe: Recipe, data: Iterable[Any] | None, operator: str, optimize: str, overwrite: bool
+    source: Any,
+    target: Any,
+    recipe: Recipe,
+    data: Iterable[Any] | None,
+    operator: str,
+    optimize: str,
+    target_cpu: str,
+    overwrite: bool,
 ) -> None:
-    for name, value, among in (("operator", operator, OPERATORS), ("optimize", optimize, OPTIMIZE)):
+    for name, value, among in (
+        ("operator", operator, OPERATORS),
+        ("optimize", optimize, OPTIMIZE),
+        ("target_cpu", target_cpu, TARGET_CPUS),
+    ):
         if value not in among:
             raise InvalidProblem(f"{name}: {value!r}; expected {', '.join(among)}")
     if recipe.needs_data and data is None:

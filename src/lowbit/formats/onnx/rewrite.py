@@ -55,12 +55,21 @@ class Rewritten:
 
 
 class Rewrite:
-    """Rewrites a model any number of times, each time with other forms for some of its weights."""
+    """Rewrites a model any number of times, each time with other forms for some of its weights.
+
+    guarded: choose weights whose products fit 16 bits two by two, for CPUs without VNNI.
+    """
 
     def __init__(
-        self, source: str | os.PathLike[str], recipe: Recipe, operator: str, data: Iterable[Any] | None, progress: bool
+        self,
+        source: str | os.PathLike[str],
+        recipe: Recipe,
+        operator: str,
+        data: Iterable[Any] | None,
+        progress: bool,
+        guarded: bool = True,
     ) -> None:
-        self.source, self.recipe, self.operator = source, recipe, operator
+        self.source, self.recipe, self.operator, self.guarded = source, recipe, operator, guarded
         self.data, self.progress = data, progress
         self._ranges: Ranges = {}
         self._made_names: set[str] = set()
@@ -113,7 +122,7 @@ class Rewrite:
         graph, notes = self.prepared()
         _raise_opset(graph, self.plans(graph, folded), notes)
         plans, came_quantized = self.plans(graph, folded), quantized_uses(graph)
-        work = _Work(graph, self.operator, plans, self._ranges)
+        work = _Work(graph, self.operator, plans, self._ranges, self.guarded)
         rows = work.done(self.data, self.progress and folded is None)
         came = {u.name: _left_row(u, False, _stored_bytes(graph, u.name)) for u in came_quantized}
         rows += came.values()
@@ -136,10 +145,10 @@ def why_float(graph: Graph, use: WeightUse, rule: Rule) -> str:
 class _Work:
     """Rewrite the graph for each weight, and keep the rows and histograms of the report."""
 
-    def __init__(self, graph: Graph, operator: str, plans: Sequence[Plan], ranges: Ranges) -> None:
+    def __init__(self, graph: Graph, operator: str, plans: Sequence[Plan], ranges: Ranges, guarded: bool) -> None:
         self.graph, self.operator, self.plans, self.ranges = graph, operator, plans, ranges
         self.sizes = {p.use.name: _stored_bytes(graph, p.use.name) for p in plans}
-        self.store = CodeStore(graph)
+        self.store = CodeStore(graph, guarded)
         self.dynamic = Dynamic(self.store)
         self._spreads: dict[str, tuple[int, Histogram]] = {}
         self._static: Sequence[Histogram] = ()
@@ -209,6 +218,7 @@ class _Work:
             sqnr_db=w.q.error(seen.astype(np.float32)).sqnr_db,
             activations=activations,
             note=note,
+            guard_db=w.guard_db,
         )
 
     def histograms(self) -> list[Histogram]:

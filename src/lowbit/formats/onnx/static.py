@@ -15,7 +15,7 @@ import numpy.typing as npt
 from onnx import helper
 
 from lowbit.calibration import Calibrator
-from lowbit.formats.onnx.code_store import CodeStore, is_int8
+from lowbit.formats.onnx.code_store import CodeStore, is_int8, lost_db
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.model_file import drop
 from lowbit.formats.onnx.observe import observe
@@ -132,7 +132,8 @@ def _weight(store: CodeStore, use: WeightUse, rule: Rule, x: QuantizationParams)
     elif bias is not None and bias.shape != (weight.shape[use.channel_axis],):  # a Gemm's bias may differ between rows
         note, bias = f"its bias of shape {bias.shape} stays float", None
     is_own = use.node.input[use.input_index] not in (use.name, *(s.output[0] for s in use.steps))  # scaled by alpha
-    w = store.put_exact(use, rule.weights, _codes(use, rule, weight, bias, float(x.scale)), is_own)
+    q, lost = _codes(use, rule, weight, bias, float(x.scale), store.guarded)
+    w = store.put_exact(use, rule.weights, q, is_own)
     scale = np.asarray(w.q.params.scale, np.float32)
     inputs = [w.codes(w.is_matrix and use.channel_axis == 1), w.scale()]
     # ONNX Runtime fuses a Gemm only with an explicit zero point.
@@ -157,6 +158,7 @@ def _weight(store: CodeStore, use: WeightUse, rule: Rule, x: QuantizationParams)
         sqnr_db=w.q.error(seen).sqnr_db,
         activations=str(rule.activations),
         note=note,
+        guard_db=lost,
     )
     return row, spread(use.name, seen, w.q.params)
 
@@ -167,21 +169,31 @@ def _value(graph: Graph, use: WeightUse) -> Array:
     return np.asarray(use.value(graph) if now is None else now)
 
 
-def _codes(use: WeightUse, rule: Rule, weight: Array, bias: Array | None, x_scale: float) -> QuantizedTensor:
-    """The weight quantized with scales that saturate no accumulator and let every bias fit into 32 bits."""
+def _codes(
+    use: WeightUse, rule: Rule, weight: Array, bias: Array | None, x_scale: float, guarded: bool
+) -> tuple[QuantizedTensor, float]:
+    """The weight quantized with scales that let every bias fit into 32 bits and, if guarded, saturate no accumulator;
+    and the decibels that the guard costs."""
     axis = use.channel_axis
     q = quantize_weight(weight, rule.weights, axis=axis, name=use.name)
     p = q.params
     if not p.dtype.is_signed:
-        return q  # unsigned by unsigned is exact everywhere
+        return q, 0.0  # unsigned by unsigned is exact everywhere
     rows = np.moveaxis(weight, axis, 0)
     rows = in_conv_order(rows) if use.op == "Conv" else rows.reshape(len(rows), -1)
-    scale = unsaturated(rows, np.broadcast_to(np.asarray(p.scale, np.float32), len(rows)).copy())
+    scale = np.broadcast_to(np.asarray(p.scale, np.float32), len(rows)).copy()
     if bias is not None:
         scale = np.maximum(scale, (np.abs(bias) / (x_scale * _LARGEST_BIAS)).astype(np.float32))
-    if p.axis is None:
-        scale = scale.max()
-    return quantize(weight, params=p.replace(scale=scale))
+    plain = _with_scales(weight, p, scale)
+    if not guarded:
+        return plain, 0.0
+    q = _with_scales(weight, p, unsaturated(rows, scale))
+    return q, lost_db(weight, plain, q)
+
+
+def _with_scales(weight: Array, p: QuantizationParams, scale: Array) -> QuantizedTensor:
+    """The weight quantized with a scale per channel, or with the largest of them where the params have one."""
+    return quantize(weight, params=p.replace(scale=scale.max() if p.axis is None else scale))
 
 
 def _dequantize(graph: Graph, use: WeightUse, index: int, name: str, inputs: Sequence[str], axis: int | None) -> None:

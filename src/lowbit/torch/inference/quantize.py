@@ -122,7 +122,7 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
     arguments, and only the first element where the model takes one argument. inplace: change the model itself. strict:
     InvalidProblem where a weight asked for was not quantized. fold_norms: fold batch norms that certainly follow a
     convolution into it. fit_products: 2 or 4 scales int8 weights so that sums of that many products fit 16 bits; this
-    costs 1 to 3 dB, or 3 to 5, and makes CPUs without VNNI faster; 1 follows the recipe. The default is 4 where it is
+    costs 1 to 5 dB, or 3 to 9, and makes CPUs without VNNI faster; 1 follows the recipe. The default is 4 where it is
     faster. `report(model)` gives what was done to each weight, and the times; a warning says so where less than half
     was quantized.
 
