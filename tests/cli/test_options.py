@@ -74,6 +74,7 @@ REFUSED = (
     ("quantize ck -o out -r typo.yaml", "overrides: 'encoder.upp' matches no weight"),
     # operator
     ("quantize m.onnx --operator matmul_nbits", "operator: matmul_nbits; .*dynamic-int8"),
+    ("quantize m.onnx -r W4A16 --operator matmul_nbits", "operator: matmul_nbits; .*protect: false"),
     ("quantize m.onnx --operator dequantize", "operator: dequantize; .*dynamic-int8"),
     ("quantize m.onnx -r W8A16 --operator matmul_nbits", "operator: matmul_nbits; .*W8A16"),
     ("quantize conv.onnx -r W4A16 --operator matmul_nbits", "operator: matmul_nbits"),
@@ -169,7 +170,7 @@ EFFECTIVE: tuple[tuple[str, str], ...] = (
     ("quantize m.onnx -r static-int8 --method mse --data d.npz --seconds 0", "recipe.activations.method=mse"),
     ("quantize m.onnx --data d.npz --seconds 0 --batch-size 2 --max-batches 2", "accuracy.0.samples=4"),
     ("quantize m.onnx --data d.npz --seconds 0.01 --threads 2", "latency.0.threads=2"),
-    ("quantize conv.onnx -r W8A16 --group-size 32", "rows.0.note=groups are for matrices; one scale per channel"),
+    ("quantize conv.onnx -r W8A16 --group-size 32", "rows.0.how=int8 symmetric, groups of 32"),
     # what dynamic-int8 gives, since ONNX Runtime has no other way; the row says so
     (
         "quantize m.onnx -r W8A8 --optimize size",

@@ -258,13 +258,15 @@ class CodeStore:
         """The codes of a weight by a recipe; a weight with codes by the same recipe keeps them.
 
         bounded: choose scales with which no runtime's accumulator saturates, if the store is guarded. stepped: use 256
-        different scales at most.
-        home: the graph or body that holds them, by default the reader's. Groups are along the inputs of a matrix; other
-        weights get one scale per channel, and a note.
+        different scales at most. home: the graph that holds them, of weights that are folded; by default the reader's.
+        Groups are along the inputs of each output; no operator takes those of convolutions and stacks of matrices,
+        which get one scale per channel, and a note, unless they are folded.
         """
         is_matrix, note = _is_matrix(use), ""
-        unrolled = Unrolled(use.shape, use.channel_axes) if use.kind == "recurrent" else None
-        if recipe.granularity == "group" and not is_matrix and unrolled is None:
+        in_groups = recipe.granularity == "group" and not is_matrix
+        by_rows = use.kind == "recurrent" or (in_groups and home is not None)
+        unrolled = Unrolled(use.shape, use.channel_axes) if by_rows else None
+        if in_groups and unrolled is None:
             recipe = dataclasses.replace(recipe, group_size=None, granularity="channel")
             note = "groups are for matrices; one scale per channel"
         home = self.graph.home(use.node) if home is None else home

@@ -128,7 +128,8 @@ def _refuse_idle_operator(recipe: Recipe, operator: str, plans: Sequence[Plan]) 
         held = "MatMul and Gemm with weights in groups of 16, 32, 64, ..."
         if operator != "matmul_nbits":
             held = "weights multiplied as floats"
-        raise InvalidProblem(f"operator: {operator}; it is for {held}, and {recipe.name} makes none in this model")
+        why = " (`protect: false` in a recipe file keeps 4 bits in all layers)" if recipe.protect else ""
+        raise InvalidProblem(f"operator: {operator}; it is for {held}, and {recipe.name} makes none in this model{why}")
 
 
 def _lower_ir(graph: Graph) -> list[str]:

@@ -67,8 +67,12 @@ class WeightUse:
 
     @property
     def channel_axes(self) -> tuple[int, ...]:
-        """The axes of the outputs: a gate's rows of a recurrent weight belong to one direction."""
-        return (0, 1) if self.kind == "recurrent" else (self.channel_axis,)
+        """The axes of the outputs: a gate's rows of a recurrent weight belong to one direction, the columns of a matrix
+        to one of a stack."""
+        if self.kind == "recurrent":
+            return 0, 1
+        stacked = range(len(self.shape) - 2) if self.kind == "linear" else range(0)
+        return (*stacked, self.channel_axis)
 
     def value(self, graph: Graph) -> Array:
         """The array as the node reads it."""
