@@ -1,4 +1,4 @@
-"""Fold batch norms into the convolutions before them, replace modules of a model, and choose memory formats."""
+"""Fold batch norms into the convolutions before them, and replace modules of a model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from lowbit.torch.inference.layers import QuantizedConv2d, QuantizedModule
+from lowbit.torch.inference.layers import QuantizedModule
+from lowbit.torch.inference.memory_formats import set_memory_formats, trace
 from lowbit.torch.inference.state_dict import DESCRIPTION, SavedModule, description_tensor
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 _NORMS: dict[type[nn.Module], Any] = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d}
 
@@ -74,9 +75,8 @@ def _neighbours(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 def _traced(model: nn.Module) -> list[tuple[str, str]]:
     """(producer, only consumer) pairs of module calls; none where the model cannot be traced."""
-    try:
-        graph = fx.Tracer().trace(model)
-    except Exception:  # the model's own code may raise anything when traced
+    graph = trace(model, set())
+    if graph is None:
         return []
     calls = [node for node in graph.nodes if node.op == "call_module"]
     once = {target for target in (n.target for n in calls) if sum(n.target == target for n in calls) == 1}
@@ -95,48 +95,5 @@ def for_inference(model: Any) -> Any:
             isinstance(child, QuantizedModule) for child in module.children()
         ):
             module.activation_relu_or_gelu = 0  # the fused kernel runs only for ReLU and GELU
-    _set_memory_formats(model)
+    set_memory_formats(model)
     return model.eval()
-
-
-# Modules that take images in either memory format and keep it.
-_KEEPS_FORMAT = frozenset(
-    {FoldedNorm, nn.Identity, nn.BatchNorm2d, nn.Dropout, nn.Dropout2d}
-    | {nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Hardswish, nn.LeakyReLU, nn.ELU, nn.Sigmoid, nn.Tanh}
-    | {nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d}
-)
-
-
-def _set_memory_formats(model: nn.Module) -> None:
-    """Set `memory_format` of each quantized convolution in a Sequential by what consumes its result.
-
-    The format is channels_last where only modules that keep the format lie between the convolution and the next one,
-    or nn.Flatten. The result of a Sequential stays contiguous.
-
-    >>> from lowbit.torch import quantize
-    >>> net = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3))
-    >>> small = quantize(net)  # which calls this function
-    >>> small[0].memory_format, small[2].memory_format
-    (torch.channels_last, torch.contiguous_format)
-    """
-    uses = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
-    for sequence in model.modules():
-        if type(sequence) is not nn.Sequential:
-            continue
-        takes_both = False  # whether the consumer takes either format
-        convolutions: list[tuple[QuantizedConv2d, bool]] = []
-        for module in reversed(list(sequence)):
-            if type(module) is QuantizedConv2d:
-                convolutions.append((module, takes_both and uses[id(module)] == 1))
-                takes_both = True
-            elif type(module) is nn.Flatten:
-                takes_both = module.start_dim == 1 and module.end_dim == -1
-            elif type(module) not in _KEEPS_FORMAT:
-                takes_both = False
-        previous = False  # whether the convolution before gives channels_last
-        for module, is_last in reversed(convolutions):
-            if is_last:
-                module.memory_format = torch.channels_last
-            elif previous and uses[id(module)] == 1:
-                module.memory_format = torch.contiguous_format
-            previous = is_last

@@ -138,8 +138,8 @@ def decided(
     for c in candidates:
         name = c.source.name
         if c.alone is not None and name in quantized:
-            size = "quantized for its size" if c.alone.is_slower and c.rule.activations is None else ""
-            c = replace(c, note=_joined(c.note, run_of.get(name, ""), size))
+            slow = optimize == "balanced" and c.alone.is_slower and as_layer(c).for_memory
+            c = replace(c, note=_joined(c.note, run_of.get(name, ""), "quantized for its size" if slow else ""))
         elif c.alone is not None:
             why = ""
             if as_layer(c).pays_alone(LEAST[optimize]):
