@@ -15,6 +15,7 @@ import numpy.typing as npt
 from onnx import helper
 
 from lowbit.calibration import Calibrator
+from lowbit.formats.onnx.activations import GATE_SCALE, find_activations, merge_activations
 from lowbit.formats.onnx.code_store import CodeStore, is_int8, lost_db
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.model_file import drop
@@ -72,7 +73,8 @@ def quantize_static(
     for use, _ in uses:
         if use.op == "Gemm":
             _plain_gemm(graph, use)
-    found = place(graph, [use.node for use, _ in uses])
+    activations = find_activations(graph)
+    found = place(graph, [use.node for use, _ in uses], activations)
     roots = list(dict.fromkeys(found.root(name) for name in found.readers))
     # A tensor follows the recipe of the first weight that it is multiplied with, else the first of all.
     recipes = {found.root(use.node.input[0]): rule.activations for use, rule in reversed(uses)}
@@ -81,6 +83,8 @@ def quantize_static(
         seen = observe(graph, data, tensors=roots, progress=progress)
         for name in roots:
             p = _params(seen, name, recipes.get(name, uses[0][1].activations))
+            if name in activations and activations[name].kind == "hard_sigmoid":  # quantization cuts it off
+                p = QuantizationParams(p.dtype, scale=GATE_SCALE, zero_point=p.dtype.qmin)
             ranges[name] = p, _spread(seen[name], p)
         # With fewer weights a tensor may be quantized for itself: nodes that move its elements keep the range.
         ranges |= {name: ranges[found.root(name)] for name in found.readers}
@@ -93,6 +97,7 @@ def quantize_static(
         stored[name] = scale, graph.add_constant(f"{name}_zero_point", zero)
     for name in found.readers:
         _insert_pair(graph, found, name, stored[found.root(name)])
+    merge_activations(graph, activations, found.readers)
     weights = {h.name: h for _, h in done}
     return [row for row, _ in done], [*weights.values(), *(ranges[name][1] for name in roots)]
 
