@@ -109,6 +109,23 @@ def test_a_model_that_cannot_run_on_random_inputs_is_left_as_asked_and_says_so(t
     assert report.rows[0].activations
 
 
+@pytest.mark.parametrize(("gain", "scope"), [(1.3, "per tensor"), (1.05, "per channel")])
+def test_an_lstm_gets_one_scale_where_that_is_much_faster(
+    gain: float, scope: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def speeds(plain: Any, others: Mapping[str, Any]) -> dict[str, float]:
+        return {name: 2.0 * gain if name == "attempt" else 2.0 for name in others}
+
+    monkeypatch.setattr(choose, "_speeds", speeds)
+    monkeypatch.setattr(choose._Timed, "by_layer", lambda timed, plans: {p.use.node.name: 1.0 for p in plans})
+    onnx.save(onnx_zoo.lstm().model, tmp_path / "m.onnx")
+    report = quantize_onnx(tmp_path / "m.onnx", tmp_path / "q.onnx", "dynamic-int8", progress=False)
+    rows = [r for r in report.rows if r.kind == "LSTM"]
+    assert len(rows) == 4
+    assert {r.how for r in rows} == {f"int8 symmetric, {scope}"}
+    assert all(("one scale" in r.note) == (scope == "per tensor") for r in rows)
+
+
 @pytest.mark.parametrize("recipe", ["dynamic-int8", "static-int8", "W4A16"])
 @pytest.mark.parametrize("name", ["resnet", "mobilenet", "vit", "gpt", "shared_weights", "loop", "branches"])
 def test_every_layer_gets_its_share_of_the_profile(name: str, recipe: str, tmp_path: Path) -> None:

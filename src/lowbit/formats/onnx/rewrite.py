@@ -71,6 +71,7 @@ class Rewrite:
     ) -> None:
         self.source, self.recipe, self.operator, self.guarded = source, recipe, operator, guarded
         self.data, self.progress = data, progress
+        self.one_scale = ""  # why LSTMs get one scale per weight
         self._ranges: Ranges = {}
         self._made_names: set[str] = set()
 
@@ -95,7 +96,11 @@ class Rewrite:
                 if self.recipe.protect and not rule.is_named:
                     rule, why = adapted(rule, use, why_spared.get(use.name, ""))
                     note = _joined(note, why)
-            found.append(Plan(use, rule, way or self._way(graph, use, rule), note))
+            way = way or self._way(graph, use, rule)
+            if self.one_scale and way == "dynamic" and use.kind == "recurrent" and not rule.is_named:
+                rule = replace(rule, weights=replace(rule.weights, granularity="tensor"))
+                note = _joined(note, self.one_scale)
+            found.append(Plan(use, rule, way, note))
         # DynamicQuantizeLSTM takes both weights of a layer as codes.
         parts = Counter(id(p.use.node) for p in found if _is_part(p))
         why = "activations stay float: the other weight of its layer is not int8"
