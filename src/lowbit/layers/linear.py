@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -160,6 +161,24 @@ class QuantizedLinear(Frozen):
         elif plan.run(x.array, epilogue.empty(y.shape, y)[1]) is False:
             cpu.refuse_nonfinite(x, "x")
             raise InvalidProblem(f"x: values too large: a scale would exceed {MAX_SCALE:.6g}")
+
+    def bound(self, x: Array, y: Array) -> Callable[[], None]:
+        """A call that reads x again and writes y again, contiguous float32 matrices, with as little else as there is.
+
+        >>> x, y = np.ones((1, 2), np.float32), np.empty((1, 1), np.float32)
+        >>> multiply = QuantizedLinear(np.float32([[1, 1]])).bound(x, y)
+        >>> multiply()
+        >>> y
+        array([[2.]], dtype=float32)
+        """
+        rows = cpu.as_float_array(x, "x")
+        plan = self._call_for(rows).plan
+
+        def call() -> None:
+            if plan is None or plan.run(x, y) is False:
+                self.write(rows, y)  # which raises where the plan refuses x
+
+        return call
 
     def _call_for(self, x: cpu.FloatArray) -> _Call:
         """How inputs of x's type are multiplied."""

@@ -10,6 +10,7 @@ from lowbit.torch.inference.embedding import QuantizedEmbedding
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear
 from lowbit.torch.inference.loading import load_quantized
 from lowbit.torch.inference.quantize import quantize, report
+from lowbit.torch.inference.recurrent import QuantizedGRU, QuantizedLSTM
 from lowbit.torch.qat import Coverage, CoverageRow, QATRecipe, calibrate, convert, prepare_qat
 from lowbit.torch.qat.modules import ConvertedConv1d, ConvertedConv2d, ConvertedLinear, QATConv1d, QATConv2d, QATLinear
 from lowbit.torch.qat.observers import Histogram, MinMax, MovingAverage, Observer
@@ -33,6 +34,8 @@ __all__ = [
     "QuantizedConv1d",
     "QuantizedConv2d",
     "QuantizedEmbedding",
+    "QuantizedGRU",
+    "QuantizedLSTM",
     "QuantizedLinear",
     "calibrate",
     "convert",

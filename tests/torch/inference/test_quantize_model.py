@@ -340,7 +340,7 @@ class Conv1D(nn.Module):
         (lambda: nn.Conv2d(2, 2, 3, padding_mode="reflect"), "reflect"),
         (lambda: nn.Conv3d(2, 2, 3), "no quantized form of Conv3d"),
         (lambda: nn.ConvTranspose2d(2, 2, 3), "no quantized form"),
-        (lambda: nn.LSTM(4, 4), "no quantized form of LSTM"),
+        (lambda: nn.RNN(4, 4), "no quantized form of RNN"),
         (lambda: nn.Embedding(4, 4, max_norm=1.0), "max_norm"),
         (lambda: nn.EmbeddingBag(4, 4), "no quantized form"),
         (Conv1D, "Conv1D"),
@@ -428,13 +428,13 @@ def test_encoders_that_might_compute_something_else_are_left_alone() -> None:
 
 
 def test_a_warning_gives_the_reasons_where_less_than_half_is_quantized() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(64, 32), "b": Halved(64, 33), "c": nn.LSTM(64, 4)})
+    model = nn.ModuleDict({"a": nn.Linear(64, 32), "b": Halved(64, 33), "c": nn.LSTMCell(64, 4)})
     with pytest.warns(UserWarning, match=r"^quantize: 2,048 of 5,248 weights were quantized. The rest") as caught:
         found = lt.quantize(model)
     assert len(caught) == 1
     said = str(caught[0].message)
     assert "stayed float: Halved is a subclass of Linear, which may compute something else (2,112 in b); " in said
-    assert "; no quantized form of LSTM here (1,088 in c). " in said
+    assert "; no quantized form of LSTMCell here (1,088 in c). " in said
     assert said.endswith("print(lowbit.torch.report(model)) lists them")
     assert caught[0].filename == __file__
     assert len(lt.report(found).treated) == 1

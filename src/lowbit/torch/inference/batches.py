@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from torch.nn.utils.rnn import PackedSequence
+
 import torch
 from lowbit.calibration import Calibrator
 from lowbit.calibration.calibrator import MethodLike, tracked
@@ -65,10 +67,12 @@ def call_on(model: nn.Module, batch: Any, inputs: Inputs | None = None) -> Any:
 def first_tensors(
     modules: Iterable[nn.Module], note: Callable[[nn.Module, Tensor], None], outputs: bool = False
 ) -> Iterator[None]:
-    """Call note(module, x) where x, the first argument or the output of a call of one of these modules, is a tensor."""
+    """Call note(module, x) where x, the first argument or the output of a call of one of these modules, is a tensor, or
+    the rows of a packed sequence."""
 
     def hook(module: nn.Module, given: Any, keywords: dict[str, Any], result: Any = None) -> None:
         x = result if outputs else next(iter((*given, *keywords.values())), None)
+        x = x.data if isinstance(x, PackedSequence) else x
         if isinstance(x, Tensor):
             note(module, x.detach())
 

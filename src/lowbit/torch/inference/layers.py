@@ -26,7 +26,8 @@ _MODULES: weakref.WeakValueDictionary[int, QuantizedModule] = weakref.WeakValueD
 _NUMBER_BITS = 62
 
 
-def _module(number: int) -> QuantizedModule:
+def module_of(number: int) -> QuantizedModule:
+    """The quantized module of this number."""
     found = _MODULES.get(number)
     if found is None:
         raise InvalidProblem(
@@ -36,7 +37,7 @@ def _module(number: int) -> QuantizedModule:
     return found
 
 
-def _refuse_programs() -> None:
+def refuse_programs() -> None:
     """Raise while torch saves a program: it would hold a module's number instead of its weights."""
     if torch.compiler.is_exporting():
         asked = "torch.export"
@@ -59,6 +60,13 @@ class QuantizedModule(SavedModule):
         if getattr(layer, "out_params", None) is not None:
             raise InvalidProblem("out_params: given; a module returns float tensors")
         self._hold(layer)
+
+    @classmethod
+    def holding(cls, layer: Any) -> Any:
+        """A module of a layer that was made elsewhere."""
+        made = cls.__new__(cls)
+        QuantizedModule.__init__(made, layer)
+        return made
 
     def _hold(self, layer: Any) -> None:
         self.layer = layer
@@ -233,19 +241,19 @@ def _tensor(y: Any, like: Tensor) -> Tensor:
 
 
 def _linear(x: Tensor, number: int, _: int) -> Tensor:
-    layer = _module(number).layer
+    layer = module_of(number).layer
     if x.dtype is torch.float32:  # NumPy arrays are the cheapest to pass
         return torch.from_numpy(layer(x.detach().numpy()))
     return _tensor(layer(x), x)
 
 
 def _gives_channels_last(x: Tensor, number: int) -> bool:
-    said = getattr(_module(number), "memory_format", None)
+    said = getattr(module_of(number), "memory_format", None)
     return is_channels_last(x) if said is None else said is torch.channels_last
 
 
 def _conv2d(x: Tensor, number: int, _: Any) -> Tensor:
-    layer, last = _module(number).layer, _gives_channels_last(x, number)
+    layer, last = module_of(number).layer, _gives_channels_last(x, number)
     if is_channels_last(x):
         y = channels_first(_tensor(layer(x.permute(0, 2, 3, 1), "NHWC"), x))
         return y if last else y.contiguous()
@@ -282,7 +290,7 @@ def _register(schema: str, kernel: Callable[..., Any], shapes: Callable[..., Any
         tensors=1,
         gradient=lambda dy, x, *_: (no_gradient(dy, x, name),),
         diagonal=False,
-        guard=_refuse_programs,
+        guard=refuse_programs,
     )
 
 

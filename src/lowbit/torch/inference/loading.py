@@ -9,9 +9,11 @@ from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.torch.inference.embedding import QuantizedEmbedding
 from lowbit.torch.inference.folding import FoldedNorm, for_inference, replace_modules
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, QuantizedModule
+from lowbit.torch.inference.recurrent import RECURRENT
 from lowbit.torch.inference.state_dict import DESCRIPTION, TENSOR_NAMES, layer_from_tensors, read_description
 from torch import Tensor, nn
 
+COMPOSED = {made.kind: made for made in RECURRENT.values()}  # modules that hold quantized products
 M = TypeVar("M", bound=nn.Module)
 _FLOAT: dict[type[nn.Module], type[nn.Module]] = {
     QuantizedLinear: nn.Linear,
@@ -45,14 +47,14 @@ def load_quantized(model: M, state: Mapping[str, Tensor]) -> M:
     new: dict[str, nn.Module] = {}
     taken = set()
     made: dict[nn.Module, nn.Module] = {}  # a module under two names is made once
-    for key in state:
-        name, _, last = key.rpartition(".")
-        if last != DESCRIPTION:
+    described = [key.rpartition(".")[0] for key in state if key.rpartition(".")[2] == DESCRIPTION]
+    for name in sorted(described, key=len):  # a module before those inside it
+        prefix = f"{name}." if name else ""
+        if prefix + DESCRIPTION in taken:
             continue
         if name not in modules:
-            raise FormatError(f"{key}: the model has no module {name!r}")
-        prefix = f"{name}." if name else ""
-        own = {n: state[prefix + n] for n in TENSOR_NAMES if prefix + n in state}
+            raise FormatError(f"{prefix}{DESCRIPTION}: the model has no module {name!r}")
+        own = _own(state, prefix, name or "model")
         taken |= {prefix + n for n in own}
         old = modules[name]
         new[name] = made[old] = made.get(old) or _module(own, old, name or "model")
@@ -68,12 +70,23 @@ def load_quantized(model: M, state: Mapping[str, Tensor]) -> M:
     return for_inference(result)  # type: ignore[no-any-return]
 
 
+def _own(state: Mapping[str, Tensor], prefix: str, name: str) -> dict[str, Tensor]:
+    """The tensors of a module by local names, with those of the products inside it."""
+    found = {n: state[prefix + n] for n in TENSOR_NAMES if prefix + n in state}
+    if read_description(found, name).get("kind") in COMPOSED:
+        inside = (key.removeprefix(prefix) for key in state if key.startswith(prefix))
+        found |= {n: state[prefix + n] for n in inside if n.count(".") == 1 and n.split(".")[1] in TENSOR_NAMES}
+    return found
+
+
 def _module(own: Mapping[str, Tensor], old: Any, name: str) -> nn.Module:
     kind = read_description(own, name).get("kind")
     if kind == "folded":
         if not isinstance(old, nn.modules.batchnorm._BatchNorm | FoldedNorm):
             raise FormatError(f"{name}: a folded batch norm; the model has {type(old).__name__} there")
         return FoldedNorm()
+    if kind in COMPOSED:
+        return COMPOSED[kind].from_tensors(own, old, name)  # type: ignore[no-any-return]
     found: Any
     kinds: tuple[type[nn.Module], ...]
     if kind == "embedding":
@@ -83,8 +96,7 @@ def _module(own: Mapping[str, Tensor], old: Any, name: str) -> nn.Module:
         of: type[QuantizedModule] = QuantizedLinear if kind == "linear" else QuantizedConv2d
         if isinstance(old, nn.Conv1d | QuantizedConv1d):
             of = QuantizedConv1d
-        found, kinds = of.__new__(of), (_FLOAT[of], of)
-        QuantizedModule.__init__(found, layer)
+        found, kinds = of.holding(layer), (_FLOAT[of], of)
     shape = tuple(old.weight.shape) if isinstance(old, kinds) and isinstance(old.weight, Tensor) else None
     if shape != tuple(found.weight.shape):
         raise FormatError(f"{name}: {found}; the model has {old} there")

@@ -22,6 +22,7 @@ from lowbit.runtime.arrays import as_float_array, first_nonfinite
 from lowbit.torch.inference.embedding import QuantizedEmbedding
 from lowbit.torch.inference.folding import fold_batch_norm
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, geometry_of
+from lowbit.torch.inference.recurrent import RECURRENT
 from lowbit.torch.inference.runs import LEAST, Choice, Layer, Run
 from lowbit.torch.inference.timing import LayerTimer, LayerTiming
 from lowbit.torch.inference.weight_modules import WeightModule, require_cpu_floats
@@ -33,14 +34,24 @@ WAY_OUT = 'optimize="size" quantizes it all the same'
 _REASONS, _NAMED = 5, 3  # how many reasons a warning gives, and how many modules it names for each
 
 
+class Part(NamedTuple):
+    """One weight of a module that has several, and the product that it became."""
+
+    name: str
+    parameters: tuple[nn.Parameter, ...]  # the weight, and its bias if any
+    sqnr_db: float
+    nbytes: int
+
+
 class Replacement(NamedTuple):
-    """A quantized module and the cells of its row in a report."""
+    """A quantized module and the cells of its row in a report, or of its rows, one per part."""
 
     module: Any
     how: str
     activations: str
     sqnr_db: float
     nbytes: int
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,11 +177,13 @@ def unsupported_reason(rule: Rule, kind: str) -> str:
         return ""
     if a is not None and a.dtype not in ("int8", "uint8"):
         return f"activations of {a.dtype}: lowbit's layers take int8 and uint8"
+    if kind == "recurrent" and a is not None and not a.dynamic:
+        return "the state is rounded at each step, by its own range: expected dynamic activations, or float ones"
     if kind == "conv" and a is None:
         return "convolutions multiply integers: there is none on float activations"
     if kind == "conv" and w.granularity == "group":
         return "groups of weights are for matrices"
-    if kind == "linear" and w.granularity == "group" and a is not None and a.scheme != "symmetric":
+    if kind in ("linear", "recurrent") and w.granularity == "group" and a is not None and a.scheme != "symmetric":
         return "weights in groups take symmetric activations"
     return ""
 
@@ -179,6 +192,8 @@ def _replacement(
     module: Any, rule: Rule, name: str, input_params: QuantizationParams | None, norm: Any, products: Products
 ) -> Replacement:
     """Quantize a module. input_params: for a static rule."""
+    if type(module) in RECURRENT:
+        return _recurrent(module, rule, name, products)
     floats, bias = _weight_and_bias(module, norm, name)
     q = quantize_weight(floats, rule.weights, axis=0, name=f"{name}.weight".lstrip("."))
     how = str(rule.weights)
@@ -200,6 +215,34 @@ def _replacement(
     return Replacement(made.eval(), how, activations, sqnr_db, made.nbytes)
 
 
+def _recurrent(module: Any, rule: Rule, name: str, products: Products) -> Replacement:
+    """Quantize each weight of a recurrent module."""
+    how, errors = str(rule.weights), dict[str, float]()
+
+    def quantized(floats: Any, part: str) -> QuantizedTensor:
+        floats = np.ascontiguousarray(floats)
+        q = quantize_weight(floats, rule.weights, axis=0, name=f"{name}.{part}".lstrip("."))
+        if products > 1 and rule.activations is not None and _is_int8_rows(q):
+            q = fit_products(floats, q, products)
+        errors[part] = error_report(floats, np.asarray(q.dequantize())).sqnr_db
+        return q
+
+    options, activations = _input_options(rule.activations, None, True)
+    made = RECURRENT[type(module)].from_float(module, quantized, **options)
+    parts = []
+    for part, product in made.products.items():
+        own = [module._parameters.get(f"{of}_{part}") for of in ("weight", "bias")]
+        given = tuple(p for p in own if p is not None)
+        parts.append(Part(f"weight_{part}", given, errors[f"weight_{part}"], product.nbytes))
+    if products > 1 and rule.activations is not None and _is_int8_rows(made.products[part].layer.weight):
+        how += f", {_FITTED[products]} fit 16 bits"
+    return Replacement(made, how, activations, min(errors.values()), made.nbytes, tuple(parts))
+
+
+def _is_int8_rows(q: QuantizedTensor) -> bool:
+    return q.params.axis == 0 and q.params.is_symmetric and q.dtype.name == "int8"
+
+
 def _weight_and_bias(module: Any, norm: Any, name: str) -> tuple[Any, Any]:
     weight, bias = (module.weight, getattr(module, "bias", None)) if norm is None else fold_batch_norm(module, norm)
     floats = np.ascontiguousarray(weight.detach().float().numpy())
@@ -216,7 +259,7 @@ def _can_fit(module: Any, rule: Rule, q: QuantizedTensor) -> bool:
     if isinstance(module, nn.Embedding) or rule.activations is None:
         return False
     depthwise = getattr(module, "groups", 1) > 1 and module.weight.shape[1] == 1
-    return q.params.axis == 0 and q.params.is_symmetric and q.dtype.name == "int8" and not depthwise
+    return _is_int8_rows(q) and not depthwise
 
 
 def _input_options(
@@ -262,10 +305,23 @@ def weight_rows(candidates: Sequence[Candidate], norms: Mapping[str, str]) -> li
             )
         elif source.name in folded_into:
             row = replace(row, how=f"folded into {folded_into[source.name]}", why_not="", bytes_after=0)
-        rows.append(row)
+        rows += [row] if made is None or not made.parts else [_part_row(row, part, owner) for part in made.parts]
         alias = replace(row, bytes_before=0, bytes_after=0, note=f"the same module as {source.name}")
         rows += [replace(alias, name=name) for name in source.names[1:]]
     return rows
+
+
+def _part_row(row: WeightRow, part: Part, owner: str | None) -> WeightRow:
+    """The row of one weight of a module, from that of the module."""
+    weight = part.parameters[0]
+    return replace(
+        row,
+        name=f"{row.name}.{part.name}".lstrip("."),
+        shape=tuple(weight.shape),
+        bytes_before=sum(p.numel() * p.itemsize for p in part.parameters) if owner is None else 0,
+        bytes_after=part.nbytes,
+        sqnr_db=part.sqnr_db,
+    )
 
 
 def why_left_float(candidates: Sequence[Candidate]) -> str:

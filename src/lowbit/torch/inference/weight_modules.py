@@ -13,10 +13,11 @@ from lowbit.torch.inference.layers import QuantizedModule
 from torch import nn
 
 _QUANTIZED: dict[type[nn.Module], str] = {nn.Linear: "linear", nn.Conv1d: "conv", nn.Conv2d: "conv"}
-_QUANTIZED[nn.Embedding] = "embedding"
+_QUANTIZED |= {nn.Embedding: "embedding", nn.LSTM: "recurrent", nn.GRU: "recurrent"}
 # Modules that multiply by weights, or look them up, for which lowbit has no quantized form.
 _FLOAT_ONLY: dict[type[nn.Module], str] = {
-    **dict.fromkeys((nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention), "linear"),
+    **dict.fromkeys((nn.Bilinear, nn.MultiheadAttention), "linear"),
+    **dict.fromkeys((nn.RNNBase, nn.RNNCellBase), "recurrent"),
     **dict.fromkeys((nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "conv"),
     nn.EmbeddingBag: "embedding",
 }
@@ -30,7 +31,7 @@ class WeightModule:
 
     names: tuple[str, ...]
     module: nn.Module
-    kind: str  # "linear", "conv", "embedding", or empty where nothing is multiplied by its weights
+    kind: str  # of models.recipe.KINDS, or empty where nothing is multiplied by its weights
     why_not: str = ""  # why lowbit has no module for it
 
     @property
@@ -106,18 +107,21 @@ def _unsupported_layer(module: nn.Module, base: type[nn.Module], reader: str | N
         return "its weight is parametrized"
     if type(module) is not base:
         return f"{type(module).__name__} is a subclass of {base.__name__}, which may compute something else"
-    if "weight" not in module._parameters:
+    if base not in (nn.LSTM, nn.GRU) and "weight" not in module._parameters:
         return "its weight is computed from other parameters"
     if "forward" in module.__dict__:
         return "its forward was replaced"
     if any(getattr(module, hooks) for hooks in _HOOKS):
         return "has hooks, which may change what it computes"
-    weight = module._parameters["weight"]
-    assert weight is not None
-    if weight.numel() == 0:
+    matrices = [p for p in module.parameters(recurse=False) if p.ndim > 1]
+    if not matrices:
+        return "its weight is computed from other parameters"
+    if any(p.numel() == 0 for p in matrices):
         return "its weight is empty"
-    if weight.dtype is torch.float64:
+    if any(p.dtype is torch.float64 for p in matrices):
         return "float64, which lowbit's layers do not take"
+    if getattr(module, "proj_size", 0):
+        return "proj_size: its state is projected, which lowbit's recurrent layers do not do"
     if isinstance(module, nn.Conv1d | nn.Conv2d) and module.padding_mode != "zeros":
         return f"it pads by {module.padding_mode!r}; lowbit's convolutions pad with zeros"
     if isinstance(module, nn.Embedding) and module.max_norm is not None:

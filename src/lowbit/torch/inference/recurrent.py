@@ -1,0 +1,333 @@
+"""QuantizedLSTM and QuantizedGRU: the input is multiplied for all steps at once, the state at each step.
+
+Both products are those of QuantizedLinear, exact sums of integers with int8 or uint8 activations; gates are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from torch.nn.utils.rnn import PackedSequence
+
+import torch
+from lowbit.models.recipe import WeightRecipe
+from lowbit.models.weights import quantize_weight
+from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
+from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.torch.functional.registration import register
+from lowbit.torch.inference.layers import QuantizedLinear, module_of, no_gradient, refuse_programs
+from lowbit.torch.inference.state_dict import (
+    DESCRIPTION,
+    SavedModule,
+    description_tensor,
+    layer_from_tensors,
+    read_description,
+)
+from torch import Tensor, nn
+
+Quantize = Callable[[Any, str], QuantizedTensor]  # of a float matrix, with its name
+Step = Callable[[Tensor, Tensor], None]  # what the input adds to the gates, and where the state goes
+_SIZES = ("input_size", "hidden_size", "num_layers", "batch_first", "bidirectional")
+
+
+class QuantizedRecurrent(SavedModule):
+    """What QuantizedLSTM and QuantizedGRU have in common. The products are modules: ih_l0, hh_l0, ih_l0_reverse, ..."""
+
+    tensor_names = (DESCRIPTION,)
+    kind: ClassVar[str]
+    gates: ClassVar[int]
+    _count: ClassVar[int]  # of states
+    of_float: ClassVar[type[nn.RNNBase]]
+    proj_size = 0
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, batch_first: bool = False,
+        bidirectional: bool = False, products: dict[str, QuantizedLinear] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
+        self.batch_first, self.bidirectional = batch_first, bidirectional
+        for name, product in (products or {}).items():
+            self.add_module(name, product)
+
+    @classmethod
+    def from_float(cls, module: Any, quantize: Quantize | None = None, **options: Any) -> Any:
+        """The same layers with quantized weights. quantize: gives the codes of a matrix [outputs, inputs], by default
+        int8 with a scale per row. options: activation_dtype, as of lowbit.QuantizedLinear."""
+        if module.proj_size:
+            raise Unsupported(f"proj_size: {module.proj_size}; expected 0")
+        quantize = quantize or (lambda w, name: quantize_weight(w, WeightRecipe(), name=name))
+        products = {}
+        for end in _ends(module):
+            weights = [getattr(module, f"weight_{part}_{end}").detach().float().numpy() for part in ("ih", "hh")]
+            for part, w, bias in zip(("ih", "hh"), weights, cls._biases(module, end), strict=True):
+                products[f"{part}_{end}"] = QuantizedLinear(quantize(w, f"weight_{part}_{end}"), bias, **options)
+        return cls(**{name: getattr(module, name) for name in _SIZES}, products=products).eval()
+
+    @classmethod
+    def _biases(cls, module: Any, end: str) -> tuple[Any, Any]:
+        """The biases of both products, each or None."""
+        if not module.bias:
+            return None, None
+        first, second = (getattr(module, f"bias_{part}_{end}").detach().float().numpy() for part in ("ih", "hh"))
+        return cls._joined(first, second, module.hidden_size)
+
+    @staticmethod
+    def _joined(first: Any, second: Any, hidden: int) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+    def _layer(self, x: Tensor, states: tuple[Tensor, ...], end: str, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        """(output, *states) of one layer in one direction."""
+        raise NotImplementedError
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """As nn.LSTM and nn.GRU: (output, states)."""
+        if isinstance(input, PackedSequence):
+            data, sizes, order, undo = input
+            output, states = self._all(data, self._states(hx, int(sizes[0]), order), sizes.tolist())
+            packed = PackedSequence(output.to(data.dtype), sizes, order, undo)
+            return packed, self._given(states, data, undo)
+        if input.ndim not in (2, 3) or input.shape[-1] != self.input_size:
+            raise InvalidProblem(f"input: shape {tuple(input.shape)}; expected [steps, batch, {self.input_size}]")
+        batched = input.ndim == 3
+        x = input if batched else input.unsqueeze(1)
+        x = x.transpose(0, 1) if batched and self.batch_first else x
+        steps, batch = x.shape[:2]
+        hx = hx if batched or hx is None else _each(hx, lambda s: s.unsqueeze(1))
+        output, states = self._all(x.reshape(steps * batch, -1), self._states(hx, batch), [])
+        output = output.view(steps, batch, -1).to(input.dtype)
+        if not batched:
+            return output.squeeze(1), _each(self._given(states, input), lambda s: s.squeeze(1))
+        return (output.transpose(0, 1) if self.batch_first else output), self._given(states, input)
+
+    def flatten_parameters(self) -> None:
+        """Nothing: weights are packed already."""
+
+    def _states(self, hx: Any, batch: int, order: Tensor | None = None) -> list[Tensor]:
+        """Initial states in float32, [layers * directions, batch, hidden] each."""
+        shape = (self.num_layers * (1 + self.bidirectional), batch, self.hidden_size)
+        if hx is None:
+            return [torch.zeros(shape) for _ in range(self._count)]
+        given = list(hx) if self._count > 1 else [hx]
+        if len(given) != self._count or any(tuple(s.shape) != shape for s in given):
+            shapes = ", ".join(str(tuple(s.shape)) for s in given)
+            raise InvalidProblem(f"hx: shapes {shapes}; expected {self._count} of {shape}")
+        return [(s if order is None else s.index_select(1, order)).float() for s in given]
+
+    def _given(self, states: Sequence[Tensor], like: Tensor, undo: Tensor | None = None) -> Any:
+        made = [(s if undo is None else s.index_select(1, undo)).to(like.dtype) for s in states]
+        return tuple(made) if self._count > 1 else made[0]
+
+    def _all(self, x: Tensor, states: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """All layers on rows [steps * batch, inputs]; sizes: of the batch at each step, where it varies."""
+        x = x.float()
+        ends: list[tuple[Tensor, ...]] = []
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(1 + self.bidirectional):
+                own = tuple(s[len(ends)] for s in states)
+                y, *last = self._layer(x, own, f"l{layer}{'_reverse' * direction}", sizes)
+                outputs.append(y)
+                ends.append(tuple(last))
+            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+        return x, [torch.stack(each) for each in zip(*ends, strict=True)]
+
+    def _saved(self) -> dict[str, Tensor]:
+        return {DESCRIPTION: description_tensor({"kind": self.kind, **{name: getattr(self, name) for name in _SIZES}})}
+
+    @classmethod
+    def from_tensors(cls, tensors: Any, old: Any, name: str) -> Any:
+        """The module that a state_dict holds. old: the one in its place in the model."""
+        text = read_description(tensors, name)
+        sizes = {key: text.get(key) for key in _SIZES}
+        if not isinstance(old, (cls, cls.of_float)) or sizes != {key: getattr(old, key) for key in _SIZES}:
+            raise FormatError(f"{name}: {cls.kind} of {sizes}; the model has {old} there")
+        products = {f"{part}_{end}": (part, end) for end in _ends(old) for part in ("ih", "hh")}
+        unknown = next((key for key in tensors if "." in key and key.split(".")[0] not in products), None)
+        if unknown is not None or old.proj_size:
+            raise FormatError(f"{name}.{unknown}: a product that {old} does not have")
+        made = {}
+        for key, (part, end) in products.items():
+            own = {n.removeprefix(f"{key}."): t for n, t in tensors.items() if n.startswith(f"{key}.")}
+            layer = layer_from_tensors(own, f"{name}.{key}")
+            inputs = old.input_size if end.startswith("l0") else old.hidden_size * (1 + old.bidirectional)
+            shape = cls.gates * old.hidden_size, old.hidden_size if part == "hh" else inputs
+            if layer.weight.shape != shape:
+                raise FormatError(f"{name}.{key}: shape {layer.weight.shape}; expected {shape}")
+            made[key] = QuantizedLinear.holding(layer)
+        return cls(**sizes, products=made).eval()
+
+    def _restore(self, tensors: Any, prefix: str) -> None:
+        name = prefix.rstrip(".") or self.kind
+        text = read_description(tensors, name)
+        if text != read_description(self._saved(), name):
+            raise FormatError(f"{name}: {text}; expected {self.extra_repr()}")
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+    ) -> None:
+        """Its products load their own tensors."""
+        own = {key: value for key, value in state_dict.items() if "." not in key.removeprefix(prefix)}
+        super()._load_from_state_dict(own, prefix, metadata, strict, missing, unexpected, errors)
+
+    @property
+    def products(self) -> dict[str, QuantizedLinear]:
+        """The products of all layers, by name."""
+        return {name: m for name, m in self.named_children() if isinstance(m, QuantizedLinear)}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(m.nbytes for m in self.products.values())
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)}" for name in _SIZES)
+
+
+class QuantizedLSTM(QuantizedRecurrent):
+    """nn.LSTM over quantized weights. A gradient is an error.
+
+    >>> lstm = nn.LSTM(8, 16)
+    >>> x = torch.randn(5, 2, 8)
+    >>> y, (h, c) = QuantizedLSTM.from_float(lstm)(x)
+    >>> bool((y - lstm(x)[0]).abs().max() < 0.05), h.shape, c.shape
+    (True, torch.Size([1, 2, 16]), torch.Size([1, 2, 16]))
+    """
+
+    kind, of_float, gates, _count = "lstm", nn.LSTM, 4, 2
+
+    @staticmethod
+    def _joined(first: Any, second: Any, hidden: int) -> tuple[Any, Any]:
+        return first + second, None
+
+    def _layer(self, x: Tensor, states: tuple[Tensor, ...], end: str, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        numbers = (getattr(self, f"{part}_{end}").number for part in ("ih", "hh"))
+        return quantized_lstm(x, *states, *numbers, end.endswith("_reverse"), sizes)  # type: ignore[no-any-return]
+
+
+class QuantizedGRU(QuantizedRecurrent):
+    """nn.GRU over quantized weights. A gradient is an error.
+
+    >>> gru = nn.GRU(8, 16, bidirectional=True)
+    >>> x = torch.randn(5, 2, 8)
+    >>> y, h = QuantizedGRU.from_float(gru)(x)
+    >>> bool((y - gru(x)[0]).abs().max() < 0.05), h.shape
+    (True, torch.Size([2, 2, 16]))
+    """
+
+    kind, of_float, gates, _count = "gru", nn.GRU, 3, 1
+
+    @staticmethod
+    def _joined(first: Any, second: Any, hidden: int) -> tuple[Any, Any]:
+        """The new gate multiplies its part of the state, bias included, by the reset gate."""
+        kept = np.where(np.arange(3 * hidden) < 2 * hidden, np.float32(0), second)
+        return first + (second - kept), kept
+
+    def _layer(self, x: Tensor, states: tuple[Tensor, ...], end: str, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        numbers = (getattr(self, f"{part}_{end}").number for part in ("ih", "hh"))
+        return quantized_gru(x, *states, *numbers, end.endswith("_reverse"), sizes)  # type: ignore[no-any-return]
+
+
+def _ends(module: Any) -> list[str]:
+    """What the names of weights end with, in the order of the states."""
+    directions = ("", "_reverse") if module.bidirectional else ("",)
+    return [f"l{layer}{way}" for layer in range(module.num_layers) for way in directions]
+
+
+def _each(states: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    return change(states) if isinstance(states, Tensor) else tuple(map(change, states))
+
+
+def _run(
+    x: Tensor,
+    states: Sequence[Tensor],
+    first: int,
+    reverse: bool,
+    sizes: Sequence[int],
+    step_for: Callable[[int], Step],
+) -> tuple[Tensor, ...]:
+    """All steps of a layer in one direction. step_for: a step for so many rows of the states, which it changes."""
+    batch, hidden = states[0].shape
+    from_x = torch.from_numpy(module_of(first).layer(x.detach().numpy()))
+    output = torch.empty(len(x), hidden)
+    rows = list(sizes) or batch
+    pairs = list(zip(torch.split(from_x, rows), torch.split(output, rows), strict=True))
+    made: dict[int, Step] = {}
+    for part, out in reversed(pairs) if reverse else pairs:
+        count = len(part)
+        if count not in made:
+            made[count] = step_for(count)
+        made[count](part, out)
+    return output, *states
+
+
+def _lstm(x: Tensor, h: Tensor, c: Tensor, first: int, second: int, reverse: bool, sizes: Sequence[int]) -> Any:
+    h, c = h.detach().clone(), c.detach().clone()
+    layer, n = module_of(second).layer, h.shape[1]
+
+    def step_for(count: int) -> Step:
+        state, cell, gates, squashed = h[:count], c[:count], torch.empty(count, 4 * n), torch.empty(count, n)
+        multiply = layer.bound(state.numpy(), gates.numpy())
+        two = gates[:, : 2 * n]
+        enter, keep, new, leave = torch.split(gates, n, 1)
+
+        def step(from_x: Tensor, out: Tensor) -> None:
+            multiply()
+            gates.add_(from_x)
+            two.sigmoid_()
+            new.tanh_()
+            leave.sigmoid_()
+            cell.mul_(keep).addcmul_(enter, new)
+            torch.tanh(cell, out=squashed)
+            torch.mul(leave, squashed, out=state)
+            out.copy_(state)
+
+        return step
+
+    return _run(x, (h, c), first, reverse, sizes, step_for)
+
+
+def _gru(x: Tensor, h: Tensor, first: int, second: int, reverse: bool, sizes: Sequence[int]) -> Any:
+    h = h.detach().clone()
+    layer, n = module_of(second).layer, h.shape[1]
+
+    def step_for(count: int) -> Step:
+        state, gates = h[:count], torch.empty(count, 3 * n)
+        multiply = layer.bound(state.numpy(), gates.numpy())
+        two = gates[:, : 2 * n]
+        reset, update, new = torch.split(gates, n, 1)
+
+        def step(from_x: Tensor, out: Tensor) -> None:
+            multiply()
+            two.add_(from_x[:, : 2 * n]).sigmoid_()
+            new.mul_(reset).add_(from_x[:, 2 * n :]).tanh_()
+            state.sub_(new).mul_(update).add_(new)  # (1 - update) * new + update * state
+            out.copy_(state)
+
+        return step
+
+    return _run(x, (h,), first, reverse, sizes, step_for)
+
+
+def _register(schema: str, kernel: Callable[..., Any], states: int) -> Callable[..., Any]:
+    """Register an operator over rows and states, whose gradient is an error."""
+    name = schema[: schema.index("(")]
+
+    def shapes(x: Tensor, *given: Any) -> Any:
+        own = given[:states]
+        return x.new_empty((x.shape[0], own[0].shape[1])), *(torch.empty_like(s) for s in own)
+
+    def gradient(dy: Tensor, *given: Any) -> Any:
+        return (no_gradient(dy, given[states], name), *(None,) * states)
+
+    options = {"tensors": 1 + states, "gradient": gradient, "diagonal": False, "guard": refuse_programs}
+    return register(schema, kernel, shapes, **options)
+
+
+_REST = "int input, int state, bool reverse, int[] sizes"
+quantized_lstm = _register(
+    f"quantized_lstm(Tensor x, Tensor h, Tensor c, {_REST}) -> (Tensor, Tensor, Tensor)", _lstm, 2
+)
+quantized_gru = _register(f"quantized_gru(Tensor x, Tensor h, {_REST}) -> (Tensor, Tensor)", _gru, 1)
+RECURRENT: dict[type[nn.Module], type[QuantizedRecurrent]] = {nn.LSTM: QuantizedLSTM, nn.GRU: QuantizedGRU}
