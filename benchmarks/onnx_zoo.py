@@ -74,7 +74,7 @@ def compare(source: Path, entry: Any, recipe: str, seconds: float) -> dict[str, 
     begun = time.perf_counter()
     try:
         ours = source.with_name("ours.onnx")
-        report = quantize_onnx(source, ours, recipe, data=data, overwrite=True, progress=False)
+        report = quantize_onnx(source, ours, recipe, data=data, overwrite=True, force=True, progress=False)
         files["lowbit"] = ours
         weights = [r for r in report.rows if math.prod(r.shape) >= LEAST_WEIGHT]
         reached = sum(math.prod(r.shape) for r in weights if r.treated)

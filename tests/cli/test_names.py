@@ -67,7 +67,8 @@ def test_a_model_quantized(run: Any, model: Path, tmp_path: Path, recipe: str) -
 
 def test_a_model_inspected_and_what_is_not_treated(run: Any, model: Path, tmp_path: Path) -> None:
     check(run("inspect", model))
-    check(run("quantize", model, "--skip", "*"))
+    check(run("quantize", model, "--skip", "*"), named=False, code=2)
+    check(run("quantize", model, "--skip", "*", "--force"))
     result = run("quantize", model, "--skip", "nothing", "--overwrite")
     check(result, code=2)
 
@@ -113,7 +114,7 @@ def test_a_recipe(run: Any, model: Path, tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text(
         json.dumps({"name": EVIL, "overrides": [{"match": "w*", "skip": True, "reason": EVIL}]})
     )
-    check(run("quantize", model, "-r", tmp_path / "r.json"))
+    check(run("quantize", model, "-r", tmp_path / "r.json", "--force"))
     (tmp_path / "bad.json").write_text(json.dumps({EVIL: 3}))
     check(run("quantize", model, "-r", tmp_path / "bad.json"), code=2)
 

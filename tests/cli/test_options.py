@@ -90,6 +90,10 @@ REFUSED = (
     ("quantize m.onnx -r W8A16 --target-cpu vnni", "target_cpu: vnni; .*W8A16 makes none"),
     ("quantize conv.onnx --target-cpu vnni", "target_cpu: vnni; .*dynamic-int8 makes none"),
     ("quantize ck -o out --target-cpu vnni", "--target-cpu: given; only ONNX"),
+    # a result that is not smaller
+    ("quantize m.onnx --skip *", "m.dynamic-int8.onnx: .* no weight is quantized; nothing written; .*--force"),
+    ("quantize m.dynamic-int8.onnx", "no weight is quantized; the model is quantized already"),
+    ("quantize ck -o out --force", "--force: given; only ONNX"),
     # group size
     ("quantize m.onnx --group-size 32", "group_size: 32; dynamic-int8"),
     ("quantize m.onnx -r W8A8 --group-size 32", "group_size: 32; W8A8"),
@@ -147,6 +151,8 @@ def test_an_option_that_would_be_ignored_is_an_error(run: Any, here: Path, line:
     (here / "typo.yaml").write_text(TYPO)
     if "begun" in line:
         assert run("calibrate", "rows.npy", "--axis", "1", "--state", "begun.safetensors").exit_code == 0
+    if "m.dynamic-int8.onnx" in line:
+        assert run("quantize", "m.onnx", "--optimize", "size").exit_code == 0
     before = sorted(here.rglob("*"))
     result = run(*line.split())
     assert result.exit_code == 2, result.output
@@ -176,6 +182,7 @@ EFFECTIVE: tuple[tuple[str, str], ...] = (
         "quantize m.onnx -r W8A8 --optimize size",
         "rows.0.note=activations uint8 per tensor, the only kind ONNX Runtime supports",
     ),
+    ("quantize m.onnx --skip * --force", "treated=0"),
     ("quantize m.onnx --optimize size --target-cpu vnni", "rows.0.guard_db=0.0"),
     ("quantize m.onnx -r W8A16 --operator fold", "treated=2"),
     ("quantize m.onnx --external-data", "treated=2"),

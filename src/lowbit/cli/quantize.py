@@ -77,6 +77,9 @@ _TARGET_CPU = Annotated[
 ]
 _STRICT = Annotated[bool, typer.Option("--strict", help="Fail if a weight that the recipe requests stays float.")]
 _OVERWRITE = Annotated[bool, typer.Option("--overwrite", help="Replace an existing target, even if it is the source.")]
+_FORCE = Annotated[
+    bool, typer.Option("--force", help="Write the result even if it is not smaller than the source. ONNX models only.")
+]
 _RESUME = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run. Checkpoints only.")]
 _EXTERNAL = Annotated[
     bool, typer.Option("--external-data", help="Store the weights in a file beside the model. ONNX models only.")
@@ -106,6 +109,7 @@ def quantize(
     target_cpu: _TARGET_CPU = "any",
     strict: _STRICT = False,
     overwrite: _OVERWRITE = False,
+    force: _FORCE = False,
     resume: _RESUME = False,
     external_data: _EXTERNAL = False,
     allow_pickle: _PICKLE = False,
@@ -130,7 +134,7 @@ def quantize(
     options: dict[str, Any] = {"data": data, "batch_size": batch_size, "max_batches": max_batches, "metric": metric}
     options |= {"strict": strict, "overwrite": overwrite, "resume": resume, "allow_pickle": allow_pickle}
     options |= {"external_data": external_data or "auto", "operator": operator, "optimize": optimize}
-    options["target_cpu"] = target_cpu
+    options |= {"target_cpu": target_cpu, "force": force}
     options |= {"progress": not as_json}
     made = quantize_file(source, target, changed, seconds=seconds, threads=tuple(threads), **options)
     with says_what_is_kept(target):
@@ -157,7 +161,7 @@ def _refuse_idle(ctx: typer.Context, source: Path, data: Path | None, seconds: f
     if kind_of(source) == "checkpoint":
         why = "checkpoints are quantized by their weights alone, and not run"
         refuse_given(ctx, why, "data", "batch_size", "max_batches", "metric", "threads", *timed)
-        refuse_given(ctx, "only ONNX models have it", "operator", "optimize", "target_cpu", "external_data")
+        refuse_given(ctx, "only ONNX models have it", "operator", "optimize", "target_cpu", "external_data", "force")
     else:
         refuse_given(ctx, "only checkpoints have it", "allow_pickle")
         if data is None:

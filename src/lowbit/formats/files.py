@@ -72,6 +72,7 @@ def quantize_file(
     metric: str | Callable[..., float] | None = None,
     strict: bool = False,
     overwrite: bool = False,
+    force: bool = False,
     resume: bool = False,
     seconds: float = 2.0,
     threads: Sequence[int] = (1,),
@@ -102,7 +103,12 @@ def quantize_file(
     shared: dict[str, Any] = {"strict": strict, "overwrite": overwrite}
     if kind == "checkpoint":
         _refuse("given; checkpoints are quantized by their weights alone", data=data)
-        given = {"operator": operator != "auto", "optimize": optimize != "balanced", "target_cpu": target_cpu != "any"}
+        given = {
+            "operator": operator != "auto",
+            "optimize": optimize != "balanced",
+            "target_cpu": target_cpu != "any",
+            "force": force,
+        }
         _refuse("given; only ONNX models have it", **given, external_data=external_data != "auto")
         from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 
@@ -114,7 +120,13 @@ def quantize_file(
         from lowbit.formats.onnx.batches import reread
         from lowbit.formats.onnx.convert import quantize_onnx
     batches = None if data is None else reread(data, source, batch_size, max_batches)
-    shared |= {"operator": operator, "optimize": optimize, "target_cpu": target_cpu, "external_data": external_data}
+    shared |= {
+        "operator": operator,
+        "optimize": optimize,
+        "target_cpu": target_cpu,
+        "external_data": external_data,
+        "force": force,
+    }
     shared["progress"] = progress
     report = quantize_onnx(source, to, made, data=None if batches is None else batches.feeds(), **shared)
     with says_what_is_kept(to):

@@ -131,7 +131,10 @@ def test_untouched_constants_are_listed(tmp_path):
 def test_a_quantized_model_is_left_alone(tmp_path, first, second):
     source = made.saved(made.two_layers(k=128, inner=128, n=128), tmp_path)
     convert(source, tmp_path / "a.onnx", first)
-    report = convert(tmp_path / "a.onnx", tmp_path / "b.onnx", second, strict=True)
+    with pytest.raises(InvalidProblem, match=r"no weight is quantized; the model is quantized already.*--force"):
+        convert(tmp_path / "a.onnx", tmp_path / "b.onnx", second, strict=True)
+    assert not (tmp_path / "b.onnx").exists()
+    report = convert(tmp_path / "a.onnx", tmp_path / "b.onnx", second, strict=True, force=True)
     assert not report.treated
     assert "the model is quantized already" in report.notes[0]
     assert all("came quantized" in r.why_not for r in report.rows)
@@ -190,7 +193,7 @@ def test_strict_names_what_was_skipped_and_writes_nothing(tmp_path):
     with pytest.raises(InvalidProblem, match=r"strict: 1 weights .* w \(MatMul\): the left operand"):
         convert(source, tmp_path / "q.onnx", "W8A16", strict=True)
     assert os.listdir(tmp_path) == ["model.onnx"]
-    report = convert(source, tmp_path / "q.onnx", "W8A16")
+    report = convert(source, tmp_path / "q.onnx", "W8A16", force=True)
     assert [r.name for r in report.skipped] == ["w"]
     assert "nothing was changed" in report.notes
 
@@ -229,9 +232,28 @@ def test_a_result_that_does_not_open_is_never_put_in_place(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["model.onnx", "q.onnx"]
 
 
+def test_a_result_that_is_not_smaller_is_refused(tmp_path):
+    source = made.saved(made.matmul(k=2), tmp_path)
+    with pytest.raises(
+        InvalidProblem, match=r"bytes, and the source .* 1 quantized weights save .*force=True"
+    ) as error:
+        convert(source, tmp_path / "q.onnx", recipe("int8"))
+    assert os.listdir(tmp_path) == ["model.onnx"]
+    report = convert(source, tmp_path / "q.onnx", recipe("int8"), force=True)
+    assert report.bytes_after >= report.bytes_before
+    assert f"{report.bytes_after:,} bytes, and the source {report.bytes_before:,}" in str(error.value)
+
+
+def test_a_result_in_two_files_that_is_not_smaller_is_refused(tmp_path):
+    source = made.saved(made.matmul(k=2), tmp_path)
+    with pytest.raises(InvalidProblem, match="save"):
+        convert(source, tmp_path / "q.onnx", recipe("int8"), external_data=True)
+    assert os.listdir(tmp_path) == ["model.onnx"]
+
+
 def test_a_model_without_weights(tmp_path):
     proto = made.model([made.node("Relu", ["x"], "y")], [made.info("x", [2])], [made.info("y", [2])])
-    report = convert(made.saved(proto, tmp_path), tmp_path / "q.onnx", "W8A16", strict=True)
+    report = convert(made.saved(proto, tmp_path), tmp_path / "q.onnx", "W8A16", strict=True, force=True)
     assert not report.rows
     assert report.notes == ["no float weight of two or more dimensions in the model"]
 
@@ -241,7 +263,7 @@ def test_an_empty_weight(tmp_path):
         [made.node("MatMul", ["x", "w"], "y")], [made.info("x", ["m", 8])], [made.info("y", ["m", 0])],
         {"w": np.zeros((8, 0), np.float32)},
     )  # fmt: skip
-    report = convert(made.saved(proto, tmp_path), tmp_path / "q.onnx", recipe("int8"))
+    report = convert(made.saved(proto, tmp_path), tmp_path / "q.onnx", recipe("int8"), force=True)
     assert not report.treated
 
 
@@ -308,7 +330,7 @@ def test_a_layer_with_rounded_activations_is_left_alone_and_one_behind_an_embedd
     nodes, constants = rounded_product([made.node("QuantizeLinear", ["x", "s", "z"], "c")])
     del constants["t"]
     proto = made.model(nodes, [made.info("x", ["m", 64])], [made.info("y", ["m", 32])], constants)
-    report = convert(made.saved(proto, tmp_path), tmp_path / "q.onnx", recipe("int8"), strict=True)
+    report = convert(made.saved(proto, tmp_path), tmp_path / "q.onnx", recipe("int8"), strict=True, force=True)
     assert [r.why_not for r in report.rows] == ["its layer came quantized (QuantizeLinear)"]
     nodes, constants = rounded_product([made.node("Gather", ["t", "i"], "c")])
     proto = made.model(nodes, [made.info("i", ["m"], TensorProto.INT64)], [made.info("y", ["m", 32])], constants)

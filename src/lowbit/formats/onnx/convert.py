@@ -14,10 +14,11 @@ import onnx
 from lowbit._version import __version__
 from lowbit.formats.onnx.choose import OPTIMIZE, Peeked, fastest
 from lowbit.formats.onnx.graph import Graph
-from lowbit.formats.onnx.rewrite import Plan, Rewrite
+from lowbit.formats.onnx.rewrite import Plan, Rewrite, Rewritten
 from lowbit.formats.onnx.runtime import brief, new_session
 from lowbit.formats.onnx.saving import refuse_target
 from lowbit.formats.onnx.weight_only import OPERATORS
+from lowbit.formats.work_folder import MANIFEST
 from lowbit.models import ModelReport, Recipe, WeightRow
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
@@ -36,6 +37,7 @@ def quantize_onnx(
     target_cpu: str = "any",
     strict: bool = False,
     overwrite: bool = False,
+    force: bool = False,
     progress: bool = True,
     external_data: bool | str = "auto",
 ) -> ModelReport:
@@ -48,8 +50,8 @@ def quantize_onnx(
     "dequantize"; "matmul_nbits"; or "auto". target_cpu: "any" gives int8 weights scales with which integer matrix
     products are exact on every CPU, and rows say what that costs; "vnni" leaves scales as they are, for CPUs with VNNI
     and those of ARM. strict: raises InvalidProblem where something the recipe asks for cannot be
-    done. The target is written only if onnx's full check passes and ONNX Runtime loads the result with its default
-    options.
+    done. The target is written only if it is smaller than the source (force: even so), onnx's full check passes and
+    ONNX Runtime loads the result with its default options.
 
     >>> import tempfile
     >>> from importlib import resources
@@ -80,9 +82,13 @@ def quantize_onnx(
     if optimize != "size" and operator == "auto":
         made = fastest(rewrite, made, None if given is None else given.peek(), optimize)
     notes = made.notes + _lower_ir(made.graph)
-    after = made.graph.save(
-        target, external_data=external_data, overwrite=overwrite, check=lambda path: _refuse_unusable(path, source)
-    )
+
+    def check(written: Path) -> None:
+        if not force:
+            _refuse_larger(written, target, before, made)
+        _refuse_unusable(written, source)
+
+    after = made.graph.save(target, external_data=external_data, overwrite=overwrite, check=check)
     report = ModelReport(os.fspath(source), os.fspath(target), "onnx", recipe.to_dict(), made.rows, before, after)
     spent = time.perf_counter() - begun
     return report.but(histograms=made.histograms, notes=notes, seconds=spent, lowbit_version=__version__)
@@ -140,6 +146,27 @@ def _lower_ir(graph: Graph) -> list[str]:
     needed = onnx.helper.find_min_ir_version_for(list(graph.proto.opset_import), ignore_unknown=True)
     graph.proto.ir_version = max(_COMMON_IR, needed)
     return [f"ir_version lowered from {came} to {graph.proto.ir_version}, which runtimes take"]
+
+
+def _refuse_larger(written: Path, target: Any, before: int, made: Rewritten) -> None:
+    """Raise where the files are not smaller than the source's."""
+    after = sum(f.stat().st_size for f in written.parent.iterdir() if f.name != MANIFEST)
+    if after < before:
+        return
+    treated = [r for r in made.rows if r.treated]
+    if treated:
+        saved = sum(r.bytes_before - r.bytes_after for r in treated)
+        why = f"{len(treated)} quantized weights save {saved:,} bytes, less than the new nodes and names take"
+        remedy = "leave it in float, or quantize"
+    else:
+        reasons = dict.fromkeys(r.why_not for r in made.rows if r.why_not and r.asked)
+        said = [n for n in made.notes if n.startswith(("the model is quantized", "no float weight"))]
+        why = "; ".join(["no weight is quantized", *said, *list(reasons)[:2]])
+        remedy = "choose another recipe, or write it"
+    raise InvalidProblem(
+        f"{os.fspath(target)}: {after:,} bytes, and the source {before:,}: {why}; nothing written; "
+        f"{remedy} all the same with force=True (--force)"
+    )
 
 
 def _refuse_unusable(path: Path, source: Any) -> None:
