@@ -124,3 +124,21 @@ def test_a_sequential_with_a_part_that_cannot_be_traced() -> None:
     found, formats = quantized(nn.Sequential(conv(), nn.ReLU(), conv(), Branching(), conv(), nn.Flatten()))
     assert (formats["0"], formats["2"], formats["4"]) == (LAST, FIRST, LAST)
     assert same_without_formats(found, torch.randn(2, 4, 8, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("given", [LAST, FIRST])
+@pytest.mark.parametrize("made", [LAST, FIRST, None])
+def test_results_may_be_written_to(made: Any, given: Any, dtype: Any) -> None:
+    torch.manual_seed(0)
+    module = lt.QuantizedConv2d.from_float(nn.Conv2d(3, 8, 3))
+    module.memory_format = made
+    x = torch.randn(2, 3, 6, 5).to(dtype).to(memory_format=given)
+    for grad in (False, True):
+        y = module(x.clone().requires_grad_(grad))
+        expected = torch.relu(y.detach())
+        assert y.is_contiguous(memory_format=given if made is None else made)
+        assert torch.equal(y.detach().relu_(), expected)
+        with torch.no_grad():
+            assert torch.equal(torch.relu_(module(x)), expected)
+        assert torch.equal(torch.relu_(y).detach(), expected)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from lowbit import layers
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
-from lowbit.torch.functional.channels_last import channels_first, is_channels_last
+from lowbit.torch.functional.channels_last import is_channels_last
 from lowbit.torch.functional.registration import register
 from lowbit.torch.inference.state_dict import SavedModule, layer_from_tensors, layer_tensors
 from torch import Tensor, nn
@@ -240,31 +240,35 @@ def _tensor(y: Any, like: Tensor) -> Tensor:
     return torch.from_numpy(y)
 
 
+def _array(x: Tensor) -> Any:
+    """x for a layer of lowbit: NumPy arrays are the cheapest to pass."""
+    return x.detach().numpy() if x.dtype is torch.float32 else x.detach()
+
+
 def _linear(x: Tensor, number: int, _: int) -> Tensor:
-    layer = module_of(number).layer
-    if x.dtype is torch.float32:  # NumPy arrays are the cheapest to pass
-        return torch.from_numpy(layer(x.detach().numpy()))
-    return _tensor(layer(x), x)
+    return _tensor(module_of(number).layer(_array(x)), x)
 
 
-def _gives_channels_last(x: Tensor, number: int) -> bool:
-    said = getattr(module_of(number), "memory_format", None)
+def _gives_channels_last(x: Tensor, module: QuantizedModule) -> bool:
+    said = getattr(module, "memory_format", None)
     return is_channels_last(x) if said is None else said is torch.channels_last
 
 
 def _conv2d(x: Tensor, number: int, _: Any) -> Tensor:
-    layer, last = module_of(number).layer, _gives_channels_last(x, number)
-    if is_channels_last(x):
-        y = channels_first(_tensor(layer(x.permute(0, 2, 3, 1), "NHWC"), x))
-        return y if last else y.contiguous()
-    if last:
-        return channels_first(_tensor(layer(x, "NCHW", "NHWC"), x))
-    return _tensor(layer(x), x)
+    module = module_of(number)
+    images, is_last, gives_last = _array(x), is_channels_last(x), _gives_channels_last(x, module)
+    if not (is_last or gives_last):
+        return _tensor(module.layer(images), x)
+    if is_last:
+        images = images.transpose(0, 2, 3, 1) if isinstance(images, np.ndarray) else images.permute(0, 2, 3, 1)
+    y = module.layer(images, "NHWC" if is_last else "NCHW", "NHWC")
+    result = _tensor(y.transpose(0, 3, 1, 2), x)  # transposed by NumPy: torch has rules for writing to its own views
+    return result if gives_last else result.contiguous()
 
 
 def _conv2d_shape(x: Tensor, number: int, shape: Any) -> Tensor:
     y = x.new_empty(shape)
-    return y.to(memory_format=torch.channels_last) if _gives_channels_last(x, number) else y
+    return y.to(memory_format=torch.channels_last) if _gives_channels_last(x, module_of(number)) else y
 
 
 def _refuse_gradient(dy: Tensor, x: Tensor, of: str) -> Tensor:
