@@ -79,6 +79,9 @@ class Graph:
         self._producers: dict[str, NodeProto] = {}
         self._consumers: dict[str, list[Use]] = {}
         self._graphs = list(model_file.graphs(self.proto.graph))
+        self._owners = {
+            id(g): node for graph in self._graphs for node in graph.node for g in model_file.subgraphs(node)
+        }
         self._initializers: dict[str, TensorProto] = {t.name: t for graph in self._graphs for t in graph.initializer}
         self._inputs = {i.name for graph in self._graphs for i in graph.input}
         self._outputs = {o.name for graph in self._graphs for o in graph.output}
@@ -121,6 +124,14 @@ class Graph:
     def in_body(self, node: NodeProto) -> bool:
         """Whether a node is inside an If, Loop or Scan."""
         return self.home(node) is not self.proto.graph
+
+    def in_loop(self, node: NodeProto) -> bool:
+        """Whether a node is inside a Loop or Scan, and not only in branches of an If."""
+        while self.in_body(node):
+            node = self._owners[id(self.home(node))]
+            if node.op_type != "If":
+                return True
+        return False
 
     def producer(self, name: str) -> NodeProto | None:
         """The node that produces a tensor; None for inputs and initializers."""

@@ -11,6 +11,7 @@ import onnx
 
 from lowbit.calibration import Calibrator
 from lowbit.calibration.calibrator import MethodLike, tracked
+from lowbit.formats.onnx.branches import branch_tensors, lift
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.inference import check_model, inferred_types
 from lowbit.formats.onnx.inputs import check_fits, feed_of, given_inputs
@@ -36,8 +37,9 @@ def observe(
     """A calibrator for each float tensor that a Conv, Gemm or MatMul takes or gives, by name.
 
     model: an onnx.ModelProto, a path, or a Graph. loader: batches, each a mapping from input names to arrays (an
-    array alone stands for the only input). tensors: names, or a predicate on names, to observe instead. One batch is
-    held at a time, and memory does not grow with the loader. axis and other options are those of Calibrator.
+    array alone stands for the only input). tensors: names, or a predicate on names, to observe instead; names may be
+    those of tensors in branches of an If, which are observed when their branch runs. One batch is held at a time, and
+    memory does not grow with the loader. axis and other options are those of Calibrator.
     """
     if isinstance(model, Graph):  # it was checked when it was loaded
         proto, path = model.proto, model.path
@@ -50,9 +52,10 @@ def observe(
     else:
         raise InvalidProblem(f"model: {type(model).__name__}; expected an onnx.ModelProto or a path")
     names, inputs = _names(proto, tensors), given_inputs(proto)
-    session = _session(proto, path, [n for n in names if n not in inputs], providers)
+    session, lifted = _session(proto, path, [n for n in names if n not in inputs], providers)
     found = {name: Calibrator(method, axis=axis, name=name, **options) for name in names}
-    outputs = [o.name for o in session.get_outputs() if o.name in found]
+    shown = {lifted.get(name, name): name for name in found}  # by the name of an output
+    outputs = [o.name for o in session.get_outputs() if o.name in shown]
     batches = 0
     for batch in tracked(loader, "Calibrating", progress):
         feed = feed_of(batch, list(inputs), batches)
@@ -63,7 +66,7 @@ def observe(
         results = run_session(session, outputs, feed, f"batch {batches}") if outputs else []
         for name, value in zip(outputs, results, strict=True):
             if value.size and value.dtype.kind == "f":
-                found[name].add(value)
+                found[shown[name]].add(value)
         batches += 1
     if batches == 0:
         raise InvalidProblem("loader: no batches; expected at least one to find ranges in")
@@ -83,6 +86,7 @@ def _names(proto: onnx.ModelProto, tensors: Iterable[str] | Callable[[str], bool
         names = [n for n in there if tensors(n)]
     else:
         names = list(dict.fromkeys(tensors))
+        there |= dict.fromkeys(branch_tensors(graph))
         absent = next((n for n in names if n not in there), None)
         if absent is not None:
             known = ", ".join(list(there)[:8])
@@ -92,16 +96,21 @@ def _names(proto: onnx.ModelProto, tensors: Iterable[str] | Callable[[str], bool
     return names
 
 
-def _session(proto: onnx.ModelProto, source: Path | None, wanted: list[str], providers: list[str] | None) -> Any:
-    """A session of the model with these tensors among its outputs."""
+def _session(
+    proto: onnx.ModelProto, source: Path | None, wanted: list[str], providers: list[str] | None
+) -> tuple[Any, dict[str, str]]:
+    """A session of the model with these tensors among its outputs, and the names of those that are in branches."""
     shown = onnx.ModelProto()
     shown.CopyFrom(proto)
     already = {o.name for o in shown.graph.output}
     known = inferred_types(shown)
+    lifted = lift(shown.graph, set(wanted) & set(branch_tensors(shown.graph)), known)
     for name in wanted:
-        kind = known.get(name)
+        kind = known.get(name) if name not in lifted else None
+        name = lifted.get(name, name)
         if name not in already and (kind is None or kind.tensor_type.elem_type in _FLOATS):
             shown.graph.output.append(onnx.ValueInfoProto(name=name, type=kind))
     folder = "" if source is None else str(source.absolute().parent)  # of external data
     # Fused away, a tensor could not be observed.
-    return open_session(shown.SerializeToString(), optimized=False, data_folder=folder, providers=providers)
+    session = open_session(shown.SerializeToString(), optimized=False, data_folder=folder, providers=providers)
+    return session, lifted

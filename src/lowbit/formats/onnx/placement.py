@@ -88,7 +88,7 @@ class _Search:
     def _climb(self, name: str) -> bool:
         """Quantize what this tensor is computed from where possible; returns whether it is computed in integers."""
         node = self.graph.producer(name)
-        if node is None or self.graph.in_body(node):
+        if node is None or self.graph.in_loop(node):
             return False
         if id(node) in self.makers:
             return True
@@ -118,7 +118,7 @@ class _Search:
                 continue
             seen.add(at)
             node = self.graph.producer(at)
-            if node is None or self.graph.in_body(node):
+            if node is None or self.graph.in_loop(node):
                 return False
             if id(node) not in self.makers:
                 operands = self._operands(node)

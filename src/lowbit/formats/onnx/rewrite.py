@@ -150,7 +150,7 @@ def why_float(graph: Graph, use: WeightUse, rule: Rule) -> str:
 class _Work:
     """Rewrite the graph for each weight, and keep the rows and histograms of the report."""
 
-    def __init__(self, graph: Graph, operator: str, plans: Sequence[Plan], ranges: Ranges, guarded: bool) -> None:
+    def __init__(self, graph: Graph, operator: str, plans: list[Plan], ranges: Ranges, guarded: bool) -> None:
         self.graph, self.operator, self.plans, self.ranges = graph, operator, plans, ranges
         self.sizes = {p.use.name: _stored_bytes(graph, p.use.name) for p in plans}
         self.store = CodeStore(graph, guarded)
@@ -171,7 +171,12 @@ class _Work:
         if static := at.pop("static", ()):
             given = [self.plans[i][:2] for i in static]
             found, self._static = quantize_static(self.store, given, data, progress, self.ranges)
-            rows |= zip(static, found, strict=True)
+            rows |= {i: row for i, row in zip(static, found, strict=True) if row is not None}
+            idle = [i for i, row in zip(static, found, strict=True) if row is None]
+            way = "weight" if self.operator == "dequantize" else "fold"
+            for i in idle:
+                self.plans[i] = self.plans[i]._replace(way=way, note="its branch never ran on the data")
+            at.setdefault(way, []).extend(idle)
         # Integer matrix products first: an embedding tied to one takes its codes.
         others = at.pop("dynamic", []) + sorted(i for way in at.values() for i in way)
         for i in tracked(others, "Quantizing", progress):

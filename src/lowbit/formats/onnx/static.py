@@ -6,23 +6,23 @@ or QLinearMatMul, and likewise sums, concatenations and poolings; `placement` pu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import helper
+from onnx import GraphProto, NodeProto, helper
 
 from lowbit.calibration import Calibrator
-from lowbit.formats.onnx.activations import GATE_SCALE, find_activations, merge_activations
+from lowbit.formats.onnx.activations import GATE_SCALE, Activation, find_activations, merge_activations
 from lowbit.formats.onnx.code_store import CodeStore, is_int8, lost_db
-from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.graph import Graph, Use
 from lowbit.formats.onnx.model_file import drop
 from lowbit.formats.onnx.observe import observe
 from lowbit.formats.onnx.placement import Placement, place
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
-from lowbit.models import ActivationRecipe, Histogram, Rule, WeightRow
+from lowbit.models import Histogram, Rule, WeightRow
 from lowbit.models.weights import quantize_weight, spread
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.params import QuantizationParams
@@ -41,7 +41,7 @@ def why_not_static(graph: Graph, use: WeightUse, rule: Rule) -> str:
     w, a = rule.weights, rule.activations
     reasons = (
         (use.op not in ("Conv", "Gemm", "MatMul"), f"ONNX Runtime has no integer {use.op}"),
-        (use.in_body, "inside a subgraph"),
+        (graph.in_loop(use.node), "inside the body of a Loop or Scan"),
         (use.input_index != 1, "the weight is the left operand"),
         (use.dtype != "float32", "static int8 needs float32 weights and activations"),
         (not is_int8(w), f"static activations go with 8 bits per tensor or channel, not with {w}"),
@@ -58,9 +58,10 @@ def quantize_static(
     data: Iterable[Any] | None,
     progress: bool = True,
     ranges: Ranges | None = None,
-) -> tuple[list[WeightRow], list[Histogram]]:
+) -> tuple[list[WeightRow | None], list[Histogram]]:
     """Rewrite the graph for these weights, all of which `why_not_static` allows; returns a row for each weight and a
-    histogram for each weight and quantized activation.
+    histogram for each weight and quantized activation. A weight in a branch of an If that never ran on the data is left
+    as it is, and has no row.
 
     data: batches, each a mapping from input names to arrays; one is held at a time. ranges: filled by the first call
     for all tensors that it quantizes; a later one, for some of the same weights, takes them from there.
@@ -70,60 +71,128 @@ def quantize_static(
     graph = store.graph
     graph.raise_opset(OPSET)
     uses = [(_with_bias(graph, use), rule) for use, rule in uses]
-    for use, _ in uses:
-        if use.op == "Gemm":
-            _plain_gemm(graph, use)
     activations = find_activations(graph)
     found = place(graph, [use.node for use, _ in uses], activations)
+    ranges = {} if ranges is None else ranges
+    if not ranges:
+        ranges |= _observed(graph, uses, found, activations, data, progress)
+    ran = [not _is_idle(graph, use, found, ranges) for use, _ in uses]
+    if not all(ran):
+        found = place(graph, [use.node for (use, _), did in zip(uses, ran, strict=True) if did], activations)
+    params = {name: _params(ranges, found.root(name)) for name in found.readers}
+    done: list[tuple[WeightRow, Histogram] | None] = []
+    for (use, rule), did in zip(uses, ran, strict=True):
+        if did and use.op == "Gemm":
+            _plain_gemm(graph, use)
+        done.append(_weight(store, use, rule, params[use.node.input[0]]) if did else None)
+    homes = {id(graph.home(use.node)) for (use, _), did in zip(uses, ran, strict=True) if did}
+    pairs = _Pairs(graph, found, params, homes)
+    for name in found.readers:
+        pairs.insert(name)
+    merge_activations(graph, activations, found.readers)
+    weights = {pair[1].name: pair[1] for pair in done if pair is not None}
+    roots = dict.fromkeys(found.root(name) for name in found.readers)
+    rows = [None if pair is None else pair[0] for pair in done]
+    return rows, [*weights.values(), *(ranges[name][1] for name in roots)]
+
+
+def _observed(
+    graph: Graph,
+    uses: Sequence[tuple[WeightUse, Rule]],
+    found: Placement,
+    activations: Mapping[str, Activation],
+    data: Iterable[Any],
+    progress: bool,
+) -> Ranges:
+    """Params and histograms of the tensors to quantize. Those of branches that never ran are missing."""
     roots = list(dict.fromkeys(found.root(name) for name in found.readers))
     # A tensor follows the recipe of the first weight that it is multiplied with, else the first of all.
     recipes = {found.root(use.node.input[0]): rule.activations for use, rule in reversed(uses)}
-    ranges = {} if ranges is None else ranges
-    if not ranges:
-        seen = observe(graph, data, tensors=roots, progress=progress)
-        for name in roots:
-            p = _params(seen, name, recipes.get(name, uses[0][1].activations))
-            if name in activations and activations[name].kind == "hard_sigmoid":  # quantization cuts it off
-                p = QuantizationParams(p.dtype, scale=GATE_SCALE, zero_point=p.dtype.qmin)
-            ranges[name] = p, _spread(seen[name], p)
-        # With fewer weights a tensor may be quantized for itself: nodes that move its elements keep the range.
-        ranges |= {name: ranges[found.root(name)] for name in found.readers}
-    params = {name: ranges[name][0] for name in roots}
-    done = [_weight(store, use, rule, params[found.root(use.node.input[0])]) for use, rule in uses]
-    stored = {}
-    for name, p in params.items():
-        scale = graph.add_constant(f"{name}_scale", np.asarray(p.scale, np.float32).reshape(()))
-        zero = np.asarray(p.zero_point).astype(p.dtype.code_dtype).reshape(())
-        stored[name] = scale, graph.add_constant(f"{name}_zero_point", zero)
-    for name in found.readers:
-        _insert_pair(graph, found, name, stored[found.root(name)])
-    merge_activations(graph, activations, found.readers)
-    weights = {h.name: h for _, h in done}
-    return [row for row, _ in done], [*weights.values(), *(ranges[name][1] for name in roots)]
+    ranges: Ranges = {}
+    for name, seen in observe(graph, data, tensors=roots, progress=progress).items():
+        recipe = recipes.get(name, uses[0][1].activations)
+        assert recipe is not None
+        p = seen.calibrate(recipe.dtype, recipe.scheme, method=recipe.calibration_method())
+        if name in activations and activations[name].kind == "hard_sigmoid":  # quantization cuts it off
+            p = QuantizationParams(p.dtype, scale=GATE_SCALE, zero_point=p.dtype.qmin)
+        ranges[name] = p, _spread(seen, p)
+    # With fewer weights a tensor may be quantized for itself: nodes that move its elements keep the range.
+    return ranges | {name: ranges[found.root(name)] for name in found.readers if found.root(name) in ranges}
 
 
-def _params(seen: Mapping[str, Calibrator], name: str, recipe: ActivationRecipe | None) -> QuantizationParams:
-    if name not in seen:
+def _is_idle(graph: Graph, use: WeightUse, found: Placement, ranges: Ranges) -> bool:
+    """Whether a weight is in a branch that never ran on the data."""
+    home = graph.home(use.node)
+    makers = (graph.producer(name) for name in found.readers if found.root(name) not in ranges)
+    return graph.in_body(use.node) and any(node is not None and graph.home(node) is home for node in makers)
+
+
+def _params(ranges: Ranges, name: str) -> QuantizationParams:
+    if name not in ranges:
         raise InvalidProblem(f"{name!r}: no float values were observed; static activations need ranges")
-    assert recipe is not None
-    return seen[name].calibrate(recipe.dtype, recipe.scheme, method=recipe.calibration_method())
+    return ranges[name][0]
 
 
-def _insert_pair(graph: Graph, found: Placement, name: str, stored: tuple[str, str]) -> None:
-    """Quantize and dequantize a tensor for its readers; stored: the names of its scale and zero point."""
-    node, readers = graph.producer(name), found.readers[name]
-    codes, exact, rounded = graph.fresh(f"{name}_codes"), name, graph.fresh(f"{name}_rounded")
-    if name in found.inside and graph.is_graph_output(name):  # graph outputs keep their name
-        assert node is not None
-        exact, rounded = rounded, name
-        graph.rename_output(node, list(node.output).index(name), exact)
-    pair = [
-        helper.make_node("QuantizeLinear", [exact, *stored], [codes], name=graph.fresh(f"{name}_quantize")),
-        helper.make_node("DequantizeLinear", [codes, *stored], [rounded], name=graph.fresh(f"{name}_dequantize")),
-    ]
-    graph.insert_first(pair) if node is None else graph.insert_after(node, pair)
-    for reader, index in readers:
-        graph.replace_input(reader, index, rounded)
+class _Pairs:
+    """Inserts QuantizeLinear and DequantizeLinear. homes: the graph and bodies with quantized weights. A body reads
+    nothing quantized from outside: the runtime would not load it."""
+
+    def __init__(
+        self, graph: Graph, found: Placement, params: Mapping[str, QuantizationParams], homes: Container[int]
+    ) -> None:
+        self.graph, self.found, self.params, self.homes = graph, found, params, homes
+        self._stored: dict[tuple[str, int], tuple[str, str]] = {}
+
+    def insert(self, name: str) -> None:
+        """Quantize and dequantize a tensor for its readers, those in other bodies there."""
+        graph, node = self.graph, self.graph.producer(name)
+        home = graph.proto.graph if node is None else graph.home(node)
+        here: list[Use] = []
+        elsewhere: dict[int, list[Use]] = {}
+        for use in self.found.readers[name]:
+            inner = id(graph.home(use[0]))
+            is_here = inner == id(home) or inner not in self.homes
+            here.append(use) if is_here else elsewhere.setdefault(inner, []).append(use)
+        exact = name
+        if here or name in self.found.inside:
+            rounded = graph.fresh(f"{name}_rounded")
+            if name in self.found.inside and graph.is_graph_output(name):  # graph outputs keep their name
+                assert node is not None
+                exact, rounded = rounded, name
+                graph.rename_output(node, list(node.output).index(name), exact)
+            pair = self._pair(name, exact, rounded, home)
+            graph.insert_first(pair) if node is None else graph.insert_after(node, pair)
+            _read_instead(graph, here, rounded)
+            exact = rounded if name in self.found.inside else exact
+        for uses in elsewhere.values():
+            rounded, inner_home = graph.fresh(f"{name}_rounded"), graph.home(uses[0][0])
+            graph.insert_first(self._pair(name, exact, rounded, inner_home), inner_home)
+            _read_instead(graph, uses, rounded)
+
+    def _pair(self, name: str, exact: str, rounded: str, home: GraphProto) -> list[NodeProto]:
+        graph, stored = self.graph, self._constants(name, home)
+        codes = graph.fresh(f"{name}_codes")
+        return [
+            helper.make_node("QuantizeLinear", [exact, *stored], [codes], name=graph.fresh(f"{name}_quantize")),
+            helper.make_node("DequantizeLinear", [codes, *stored], [rounded], name=graph.fresh(f"{name}_dequantize")),
+        ]
+
+    def _constants(self, name: str, home: GraphProto) -> tuple[str, str]:
+        """The names of the scale and zero point of a tensor in a graph or body."""
+        root = self.found.root(name)
+        if (root, id(home)) not in self._stored:
+            p = self.params[name]
+            scale, zero = np.asarray(p.scale, np.float32), np.asarray(p.zero_point).astype(p.dtype.code_dtype)
+            self._stored[root, id(home)] = (
+                self.graph.add_constant(f"{root}_scale", scale.reshape(()), home),
+                self.graph.add_constant(f"{root}_zero_point", zero.reshape(()), home),
+            )
+        return self._stored[root, id(home)]
+
+
+def _read_instead(graph: Graph, uses: Iterable[Use], name: str) -> None:
+    for reader, index in uses:
+        graph.replace_input(reader, index, name)
 
 
 def _weight(store: CodeStore, use: WeightUse, rule: Rule, x: QuantizationParams) -> tuple[WeightRow, Histogram]:
@@ -147,9 +216,10 @@ def _weight(store: CodeStore, use: WeightUse, rule: Rule, x: QuantizationParams)
     if bias is not None:  # int32, with the scale of the accumulator
         unit = scale * np.float32(x.scale)
         codes = np.rint(bias.astype(np.float64) / unit.astype(np.float64)).astype(np.int32)
-        inputs = [graph.add_constant(f"{bias_name}_{label}", a) for label, a in (("codes", codes), ("scale", unit))]
+        made = {"codes": codes, "scale": unit}
         if use.op == "Gemm":
-            inputs.append(graph.add_constant(f"{bias_name}_zero_point", np.zeros(unit.shape, np.int32)))
+            made["zero_point"] = np.zeros(unit.shape, np.int32)
+        inputs = [graph.add_constant(f"{bias_name}_{label}", a, graph.home(use.node)) for label, a in made.items()]
         _dequantize(graph, use, 2, bias_name, inputs, 0 if scale.ndim else None)
     seen = weight.T if w.is_matrix and use.channel_axis == 1 else weight
     row = WeightRow(
