@@ -33,15 +33,15 @@ def typed(model: ModelProto, **shapes: list[int]) -> ModelProto:
     return model
 
 
-def prepared(model: ModelProto, feed: dict[str, Any], tolerance: float = 1e-5) -> Graph:
-    """The prepared model, checked against the source."""
+def prepared(model: ModelProto, feed: dict[str, Any], tolerance: float = 1e-5, slack: int = 0) -> Graph:
+    """The prepared model, checked against the source; slack: bytes by which it may be larger."""
     graph = Graph.load(model)
     prepare(graph)
     onnx.checker.check_model(graph.proto, full_check=True)
     for expected, got in zip(run(model, feed), run(graph.proto, feed), strict=True):
         assert expected.shape == got.shape
         assert np.abs(expected - got).max(initial=0) <= tolerance * max(1.0, np.abs(expected).max(initial=0))
-    assert len(graph.proto.SerializeToString()) <= len(model.SerializeToString())
+    assert len(graph.proto.SerializeToString()) <= len(model.SerializeToString()) + slack
     again = Graph.load(graph.proto)
     assert prepare(again) == []
     return graph
@@ -332,3 +332,54 @@ def test_layers_in_bodies_are_prepared_too() -> None:
         graph = prepared(typed(b.model("y"), y=[1, 4, 6]), x(1, 8, 8, seed=seed))
     assert ops(graph).count("Conv") == 2
     assert not {"Mul", "Add"} & set(ops(graph))
+
+
+# ---- paddings and means -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opset", [7, 11, 13, 18])
+@pytest.mark.parametrize("own", [{}, {"auto_pad": "VALID"}, {"pads": [1, 0, 2, 1]}])
+def test_paddings_are_merged_into_convolutions(opset: int, own: dict[str, Any]) -> None:
+    b = Builder({"x": [1, 4, 6, 6]}, opset=opset)
+    pads = [0, 0, 1, 2, 0, 0, 0, 3]
+    if opset < 11:
+        y = b.add("Pad", "x", pads=pads)
+    else:
+        y = b.add("Pad", "x", b.constant(np.array(pads, np.int64)), b.constant(np.float32(0)))
+    y = b.add("Conv", y, b.normal(4, 4, 3, 3), **own)
+    assert ops(prepared(b.model(y), x(1, 4, 6, 6))) == ["Conv"]
+
+
+@pytest.mark.parametrize("trap", ["value", "mode", "channels", "cut off", "another reader", "leaves", "same"])
+def test_other_paddings_stay(trap: str) -> None:
+    b = Builder({"x": [1, 4, 6, 6]}, opset=13)
+    pads = [0, trap == "channels", 1, 1, 0, 0, -1 if trap == "cut off" else 1, 1]
+    value = b.constant(np.float32(trap == "value"))
+    options = {"mode": "edge"} if trap == "mode" else {}
+    y = b.add("Pad", "x", b.constant(np.array(pads, np.int64)), value, **options)
+    own = {"auto_pad": "SAME_UPPER"} if trap == "same" else {}
+    z = b.add("Conv", y, b.normal(4, 4 + (trap == "channels"), 3, 3), **own)
+    results = (
+        [b.add("Concat", z, b.add("MaxPool", y, kernel_shape=[3, 3]), axis=1)] if trap == "another reader" else [z]
+    )
+    if trap == "leaves":
+        results.append(y)
+    assert "Pad" in ops(prepared(b.model(*results), x(1, 4, 6, 6)))
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("axes", [[2, 3], [-1, -2]])
+def test_means_over_images_are_poolings(opset: int, keepdims: int, axes: list[int]) -> None:
+    b = Builder({"x": ["n", 4, 6, 6]}, opset=opset)
+    if opset < 18:
+        y = b.add("ReduceMean", "x", axes=axes, keepdims=keepdims)
+    else:
+        y = b.add("ReduceMean", "x", b.constant(np.array(axes, np.int64)), keepdims=keepdims)
+    assert ops(prepared(b.model(y), x(3, 4, 6, 6), slack=40))[0] == "GlobalAveragePool"
+
+
+@pytest.mark.parametrize(("shape", "axes"), [([2, 4, 6, 6], [1, 2]), ([2, 4, 6, 6], [3]), ([2, 4, 6], [1, 2])])
+def test_other_means_stay(shape: list[int], axes: list[int]) -> None:
+    b = Builder({"x": list(shape)})
+    assert ops(prepared(b.model(b.add("ReduceMean", "x", axes=axes)), x(*shape))) == ["ReduceMean"]

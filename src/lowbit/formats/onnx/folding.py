@@ -50,11 +50,11 @@ def _folded(graph: Graph, node: NodeProto) -> bool:
     if weight is None or weight.dtype.kind != "f" or (has_bias and bias is None):
         return False
     is_norm = node.op_type == "BatchNormalization"
+    if before.op_type == "MatMul" and node.op_type not in ("Mul", "Div"):
+        return False  # it has no bias
     affine = _norm(graph, node) if is_norm else _arithmetic(graph, node, 1 - at, before, weight)
     owned = len(graph.consumers(before.input[1])) == 1
-    if affine is None or (before.op_type == "MatMul" and affine.summand is not None):
-        return False
-    if affine.factor is not None and not owned and not is_norm:
+    if affine is None or (affine.factor is not None and not owned and not is_norm):
         return False
     with np.errstate(over="ignore"):
         new_weight = None if affine.factor is None else _scaled(before, weight, affine.factor).astype(weight.dtype)

@@ -11,6 +11,7 @@ from lowbit.formats.onnx.constants import fold_constants, skip_identities
 from lowbit.formats.onnx.folding import fold_affines, fold_batch_norms
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.model_file import subgraphs
+from lowbit.formats.onnx.simplify import merge_paddings, pool_globally
 from lowbit.formats.onnx.weight_uses import attribute
 
 
@@ -25,12 +26,15 @@ def prepare(graph: Graph) -> list[str]:
     norms = affines = 0
     while any(folded := (fold_batch_norms(graph), fold_affines(graph))):
         norms, affines = norms + folded[0], affines + folded[1]
+    merged, pooled = merge_paddings(graph), pool_globally(graph)
     graph.remove_unused()
     said = (
         (computed, "tensors computed from constants"),
         (carried, "constants read directly that a Loop or Scan carried"),
         (affines, "factors and summands per channel folded into the layer before them"),
         (norms, "batch normalisations folded into the layer before them"),
+        (merged, "paddings merged into the convolutions after them"),
+        (pooled, "means over images written as global average pooling"),
     )
     return [f"{count} {what}" for count, what in said if count]
 
