@@ -86,7 +86,7 @@ def sqnr(a: Any, b: Any) -> float:
 def quantized(model: ModelProto, tmp_path: Path, data: list[dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
     source, target = tmp_path / "m.onnx", tmp_path / "q.onnx"
     onnx.save(model, source)
-    report = quantize_onnx(source, target, RECIPE, data=data, optimize="size", progress=False)
+    report = quantize_onnx(source, target, RECIPE, data=data, optimize="size", progress=False, force=True)
     return target, {row.name: row for row in report.rows}
 
 
