@@ -5,6 +5,7 @@ models), `qat` (training, which folds and replaces modules by `inference`).
 """
 
 from lowbit.torch.functional.ops import dequantize, dequantize_ste, fake_quantize, fake_quantize_learned, quantize_ste
+from lowbit.torch.inference.attention import QuantizedMultiheadAttention
 from lowbit.torch.inference.batches import observe
 from lowbit.torch.inference.embedding import QuantizedEmbedding
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear
@@ -37,6 +38,7 @@ __all__ = [
     "QuantizedGRU",
     "QuantizedLSTM",
     "QuantizedLinear",
+    "QuantizedMultiheadAttention",
     "calibrate",
     "convert",
     "dequantize",

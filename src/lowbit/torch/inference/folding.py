@@ -88,12 +88,16 @@ def _traced(model: nn.Module) -> list[tuple[str, str]]:
     return pairs
 
 
+def _holds_quantized(module: nn.Module) -> bool:
+    return any(isinstance(inner, QuantizedModule) for inner in module.modules())
+
+
 def for_inference(model: Any) -> Any:
     """A model whose layers were replaced, in eval() mode: its layers are called, and pass images as they take them."""
     for module in model.modules():
-        if type(module) is nn.TransformerEncoderLayer and any(
-            isinstance(child, QuantizedModule) for child in module.children()
-        ):
+        if type(module) is nn.TransformerEncoderLayer and _holds_quantized(module):
             module.activation_relu_or_gelu = 0  # the fused kernel runs only for ReLU and GELU
+        if isinstance(module, nn.TransformerEncoder) and _holds_quantized(module):
+            module.use_nested_tensor = False  # only the fused kernel takes nested tensors
     set_memory_formats(model)
     return model.eval()

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from lowbit.numerics.errors import FormatError, InvalidProblem
+from lowbit.torch.inference.attention import COMPOSED
 from lowbit.torch.inference.embedding import QuantizedEmbedding
 from lowbit.torch.inference.folding import FoldedNorm, for_inference, replace_modules
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, QuantizedModule
-from lowbit.torch.inference.recurrent import RECURRENT
 from lowbit.torch.inference.state_dict import DESCRIPTION, TENSOR_NAMES, layer_from_tensors, read_description
 from torch import Tensor, nn
 
-COMPOSED = {made.kind: made for made in RECURRENT.values()}  # modules that hold quantized products
+_COMPOSED = {made.kind: made for made in COMPOSED.values()}
 M = TypeVar("M", bound=nn.Module)
 _FLOAT: dict[type[nn.Module], type[nn.Module]] = {
     QuantizedLinear: nn.Linear,
@@ -73,7 +73,7 @@ def load_quantized(model: M, state: Mapping[str, Tensor]) -> M:
 def _own(state: Mapping[str, Tensor], prefix: str, name: str) -> dict[str, Tensor]:
     """The tensors of a module by local names, with those of the products inside it."""
     found = {n: state[prefix + n] for n in TENSOR_NAMES if prefix + n in state}
-    if read_description(found, name).get("kind") in COMPOSED:
+    if read_description(found, name).get("kind") in _COMPOSED:
         inside = (key.removeprefix(prefix) for key in state if key.startswith(prefix))
         found |= {n: state[prefix + n] for n in inside if n.count(".") == 1 and n.split(".")[1] in TENSOR_NAMES}
     return found
@@ -85,8 +85,8 @@ def _module(own: Mapping[str, Tensor], old: Any, name: str) -> nn.Module:
         if not isinstance(old, nn.modules.batchnorm._BatchNorm | FoldedNorm):
             raise FormatError(f"{name}: a folded batch norm; the model has {type(old).__name__} there")
         return FoldedNorm()
-    if kind in COMPOSED:
-        return COMPOSED[kind].from_tensors(own, old, name)  # type: ignore[no-any-return]
+    if kind in _COMPOSED:
+        return _COMPOSED[kind].from_tensors(own, old, name)  # type: ignore[no-any-return]
     found: Any
     kinds: tuple[type[nn.Module], ...]
     if kind == "embedding":

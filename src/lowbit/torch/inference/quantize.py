@@ -106,7 +106,7 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
     per_token: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Quantize a model for inference (Linear, Conv1d, Conv2d, Embedding, LSTM, GRU), or a tensor to codes.
+    """Quantize a model for inference (Linear, Conv, Embedding, LSTM, GRU, attention), or a tensor to integer codes.
 
     quantize(model, recipe="dynamic-int8", *, calibration=None, example=None, inputs=None, inplace=False, strict=False,
     optimize="balanced", keep_float="slower", fold_norms=True, fit_products=None, progress=True) gives a copy of the

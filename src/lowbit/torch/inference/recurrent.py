@@ -8,74 +8,52 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 from torch.nn.utils.rnn import PackedSequence
 
 import torch
-from lowbit.models.recipe import WeightRecipe
-from lowbit.models.weights import quantize_weight
-from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
-from lowbit.numerics.tensor import QuantizedTensor
+from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.torch.functional.registration import register
-from lowbit.torch.inference.layers import QuantizedLinear, module_of, no_gradient, refuse_programs
-from lowbit.torch.inference.state_dict import (
-    DESCRIPTION,
-    SavedModule,
-    description_tensor,
-    layer_from_tensors,
-    read_description,
-)
+from lowbit.torch.inference.composed import ComposedModule, Matrix
+from lowbit.torch.inference.layers import module_of, no_gradient, refuse_programs
 from torch import Tensor, nn
 
-Quantize = Callable[[Any, str], QuantizedTensor]  # of a float matrix, with its name
 Step = Callable[[Tensor, Tensor], None]  # what the input adds to the gates, and where the state goes
-_SIZES = ("input_size", "hidden_size", "num_layers", "batch_first", "bidirectional")
 
 
-class QuantizedRecurrent(SavedModule):
+class QuantizedRecurrent(ComposedModule):
     """What QuantizedLSTM and QuantizedGRU have in common. The products are modules: ih_l0, hh_l0, ih_l0_reverse, ..."""
 
-    tensor_names = (DESCRIPTION,)
-    kind: ClassVar[str]
-    gates: ClassVar[int]
-    _count: ClassVar[int]  # of states
-    of_float: ClassVar[type[nn.RNNBase]]
+    fields = ("input_size", "hidden_size", "num_layers", "batch_first", "bidirectional")
     proj_size = 0
-
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, batch_first: bool = False,
-        bidirectional: bool = False, products: dict[str, QuantizedLinear] | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
-        self.batch_first, self.bidirectional = batch_first, bidirectional
-        for name, product in (products or {}).items():
-            self.add_module(name, product)
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    batch_first: bool
+    bidirectional: bool
+    _count: ClassVar[int]  # of states
 
     @classmethod
-    def from_float(cls, module: Any, quantize: Quantize | None = None, **options: Any) -> Any:
-        """The same layers with quantized weights. quantize: gives the codes of a matrix [outputs, inputs], by default
-        int8 with a scale per row. options: activation_dtype, as of lowbit.QuantizedLinear."""
+    def matrices(cls, module: Any) -> dict[str, Matrix]:
+        """Two of each layer and direction: for the input and for the state."""
         if module.proj_size:
             raise Unsupported(f"proj_size: {module.proj_size}; expected 0")
-        quantize = quantize or (lambda w, name: quantize_weight(w, WeightRecipe(), name=name))
-        products = {}
-        for end in _ends(module):
-            weights = [getattr(module, f"weight_{part}_{end}").detach().float().numpy() for part in ("ih", "hh")]
-            for part, w, bias in zip(("ih", "hh"), weights, cls._biases(module, end), strict=True):
-                products[f"{part}_{end}"] = QuantizedLinear(quantize(w, f"weight_{part}_{end}"), bias, **options)
-        return cls(**{name: getattr(module, name) for name in _SIZES}, products=products).eval()
-
-    @classmethod
-    def _biases(cls, module: Any, end: str) -> tuple[Any, Any]:
-        """The biases of both products, each or None."""
-        if not module.bias:
-            return None, None
-        first, second = (getattr(module, f"bias_{part}_{end}").detach().float().numpy() for part in ("ih", "hh"))
-        return cls._joined(first, second, module.hidden_size)
+        found = {}
+        for layer in range(module.num_layers):
+            for way in ("", "_reverse") if module.bidirectional else ("",):
+                names = [f"{part}_l{layer}{way}" for part in ("ih", "hh")]
+                stored = [getattr(module, f"bias_{name}") for name in names] if module.bias else []
+                biases: tuple[Any, Any] = (None, None)
+                if stored:
+                    first, second = (b.detach().float() for b in stored)
+                    biases = cls._joined(first, second, module.hidden_size)
+                for i, name in enumerate(names):
+                    weight = getattr(module, f"weight_{name}")
+                    found[name] = Matrix(f"weight_{name}", weight, biases[i], (weight, *stored[i : i + 1]))
+        return found
 
     @staticmethod
-    def _joined(first: Any, second: Any, hidden: int) -> tuple[Any, Any]:
+    def _joined(first: Tensor, second: Tensor, hidden: int) -> tuple[Tensor, Tensor | None]:
+        """The biases of both products, from those of the float module."""
         raise NotImplementedError
 
     def _layer(self, x: Tensor, states: tuple[Tensor, ...], end: str, sizes: Sequence[int]) -> tuple[Tensor, ...]:
@@ -134,56 +112,6 @@ class QuantizedRecurrent(SavedModule):
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
         return x, [torch.stack(each) for each in zip(*ends, strict=True)]
 
-    def _saved(self) -> dict[str, Tensor]:
-        return {DESCRIPTION: description_tensor({"kind": self.kind, **{name: getattr(self, name) for name in _SIZES}})}
-
-    @classmethod
-    def from_tensors(cls, tensors: Any, old: Any, name: str) -> Any:
-        """The module that a state_dict holds. old: the one in its place in the model."""
-        text = read_description(tensors, name)
-        sizes = {key: text.get(key) for key in _SIZES}
-        if not isinstance(old, (cls, cls.of_float)) or sizes != {key: getattr(old, key) for key in _SIZES}:
-            raise FormatError(f"{name}: {cls.kind} of {sizes}; the model has {old} there")
-        products = {f"{part}_{end}": (part, end) for end in _ends(old) for part in ("ih", "hh")}
-        unknown = next((key for key in tensors if "." in key and key.split(".")[0] not in products), None)
-        if unknown is not None or old.proj_size:
-            raise FormatError(f"{name}.{unknown}: a product that {old} does not have")
-        made = {}
-        for key, (part, end) in products.items():
-            own = {n.removeprefix(f"{key}."): t for n, t in tensors.items() if n.startswith(f"{key}.")}
-            layer = layer_from_tensors(own, f"{name}.{key}")
-            inputs = old.input_size if end.startswith("l0") else old.hidden_size * (1 + old.bidirectional)
-            shape = cls.gates * old.hidden_size, old.hidden_size if part == "hh" else inputs
-            if layer.weight.shape != shape:
-                raise FormatError(f"{name}.{key}: shape {layer.weight.shape}; expected {shape}")
-            made[key] = QuantizedLinear.holding(layer)
-        return cls(**sizes, products=made).eval()
-
-    def _restore(self, tensors: Any, prefix: str) -> None:
-        name = prefix.rstrip(".") or self.kind
-        text = read_description(tensors, name)
-        if text != read_description(self._saved(), name):
-            raise FormatError(f"{name}: {text}; expected {self.extra_repr()}")
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
-    ) -> None:
-        """Its products load their own tensors."""
-        own = {key: value for key, value in state_dict.items() if "." not in key.removeprefix(prefix)}
-        super()._load_from_state_dict(own, prefix, metadata, strict, missing, unexpected, errors)
-
-    @property
-    def products(self) -> dict[str, QuantizedLinear]:
-        """The products of all layers, by name."""
-        return {name: m for name, m in self.named_children() if isinstance(m, QuantizedLinear)}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(m.nbytes for m in self.products.values())
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name)}" for name in _SIZES)
-
 
 class QuantizedLSTM(QuantizedRecurrent):
     """nn.LSTM over quantized weights. A gradient is an error.
@@ -195,10 +123,10 @@ class QuantizedLSTM(QuantizedRecurrent):
     (True, torch.Size([1, 2, 16]), torch.Size([1, 2, 16]))
     """
 
-    kind, of_float, gates, _count = "lstm", nn.LSTM, 4, 2
+    kind, of_float, _count = "lstm", nn.LSTM, 2
 
     @staticmethod
-    def _joined(first: Any, second: Any, hidden: int) -> tuple[Any, Any]:
+    def _joined(first: Tensor, second: Tensor, hidden: int) -> tuple[Tensor, Tensor | None]:
         return first + second, None
 
     def _layer(self, x: Tensor, states: tuple[Tensor, ...], end: str, sizes: Sequence[int]) -> tuple[Tensor, ...]:
@@ -216,23 +144,17 @@ class QuantizedGRU(QuantizedRecurrent):
     (True, torch.Size([2, 2, 16]))
     """
 
-    kind, of_float, gates, _count = "gru", nn.GRU, 3, 1
+    kind, of_float, _count = "gru", nn.GRU, 1
 
     @staticmethod
-    def _joined(first: Any, second: Any, hidden: int) -> tuple[Any, Any]:
+    def _joined(first: Tensor, second: Tensor, hidden: int) -> tuple[Tensor, Tensor | None]:
         """The new gate multiplies its part of the state, bias included, by the reset gate."""
-        kept = np.where(np.arange(3 * hidden) < 2 * hidden, np.float32(0), second)
+        kept = torch.cat([second.new_zeros(2 * hidden), second[2 * hidden :]])
         return first + (second - kept), kept
 
     def _layer(self, x: Tensor, states: tuple[Tensor, ...], end: str, sizes: Sequence[int]) -> tuple[Tensor, ...]:
         numbers = (getattr(self, f"{part}_{end}").number for part in ("ih", "hh"))
         return quantized_gru(x, *states, *numbers, end.endswith("_reverse"), sizes)  # type: ignore[no-any-return]
-
-
-def _ends(module: Any) -> list[str]:
-    """What the names of weights end with, in the order of the states."""
-    directions = ("", "_reverse") if module.bidirectional else ("",)
-    return [f"l{layer}{way}" for layer in range(module.num_layers) for way in directions]
 
 
 def _each(states: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -330,4 +252,3 @@ quantized_lstm = _register(
     f"quantized_lstm(Tensor x, Tensor h, Tensor c, {_REST}) -> (Tensor, Tensor, Tensor)", _lstm, 2
 )
 quantized_gru = _register(f"quantized_gru(Tensor x, Tensor h, {_REST}) -> (Tensor, Tensor)", _gru, 1)
-RECURRENT: dict[type[nn.Module], type[QuantizedRecurrent]] = {nn.LSTM: QuantizedLSTM, nn.GRU: QuantizedGRU}

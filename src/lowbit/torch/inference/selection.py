@@ -19,14 +19,14 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.fitting import Products, fit_products
 from lowbit.runtime.arrays import as_float_array, first_nonfinite
+from lowbit.torch.inference.attention import COMPOSED
 from lowbit.torch.inference.embedding import QuantizedEmbedding
 from lowbit.torch.inference.folding import fold_batch_norm
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, geometry_of
-from lowbit.torch.inference.recurrent import RECURRENT
 from lowbit.torch.inference.runs import LEAST, Choice, Layer, Run
 from lowbit.torch.inference.timing import LayerTimer, LayerTiming
 from lowbit.torch.inference.weight_modules import WeightModule, require_cpu_floats
-from torch import nn
+from torch import Tensor, nn
 
 _FITTED = {2: "pairs", 4: "fours"}
 SLOWER = "float is faster"
@@ -38,7 +38,7 @@ class Part(NamedTuple):
     """One weight of a module that has several, and the product that it became."""
 
     name: str
-    parameters: tuple[nn.Parameter, ...]  # the weight, and its bias if any
+    stored: tuple[Tensor, ...]  # the weight, and its bias if any
     sqnr_db: float
     nbytes: int
 
@@ -90,7 +90,8 @@ class Candidate:
             return Candidate(source, rule, False, rule.skip, bool(by_name.skip))
         if not source.why_not:
             require_cpu_floats(source)
-        return Candidate(source, rule, True, source.why_not or unsupported_reason(rule, source.kind))
+        reason = unsupported_reason(rule, source.kind, type(source.module) in COMPOSED)
+        return Candidate(source, rule, True, source.why_not or reason)
 
 
 def with_replacement(
@@ -165,8 +166,9 @@ def _joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def unsupported_reason(rule: Rule, kind: str) -> str:
-    """Why lowbit's modules cannot follow a rule for this kind of layer; empty where they can.
+def unsupported_reason(rule: Rule, kind: str, composed: bool = False) -> str:
+    """Why lowbit's modules cannot follow a rule for this kind of layer; empty where they can. composed: it has several
+    matrices.
 
     >>> from lowbit.models import Recipe
     >>> unsupported_reason(Recipe.of("W4A16").rule("x", "conv"), "conv")
@@ -177,8 +179,8 @@ def unsupported_reason(rule: Rule, kind: str) -> str:
         return ""
     if a is not None and a.dtype not in ("int8", "uint8"):
         return f"activations of {a.dtype}: lowbit's layers take int8 and uint8"
-    if kind == "recurrent" and a is not None and not a.dynamic:
-        return "the state is rounded at each step, by its own range: expected dynamic activations, or float ones"
+    if composed and a is not None and not a.dynamic:
+        return "what it computes inside has no range that is found beforehand: expected dynamic or float activations"
     if kind == "conv" and a is None:
         return "convolutions multiply integers: there is none on float activations"
     if kind == "conv" and w.granularity == "group":
@@ -192,8 +194,8 @@ def _replacement(
     module: Any, rule: Rule, name: str, input_params: QuantizationParams | None, norm: Any, products: Products
 ) -> Replacement:
     """Quantize a module. input_params: for a static rule."""
-    if type(module) in RECURRENT:
-        return _recurrent(module, rule, name, products)
+    if type(module) in COMPOSED:
+        return _composed(module, rule, name, products)
     floats, bias = _weight_and_bias(module, norm, name)
     q = quantize_weight(floats, rule.weights, axis=0, name=f"{name}.weight".lstrip("."))
     how = str(rule.weights)
@@ -215,28 +217,26 @@ def _replacement(
     return Replacement(made.eval(), how, activations, sqnr_db, made.nbytes)
 
 
-def _recurrent(module: Any, rule: Rule, name: str, products: Products) -> Replacement:
-    """Quantize each weight of a recurrent module."""
-    how, errors = str(rule.weights), dict[str, float]()
+def _composed(module: Any, rule: Rule, name: str, products: Products) -> Replacement:
+    """Quantize each matrix of a module that has several."""
+    how, fitted, errors = str(rule.weights), set[str](), dict[str, float]()
 
     def quantized(floats: Any, part: str) -> QuantizedTensor:
-        floats = np.ascontiguousarray(floats)
         q = quantize_weight(floats, rule.weights, axis=0, name=f"{name}.{part}".lstrip("."))
         if products > 1 and rule.activations is not None and _is_int8_rows(q):
             q = fit_products(floats, q, products)
+            fitted.add(f", {_FITTED[products]} fit 16 bits")
         errors[part] = error_report(floats, np.asarray(q.dequantize())).sqnr_db
         return q
 
     options, activations = _input_options(rule.activations, None, True)
-    made = RECURRENT[type(module)].from_float(module, quantized, **options)
-    parts = []
-    for part, product in made.products.items():
-        own = [module._parameters.get(f"{of}_{part}") for of in ("weight", "bias")]
-        given = tuple(p for p in own if p is not None)
-        parts.append(Part(f"weight_{part}", given, errors[f"weight_{part}"], product.nbytes))
-    if products > 1 and rule.activations is not None and _is_int8_rows(made.products[part].layer.weight):
-        how += f", {_FITTED[products]} fit 16 bits"
-    return Replacement(made, how, activations, min(errors.values()), made.nbytes, tuple(parts))
+    of = COMPOSED[type(module)]
+    made = of.from_float(module, quantized, **options)
+    parts = [
+        Part(matrix.name, matrix.stored, errors[matrix.name], made.products[key].nbytes)
+        for key, matrix in of.matrices(module).items()
+    ]
+    return Replacement(made, how + "".join(fitted), activations, min(errors.values()), made.nbytes, tuple(parts))
 
 
 def _is_int8_rows(q: QuantizedTensor) -> bool:
@@ -313,12 +313,11 @@ def weight_rows(candidates: Sequence[Candidate], norms: Mapping[str, str]) -> li
 
 def _part_row(row: WeightRow, part: Part, owner: str | None) -> WeightRow:
     """The row of one weight of a module, from that of the module."""
-    weight = part.parameters[0]
     return replace(
         row,
         name=f"{row.name}.{part.name}".lstrip("."),
-        shape=tuple(weight.shape),
-        bytes_before=sum(p.numel() * p.itemsize for p in part.parameters) if owner is None else 0,
+        shape=tuple(part.stored[0].shape),
+        bytes_before=sum(p.numel() * p.itemsize for p in part.stored) if owner is None else 0,
         bytes_after=part.nbytes,
         sqnr_db=part.sqnr_db,
     )

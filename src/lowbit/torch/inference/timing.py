@@ -82,12 +82,21 @@ class LayerTimer:
             return None
         key = (*_call_key(module, x), key)
         if key not in self._timings:
-            timing = time_pair(lambda: before(x), lambda: after(x), _LAYER_SECONDS)
+            given = _arguments(module, x)
+            timing = time_pair(lambda: before(*given), lambda: after(*given), _LAYER_SECONDS)
             if timing.is_slower:  # or the machine was busy
-                again = time_pair(lambda: before(x), lambda: after(x), _LAYER_SECONDS)
+                again = time_pair(lambda: before(*given), lambda: after(*given), _LAYER_SECONDS)
                 timing = LayerTiming(min(timing.float_s, again.float_s), min(timing.quantized_s, again.quantized_s))
             self._timings[key] = timing
         return self._timings[key]
+
+
+def _arguments(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    """What a module is timed on, of which the first is known: attention takes queries, keys and values."""
+    if not isinstance(module, nn.MultiheadAttention):
+        return (x,)
+    widths = module.kdim, module.vdim
+    return x, *(x if width == x.shape[-1] else x.new_zeros((*x.shape[:-1], width)) for width in widths)
 
 
 @contextmanager

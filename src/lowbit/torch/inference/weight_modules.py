@@ -13,10 +13,10 @@ from lowbit.torch.inference.layers import QuantizedModule
 from torch import nn
 
 _QUANTIZED: dict[type[nn.Module], str] = {nn.Linear: "linear", nn.Conv1d: "conv", nn.Conv2d: "conv"}
-_QUANTIZED |= {nn.Embedding: "embedding", nn.LSTM: "recurrent", nn.GRU: "recurrent"}
+_QUANTIZED |= {nn.Embedding: "embedding", nn.LSTM: "recurrent", nn.GRU: "recurrent", nn.MultiheadAttention: "linear"}
 # Modules that multiply by weights, or look them up, for which lowbit has no quantized form.
 _FLOAT_ONLY: dict[type[nn.Module], str] = {
-    **dict.fromkeys((nn.Bilinear, nn.MultiheadAttention), "linear"),
+    nn.Bilinear: "linear",
     **dict.fromkeys((nn.RNNBase, nn.RNNCellBase), "recurrent"),
     **dict.fromkeys((nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "conv"),
     nn.EmbeddingBag: "embedding",
@@ -41,7 +41,8 @@ class WeightModule:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Its own parameters that have values."""
-        return [p for p in self.module.parameters(recurse=False) if not is_lazy(p)]
+        inside = type(self.module) is nn.MultiheadAttention  # its out_proj is not a module that it calls
+        return [p for p in self.module.parameters(recurse=inside) if not is_lazy(p)]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,15 +66,20 @@ def find_weight_modules(model: nn.Module) -> list[WeightModule]:
     names: dict[int, list[str]] = {}
     modules: dict[int, nn.Module] = {}
     inside: dict[int, str] = {}
+    parts: set[int] = set()
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
         modules[id(module)] = module
-        if read := fused_reader(module):
+        if type(module) is nn.MultiheadAttention:
+            parts |= {id(child) for child in module.modules() if child is not module}
+        elif read := fused_reader(module):
             for child in module.modules():
                 if child is not module:
                     inside[id(child)] = read  # the innermost wins
     found = []
     for key, module in modules.items():
+        if key in parts:
+            continue
         is_done = isinstance(module, QuantizedModule | QuantizedEmbedding)
         if not is_done and next(module.parameters(recurse=False), None) is None:
             continue
@@ -107,21 +113,22 @@ def _unsupported_layer(module: nn.Module, base: type[nn.Module], reader: str | N
         return "its weight is parametrized"
     if type(module) is not base:
         return f"{type(module).__name__} is a subclass of {base.__name__}, which may compute something else"
-    if base not in (nn.LSTM, nn.GRU) and "weight" not in module._parameters:
+    matrices = [p for p in module.parameters(recurse=False) if p.ndim > 1]
+    has_one = base not in (nn.LSTM, nn.GRU, nn.MultiheadAttention)
+    if not matrices or (has_one and "weight" not in module._parameters):
         return "its weight is computed from other parameters"
     if "forward" in module.__dict__:
         return "its forward was replaced"
     if any(getattr(module, hooks) for hooks in _HOOKS):
         return "has hooks, which may change what it computes"
-    matrices = [p for p in module.parameters(recurse=False) if p.ndim > 1]
-    if not matrices:
-        return "its weight is computed from other parameters"
     if any(p.numel() == 0 for p in matrices):
         return "its weight is empty"
     if any(p.dtype is torch.float64 for p in matrices):
         return "float64, which lowbit's layers do not take"
     if getattr(module, "proj_size", 0):
         return "proj_size: its state is projected, which lowbit's recurrent layers do not do"
+    if isinstance(module, nn.MultiheadAttention) and module.bias_k is not None:
+        return "add_bias_kv: it adds a key and a value, which lowbit's attention does not do"
     if isinstance(module, nn.Conv1d | nn.Conv2d) and module.padding_mode != "zeros":
         return f"it pads by {module.padding_mode!r}; lowbit's convolutions pad with zeros"
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
@@ -149,9 +156,6 @@ def fused_reader(module: nn.Module) -> str:
     The kernels of torch's fused encoder layers read the weights of inner modules without calling them.
     """
     called = type(module).__name__
-    if isinstance(module, nn.TransformerEncoder) and getattr(module, "use_nested_tensor", False):
-        # With a padding mask it gives zeros for padded positions, which layers that are called do not.
-        return f"{called} reads its weight without calling it, unless its use_nested_tensor is set to False"
     if isinstance(module, nn.MultiheadAttention) or (
         isinstance(module, nn.TransformerEncoderLayer) and type(module) is not nn.TransformerEncoderLayer
     ):
