@@ -17,7 +17,7 @@ from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops.conv import conv_path_of
 from lowbit.ops.conv_geometry import ConvGeometry, check_kernel_shape, check_shapes, from_nhwc, require_layout, to_nhwc
 from lowbit.ops.conv_paths import ConvCall, PackedConv, general_convolution
-from lowbit.ops.epilogue import Epilogue
+from lowbit.ops.epilogue import Epilogue, bounds_of
 from lowbit.ops.fitting import Products
 from lowbit.ops.operands import Frozen
 from lowbit.ops.quantize import quantize
@@ -30,9 +30,9 @@ class QuantizedConv2d(Frozen):
     """A convolution over quantized weights [out, in / groups, kh, kw], called on float images.
 
     The result has x's type, or codes of `out_params`. x becomes codes with one scale, found in it: int8 (±127), or with
-    activation_dtype="uint8" codes of 0 to 255 with a zero point; or codes of `input_params`. Options as in `qconv2d`;
-    fit_products as in `QuantizedLinear`. Weights have any dtype, scheme and granularity; `path` says how they are
-    convolved: "integer", "depthwise", "integer16" or "general", as `qconv2d` has them.
+    activation_dtype="uint8" codes of 0 to 255 with a zero point; or codes of `input_params`. Options as in `qconv2d`,
+    clamp for one; fit_products as in `QuantizedLinear`. Weights have any dtype, scheme and granularity; `path` says how
+    they are convolved: "integer", "depthwise", "integer16" or "general", as `qconv2d` has them.
 
     >>> import lowbit as lb
     >>> layer = lb.QuantizedConv2d(np.ones((1, 1, 2, 2), np.float32), padding=(0, 0, 1, 1))
@@ -56,6 +56,7 @@ class QuantizedConv2d(Frozen):
         activation_dtype: str = "int8",
         input_params: QuantizationParams | None = None,
         out_params: QuantizationParams | None = None,
+        clamp: tuple[float, float] | None = None,
         fit_products: Products = 1,
     ) -> None:
         if activation_dtype not in SCHEMES:
@@ -70,12 +71,13 @@ class QuantizedConv2d(Frozen):
         self.path = conv_path_of(given, weight.params, weight.shape, self._geometry.groups)
         native = self.path in ("integer", "depthwise")
         self._packed = PackedConv(weight, self._geometry.groups) if native else weight
-        self._epilogue = Epilogue.of(weight.shape[0], bias, out_params, any_codes=True)
+        self._epilogue = Epilogue.of(weight.shape[0], bias, out_params, clamp=clamp, any_codes=True)
         self._epilogues: Cache[Epilogue] = Cache(4)  # by the element of x
         if self.path == "general":
             self._epilogue.refuse_integer_bias(self.path)
         self.bias = None if bias is None else np.asarray(bias)
         self.input_params, self.out_params = input_params, out_params
+        self.clamp = None if clamp is None else bounds_of("clamp", clamp)
 
     @property
     def weight(self) -> QuantizedTensor:
@@ -138,15 +140,17 @@ class QuantizedConv2d(Frozen):
         return found + codes_workspace(math.prod(self.output_shape(shape)), self.out_params) + math.prod(shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {name: getattr(self, name) for name in ("activation_dtype", "input_params", "out_params")}
+        names = ("activation_dtype", "input_params", "out_params", "clamp")
+        options = {name: getattr(self, name) for name in names}
         return functools.partial(QuantizedConv2d, **self._geometry._asdict(), **options), (self.weight, self.bias)
 
     def __repr__(self) -> str:
         out, per_group, kh, kw = self._packed.shape
         g = self._geometry
+        clamped = "" if self.clamp is None else f", clamp={self.clamp}"
         return (
             f"QuantizedConv2d({per_group * g.groups}, {out}, kernel=({kh}, {kw}), {self._packed.dtype}, "
-            f"stride={g.stride}, padding={g.padding}, groups={g.groups}, {g.layout})"
+            f"stride={g.stride}, padding={g.padding}, groups={g.groups}, {g.layout}{clamped})"
         )
 
 

@@ -19,7 +19,7 @@ import lowbit.torch as lt  # noqa: E402
 from lowbit.bench.timing import Timing  # noqa: E402
 from lowbit.numerics.metrics import error_report  # noqa: E402
 from lowbit.torch.inference import timing  # noqa: E402
-from lowbit.torch.inference.folding import FoldedNorm  # noqa: E402
+from lowbit.torch.inference.folding import Folded  # noqa: E402
 from lowbit.torch.inference.runs import Choice  # noqa: E402
 from lowbit.torch.inference.trials import ModelClock  # noqa: E402
 from torch import nn  # noqa: E402
@@ -115,7 +115,7 @@ def test_size_quantizes_everything_and_measures_what_it_costs(monkeypatch: pytes
             warnings.simplefilter("error")
             found = lt.quantize(mobilenet(), recipe("W8A8"), example=images, **options)
         assert quantized_modules(found) == LAYERS
-        assert isinstance(found[1], FoldedNorm)
+        assert isinstance(found[1], Folded)
         assert len(lt.report(found).latency) == 1
     assert timed == []
 
@@ -214,7 +214,7 @@ def test_with_a_real_clock_the_result_is_right_and_every_row_has_its_reason(make
 def test_trials_share_weights_but_not_the_formats_that_depend_on_neighbours(images: Any) -> None:
     model = mobilenet()
     every = lt.quantize(model, recipe("dynamic-int8"))
-    clock = ModelClock(model, images, {name: str(int(name) + 1) for name in LAYERS[:-1]})
+    clock = ModelClock(model, images, {name: [str(int(name) + 1), str(int(name) + 2)] for name in LAYERS[:-1]})
     clock.modules = {name: every.get_submodule(name) for name in LAYERS}
     expected = every(images)
     whole, half = (clock._trial(frozenset(c)) for c in (LAYERS, LAYERS[:4]))

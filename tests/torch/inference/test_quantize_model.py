@@ -23,7 +23,7 @@ from lowbit.numerics.metrics import error_report  # noqa: E402
 from lowbit.ops.fitting import Products, fit_products  # noqa: E402
 from lowbit.torch.functional import ops  # noqa: E402
 from lowbit.torch.inference import timing  # noqa: E402
-from lowbit.torch.inference.folding import FoldedNorm  # noqa: E402
+from lowbit.torch.inference.folding import Folded  # noqa: E402
 from lowbit.torch.inference.layers import numeric_padding  # noqa: E402
 from lowbit.torch.inference.quantize import quantize_model  # noqa: E402
 from torch import nn  # noqa: E402
@@ -222,7 +222,7 @@ def test_products_fit_by_ones_twos_and_fours() -> None:
 def test_batch_norms_become_part_of_the_convolution_before_them() -> None:
     model = cnn()
     found = lt.quantize(model, recipe("dynamic-int8"))
-    assert isinstance(found[1], FoldedNorm)
+    assert isinstance(found[1], Folded)
     assert row_of(found, "1").how == "folded into 0"
     x = torch.randn(4, 3, 8, 8)
     assert error_report(model(x).detach().numpy(), found(x).numpy()).sqnr_db > 25
@@ -747,7 +747,7 @@ def test_layers_alike_are_timed_once_and_norms_with_their_convolution(fast: list
     images = torch.randn(2, 3, 8, 8)
     net = cnn()
     lt.quantize(net, recipe("W8A8"), example=images)
-    assert torch.equal(fast[0][0], net[1](net[0](images)))
+    assert torch.equal(fast[0][0], net[2](net[1](net[0](images))))
 
 
 def test_a_busy_machine_does_not_keep_a_layer_float(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
-"""Fold batch norms into the convolutions before them, and replace modules of a model."""
+"""Fold batch norms and activations into the convolutions before them, and replace modules of a model."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,10 +15,12 @@ from lowbit.torch.inference.state_dict import DESCRIPTION, SavedModule, descript
 from torch import Tensor, nn
 
 _NORMS: dict[type[nn.Module], Any] = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d}
+# Activations that are the bounds of what a convolution gives.
+CLAMPS: dict[type[nn.Module], tuple[float, float]] = {nn.ReLU: (0.0, math.inf), nn.ReLU6: (0.0, 6.0)}
 
 
-class FoldedNorm(SavedModule, nn.Identity):
-    """Stands where a batch norm was folded into the convolution before it; a state_dict records it."""
+class Folded(SavedModule, nn.Identity):
+    """Stands where a batch norm or an activation was folded into the convolution before it; a state_dict records it."""
 
     tensor_names = (DESCRIPTION,)
 
@@ -63,6 +66,24 @@ def find_folds(model: nn.Module) -> dict[str, str]:
         fits = type(conv) in _NORMS and type(bn) is _NORMS[type(conv)] and counts[id(conv)] == counts[id(bn)] == 1
         if fits and conv.out_channels == bn.num_features and bn.running_var is not None:
             found[conv_name] = bn_name
+    return found
+
+
+def find_activations(model: nn.Module, norms: Mapping[str, str]) -> dict[str, str]:
+    """{convolution: activation} where the activation certainly is the only consumer of the convolution, or of its norm.
+
+    norms: {convolution: batch norm} that are folded. Only what torch.fx traces is certain: a model may well take what
+    neighbours in a Sequential pass on.
+    """
+    counts = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    after = dict(_traced(model))
+    found = {}
+    for name, conv in model.named_modules():
+        consumer = after.get(norms.get(name, name))
+        if type(conv) in _NORMS and consumer is not None:
+            activation = model.get_submodule(consumer)
+            if type(activation) in CLAMPS and counts[id(conv)] == counts[id(activation)] == 1:
+                found[name] = consumer
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from lowbit.numerics.errors import FormatError, InvalidProblem
 from lowbit.torch.inference.attention import COMPOSED
 from lowbit.torch.inference.embedding import QuantizedEmbedding
-from lowbit.torch.inference.folding import FoldedNorm, for_inference, replace_modules
+from lowbit.torch.inference.folding import CLAMPS, Folded, for_inference, replace_modules
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, QuantizedModule
 from lowbit.torch.inference.state_dict import DESCRIPTION, TENSOR_NAMES, layer_from_tensors, read_description
 from torch import Tensor, nn
@@ -82,9 +82,9 @@ def _own(state: Mapping[str, Tensor], prefix: str, name: str) -> dict[str, Tenso
 def _module(own: Mapping[str, Tensor], old: Any, name: str) -> nn.Module:
     kind = read_description(own, name).get("kind")
     if kind == "folded":
-        if not isinstance(old, nn.modules.batchnorm._BatchNorm | FoldedNorm):
-            raise FormatError(f"{name}: a folded batch norm; the model has {type(old).__name__} there")
-        return FoldedNorm()
+        if not isinstance(old, nn.modules.batchnorm._BatchNorm | Folded) and type(old) not in CLAMPS:
+            raise FormatError(f"{name}: a folded batch norm or activation; the model has {type(old).__name__} there")
+        return Folded()
     if kind in _COMPOSED:
         return _COMPOSED[kind].from_tensors(own, old, name)  # type: ignore[no-any-return]
     found: Any

@@ -22,7 +22,7 @@ from lowbit.runtime.hardware import hardware
 from lowbit.torch.functional import ops
 from lowbit.torch.functional.ops import Number
 from lowbit.torch.inference.batches import Inputs, inputs_of, observe
-from lowbit.torch.inference.folding import FoldedNorm, find_folds, for_inference, replace_modules
+from lowbit.torch.inference.folding import Folded, find_activations, find_folds, for_inference, replace_modules
 from lowbit.torch.inference.runs import OPTIMIZE, Decision, decide, pay_alone
 from lowbit.torch.inference.selection import (
     Candidate,
@@ -120,11 +120,11 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
     asks for, at any speed, as does keep_float="never". inputs: which elements of a batch are the model's arguments: an
     index, a key, or a sequence of either; by default all of a mapping as keywords, all of a tuple or list as positional
     arguments, and only the first element where the model takes one argument. inplace: change the model itself. strict:
-    InvalidProblem where a weight asked for was not quantized. fold_norms: fold batch norms that certainly follow a
-    convolution into it. fit_products: 2 or 4 scales int8 weights so that sums of that many products fit 16 bits; this
-    costs 1 to 5 dB, or 3 to 9, and makes CPUs without VNNI faster; 1 follows the recipe. The default is 4 where it is
-    faster. `report(model)` gives what was done to each weight, and the times; a warning says so where less than half
-    was quantized.
+    InvalidProblem where a weight asked for was not quantized. fold_norms: fold batch norms and ReLUs that certainly
+    follow a convolution into it. fit_products: 2 or 4 scales int8 weights so that sums of that many products fit 16
+    bits; this costs 1 to 5 dB, or 3 to 9, and makes CPUs without VNNI faster; 1 follows the recipe. The default is 4
+    where it is faster. `report(model)` gives what was done to each weight, and the times; a warning says so where less
+    than half was quantized.
 
     quantize(tensor, scale, zero_point=0, *, qmin=-128, qmax=127, axis=None, group_size=None, per_token=False,
     dtype=None) gives integer codes, one per element, in the narrowest type for [qmin, qmax] or in `dtype`. Granularity
@@ -226,16 +226,16 @@ def quantize_model(
                 model, calibration, inputs=inputs, modules=lambda _, module: id(module) in static, progress=progress
             )
         convolutions = any(c.source.kind == "conv" and not c.why_not for c in candidates)
-        norms = _foldable_norms(model) if fold_norms and convolutions else {}
-        norm_of = {conv: model.get_submodule(norm) for conv, norm in norms.items()}
-        candidates = [with_replacement(c, ranges, norm_of.get(c.source.name), products) for c in candidates]
+        norms, folds = _foldable(model) if fold_norms and convolutions else ({}, {})
+        after = {conv: tuple(map(model.get_submodule, folded)) for conv, folded in folds.items()}
+        candidates = [with_replacement(c, ranges, after.get(c.source.name, ()), products) for c in candidates]
         decision = None
         if example is not None and optimize != "size":
-            clock = ModelClock(model, example, norms)
+            clock = ModelClock(model, example, folds)
             candidates, decision = _by_time(candidates, LayerTimer(recorded), clock, optimize, inplace)
     rows = weight_rows(candidates, norms)
     _complain(rows, candidates, decision, strict)
-    result = _replaced(model, candidates, norms, inplace)
+    result = _replaced(model, candidates, folds, inplace)
     source, target = type(model).__name__, type(result).__name__
     made = ModelReport(source, target, "torch", recipe.to_dict(), rows, bytes_before, model_bytes(result), notes=notes)
     if example is not None:
@@ -319,19 +319,28 @@ def _complain(rows: Sequence[Any], candidates: Sequence[Candidate], decision: De
         warnings.warn(f"quantize: {why}", stacklevel=_CALLER)
 
 
-def _foldable_norms(model: nn.Module) -> dict[str, str]:
-    """{convolution: batch norm} without norms whose hooks, or another `forward`, may change what they compute."""
+def _foldable(model: nn.Module) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """{convolution: batch norm}, and all names of what may be folded into each convolution: the norm, an activation.
 
-    def is_plain(norm: nn.Module) -> bool:
-        return not (norm._forward_hooks or norm._forward_pre_hooks or "forward" in norm.__dict__)
+    Without modules whose hooks, or another `forward`, may change what they compute.
+    """
 
-    return {conv: norm for conv, norm in find_folds(model).items() if is_plain(model.get_submodule(norm))}
+    def plain(found: Mapping[str, str]) -> dict[str, str]:
+        modules = {conv: model.get_submodule(name) for conv, name in found.items()}
+        changed = {c for c, m in modules.items() if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)}
+        return {conv: name for conv, name in found.items() if conv not in changed}
+
+    norms = plain(find_folds(model))
+    activations = plain(find_activations(model, norms))
+    return norms, {
+        conv: [found[conv] for found in (norms, activations) if conv in found] for conv in norms | activations
+    }
 
 
-def _replaced(model: M, candidates: Sequence[Candidate], norms: Mapping[str, str], inplace: bool) -> M:
+def _replaced(model: M, candidates: Sequence[Candidate], folds: Mapping[str, Sequence[str]], inplace: bool) -> M:
     """The model in eval() mode with the selected replacements; a copy unless `inplace`."""
     new: dict[str, nn.Module] = {c.source.name: c.replacement.module for c in candidates if c.replacement is not None}
-    new |= {norms[name]: FoldedNorm() for name in new if name in norms}
+    new |= {folded: Folded() for name in list(new) for folded in folds.get(name, ())}
     if inplace:
         return for_inference(replace_modules(model, new))  # type: ignore[no-any-return]
     return replaced_copy(model, new)

@@ -21,7 +21,7 @@ from lowbit.ops.fitting import Products, fit_products
 from lowbit.runtime.arrays import as_float_array, first_nonfinite
 from lowbit.torch.inference.attention import COMPOSED
 from lowbit.torch.inference.embedding import QuantizedEmbedding
-from lowbit.torch.inference.folding import fold_batch_norm
+from lowbit.torch.inference.folding import CLAMPS, fold_batch_norm
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, geometry_of
 from lowbit.torch.inference.runs import LEAST, Choice, Layer, Run
 from lowbit.torch.inference.timing import LayerTimer, LayerTiming
@@ -65,7 +65,7 @@ class Candidate:
     declined: bool = False  # the recipe skips it by its name or its kind
     replacement: Replacement | None = None
     note: str = ""
-    norm: nn.Module | None = None  # a batch norm that is folded into it
+    folded: tuple[nn.Module, ...] = ()  # a batch norm or an activation, or both, that its replacement includes
     alone: LayerTiming | None = None  # its time and its replacement's, between float layers
 
     @property
@@ -95,12 +95,12 @@ class Candidate:
 
 
 def with_replacement(
-    candidate: Candidate, ranges: Mapping[str, Calibrator], norm: nn.Module | None, products: Products
+    candidate: Candidate, ranges: Mapping[str, Calibrator], folded: tuple[nn.Module, ...], products: Products
 ) -> Candidate:
     """The candidate with its replacement, or with the reason that it has none.
 
-    norm: a batch norm to fold into it. products: scale int8 weights so that sums of this many products fit 16 bits,
-    where the kernels gain from it.
+    folded: a batch norm or an activation after it, to be folded into it. products: scale int8 weights so that sums of
+    this many products fit 16 bits, where the kernels gain from it.
     """
     if candidate.why_not:
         return candidate
@@ -111,19 +111,20 @@ def with_replacement(
         a = rule.activations
         params = ranges[source.name].calibrate(a.dtype, a.scheme, method=a.calibration_method())
     try:
-        made = _replacement(source.module, rule, source.name, params, norm, products)
+        made = _replacement(source.module, rule, source.name, params, folded, products)
     except Unsupported as error:
         return replace(candidate, why_not=str(error))
-    return replace(candidate, replacement=made, norm=norm)
+    return replace(candidate, replacement=made, folded=folded)
 
 
 def timed_alone(candidate: Candidate, timer: LayerTimer) -> Candidate:
     """The candidate with its replacement timed against it, on what it is given in the model."""
-    source, made, norm = candidate.source, candidate.replacement, candidate.norm
+    source, made, folded = candidate.source, candidate.replacement, candidate.folded
     if made is None:
         return candidate
-    before = source.module if norm is None else nn.Sequential(source.module, norm)
-    timing = timer.time(source.module, before, made.module, (source.dtype, candidate.rule, norm is None))
+    before = nn.Sequential(source.module, *folded) if folded else source.module
+    key = (source.dtype, candidate.rule, *map(type, folded))
+    timing = timer.time(source.module, before, made.module, key)
     if timing is None:
         return candidate
     return replace(candidate, alone=timing, note=f"{timing} on {list(timer.inputs[candidate.key].shape)}")
@@ -191,11 +192,17 @@ def unsupported_reason(rule: Rule, kind: str, composed: bool = False) -> str:
 
 
 def _replacement(
-    module: Any, rule: Rule, name: str, input_params: QuantizationParams | None, norm: Any, products: Products
+    module: Any,
+    rule: Rule,
+    name: str,
+    input_params: QuantizationParams | None,
+    folded: Sequence[nn.Module],
+    products: Products,
 ) -> Replacement:
-    """Quantize a module. input_params: for a static rule."""
+    """Quantize a module. input_params: for a static rule. folded: a batch norm or an activation to include."""
     if type(module) in COMPOSED:
         return _composed(module, rule, name, products)
+    norm = next((m for m in folded if type(m) not in CLAMPS), None)
     floats, bias = _weight_and_bias(module, norm, name)
     q = quantize_weight(floats, rule.weights, axis=0, name=f"{name}.weight".lstrip("."))
     how = str(rule.weights)
@@ -209,11 +216,14 @@ def _replacement(
         made, activations = QuantizedEmbedding(q, module.padding_idx, module.weight.dtype), ""
     elif isinstance(module, nn.Linear):
         made = QuantizedLinear(q, bias, **options)
-    elif isinstance(module, nn.Conv2d):
-        made = QuantizedConv2d(q, bias, **geometry_of(module), **options)
     else:
-        images = QuantizedTensor.from_codes(np.expand_dims(q.unpack(), 2), q.params)
-        made = QuantizedConv1d(images, bias, **geometry_of(module), **options)
+        clamp = next((CLAMPS[type(m)] for m in folded if type(m) in CLAMPS), None)
+        options |= {**geometry_of(module), "clamp": clamp}
+        if isinstance(module, nn.Conv2d):
+            made = QuantizedConv2d(q, bias, **options)
+        else:
+            images = QuantizedTensor.from_codes(np.expand_dims(q.unpack(), 2), q.params)
+            made = QuantizedConv1d(images, bias, **options)
     return Replacement(made.eval(), how, activations, sqnr_db, made.nbytes)
 
 

@@ -44,6 +44,8 @@ def layer_tensors(layer: Any) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     if kind == "conv2d":
         text |= {name: getattr(layer.geometry, name) for name in _GEOMETRY}
+        if layer.clamp is not None:
+            text["clamp"] = [str(bound) for bound in layer.clamp]  # JSON has no infinity
     if layer.bias is not None:
         tensors["bias"] = torch.from_numpy(layer.bias.copy())
     given = layer.input_params
@@ -129,6 +131,7 @@ def layer_from_tensors(tensors: Mapping[str, Tensor], name: str) -> Any:
         options: dict[str, Any] = {"activation_dtype": text.get("activation")}
         if kind == "conv2d":
             options |= {key: text[key] for key in _GEOMETRY}
+            options["clamp"] = text.get("clamp")
         if "input" in text:
             options["input_params"] = _params(text["input"], tensors, "input", name)
         bias = _array(tensors, "bias", name) if "bias" in tensors else None

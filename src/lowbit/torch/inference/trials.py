@@ -14,7 +14,7 @@ import torch
 from lowbit.bench.timing import Timing, measure, without_gc
 from lowbit.numerics.errors import Unsupported
 from lowbit.torch.inference.batches import call_on
-from lowbit.torch.inference.folding import FoldedNorm, for_inference
+from lowbit.torch.inference.folding import Folded, for_inference
 from lowbit.torch.inference.layers import QuantizedModule
 from lowbit.torch.inference.runs import Choice
 from torch import nn
@@ -46,10 +46,10 @@ def _unaffected(model: nn.Module, replaced: set[int]) -> dict[int, Any]:
 class ModelClock:
     """Times a model on one batch with any choice of its layers quantized."""
 
-    def __init__(self, model: nn.Module, example: Any, norms: Mapping[str, str]) -> None:
-        """norms: {convolution: batch norm} that quantized convolutions have folded."""
+    def __init__(self, model: nn.Module, example: Any, folds: Mapping[str, Sequence[str]]) -> None:
+        """folds: names of the modules that a quantized convolution has folded, by its name."""
         self.modules: Mapping[str, nn.Module] = {}  # quantized ones, by the names of those that they replace
-        self._model, self._example, self._norms = model, example, norms
+        self._model, self._example, self._folds = model, example, folds
         self._trials: dict[Choice, nn.Module] = {frozenset(): model}
 
     def compare(self, choices: Sequence[Choice]) -> list[Timing]:
@@ -87,7 +87,7 @@ class ModelClock:
         if choice not in self._trials:
             # A quantized convolution's memory format depends on its neighbours: each trial has copies of its own.
             new = {name: copy.deepcopy(self.modules[name]) for name in choice}
-            new |= {self._norms[name]: FoldedNorm() for name in choice if name in self._norms}
+            new |= {folded: Folded() for name in choice for folded in self._folds.get(name, ())}
             try:
                 self._trials[choice] = replaced_copy(self._model, new, sharing=True)
             except Exception as error:  # the model's own code may raise anything when copied
