@@ -53,6 +53,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         w = {"layers.0.q_proj.weight": rng.standard_normal((64, 256)).astype(np.float32)}
         write_arrays(tmp_path / name / "model.safetensors", w, {"format": "pt"})
     np.savez(tmp_path / "d.npz", x=rng.standard_normal((8, 64)).astype(np.float32))
+    np.savez(tmp_path / "e.npz", x=rng.standard_normal((3, 64)).astype(np.float32))
     np.savez(tmp_path / "two.npz", a=np.float32([1, 2]), b=np.float32([3]))
     np.save(tmp_path / "rows.npy", rng.standard_normal((8, 4)).astype(np.float32))
     (tmp_path / "plain4.yaml").write_text("{preset: W4A16, protect: false}")  # the first and last layer at 4 bits, too
@@ -109,6 +110,9 @@ REFUSED = (
     ("quantize m.onnx --allow-pickle", "--allow-pickle: given; only checkpoints"),
     ("quantize m.onnx --resume", "resume"),
     ("quantize ck -o out --data d.npz", "--data: given; checkpoints"),
+    ("quantize ck -o out --eval-data e.npz", "--eval-data: given; checkpoints"),
+    ("quantize m.onnx -r static-int8 --eval-data e.npz", "data: none; the recipe has static activations"),
+    ("quantize m.onnx --eval-data rows.npy --seconds 0", r"rows.npy: 'x' has shape \(8, 4\); .*\(n, 64\)"),
     ("quantize ck -o out --batch-size 3", "--batch-size: given; checkpoints"),
     ("quantize ck -o out --max-batches 3", "--max-batches: given; checkpoints"),
     ("quantize ck -o out --metric json:dump", "--metric: given; checkpoints"),
@@ -175,6 +179,12 @@ EFFECTIVE: tuple[tuple[str, str], ...] = (
     ("quantize m.onnx -r W8A16 --operator dequantize", "treated=2"),
     ("quantize m.onnx -r static-int8 --method mse --data d.npz --seconds 0", "recipe.activations.method=mse"),
     ("quantize m.onnx --data d.npz --seconds 0 --batch-size 2 --max-batches 2", "accuracy.0.samples=4"),
+    ("quantize m.onnx -r static-int8 --data d.npz --seconds 0", "compared_on=calibration data"),
+    ("quantize m.onnx -r static-int8 --data d.npz --eval-data e.npz --seconds 0", "compared_on=evaluation data"),
+    ("quantize m.onnx -r static-int8 --data d.npz --eval-data e.npz --seconds 0", "accuracy.0.samples=3"),
+    ("quantize m.onnx --data d.npz --seconds 0", "compared_on=evaluation data"),  # no range is found in them
+    ("quantize m.onnx --eval-data e.npz --seconds 0 --batch-size 2 --max-batches 1", "accuracy.0.samples=2"),
+    ("quantize m.onnx", "compared_on="),
     ("quantize m.onnx --data d.npz --seconds 0.01 --threads 2", "latency.0.threads=2"),
     ("quantize conv.onnx -r W8A16 --group-size 32", "rows.0.how=int8 symmetric, groups of 32"),
     # what dynamic-int8 gives, since ONNX Runtime has no other way; the row says so
@@ -242,6 +252,10 @@ def test_optimize_decides_which_layers_are_measured(run: Any, here: Path, monkey
         ({"recipe": Recipe(overrides=(Override("nothing"),))}, "overrides: 'nothing' matches no weight"),
         ({"recipe": Recipe(overrides=(Override("bias", WeightRecipe("int4")),))}, "overrides: 'bias' matches no"),
         ({"operator": "dequantize"}, "operator: dequantize"),
+        ({"target_cpu": "avx2"}, "target_cpu: 'avx2'"),
+        ({"recipe": "W8A16", "target_cpu": "vnni"}, "target_cpu: vnni"),
+        ({"recipe": Recipe(kinds=("conv",))}, "no weight is quantized; .*force=True"),
+        ({"eval_data": [{"x": np.zeros((2, 64), np.float32)}], "batch_size": 3}, "batch_size: given"),
         ({"batch_size": 3}, "batch_size"),
         ({"max_batches": 3}, "max_batches"),
         ({"data": [{"x": np.zeros((2, 64), np.float32)}], "batch_size": 3}, "batch_size: given"),

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from lowbit.cli.errors import refuse_given
 from lowbit.cli.options import AS_JSON, BATCH_SIZE, DATA, MAX_BATCHES, METRIC, SECONDS, THREADS
-from lowbit.cli.screen import decibels, megabytes, print_measured, printable, screen, table
+from lowbit.cli.screen import decibels, megabytes, print_measured, print_notes, printable, screen, table
 
 if TYPE_CHECKING:
     from lowbit.formats.comparison import Comparison
@@ -57,6 +57,7 @@ def compare(
     ratio = found.first_bytes / found.second_bytes if found.second_bytes else float("inf")
     shown.print(f"{megabytes(found.first_bytes)} → {megabytes(found.second_bytes)} ({ratio:.2f}× smaller)")
     print_measured(found, shown)
+    print_notes(found, shown)
 
 
 def _weights(found: "Comparison") -> RenderableType:

@@ -21,6 +21,13 @@ DATA = Annotated[
         metavar="PATH",
     ),
 ]
+EVAL_DATA = Annotated[
+    Path | None,
+    typer.Option(
+        help="Input batches to compare outputs and the metric on. The default is --data, which the ranges fit.",
+        metavar="PATH",
+    ),
+]
 BATCH_SIZE = Annotated[
     int | None,
     typer.Option(

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
-from rich.text import Text
 
 from lowbit.cli.errors import refuse_given, refuse_unwritable
-from lowbit.cli.options import AS_JSON, BATCH_SIZE, DATA, MAX_BATCHES, METRIC, SECONDS, THREADS
-from lowbit.cli.screen import add_numbers, decibels, megabytes, print_measured, printable, screen, table
+from lowbit.cli.options import AS_JSON, BATCH_SIZE, DATA, EVAL_DATA, MAX_BATCHES, METRIC, SECONDS, THREADS
+from lowbit.cli.report import show_report
+from lowbit.cli.screen import printable, screen
 from lowbit.numerics.errors import InvalidProblem
 
 if TYPE_CHECKING:
-    from lowbit.models import ModelReport, Recipe, WeightRow
+    from lowbit.models import Recipe
 
 EPILOG = """Examples:
 
@@ -89,8 +88,6 @@ _PICKLE = Annotated[
 ]
 _REPORT = Annotated[Path | None, typer.Option(help="Write a report to this .html or .json file.", metavar="FILE")]
 
-_ROWS = 40  # of weights on the screen; the report has all
-
 
 def quantize(
     ctx: typer.Context,
@@ -98,6 +95,7 @@ def quantize(
     output: _OUTPUT = None,
     recipe: _RECIPE = None,
     data: DATA = None,
+    eval_data: EVAL_DATA = None,
     batch_size: BATCH_SIZE = None,
     max_batches: MAX_BATCHES = None,
     metric: METRIC = None,
@@ -120,18 +118,19 @@ def quantize(
 ) -> None:
     """Quantize a model, and show what was done to every weight.
 
-    With --data, outputs and latency of both models are compared as well.
+    With --data or --eval-data, outputs and latency of both models are compared as well.
     """
     from lowbit.formats.files import default_target, quantize_file, refuse_report, says_what_is_kept
 
     if report is not None:
         refuse_unwritable("--report", report, (".html", ".json"))
-    _refuse_idle(ctx, source, data, seconds)
+    _refuse_idle(ctx, source, data is not None or eval_data is not None, seconds)
     changed = _recipe(source, recipe, group_size, method, skip)
     target = output if output is not None else default_target(source, changed)
     if report is not None:
         refuse_report(report, source, target, overwrite)
-    options: dict[str, Any] = {"data": data, "batch_size": batch_size, "max_batches": max_batches, "metric": metric}
+    options: dict[str, Any] = {"data": data, "eval_data": eval_data, "metric": metric}
+    options |= {"batch_size": batch_size, "max_batches": max_batches}
     options |= {"strict": strict, "overwrite": overwrite, "resume": resume, "allow_pickle": allow_pickle}
     options |= {"external_data": external_data or "auto", "operator": operator, "optimize": optimize}
     options |= {"target_cpu": target_cpu, "force": force}
@@ -148,23 +147,23 @@ def quantize(
             typer.echo(json.dumps(made.to_dict(), indent=1))
             return
         shown = screen()
-        _show(made, shown)
+        show_report(made, shown)
         if report is not None:
             shown.print(f"Report: {printable(str(report))}", style="dim")
 
 
-def _refuse_idle(ctx: typer.Context, source: Path, data: Path | None, seconds: float) -> None:
+def _refuse_idle(ctx: typer.Context, source: Path, is_run: bool, seconds: float) -> None:
     """Raise where an option was given that would be ignored."""
     from lowbit.formats.files import kind_of
 
     timed = () if seconds == 0 else ("seconds",)  # 0 asks for nothing
     if kind_of(source) == "checkpoint":
         why = "checkpoints are quantized by their weights alone, and not run"
-        refuse_given(ctx, why, "data", "batch_size", "max_batches", "metric", "threads", *timed)
+        refuse_given(ctx, why, "data", "eval_data", "batch_size", "max_batches", "metric", "threads", *timed)
         refuse_given(ctx, "only ONNX models have it", "operator", "optimize", "target_cpu", "external_data", "force")
     else:
         refuse_given(ctx, "only checkpoints have it", "allow_pickle")
-        if data is None:
+        if not is_run:
             why = "without --data nothing is run"
             refuse_given(ctx, why, "batch_size", "max_batches", "threads", *timed)
     if seconds == 0:
@@ -189,51 +188,3 @@ def _recipe(source: Path, name: str | None, group_size: int | None, method: str 
             raise InvalidProblem(f"method: {method!r}; {made.name} has no static activations to find ranges for")
         made = made.but(activations=replace(made.activations, method=method))
     return made.but(skip=skip) if skip else made
-
-
-def _show(made: "ModelReport", shown: Console) -> None:
-    """Print the report as text: the weights, then the whole."""
-    shown.print(_weights(made))
-    shown.print(
-        f"{len(made.treated)} of {len(made.rows)} weights; {megabytes(made.bytes_before)} → "
-        f"{megabytes(made.bytes_after)} ({made.ratio:.2f}× smaller) in {made.seconds:.1f} s"
-    )
-    print_measured(made, shown)
-    if made.skipped:
-        names = ", ".join(printable(r.name) for r in made.skipped[:8]) + (" ..." if len(made.skipped) > 8 else "")
-        shown.print(f"Asked for and not done: {len(made.skipped)} ({names})", style="bold red")
-
-
-def _weights(made: "ModelReport") -> RenderableType:
-    rows = _shown(list(made.rows))
-    same = {r.activations for r in made.treated}
-    below = [f"Activations: {next(iter(same))}"] if len(same) == 1 and next(iter(same)) else []
-    if len(rows) < len(made.rows):
-        below.append(f"{len(made.rows) - len(rows)} more weights; --report shows all")
-    caption = "\n" + "\n".join(below) + "\n" if below else ""
-    found = table(printable(f"{Path(made.source).name} → {made.target}"), caption)
-    found.add_column("weight", overflow="fold", ratio=3)
-    found.add_column("used by", no_wrap=True)
-    add_numbers(found, ["shape"])
-    found.add_column("how, or why not", overflow="fold", ratio=4)
-    add_numbers(found, ["bytes", "SQNR dB"])
-    for row in rows:
-        style = "" if row.treated else "red" if row.skipped else "dim"
-        how = Text(printable(row.how or row.why_not), style=style)
-        if row.treated and row.activations and len(same) > 1:
-            how.append(f"; activations {printable(row.activations)}")
-        if row.note:
-            how.append(f" ({printable(row.note)})", style="dim")
-        size = f"{row.bytes_before:,} → {row.bytes_after:,}" if row.treated else f"{row.bytes_before:,}"
-        name, shape = Text(printable(row.name), style=style), "×".join(map(str, row.shape))
-        found.add_row(name, printable(row.kind), shape, how, size, decibels(row.sqnr_db))
-    return found
-
-
-def _shown(rows: "list[WeightRow]") -> "list[WeightRow]":
-    """The rows that fit on the screen: up to half of them for weights that were not quantized."""
-    if len(rows) <= _ROWS:
-        return rows
-    first = [r for r in rows if r.skipped] + [r for r in rows if not r.treated and not r.skipped]
-    chosen = {id(r) for r in (*first[: _ROWS // 2], *(r for r in rows if r.treated))}
-    return [r for r in rows if id(r) in chosen][:_ROWS]

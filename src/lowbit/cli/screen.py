@@ -43,7 +43,7 @@ def add_numbers(to: Table, headings: Iterable[str]) -> None:
 
 
 def print_measured(found: ModelReport | Comparison, shown: Console) -> None:
-    """Print what was measured on two models, outputs, metrics and latency, one line each, and the notes."""
+    """Print what was measured on two models: outputs, metrics and latency, one line each."""
     lines = [
         f"{a.output}: SQNR {decibels(a.sqnr_db)} dB, cosine {a.cosine:.6f}, largest error {a.max_error:.4g}, "
         f"over {a.samples:,} sample{'s' * (a.samples != 1)}"
@@ -52,11 +52,15 @@ def print_measured(found: ModelReport | Comparison, shown: Console) -> None:
     lines += [f"{m.name}: {m.float_value:.6g} → {m.quantized_value:.6g}" for m in found.metrics]
     lines += [
         f"{t.runtime}, {t.threads} thread{'s' * (t.threads > 1)}, {t.shape}: {t.float_ms:.3f} ms → "
-        f"{t.quantized_ms:.3f} ms ({'SLOWER: ' * (t.speedup < 1)}{t.speedup:.2f}× as fast)"
+        f"{t.quantized_ms:.3f} ms ({'SLOWER: ' * (t.speedup < 0.995)}{t.speedup:.2f}× as fast)"
         for t in found.latency
     ]
     for line in lines:
         shown.print(printable(line))
+
+
+def print_notes(found: ModelReport | Comparison, shown: Console) -> None:
+    """Print the notes, one line each."""
     for note in found.notes:
         shown.print(f"Note: {printable(note)}", style="yellow")
 

@@ -67,6 +67,7 @@ def quantize_file(
     recipe: RecipeLike | None = None,
     *,
     data: str | os.PathLike[str] | Iterable[Any] | None = None,
+    eval_data: str | os.PathLike[str] | Iterable[Any] | None = None,
     batch_size: int | None = None,
     max_batches: int | None = None,
     metric: str | Callable[..., float] | None = None,
@@ -88,21 +89,23 @@ def quantize_file(
     An ONNX model becomes an ONNX model, a safetensors checkpoint a folder in the compressed-tensors layout. recipe: the
     name of a preset, a file, a mapping or a Recipe; by default dynamic-int8 for ONNX and W4A16 for checkpoints. data:
     batches for ranges and for comparing outputs: .npz or .npy files, a folder of them, or mappings from input names to
-    arrays. metric: a function of (predict, batches) that returns one number, or `module:function`. seconds: how long
-    latency is measured; 0 skips it. operator, optimize and target_cpu: see `quantize_onnx`.
+    arrays. eval_data: other batches to compare outputs on, as ranges fit the data that they were found in. metric: a
+    function of (predict, batches) that returns one number, or `module:function`. seconds: how long latency is measured;
+    0 skips it. operator, optimize, target_cpu and force: see `quantize_onnx`.
     """
     kind = kind_of(source)
     made = default_recipe(source) if recipe is None else Recipe.of(recipe)
-    check_measuring(data, batch_size, max_batches, seconds, threads)
+    for batches_of in (data, eval_data):
+        check_measuring(batches_of, batch_size, max_batches, seconds, threads)
     to = Path(target) if target is not None else default_target(source, made)
     _refuse_existing(to, kind, overwrite or resume)
     function = load_metric(metric) if isinstance(metric, str) else metric
-    if data is None:
+    if data is None and eval_data is None:
         needing = {"metric": metric, "batch_size": batch_size, "max_batches": max_batches}
         _refuse("given without data; give data too", **needing)
     shared: dict[str, Any] = {"strict": strict, "overwrite": overwrite}
     if kind == "checkpoint":
-        _refuse("given; checkpoints are quantized by their weights alone", data=data)
+        _refuse("given; checkpoints are quantized by their weights alone", data=data, eval_data=eval_data)
         given = {
             "operator": operator != "auto",
             "optimize": optimize != "balanced",
@@ -120,6 +123,7 @@ def quantize_file(
         from lowbit.formats.onnx.batches import reread
         from lowbit.formats.onnx.convert import quantize_onnx
     batches = None if data is None else reread(data, source, batch_size, max_batches)
+    compared = batches if eval_data is None else reread(eval_data, source, batch_size, max_batches)
     shared |= {
         "operator": operator,
         "optimize": optimize,
@@ -131,7 +135,8 @@ def quantize_file(
     report = quantize_onnx(source, to, made, data=None if batches is None else batches.feeds(), **shared)
     with says_what_is_kept(to):
         named = None if function is None else (metric if isinstance(metric, str) else function.__name__, function)
-        return _measured(report, batches, named, seconds, threads)
+        compared_on = "calibration data" if eval_data is None and made.needs_data else "evaluation data"
+        return _measured(report, compared, compared_on, named, seconds, threads)
 
 
 def load_metric(text: str) -> Callable[..., float]:
@@ -216,6 +221,7 @@ def refuse_report(report: Path, source: Path, target: Path, overwrite: bool) -> 
 def _measured(
     report: ModelReport,
     batches: Batches | GivenBatches | None,
+    compared_on: str,
     metric: tuple[str, Callable[..., float]] | None,
     seconds: float,
     threads: Sequence[int],
@@ -231,6 +237,11 @@ def _measured(
     elif batches is None:
         notes.append("No data were given, so outputs and latency were not measured.")
     else:
+        changes["compared_on"] = compared_on
+        if compared_on == "calibration data":
+            notes.append(
+                "Outputs are compared on the calibration data, which the ranges fit; --eval-data takes others."
+            )
         changes |= measure_models(source, target, batches.feeds, lambda: iter(batches), metric, seconds, threads)
         if batches.kept:
             notes.append(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lowbit.models.warnings import warnings_of
 from lowbit.runtime.files.atomic import written_whole
 
 if TYPE_CHECKING:
@@ -123,6 +124,12 @@ class ModelReport:
     machine: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     lowbit_version: str = ""
+    compared_on: str = ""  # "calibration data" or "evaluation data"; empty: outputs were not compared
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should know before using the result, with what to try."""
+        return warnings_of(self)
 
     @property
     def treated(self) -> list[WeightRow]:
@@ -138,7 +145,7 @@ class ModelReport:
         return self.bytes_before / self.bytes_after if self.bytes_after else math.inf
 
     def __str__(self) -> str:
-        """A table of the weights, then the results for the whole model."""
+        """Warnings, a table of the weights, then the results for the whole model."""
         table = [("weight", "used by", "shape", "bytes", "SQNR dB", "how, or why not")]
         for r in self.rows:
             size = f"{r.bytes_before:,} → {r.bytes_after:,}" if r.treated else f"{r.bytes_before:,}"
@@ -158,6 +165,7 @@ class ModelReport:
         )
         lines += [f"{a.output}: SQNR {a.sqnr_db:.1f} dB, largest error {a.max_error:.4g}" for a in self.accuracy]
         lines += [f"{t.runtime}, {t.shape}: {t.float_ms:.3g} ms → {t.quantized_ms:.3g} ms" for t in self.latency]
+        lines[:0] = [f"Warning: {text}" for text in self.warnings]
         return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
 
     def but(self, **changes: Any) -> ModelReport:
@@ -165,7 +173,8 @@ class ModelReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types for JSON, with infinities and NaN as strings."""
-        return plain_fields(self) | {"treated": len(self.treated), "skipped": [r.name for r in self.skipped]}
+        found = {"treated": len(self.treated), "skipped": [r.name for r in self.skipped], "warnings": self.warnings}
+        return plain_fields(self) | found
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, atomically."""

@@ -42,7 +42,7 @@ def html(report: ModelReport) -> str:
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # JSON never needs a bare "<", so that no name can end the block; ASCII preserves lone surrogates.
     data = json.dumps(report.to_dict(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    parts = (_headline, _warning, _charts, _layers, _histograms, _measured, _notes, _provenance)
+    parts = (_headline, _warnings, _skipped, _charts, _layers, _histograms, _measured, _notes, _provenance)
     body = "".join(part(report) for part in parts)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -118,7 +118,15 @@ def _tiles(report: ModelReport) -> Iterator[tuple[str, str, str, str]]:
     yield "Weights quantized", figure, more, "warn" if skipped else ""
 
 
-def _warning(report: ModelReport) -> str:
+def _warnings(report: ModelReport) -> str:
+    if not report.warnings:
+        return ""
+    items = "".join(f"<li><span>{escaped(text)}</span></li>" for text in report.warnings)
+    noun = "warning" if len(report.warnings) == 1 else "warnings"
+    return f'<aside class="warning texts" role="note"><h2>{len(report.warnings)} {noun}</h2><ul>{items}</ul></aside>'
+
+
+def _skipped(report: ModelReport) -> str:
     skipped = report.skipped
     if not skipped:
         return ""
@@ -151,9 +159,15 @@ def _charts(report: ModelReport) -> str:
 def _layers(report: ModelReport) -> str:
     if not report.rows:
         return _section("Layers", '<p class="none">The model has no weights that could be quantized.</p>', "layers")
+    guarded = any(row.guard_db >= 0.05 for row in report.rows)
+    about = (
+        '<p class="about">In brackets: the decibels that a weight gives up so that integer sums are exact on CPUs '
+        "without VNNI; --target-cpu vnni leaves that out.</p>"
+    )
     kinds = "".join(f"<option>{escaped(kind)}</option>" for kind in sorted({r.kind for r in report.rows}))
     return _section(
         "Layers",
+        f"{about if guarded else ''}"
         '<div class="filters"><label>Filter <input id="filter" type="search" placeholder="name, dtype, reason …" '
         'autocomplete="off" spellcheck="false"></label>'
         f'<label>Kind <select id="kind"><option value="">all</option>{kinds}</select></label>'
@@ -193,7 +207,8 @@ def _measured(report: ModelReport) -> str:
             for a in report.accuracy
         ]
         heads = ("output", "SQNR dB", "cosine", "largest error", "samples")
-        parts.append("<h3>Outputs against float</h3>" + _table(heads, outputs))
+        where = f", on the {escaped(report.compared_on)}" if report.compared_on else ""
+        parts.append(f"<h3>Outputs against float{where}</h3>" + _table(heads, outputs))
     if report.latency:
         about = "Bars are medians of interleaved runs; lines are 95 % confidence intervals of the median."
         parts.append(f'<h3>Latency</h3><p class="about">{about}</p>{latency_chart(report.latency)}')

@@ -27,8 +27,7 @@ function number(value) {
   return typeof value === "number" ? value : NaN;
 }
 
-const guard = (r) => (r.guard_db < 0.05 ? "" : `−${r.guard_db.toFixed(1)} dB so that sums are exact without VNNI`);
-const noteOf = (r) => [r.note, guard(r)].filter(Boolean).join("; ");
+const guard = (r) => (number(r.guard_db) >= 0.05 ? ` (−${sqnr(r.guard_db)})` : "");
 const stateOf = (row) => (row.how ? "treated" : row.asked ? "skipped" : "left");
 
 function sqnr(value) {
@@ -48,9 +47,9 @@ const columns = [
   { label: "How, or why not", wide: true, text: (r) => r.how || r.why_not || "left float", key: (r) => r.how || `\uffff${r.why_not}` },
   { label: "Before", text: (r) => size(r.bytes_before), key: (r) => r.bytes_before, number: true },
   { label: "After", text: (r) => size(r.bytes_after), key: (r) => r.bytes_after, number: true },
-  { label: "SQNR dB", text: (r) => sqnr(r.sqnr_db), key: (r) => number(r.sqnr_db), number: true },
+  { label: "SQNR dB", text: (r) => sqnr(r.sqnr_db) + guard(r), key: (r) => number(r.sqnr_db), number: true },
   { label: "Activations", wide: true, text: (r) => r.activations, key: (r) => r.activations },
-  { label: "Note", wide: true, text: noteOf, key: noteOf },
+  { label: "Note", wide: true, text: (r) => r.note, key: (r) => r.note },
 ].filter((column, i) => i < 8 || data.rows.some((row) => column.text(row)));
 
 const rows = data.rows.map((row, index) => ({
