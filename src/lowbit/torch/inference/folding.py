@@ -61,7 +61,9 @@ def find_folds(model: nn.Module) -> dict[str, str]:
     """{convolution: batch norm} where the batch norm is certainly the only consumer of the convolution."""
     counts = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     found = {}
-    for conv_name, bn_name in (*_neighbours(model), *_traced(model)):
+    for conv_name, bn_name in (dict(_neighbours(model)) | _traced(model)).items():
+        if not bn_name:
+            continue
         conv, bn = model.get_submodule(conv_name), model.get_submodule(bn_name)
         fits = type(conv) in _NORMS and type(bn) is _NORMS[type(conv)] and counts[id(conv)] == counts[id(bn)] == 1
         if fits and conv.out_channels == bn.num_features and bn.running_var is not None:
@@ -76,11 +78,11 @@ def find_activations(model: nn.Module, norms: Mapping[str, str]) -> dict[str, st
     neighbours in a Sequential pass on.
     """
     counts = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-    after = dict(_traced(model))
+    after = _traced(model)
     found = {}
     for name, conv in model.named_modules():
         consumer = after.get(norms.get(name, name))
-        if type(conv) in _NORMS and consumer is not None:
+        if type(conv) in _NORMS and consumer:
             activation = model.get_submodule(consumer)
             if type(activation) in CLAMPS and counts[id(conv)] == counts[id(activation)] == 1:
                 found[name] = consumer
@@ -94,19 +96,21 @@ def _neighbours(model: nn.Module) -> Iterator[tuple[str, str]]:
             yield from itertools.pairwise(children)
 
 
-def _traced(model: nn.Module) -> list[tuple[str, str]]:
-    """(producer, only consumer) pairs of module calls; none where the model cannot be traced."""
+def _traced(model: nn.Module) -> dict[str, str]:
+    """{module: the only consumer of what it gives, or "" where something else reads that, too}, by the names of all
+    modules that are called; empty where the model cannot be traced."""
     graph = trace(model, set())
     if graph is None:
-        return []
+        return {}
     calls = [node for node in graph.nodes if node.op == "call_module"]
-    once = {target for target in (n.target for n in calls) if sum(n.target == target for n in calls) == 1}
-    pairs = []
+    times = Counter(str(node.target) for node in calls)
+    consumers: dict[str, set[str]] = {name: set() for name in times}
     for node in calls:
         users = list(node.users)
-        if len(users) == 1 and users[0].op == "call_module" and {node.target, users[0].target} <= once:
-            pairs.append((str(node.target), str(users[0].target)))
-    return pairs
+        alone = len(users) == 1 and users[0].op == "call_module"
+        consumers[str(node.target)].add(str(users[0].target) if alone else "")
+    found = {name: next(iter(those)) if len(those) == 1 else "" for name, those in consumers.items()}
+    return {name: other if times[other] == times[name] else "" for name, other in found.items()}
 
 
 def _holds_quantized(module: nn.Module) -> bool:

@@ -103,22 +103,24 @@ def decide(layers: Sequence[Layer], clock: Clock, optimize: str) -> Decision:
     choices = [_FLOAT, base, every, alone]
     if alone != every:
         plain, quantized = clock.by_layer([base, every])
-        choices.append(_cheapest(layers, plain, quantized, base, least))
+        conversions = _conversions(layers, plain, quantized)
+        choices.append(_cheapest(layers, plain, quantized, conversions, base, least))
     found = _compared(layers, clock, choices, base, least)
     if found.quantized == base != every:  # or the machine was busy
         found = _compared(layers, clock, choices, base, least)
     if alone == every:
         return found
-    for _ in range(_ATTEMPTS):
+    for attempts in itertools.count():
         plain, now = clock.by_layer([base, found.quantized])
-        quantized |= {name: now[name] for name in found.quantized}
-        attempt = _cheapest(layers, plain, quantized, base, least)
-        if attempt in found.speeds or time.perf_counter() - begun > _MOST_SECONDS:
+        quantized |= _between_quantized(layers, now, conversions, found.quantized)
+        attempt = _cheapest(layers, plain, quantized, conversions, base, least)
+        if attempt in found.speeds or attempts == _ATTEMPTS or time.perf_counter() - begun > _MOST_SECONDS:
             break
         again = _compared(layers, clock, [_FLOAT, base, found.quantized, attempt], base, least)
         again.speeds = found.speeds | again.speeds
         found = again
-    found.inside = {name: LayerTiming(plain[name], quantized[name]) for name in every}
+    measured = quantized | {name: now[name] for name in found.quantized}
+    found.inside = {name: LayerTiming(plain[name], measured[name]) for name in every}
     found.runs = _runs(layers, found)
     return found
 
@@ -145,27 +147,55 @@ def _compared(layers: Sequence[Layer], clock: Clock, choices: Sequence[Choice], 
     return Decision(chosen, timings[_FLOAT], timings[chosen], {c: seconds[_FLOAT] / seconds[c] for c in distinct})
 
 
-def _cheapest(
-    layers: Sequence[Layer], plain: Mapping[str, float], quantized: Mapping[str, float], base: Choice, least: float
-) -> Choice:
-    """The choice that should be fastest, by the seconds of layers within the model, float and quantized.
+def _conversions(
+    layers: Sequence[Layer], plain: Mapping[str, float], quantized: Mapping[str, float]
+) -> dict[str, float]:
+    """Seconds that a float neighbour costs each layer: what it loses alone and not where all layers are quantized."""
+    sides = dict.fromkeys((layer.name for layer in layers), 0)
+    for one, other in itertools.pairwise(layers):
+        sides[one.name] += 1
+        sides[other.name] += 1
+    found = {}
+    for layer in layers:
+        lost_inside = quantized[layer.name] - plain[layer.name]
+        lost_alone = layer.alone.quantized_s - layer.alone.float_s
+        found[layer.name] = max(0.0, lost_alone - lost_inside) / max(1, sides[layer.name])
+    return found
 
-    Being alone costs a layer conversions that it is spared between quantized neighbours: half of them on each side.
-    This is the shortest path through the layers, each of them float or quantized.
-    """
+
+def _between_quantized(
+    layers: Sequence[Layer], seconds: Mapping[str, float], conversions: Mapping[str, float], choice: Choice
+) -> dict[str, float]:
+    """Seconds of the layers of a choice without the conversions that their float neighbours cost."""
+    found = {layer.name: seconds[layer.name] for layer in layers if layer.name in choice}
+    for one, other in itertools.pairwise(layers):
+        pair = {one.name, other.name} & choice
+        if len(pair) == 1:
+            found[next(iter(pair))] -= conversions[next(iter(pair))]
+    return found
+
+
+def _cheapest(
+    layers: Sequence[Layer],
+    plain: Mapping[str, float],
+    quantized: Mapping[str, float],
+    conversions: Mapping[str, float],
+    base: Choice,
+    least: float,
+) -> Choice:
+    """The choice that should be fastest, by the seconds of layers in float, between quantized layers, and by the
+    conversions next to float ones: the shortest path through the layers, each of them float or quantized."""
     on_float: tuple[float, tuple[str, ...]] = (0.0, ())  # seconds and names, where the last layer is float
     on_quantized: tuple[float, tuple[str, ...]] = (0.0, ())  # where it is quantized
-    last_half = 0.0
+    last_conversion = 0.0
     for layer in layers:
         name = layer.name
-        lost_inside = quantized[name] - plain[name]
-        half = max(0.0, layer.alone.quantized_s - layer.alone.float_s - lost_inside) / 2
-        into_float = min(on_float, (on_quantized[0] + last_half, on_quantized[1]))
-        into_quantized = min(on_quantized, (on_float[0] + half, on_float[1]))
+        into_float = min(on_float, (on_quantized[0] + last_conversion, on_quantized[1]))
+        into_quantized = min(on_quantized, (on_float[0] + conversions[name], on_float[1]))
         stays = math.inf if name in base else plain[name]
         on_float = (into_float[0] + stays, into_float[1])
         on_quantized = (into_quantized[0] + least * quantized[name], (*into_quantized[1], name))
-        last_half = half
+        last_conversion = conversions[name]
     return frozenset(min(on_float, on_quantized)[1])
 
 

@@ -31,7 +31,11 @@ def replaced_copy(model: M, new: Mapping[str, nn.Module], *, sharing: bool = Fal
     memo: dict[int, Any] = {id(model.get_submodule(name)): module for name, module in new.items()}
     if sharing:
         memo = _unaffected(model, set(memo)) | memo
-    return for_inference(copy.deepcopy(model, memo))  # type: ignore[no-any-return]
+    try:
+        made = copy.deepcopy(model, memo)
+    except Exception as error:  # the model's own code may raise anything when copied
+        raise Unsupported(f"model: it cannot be copied ({error}); use inplace=True") from error
+    return for_inference(made)  # type: ignore[no-any-return]
 
 
 def _unaffected(model: nn.Module, replaced: set[int]) -> dict[int, Any]:
@@ -88,10 +92,7 @@ class ModelClock:
             # A quantized convolution's memory format depends on its neighbours: each trial has copies of its own.
             new = {name: copy.deepcopy(self.modules[name]) for name in choice}
             new |= {folded: Folded() for name in choice for folded in self._folds.get(name, ())}
-            try:
-                self._trials[choice] = replaced_copy(self._model, new, sharing=True)
-            except Exception as error:  # the model's own code may raise anything when copied
-                raise Unsupported(f"model: it cannot be copied ({error}); use inplace=True") from error
+            self._trials[choice] = replaced_copy(self._model, new, sharing=True)
         return self._trials[choice]
 
 
