@@ -15,6 +15,7 @@ ort = pytest.importorskip("onnxruntime")
 
 from lowbit.formats.files import quantize_file  # noqa: E402
 from lowbit.formats.onnx.code_store import CodeStore  # noqa: E402
+from lowbit.formats.onnx.convert import quantize_onnx  # noqa: E402
 from lowbit.formats.onnx.folding import fold_batch_norms  # noqa: E402
 from lowbit.formats.onnx.graph import Graph  # noqa: E402
 from lowbit.formats.onnx.static import quantize_static, why_not_static  # noqa: E402
@@ -359,6 +360,18 @@ def test_rows_say_what_exact_sums_cost(tmp_path: Path, recipe: str) -> None:
     assert found["any"]["fits"].guard_db == 0.0
     codes = {cpu: largest_pair(onnx.load(tmp_path / f"{cpu}.onnx"), "normal_codes") for cpu in found}
     assert codes["any"] <= LARGEST_SUM < codes["vnni"]
+
+
+def test_depthwise_convolutions_need_no_guard(tmp_path: Path) -> None:
+    """Nor those whose sums the runtime widens; one input with two outputs does need it."""
+    feed = {"x": np.random.default_rng(0).standard_normal((2, 8, 12, 12)).astype(np.float32)}
+    for outputs, is_guarded in ((8, False), (16, True)):
+        b = Builder({"x": ["n", 8, 12, 12]})
+        y = b.add("Conv", "x", b.normal(outputs, 1, 5, 5, name="w"), kernel_shape=[5, 5], group=8)
+        (tmp_path / "m.onnx").write_bytes(b.model(y).SerializeToString())
+        options: dict[str, Any] = {"optimize": "size", "overwrite": True, "force": True}
+        report = quantize_onnx(tmp_path / "m.onnx", tmp_path / "o.onnx", RECIPE, data=[feed], progress=False, **options)
+        assert (report.rows[0].guard_db > 0) == is_guarded
 
 
 def largest_pair(model: onnx.ModelProto, name: str) -> int:

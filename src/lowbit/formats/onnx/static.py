@@ -260,10 +260,16 @@ def _codes(
     if bias is not None:
         scale = np.maximum(scale, (np.abs(bias) / (x_scale * _LARGEST_BIAS)).astype(np.float32))
     plain = _with_scales(weight, p, scale)
-    if not guarded:
+    if not guarded or _is_depthwise(use, weight):
         return plain, 0.0
     q = _with_scales(weight, p, unsaturated(rows, scale))
     return q, lost_db(weight, plain, q)
+
+
+def _is_depthwise(use: WeightUse, weight: Array) -> bool:
+    """Whether a convolution has one input and one output per group. ONNX Runtime widens the codes of these before it
+    multiplies, on every CPU, so that nothing saturates."""
+    return use.op == "Conv" and weight.shape[1] == 1 and len(weight) == attribute(use.node, "group", 1)
 
 
 def _with_scales(weight: Array, p: QuantizationParams, scale: Array) -> QuantizedTensor:
