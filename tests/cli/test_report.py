@@ -59,7 +59,7 @@ def test_a_good_result_has_no_warning() -> None:
         ({"metrics": [MetricResult("acc", 0.9, 0.89)]}, ("acc falls from 0.9 to 0.89, by 1.1%",)),
         ({"rows": [row("a"), left("b", "no kernel", 300)]}, ("Only 46%", "no kernel")),
         ({"bytes_after": 4000}, ("4,000 bytes, the source 4,000",)),
-        ({"latency": [latency(0.8), latency(0.9)]}, ("0.80× as fast", "--optimize speed")),
+        ({"latency": [latency(0.8), latency(0.9)]}, ("0.80× as fast", "--optimize balanced or speed")),
     ],
 )  # fmt: skip
 def test_each_warning_says_what_was_found_and_what_to_try(changes: dict[str, Any], words: tuple[str, ...]) -> None:

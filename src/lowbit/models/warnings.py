@@ -45,7 +45,7 @@ def _accuracy_remedy(report: ModelReport) -> str:
     worst = min((r for r in report.treated if r.sqnr_db is not None), key=lambda r: r.sqnr_db or 0.0, default=None)
     if worst is not None and len(report.treated) > 1:
         tried.append(f"--skip for the weights of least dB, such as {worst.name}")
-    tried.append("-r W8A16")
+    tried.append("the recipe W8A16")
     return ", or ".join(filter(None, (", ".join(tried[:-1]), tried[-1])))
 
 
@@ -61,7 +61,7 @@ def _uncovered(report: ModelReport) -> Iterator[str]:
             reasons[row.why_not or "no reason given"] += _elements(row)
     why, _ = reasons.most_common(1)[0]
     told = f"Only {share:.0%} of the elements of weights are quantized; most of the others: {why}."
-    yield f"{told} Try a recipe of weights alone (-r W8A16), or name them in a recipe's overrides."
+    yield f"{told} Try a recipe of weights alone, such as W8A16, or overrides for them."
 
 
 def _elements(row: WeightRow) -> int:
@@ -72,7 +72,7 @@ def _larger(report: ModelReport) -> Iterator[str]:
     if report.bytes_after >= report.bytes_before > 0:
         yield (
             f"The result has {report.bytes_after:,} bytes, the source {report.bytes_before:,}: it is not smaller. "
-            "Try -r W4A16, or leave the model in float."
+            "Try the recipe W4A16, or leave the model in float."
         )
 
 
@@ -83,5 +83,5 @@ def _slower(report: ModelReport) -> Iterator[str]:
         threads = f"{worst.threads} thread{'s' * (worst.threads > 1)}"
         yield (
             f"The result is slower than float: {worst.speedup:.2f}× as fast in {worst.runtime} with {threads}. "
-            "Try --optimize speed, or -r W8A16 --operator fold."
+            "Try --optimize balanced or speed, or the recipe W8A16."
         )
