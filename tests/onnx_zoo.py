@@ -181,6 +181,21 @@ def vit() -> Entry:
     return Entry("attention over patches", b.model(y), {"pixels": images(1, 3, 64, 64)})
 
 
+def convnext() -> Entry:
+    """Depthwise filters, then linear layers over channels last, all of fixed sizes, GELU by Erf."""
+    width, size = 64, 28
+    b = Builder({"x": [1, 3, 2 * size, 2 * size]})
+    x = b.conv("x", 3, width, strides=[2, 2])
+    for layer in range(3):
+        y = b.add("Transpose", b.conv(x, width, width, 7, group=width), perm=[0, 2, 3, 1])
+        y = _gelu_erf(b, _linear(b, _layer_norm(b, y, width), width, 4 * width, f"up{layer}"))
+        y = _linear(b, y, 4 * width, width, f"down{layer}")
+        y = b.add("Mul", y, b.constant(b.rng.uniform(0.5, 1.5, width).astype(np.float32)))
+        x = b.add("Add", x, b.add("Transpose", y, perm=[0, 3, 1, 2]))
+    images_of = images(1, 3, 2 * size, 2 * size)
+    return Entry("products of stacks of fixed sizes", b.model(_head(b, x, width, 100)), {"x": images_of})
+
+
 def gpt() -> Entry:
     """A causal decoder whose embedding is also its head, GELU by Tanh."""
     rows, width, length = 2000, 128, 32
@@ -338,7 +353,8 @@ def multilayer() -> Entry:
 MODELS: dict[str, Callable[[], Entry]] = {
     f.__name__: f
     for f in (
-        resnet, mobilenet, silu_detector, affine_after_conv, pitch, wake_word, segmentation, vit, gpt, encoder, lstm,
+        resnet, mobilenet, silu_detector, affine_after_conv, pitch, wake_word, segmentation, vit, convnext, gpt,
+        encoder, lstm,
         lstm_state, gru_behind_slices, rnn, shared_weights, loop, branches, multilayer,
     )
 }  # fmt: skip

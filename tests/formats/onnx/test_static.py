@@ -238,6 +238,28 @@ def test_a_products_result_that_leaves_the_graph_is_not_rounded() -> None:
         assert sqnr(expected, got) > 30
 
 
+@pytest.mark.parametrize("rows", [[2, 5], ["n", 5]])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_of_stacks_are_integers_whether_sizes_are_fixed_or_not(
+    rows: list[Any], turned: bool, tmp_path: Path
+) -> None:
+    # Of fixed sizes, the runtime makes a Gemm of MatMul and Add, which is fused only with a bias of int32.
+    b = Builder({"x": [*rows, 24]})
+    x = "x"
+    for i, (k, n) in enumerate(((24, 32), (32, 8))):
+        y, bias = b.add("MatMul", x, b.normal(k, n, scale=0.2, name=f"w{i}")), b.normal(n)
+        x = b.add("Relu", b.add("Add", *((bias, y) if turned else (y, bias))))
+    graph, result = quantized(b.model(x), batches(shape=(2, 5, 24)))
+    assert len(result) == 2
+    ops = fused(graph.proto, tmp_path)
+    assert not {"MatMul", "Gemm", "FusedGemm"} & set(ops)
+    assert ops.count("QGemm" if rows == [2, 5] else "MatMulIntegerToFloat") == 2
+    feed = batches(1, shape=(2, 5, 24), seed=9)[0]
+    expected, got, plain = run(b.model(x), feed)[0], run(graph.proto, feed)[0], run(graph.proto, feed, False)[0]
+    assert sqnr(expected, got) > 28
+    assert sqnr(plain, got) > 40
+
+
 @pytest.mark.parametrize("trans_b", [0, 1])
 def test_factors_of_a_gemm_are_moved_into_its_constants(trans_b: int, tmp_path: Path) -> None:
     b = Builder({"x": ["n", 16]})

@@ -71,6 +71,7 @@ def quantize_static(
     graph = store.graph
     graph.raise_opset(OPSET)
     uses = [(_with_bias(graph, use), rule) for use, rule in uses]
+    biases = [_bias(graph, use) for use, _ in uses]
     activations = find_activations(graph)
     found = place(graph, [use.node for use, _ in uses], activations)
     ranges = {} if ranges is None else ranges
@@ -81,10 +82,10 @@ def quantize_static(
         found = place(graph, [use.node for (use, _), did in zip(uses, ran, strict=True) if did], activations)
     params = {name: _params(ranges, found.root(name)) for name in found.readers}
     done: list[tuple[WeightRow, Histogram] | None] = []
-    for (use, rule), did in zip(uses, ran, strict=True):
+    for (use, rule), bias, did in zip(uses, biases, ran, strict=True):
         if did and use.op == "Gemm":
             _plain_gemm(graph, use)
-        done.append(_weight(store, use, rule, params[use.node.input[0]]) if did else None)
+        done.append(_weight(store, use, rule, params[use.node.input[0]], bias) if did else None)
     homes = {id(graph.home(use.node)) for (use, _), did in zip(uses, ran, strict=True) if did}
     pairs = _Pairs(graph, found, params, homes)
     for name in found.readers:
@@ -195,11 +196,13 @@ def _read_instead(graph: Graph, uses: Iterable[Use], name: str) -> None:
         graph.replace_input(reader, index, name)
 
 
-def _weight(store: CodeStore, use: WeightUse, rule: Rule, x: QuantizationParams) -> tuple[WeightRow, Histogram]:
+def _weight(
+    store: CodeStore, use: WeightUse, rule: Rule, x: QuantizationParams, bias_at: Use | None
+) -> tuple[WeightRow, Histogram]:
     """Quantize a weight and, to int32, a bias of one value per channel; x: the params of the activation."""
     graph, note = store.graph, ""
     weight = _value(graph, use)
-    bias_name = use.node.input[2] if use.op in ("Conv", "Gemm") and len(use.node.input) > 2 else ""
+    bias_name = bias_at[0].input[bias_at[1]] if bias_at is not None else ""
     bias = graph.constant(bias_name) if bias_name else None
     if bias_name and bias is None:
         note = "its bias is computed and stays float"
@@ -210,17 +213,18 @@ def _weight(store: CodeStore, use: WeightUse, rule: Rule, x: QuantizationParams)
     w = store.put_exact(use, rule.weights, q, is_own)
     scale = np.asarray(w.q.params.scale, np.float32)
     inputs = [w.codes(w.is_matrix and use.channel_axis == 1), w.scale()]
-    # ONNX Runtime fuses a Gemm only with an explicit zero point.
-    inputs += [w.zero_point()] if use.op == "Gemm" or w.has_zero_point else []
-    _dequantize(graph, use, use.input_index, use.name, inputs, use.channel_axis if scale.ndim else None)
-    if bias is not None:  # int32, with the scale of the accumulator
+    # ONNX Runtime fuses a Gemm only with explicit zero points.
+    is_gemm = use.op != "Conv" and (use.op == "Gemm" or bias is not None)
+    inputs += [w.zero_point()] if is_gemm or w.has_zero_point else []
+    _dequantize(graph, (use.node, use.input_index), use.name, inputs, use.channel_axis if scale.ndim else None)
+    if bias is not None and bias_at is not None:  # int32, with the scale of the accumulator
         unit = scale * np.float32(x.scale)
         codes = np.rint(bias.astype(np.float64) / unit.astype(np.float64)).astype(np.int32)
         made = {"codes": codes, "scale": unit}
-        if use.op == "Gemm":
+        if is_gemm:
             made["zero_point"] = np.zeros(unit.shape, np.int32)
         inputs = [graph.add_constant(f"{bias_name}_{label}", a, graph.home(use.node)) for label, a in made.items()]
-        _dequantize(graph, use, 2, bias_name, inputs, 0 if scale.ndim else None)
+        _dequantize(graph, bias_at, bias_name, inputs, 0 if scale.ndim else None)
     seen = weight.T if w.is_matrix and use.channel_axis == 1 else weight
     row = WeightRow(
         use.name,
@@ -277,10 +281,10 @@ def _with_scales(weight: Array, p: QuantizationParams, scale: Array) -> Quantize
     return quantize(weight, params=p.replace(scale=scale.max() if p.axis is None else scale))
 
 
-def _dequantize(graph: Graph, use: WeightUse, index: int, name: str, inputs: Sequence[str], axis: int | None) -> None:
+def _dequantize(graph: Graph, at: Use, name: str, inputs: Sequence[str], axis: int | None) -> None:
     """Let the node read codes with scales along an axis, or one scale."""
     options = {} if axis is None else {"axis": axis}
-    graph.dequantize_input(use.node, index, f"{name}_dequantized", inputs, **options)
+    graph.dequantize_input(at[0], at[1], f"{name}_dequantized", inputs, **options)
 
 
 def _with_bias(graph: Graph, use: WeightUse) -> WeightUse:
@@ -301,6 +305,22 @@ def _with_bias(graph: Graph, use: WeightUse) -> WeightUse:
     use.node.input.append(bias_name)
     graph.refresh()
     return replace(use, op="Gemm")
+
+
+def _bias(graph: Graph, use: WeightUse) -> Use | None:
+    """Where the bias of a weight is read: by its node, or by the Add behind a MatMul. Where all sizes are fixed, ONNX
+    Runtime merges these two into a Gemm, which is computed in integers only with a bias of int32."""
+    if use.op in ("Conv", "Gemm"):
+        return (use.node, 2) if any(use.node.input[2:]) else None
+    made = use.node.output[0]
+    readers, shape = graph.consumers(made), graph.shape(made)
+    if shape is None or None in shape or len(readers) != 1 or graph.is_graph_output(made):
+        return None
+    add, index = readers[0]
+    if add.op_type != "Add" or graph.home(add) is not graph.home(use.node):
+        return None
+    bias = graph.constant(add.input[1 - index])
+    return (add, 1 - index) if bias is not None and bias.shape == use.shape[1:] else None
 
 
 def _plain_gemm(graph: Graph, use: WeightUse) -> None:
