@@ -7,6 +7,7 @@
 #include "kernels/dwconv/dwconv.h"
 #include "kernels/epilogue/epilogue.h"
 #include "kernels/fake_quant/fake_quant.h"
+#include "kernels/gates/gates.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm_binary/gemm_binary.h"
 #include "kernels/gemm_float/gemm_float.h"
@@ -134,6 +135,7 @@ const GemmFloatRow& gemm_float_row(Isa isa, Element in) { return find(gemm_float
 const FloatGroupwiseRow& gemm_float_groupwise_row(Isa isa, int bits) {
   return find(gemm_float_groupwise_rows(isa), bits);
 }
+const GatesRow& gates_row(Isa isa) { return gates_rows(isa).front(); }
 const BinaryRow& gemm_binary_row(Isa isa) { return gemm_binary_rows(isa).front(); }
 const EpilogueRow& epilogue_row(Isa isa, Result out) { return find(epilogue_rows(isa), out); }
 const AddMulRow& add_mul_row(Isa isa, AddMulOp op, Code code) { return find(add_mul_rows(isa), op, code); }

@@ -28,6 +28,9 @@ void test_binary_drivers();
 // Sums, products, bounds, tables and pooling of codes on one ISA.
 void test_combine(Isa isa);
 
+// Gates of recurrent layers on one ISA.
+void test_gates(Isa isa);
+
 // Depthwise convolution: rows and driver.
 void test_dwconv(Isa isa);
 

@@ -620,6 +620,7 @@ int main(int argc, char** argv) {
       test_fake_quant(isa, half_stores);
       test_binary_rows(isa);
       test_combine(isa);
+      test_gates(isa);
       test_dwconv(isa);
       test_sketch_rows(isa);
     }

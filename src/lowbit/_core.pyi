@@ -840,3 +840,14 @@ def on_settings_change(function: Callable[[], None]) -> None:
 
 def kernel_rows() -> list[tuple[str, str, str, str]]:
     """(family, isa, key, method) of every row of kernels this CPU can run."""
+
+class RecurrentGates:
+    """The gates of an LSTM or a GRU over the products of its state."""
+
+    def __init__(self, products: numpy.typing.NDArray[numpy.float32], h: numpy.typing.NDArray[numpy.float32], c: numpy.typing.NDArray[numpy.float32] | None, hidden: int) -> None:
+        """
+        products: [rows, 4 or 3 gates, hidden], read at each step; h and c, [rows, hidden], change. c: of an LSTM.
+        """
+
+    def step(self, x: numpy.typing.NDArray[numpy.float32], out: numpy.typing.NDArray[numpy.float32]) -> None:
+        """One step: x is added to the products, and out gets the new h."""

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 import torch
 from lowbit.models import Recipe, WeightRecipe
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
+from lowbit.runtime.native import core
 from lowbit.torch import QuantizedGRU, QuantizedLSTM, load_quantized, quantize, report
 from torch import nn
 
@@ -292,3 +293,24 @@ def test_an_example_of_packed_sequences_is_timed():
     groups = WeightRecipe("int4", group_size=16)
     small = quantize(Net(), W8A8.but(weights=groups), example=torch.randn(4, 2, 16), keep_float="never")
     assert {row.how for row in report(small).rows} == {"int4 symmetric, groups of 16"}
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_gates_take_arrays_that_fit(count):
+    products, h = np.zeros((2, count, 8), np.float32), np.full((2, 8), 0.5, np.float32)
+    c = np.ones((2, 8), np.float32) if count == 4 else None
+    gates = core.RecurrentGates(products, h, c, 8)
+    x, out = np.zeros_like(products), np.empty_like(h)
+    gates.step(x, out)
+    want = 0.5 * np.tanh(0.5) if count == 4 else 0.25
+    assert np.abs(out - want).max() < 1e-6
+    assert np.array_equal(out, h)
+    for wrong in ((x[:1], out), (x, out[:, :4].copy())):
+        with pytest.raises(ValueError, match=r"x|out"):
+            gates.step(*wrong)
+    for wrong in ((products[:, :2].copy(), h, c, 8), (products, h, c, 0), (products, h, c, 7)):
+        with pytest.raises(ValueError, match=r"products|hidden|h"):
+            core.RecurrentGates(*wrong)
+    if c is not None:
+        with pytest.raises(ValueError, match="c"):
+            core.RecurrentGates(products, h, c[:1], 8)

@@ -5,19 +5,20 @@ Both products are those of QuantizedLinear, exact sums of integers with int8 or 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from torch.nn.utils.rnn import PackedSequence
 
 import torch
 from lowbit.numerics.errors import InvalidProblem, Unsupported
+from lowbit.runtime.native import core
 from lowbit.torch.functional.registration import register
 from lowbit.torch.inference.composed import ComposedModule, Matrix
 from lowbit.torch.inference.layers import module_of, no_gradient, refuse_programs
 from torch import Tensor, nn
-
-Step = Callable[[Tensor, Tensor], None]  # what the input adds to the gates, and where the state goes
 
 
 class QuantizedRecurrent(ComposedModule):
@@ -161,75 +162,36 @@ def _each(states: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return change(states) if isinstance(states, Tensor) else tuple(map(change, states))
 
 
-def _run(
-    x: Tensor,
-    states: Sequence[Tensor],
-    first: int,
-    reverse: bool,
-    sizes: Sequence[int],
-    step_for: Callable[[int], Step],
-) -> tuple[Tensor, ...]:
-    """All steps of a layer in one direction. step_for: a step for so many rows of the states, which it changes."""
-    batch, hidden = states[0].shape
-    from_x = torch.from_numpy(module_of(first).layer(x.detach().numpy()))
-    output = torch.empty(len(x), hidden)
-    rows = list(sizes) or batch
-    pairs = list(zip(torch.split(from_x, rows), torch.split(output, rows), strict=True))
-    made: dict[int, Step] = {}
-    for part, out in reversed(pairs) if reverse else pairs:
-        count = len(part)
+def _run(x: Tensor, states: Sequence[Tensor], products: tuple[int, int], reverse: bool, sizes: Sequence[int]) -> Any:
+    """All steps of a layer in one direction: its output and its last states. sizes: of the batch at each step, where
+    it varies; a sequence that has ended keeps its state."""
+    first, second = (module_of(number).layer for number in products)
+    last = [s.detach().clone() for s in states]
+    batch, hidden = last[0].shape
+    output = np.empty((len(x), hidden), np.float32)
+    from_x = first(x.detach().numpy())
+    made: dict[int, tuple[Callable[[], None], Callable[..., None]]] = {}
+    ends = list(itertools.accumulate(sizes or [batch] * (len(x) // max(1, batch))))
+    spans = list(zip([0, *ends], ends, strict=False))
+    for begin, end in reversed(spans) if reverse else spans:
+        count = end - begin
         if count not in made:
-            made[count] = step_for(count)
-        made[count](part, out)
-    return output, *states
+            own = [s[:count].numpy() for s in last]
+            gates = np.empty((count, second.out_features), np.float32)
+            cell = own[1] if len(own) > 1 else None
+            made[count] = second.bound(own[0], gates), core.RecurrentGates(gates, own[0], cell, hidden).step
+        multiply, step = made[count]
+        multiply()
+        step(from_x[begin:end], output[begin:end])
+    return torch.from_numpy(output), *last
 
 
 def _lstm(x: Tensor, h: Tensor, c: Tensor, first: int, second: int, reverse: bool, sizes: Sequence[int]) -> Any:
-    h, c = h.detach().clone(), c.detach().clone()
-    layer, n = module_of(second).layer, h.shape[1]
-
-    def step_for(count: int) -> Step:
-        state, cell, gates, squashed = h[:count], c[:count], torch.empty(count, 4 * n), torch.empty(count, n)
-        multiply = layer.bound(state.numpy(), gates.numpy())
-        two = gates[:, : 2 * n]
-        enter, keep, new, leave = torch.split(gates, n, 1)
-
-        def step(from_x: Tensor, out: Tensor) -> None:
-            multiply()
-            gates.add_(from_x)
-            two.sigmoid_()
-            new.tanh_()
-            leave.sigmoid_()
-            cell.mul_(keep).addcmul_(enter, new)
-            torch.tanh(cell, out=squashed)
-            torch.mul(leave, squashed, out=state)
-            out.copy_(state)
-
-        return step
-
-    return _run(x, (h, c), first, reverse, sizes, step_for)
+    return _run(x, (h, c), (first, second), reverse, sizes)
 
 
 def _gru(x: Tensor, h: Tensor, first: int, second: int, reverse: bool, sizes: Sequence[int]) -> Any:
-    h = h.detach().clone()
-    layer, n = module_of(second).layer, h.shape[1]
-
-    def step_for(count: int) -> Step:
-        state, gates = h[:count], torch.empty(count, 3 * n)
-        multiply = layer.bound(state.numpy(), gates.numpy())
-        two = gates[:, : 2 * n]
-        reset, update, new = torch.split(gates, n, 1)
-
-        def step(from_x: Tensor, out: Tensor) -> None:
-            multiply()
-            two.add_(from_x[:, : 2 * n]).sigmoid_()
-            new.mul_(reset).add_(from_x[:, 2 * n :]).tanh_()
-            state.sub_(new).mul_(update).add_(new)  # (1 - update) * new + update * state
-            out.copy_(state)
-
-        return step
-
-    return _run(x, (h,), first, reverse, sizes, step_for)
+    return _run(x, (h,), (first, second), reverse, sizes)
 
 
 def _register(schema: str, kernel: Callable[..., Any], states: int) -> Callable[..., Any]:
