@@ -276,6 +276,30 @@ def test_other_broadcasts_are_not_folded(op: str) -> None:
     assert ops(graph)[-1] == "Mul"
 
 
+@pytest.mark.parametrize("does", ["Mul", "Div"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_factor_is_folded_past_the_bias_of_a_product(does: str, turned: bool) -> None:
+    b = Builder({"x": [2, 5, 8]})
+    y, bias = b.add("MatMul", "x", b.normal(8, 12, name="w")), b.normal(12)
+    y = b.add("Add", *((bias, y) if turned else (y, bias)))
+    factor = b.constant(b.rng.uniform(0.5, 2, 12).astype(np.float32))
+    z = b.add(does, *((factor, y) if turned and does == "Mul" else (y, factor)))
+    graph = prepared(b.model(z), x(2, 5, 8))
+    assert ops(graph) == ["MatMul", "Add"]
+    assert found(graph)[0] == ("w", "MatMul")
+
+
+def test_a_factor_is_not_folded_past_what_others_read() -> None:
+    b = Builder({"x": [2, 5, 8]})
+    y = b.add("Add", b.add("MatMul", "x", b.normal(8, 12)), b.normal(12))
+    z = b.add("Mul", y, b.normal(12))
+    assert ops(prepared(b.model(z, y), x(2, 5, 8))) == ["MatMul", "Add", "Mul"]
+    b = Builder({"x": [2, 5, 8]})
+    w = b.normal(8, 8)
+    y = b.add("Mul", b.add("Add", b.add("MatMul", "x", w), b.normal(8)), b.normal(8))
+    assert "Mul" in ops(prepared(b.model(b.add("MatMul", y, w)), x(2, 5, 8)))
+
+
 def test_chains_are_folded_into_one_layer() -> None:
     b = Builder({"x": [1, 8, 6, 6]})
     y = b.add("Mul", b.conv("x", 8, 12, bias=False), b.normal(1, 12, 1, 1))

@@ -32,7 +32,8 @@ def fold_batch_norms(graph: Graph) -> int:
 
 def fold_affines(graph: Graph) -> int:
     """Fold each Mul, Div, Add and Sub with a constant that differs between channels only, likewise; returns their
-    number. A factor is folded into a MatMul, too, but into no weight that several nodes read."""
+    number. A factor is folded into a MatMul, too, past the Add of a bias, but into no weight that several nodes read.
+    """
     return _fold(graph, ("Mul", "Div", "Add", "Sub"))
 
 
@@ -43,6 +44,8 @@ def _fold(graph: Graph, ops: tuple[str, ...]) -> int:
 def _folded(graph: Graph, node: NodeProto) -> bool:
     at = 1 if node.op_type in ("Mul", "Add") and graph.constant(node.input[0]) is not None else 0
     before = graph.producer(node.input[at])
+    if before is not None and before.op_type == "Add" and node.op_type in ("Mul", "Div"):
+        return _moved_before(graph, node, at, before) and _folded(graph, before)
     if before is None or not _feeds_only(graph, before, node) or not _is_plain(before):
         return False
     weight, has_bias = graph.constant(before.input[1]), any(before.input[2:])
@@ -69,6 +72,32 @@ def _folded(graph: Graph, node: NodeProto) -> bool:
     if new_bias is not None:
         del before.input[2:]
         before.input.append(graph.add_constant(f"{made}_bias", new_bias, graph.home(before)))
+    graph.refresh()
+    return True
+
+
+def _moved_before(graph: Graph, node: NodeProto, at: int, add: NodeProto) -> bool:
+    """Write (x * w + b) * g as (x * w) * g + b * g, where x * w is a MatMul; returns whether that could be done."""
+    of_bias = 0 if graph.constant(add.input[0]) is not None else 1
+    bias, product = graph.constant(add.input[of_bias]), graph.producer(add.input[1 - of_bias])
+    if bias is None or product is None or product.op_type != "MatMul" or bias.ndim > 1:
+        return False
+    weight = graph.constant(product.input[1])
+    if weight is None or weight.dtype.kind != "f" or len(graph.consumers(product.input[1])) != 1:
+        return False
+    made = add.output[0]
+    is_read_once = len(graph.consumers(made)) == 1 and not graph.is_graph_output(made)
+    affine = _arithmetic(graph, node, 1 - at, product, weight)
+    if affine is None or affine.factor is None or not (is_read_once and graph.home(add) is graph.home(node)):
+        return False
+    with np.errstate(over="ignore"):
+        new_bias = (bias.astype(np.float64) * affine.factor).astype(bias.dtype)
+    if not _feeds_only(graph, product, add) or not np.isfinite(new_bias).all():
+        return False
+    factor = node.input[1 - at]
+    add.op_type, node.op_type = node.op_type, "Add"
+    add.input[:] = [add.input[1 - of_bias], factor]
+    node.input[:] = [made, graph.add_constant(f"{made}_bias", new_bias, graph.home(node))]
     graph.refresh()
     return True
 
