@@ -69,6 +69,8 @@ _OPTIMIZE = Annotated[
 _TARGET_CPU = Annotated[
     str,
     typer.Option(
+        "--target-cpu",
+        "--target",
         help="any: int8 weights get scales with which integer matrix products are exact on every CPU. vnni: scales "
         "stay, for CPUs with VNNI and those of ARM. ONNX models only.",
         metavar="NAME",

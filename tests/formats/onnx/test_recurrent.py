@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,7 +14,9 @@ import onnx_models as made
 from lowbit.formats.inspection import inspect_file
 from lowbit.formats.onnx import choose
 from lowbit.formats.onnx.code_store import Unrolled
+from lowbit.formats.onnx.convert import quantize_onnx
 from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.runtime import new_session
 from lowbit.models import ActivationRecipe, Recipe, WeightRecipe
 from lowbit.numerics.errors import InvalidProblem
 from onnx_checks import converted, ops, recipe, relative, same_bits
@@ -278,3 +281,58 @@ def test_static_activations_beside_a_folded_layer(tmp_path):
     r = Recipe("r", WeightRecipe("int8"), ActivationRecipe("int8", "symmetric"), min_elements=1)
     _, report = converted(made.recurrent("GRU"), tmp_path, r, data=[{"x": made.normal(4, 3, 24)}])
     assert [row.activations for row in report.treated] == ["", ""]
+
+
+def lstm_in_both_branches() -> onnx.ModelProto:
+    """Both branches put the gates of the same weights in another order, and then run an LSTM."""
+    rng = np.random.default_rng(0)
+    stored = {n: rng.standard_normal((256, 64)).astype(np.float32) * np.float32(0.1) for n in ("ih", "hh")}
+
+    def branch(label: str) -> onnx.GraphProto:
+        nodes, constants = [], []
+        for name in stored:
+            cuts = []
+            for i, first in enumerate((0, 192, 64, 128)):
+                ends = [f"{label}_{name}_{i}_{end}" for end in ("start", "stop")]
+                constants += [
+                    numpy_helper.from_array(np.array([v]), e) for v, e in zip((first, first + 64), ends, strict=True)
+                ]
+                cuts.append(f"{label}_{name}_{i}")
+                nodes.append(helper.make_node("Slice", [name, *ends], [cuts[-1]]))
+            nodes.append(helper.make_node("Concat", cuts, [f"{label}_{name}"], axis=0))
+            constants.append(numpy_helper.from_array(np.array([0]), f"{label}_{name}_axis"))
+            unsqueezed = [f"{label}_{name}", f"{label}_{name}_axis"]
+            nodes.append(helper.make_node("Unsqueeze", unsqueezed, [f"{label}_{name}_3d"]))
+        read = ["x", f"{label}_ih_3d", f"{label}_hh_3d"]
+        nodes.append(helper.make_node("LSTM", read, [f"{label}_y", f"{label}_h"], hidden_size=64))
+        constants.append(numpy_helper.from_array(np.array([1]), f"{label}_axis"))
+        nodes.append(helper.make_node("Squeeze", [f"{label}_y", f"{label}_axis"], [f"{label}_out"]))
+        made = helper.make_tensor_value_info(f"{label}_out", 1, None)
+        return helper.make_graph(nodes, label, [], [made], constants)
+
+    chosen = helper.make_node("If", ["flag"], ["y"], name="if", then_branch=branch("a"), else_branch=branch("b"))
+    given = [
+        helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, []),
+        helper.make_tensor_value_info("x", 1, [5, 1, 64]),
+    ]
+    graph = helper.make_graph(
+        [chosen], "g", given, [helper.make_tensor_value_info("y", 1, [5, 1, 64])],
+        [numpy_helper.from_array(a, n) for n, a in stored.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("recipe", ["W8A16", "dynamic-int8"])
+def test_weights_that_both_branches_compute_are_found_and_stored_once(recipe: str, tmp_path: Path) -> None:
+    source, target = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    onnx.save(lstm_in_both_branches(), source)
+    report = quantize_onnx(source, target, recipe, progress=False, optimize="size")
+    treated = [r for r in report.rows if r.treated]
+    assert sum(r.shape[-2] * r.shape[-1] for r in treated) == 2 * 256 * 64
+    if recipe == "W8A16":
+        assert target.stat().st_size < 0.4 * source.stat().st_size
+    x = np.random.default_rng(1).standard_normal((5, 1, 64)).astype(np.float32)
+    for flag in (True, False):
+        feed = {"flag": np.array(flag), "x": x}
+        want, got = (new_session(path, 1).run(None, feed)[0] for path in (source, target))
+        assert np.abs(want - got).max() < 0.05 * np.abs(want).max()

@@ -117,10 +117,19 @@ def fold_constants(graph: Graph) -> int:
         values = _values(graph, group)
         idle_nodes, idle_sources = _idle_after(graph, group)
         saved = sum(node.ByteSize() for node in idle_nodes) + sum(_stored_bytes(graph, n) for n in idle_sources)
-        if values is None or sum(value.nbytes for value in values) > saved:
+        if values is None:
             continue
+        # Both branches of an If often compute the same from the same weight.
+        alike: dict[bytes, list[_Result]] = {}
         for result, value in zip(group, values, strict=True):
-            _rewire(graph, result.name, _stored(graph, group, result, value, idle_sources))
+            alike.setdefault(f"{value.dtype} {value.shape} ".encode() + value.tobytes(), []).append(result)
+        by_name = dict(zip((result.name for result in group), values, strict=True))
+        if sum(by_name[same[0].name].nbytes for same in alike.values()) > saved:
+            continue
+        for same in alike.values():
+            name = _stored(graph, same, by_name[same[0].name], idle_sources, len(alike) == 1)
+            for result in same:
+                _rewire(graph, result.name, name)
         for node in idle_nodes:
             graph.remove(node)
         count += len(group)
@@ -253,14 +262,17 @@ def _idle_after(graph: Graph, group: Sequence[_Result]) -> tuple[list[NodeProto]
     return list(idle.values()), {name for result in group for name in result.sources if is_idle(name)}
 
 
-def _stored(graph: Graph, group: Sequence[_Result], result: _Result, value: Array, idle: set[str]) -> str:
-    """Store a value; returns its name. Recipes know a weight by the name of the constant that it is computed from."""
-    weights = [name for name in result.sources if len(graph.shape(name) or ()) > 1]
+def _stored(graph: Graph, same: Sequence[_Result], value: Array, idle: set[str], is_only: bool) -> str:
+    """Store the value of some results; returns its name. Recipes know a weight by the name of the constant that it is
+    computed from. is_only: no other value is computed from the same constants."""
+    homes = [graph.home(result.nodes[-1]) for result in same]
+    home = homes[0] if all(h is homes[0] for h in homes) else graph.proto.graph
+    weights = [name for name in same[0].sources if len(graph.shape(name) or ()) > 1]
     if len(weights) != 1:
-        return graph.add_constant(result.name, value, graph.home(result.nodes[-1]))
+        return graph.add_constant(same[0].name, value, home)
     (name,) = weights
     held = graph.initializer(name)
-    if held is None or name not in idle or len(group) > 1:
-        return graph.add_constant(name, value, graph.home(result.nodes[-1]))
+    if held is None or name not in idle or not is_only:
+        return graph.add_constant(name, value, home)
     held.CopyFrom(numpy_helper.from_array(np.asarray(value, order="C"), name))
     return name

@@ -104,7 +104,12 @@ class Dynamic:
         made = helper.make_node("DynamicQuantizeLSTM", inputs, node.output, domain=MICROSOFT)
         made.name = graph.fresh(f"{node.name or node.output[0]}_integer")
         made.attribute.extend(a for a in node.attribute if a.name != "layout")
+        home = graph.home(node)
         graph.replace(node, [made])
+        # onnx infers no types behind an operator that it does not know, and its check fails there.
+        known = {v.name for v in (*home.value_info, *home.output)}
+        unknown = [o for o in node.output if o and o not in known]
+        home.value_info.extend(helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in unknown)
         return w
 
     def _round(self, use: WeightUse) -> tuple[str, str, str]:
