@@ -16,6 +16,7 @@ ort = pytest.importorskip("onnxruntime")
 
 from lowbit.formats.onnx.activations import find_activations  # noqa: E402
 from lowbit.formats.onnx.code_store import CodeStore  # noqa: E402
+from lowbit.formats.onnx.convert import quantize_onnx  # noqa: E402
 from lowbit.formats.onnx.graph import Graph  # noqa: E402
 from lowbit.formats.onnx.static import quantize_static  # noqa: E402
 from lowbit.formats.onnx.weight_uses import weights  # noqa: E402
@@ -222,3 +223,23 @@ def test_a_result_that_leaves_the_graph_is_the_function() -> None:
     assert [o.name for o in graph.proto.graph.output] == [o.name for o in model.graph.output]
     for expected, got in zip(run(model, feed), run(graph.proto, feed), strict=True):
         assert sqnr(expected, got) > 28
+
+
+@pytest.mark.parametrize("opset", [7, 9, 11, 14, 18, 21])
+@pytest.mark.parametrize("name", ["silu", "gelu", "hard swish", "hard sigmoid"])
+def test_models_of_every_age(opset: int, name: str, tmp_path: Path) -> None:
+    b = Builder({"x": list(SHAPE)}, opset=opset)
+    form = FORMS[name][1] if opset >= 9 or name != "gelu" else FORMS["silu"][1]  # Erf came with opset 9
+    model = b.model(b.add("Relu", b.conv(form(b, b.conv("x", 8, 16)), 16, 8)))
+    if opset == 7:
+        model.ir_version = 3
+        for t in model.graph.initializer:
+            model.graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
+    source, target = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    onnx.save(model, source)
+    quantize_onnx(source, target, RECIPE, data=batches(), optimize="size", progress=False, force=True)
+    feed = batches(1, seed=3)[0]
+    assert sqnr(run(model, feed)[0], run(onnx.load(target), feed, str(tmp_path / "o.onnx"))[0]) > 28
+    ops = Counter(n.op_type for n in onnx.load(tmp_path / "o.onnx").graph.node)
+    assert ops["QLinearConv"] == 2
+    assert not {"Mul", "Add", "Sigmoid", "HardSigmoid", "Clip", "Erf", "Tanh", "Conv"} & ops.keys()

@@ -155,6 +155,37 @@ def test_a_constant_that_leaves_the_graph_keeps_its_name() -> None:
     assert [o.name for o in graph.proto.graph.output] == [o.name for o in model.graph.output]
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_random_graphs_of_constants_give_the_same_outputs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    b = Builder({"x": ["n", 8]}, seed=seed, opset=13)
+    pool = [b.normal(8, 8, name=f"weight{i}") for i in range(3)]
+    some = lambda: pool[rng.integers(len(pool))]  # noqa: E731
+    index = lambda *values: b.constant(np.array(values, np.int64))  # noqa: E731
+
+    def halves(t: str) -> str:
+        cut = [b.add("Slice", t, index(at), index(at + 4), index(0)) for at in (4, 0)]
+        return b.add("Concat", *cut, axis=0)
+
+    steps = (
+        lambda: b.add("Transpose", some(), perm=[1, 0]),
+        lambda: b.add("Identity", some()),
+        lambda: b.add("Mul", some(), some()),
+        lambda: b.add("Sub", some(), b.constant(np.float32(0.5))),
+        lambda: halves(some()),
+        lambda: b.add("Squeeze", b.add("Unsqueeze", some(), index(1)), index(1)),
+        lambda: b.add("Cast", b.add("Cast", some(), to=TensorProto.FLOAT16), to=TensorProto.FLOAT),
+        lambda: b.add("Clip", some(), b.constant(np.float32(-1)), b.constant(np.float32(1))),
+    )
+    for _ in range(10):
+        pool.append(steps[rng.integers(len(steps))]())
+    y = "x"
+    for _ in range(3):
+        y = b.add("Tanh", b.add("MatMul", y, some()))
+    computed = [t for t in pool if not t.startswith("weight")]
+    prepared(b.model(y, *rng.choice(computed, size=seed % 3, replace=False)), x(2, 8), 1e-4)
+
+
 # ---- loops --------------------------------------------------------------------------------------------
 
 
