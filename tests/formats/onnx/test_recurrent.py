@@ -70,6 +70,18 @@ def test_zero_points_and_one_scale(tmp_path, r):
     assert {r.name for r in report.treated} == {"W", "R"}
 
 
+@pytest.mark.parametrize("r", [recipe(), recipe("int8", 8), recipe("uint8", 16), recipe("int4", 16)], ids=str)
+def test_weights_are_dequantized_where_that_is_asked_for(tmp_path, r):
+    """The same numbers as those of codes times scales."""
+    proto, feeds = made.recurrent("GRU", directions=2), {"x": made.normal(5, 3, 24)}
+    path, report = converted(proto, tmp_path, r, operator="dequantize")
+    assert ops(path).count("DequantizeLinear") == 2
+    (y,) = same_bits(path, feeds)
+    folded, _ = converted(proto, tmp_path, r, operator="fold")
+    assert np.array_equal(y, made.run(folded, feeds)[0])
+    assert {row.name for row in report.treated} == {"W", "R"}
+
+
 def integer_lstm(x, w, r, b, scales, hidden):
     """DynamicQuantizeLSTM forward in float64: the input is rounded at once, the state at each step."""
 

@@ -196,20 +196,28 @@ class StoredWeight:
             stored = self.constant("zero_point", zero.reshape(scales), ("zero", "decoded"))
             value = step("Sub", value, step("Cast", stored, to=to))
         value = step("Mul", value, self.constant("scale", self.scale_array.reshape(scales), ("scale", "decoded")))
-        seen = shape if self.unrolled is None else self.unrolled.moved
-        if size is not None and count * size != columns:
+        if size is not None and (count * size != columns or self.unrolled is None):
             value = step("Reshape", value, self._integers(rows, count * size))
+        if size is not None and count * size != columns:
             value = step("Slice", value, self._integers(0), self._integers(columns), self._integers(1))
-        if seen != shape or (size is not None and count * size == columns):
-            value = step("Reshape", value, self._integers(*seen))
-        if self.unrolled is not None and self.unrolled.back != tuple(range(len(seen))):
-            value = step("Transpose", value, perm=self.unrolled.back)
+        for op, inputs, options in self.rolled_up():
+            value = step(op, value, *inputs, **options)
         before = self.graph.producer(codes)
         if before is None:
             self.graph.insert_first(steps, self.home)
         else:
             self.graph.insert_after(before, steps)
         return value
+
+    def rolled_up(self) -> list[tuple[str, list[str], dict[str, Any]]]:
+        """(operator, other inputs, attributes) of the nodes that make an unrolled matrix what its node reads."""
+        if self.unrolled is None:
+            return []
+        steps: list[tuple[str, list[str], dict[str, Any]]]
+        steps = [("Reshape", [self._integers(*self.unrolled.moved)], {})]
+        if self.unrolled.back != tuple(range(len(self.unrolled.shape))):
+            steps.append(("Transpose", [], {"perm": self.unrolled.back}))
+        return steps
 
     def _integers(self, *values: int) -> str:
         return self.constant("integers", np.array(values, np.int64), ("integers", values))

@@ -77,11 +77,17 @@ def _dequantize(graph: Graph, use: WeightUse, w: StoredWeight) -> None:
     if w.has_zero_point:
         inputs.append(w.zero_point(shape))
     options: dict[str, Any] = {}
+    axis = use.channel_axis if w.unrolled is None else 0
     if w.recipe.granularity == "group":
-        options = {"axis": 1 - use.channel_axis, "block_size": w.recipe.group_size}
+        options = {"axis": 1 - axis, "block_size": w.recipe.group_size}
     elif w.recipe.granularity == "channel":
-        options = {"axis": use.channel_axis}
+        options = {"axis": axis}
     graph.dequantize_input(use.node, use.input_index, f"{use.name}_float", inputs, **options)
+    for op, others, options in w.rolled_up():
+        made = graph.fresh(f"{use.name}_{op.lower()}")
+        node = helper.make_node(op, [use.node.input[use.input_index], *others], [made], name=made, **options)
+        graph.insert_before(use.node, [node])
+        graph.replace_input(use.node, use.input_index, made)
 
 
 def takes_nbits(use: WeightUse, recipe: WeightRecipe, operator: str = "auto") -> bool:
