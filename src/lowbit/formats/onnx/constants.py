@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import onnx
 from onnx import NodeProto, helper, numpy_helper
 
 from lowbit.formats.onnx.graph import Graph
-from lowbit.formats.onnx.model_file import byte_count
+from lowbit.formats.onnx.model_file import BITS, byte_count
 from lowbit.formats.onnx.runtime import open_session, run_session
 from lowbit.formats.onnx.weight_uses import CODES, FLOATS, THROUGH
 from lowbit.numerics.errors import FormatError, InvalidProblem
@@ -89,7 +90,7 @@ _COMPUTED = frozenset(
         "Where",
     ]
 )
-_SHARED_BY_CHANCE = 1024  # bytes; axes and sizes that several computations read do not tie them together
+_SHARED_BY_CHANCE = 128  # bytes; axes and sizes that several computations read do not tie them together
 
 
 class _Result(NamedTuple):
@@ -222,6 +223,12 @@ def _groups(graph: Graph, results: Sequence[_Result]) -> list[list[_Result]]:
 def _stored_bytes(graph: Graph, name: str) -> int:
     stored = graph.initializer(name)
     return 0 if stored is None else byte_count(stored)
+
+
+def _inferred_bytes(graph: Graph, name: str) -> int:
+    """The bytes of a tensor as far as they are known without computing it."""
+    shape, bits = graph.shape(name), BITS.get(graph.element_type(name), 0)
+    return 0 if shape is None or None in shape else math.prod(n or 0 for n in shape) * bits // 8
 
 
 def _values(graph: Graph, group: Sequence[_Result]) -> list[Array] | None:
