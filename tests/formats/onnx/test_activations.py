@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,17 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
-from lowbit.formats.onnx.activations import find_activations  # noqa: E402
-from lowbit.formats.onnx.code_store import CodeStore  # noqa: E402
-from lowbit.formats.onnx.convert import quantize_onnx  # noqa: E402
-from lowbit.formats.onnx.graph import Graph  # noqa: E402
-from lowbit.formats.onnx.static import quantize_static  # noqa: E402
-from lowbit.formats.onnx.weight_uses import weights  # noqa: E402
-from lowbit.models import Recipe  # noqa: E402
-from onnx_builder import Builder  # noqa: E402
+from lowbit.formats.onnx.activations import find_activations
+from lowbit.formats.onnx.code_store import CodeStore
+from lowbit.formats.onnx.convert import quantize_onnx
+from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.static import quantize_static
+from lowbit.formats.onnx.weight_uses import weights
+from lowbit.models import Recipe
+from onnx_builder import Builder
+from onnx_running import operators, run, sqnr
 
 RECIPE = Recipe.of("static-int8").but(min_elements=0)
 SHAPE = (2, 8, 12, 12)
@@ -96,24 +96,6 @@ def quantized(model: ModelProto) -> Graph:
     return graph
 
 
-def run(model: ModelProto, feed: dict[str, Any], optimised: str | None = None) -> list[Any]:
-    """optimised: where to write what the runtime makes of the model; empty: it makes nothing of it."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    if optimised == "":
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    elif optimised:
-        options.optimized_model_filepath = optimised
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, feed))
-
-
-def sqnr(a: Any, b: Any) -> float:
-    if np.array_equal(a, b):
-        return np.inf
-    return float(10 * np.log10(np.square(a, dtype=np.float64).sum() / np.square(a - b, dtype=np.float64).sum()))
-
-
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_that_exporters_write_are_recognised(name: str) -> None:
     kind, form = FORMS[name]
@@ -156,10 +138,14 @@ def test_one_kernel_or_integers_compute_it(name: str, tmp_path: Path) -> None:
     graph = quantized(model)
     feed = batches(1, seed=3)[0]
     path = tmp_path / "optimised.onnx"
-    expected, got, plain = run(model, feed)[0], run(graph.proto, feed, str(path))[0], run(graph.proto, feed, "")[0]
+    expected, got, plain = (
+        run(model, feed)[0],
+        run(graph.proto, feed, written=path)[0],
+        run(graph.proto, feed, optimise=False)[0],
+    )
     assert sqnr(expected, got) > 28
     assert sqnr(plain, got) > 40  # as fused as it is written
-    ops = Counter(n.op_type for n in onnx.load(path).graph.node)
+    ops = operators(path)
     assert ops["QLinearConv"] == 2
     if kind in KERNELS:
         assert ops[KERNELS[kind]] == 1
@@ -192,8 +178,8 @@ def test_tables_compute_functions_of_codes(op: str, tmp_path: Path) -> None:
     model = between(lambda b, x: b.add("MaxPool", b.add(op, x), kernel_shape=[2, 2]))
     path = tmp_path / "optimised.onnx"
     feed = batches(1, seed=3)[0]
-    assert sqnr(run(model, feed)[0], run(quantized(model).proto, feed, str(path))[0]) > 28
-    ops = Counter(n.op_type for n in onnx.load(path).graph.node)
+    assert sqnr(run(model, feed)[0], run(quantized(model).proto, feed, written=path)[0]) > 28
+    ops = operators(path)
     assert ops[f"QLinear{op}"] == 1
     assert (ops["DequantizeLinear"], ops["QuantizeLinear"]) == (1, 1)
 
@@ -206,8 +192,8 @@ def test_parts_of_a_split_stay_in_integers(tmp_path: Path) -> None:
     model = b.model(b.add("Relu", b.conv(z, 16, 8)))
     path = tmp_path / "optimised.onnx"
     feed = batches(1, seed=3)[0]
-    assert sqnr(run(model, feed)[0], run(quantized(model).proto, feed, str(path))[0]) > 28
-    ops = Counter(n.op_type for n in onnx.load(path).graph.node)
+    assert sqnr(run(model, feed)[0], run(quantized(model).proto, feed, written=path)[0]) > 28
+    ops = operators(path)
     assert (ops["QLinearConv"], ops["QLinearConcat"], ops["Split"]) == (3, 1, 1)
     assert (ops["DequantizeLinear"], ops["QuantizeLinear"]) == (1, 1)
 
@@ -239,7 +225,7 @@ def test_models_of_every_age(opset: int, name: str, tmp_path: Path) -> None:
     onnx.save(model, source)
     quantize_onnx(source, target, RECIPE, data=batches(), optimize="size", progress=False, force=True)
     feed = batches(1, seed=3)[0]
-    assert sqnr(run(model, feed)[0], run(onnx.load(target), feed, str(tmp_path / "o.onnx"))[0]) > 28
-    ops = Counter(n.op_type for n in onnx.load(tmp_path / "o.onnx").graph.node)
+    assert sqnr(run(model, feed)[0], run(onnx.load(target), feed, written=tmp_path / "o.onnx")[0]) > 28
+    ops = operators(tmp_path / "o.onnx")
     assert ops["QLinearConv"] == 2
     assert not {"Mul", "Add", "Sigmoid", "HardSigmoid", "Clip", "Erf", "Tanh", "Conv"} & ops.keys()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,16 @@ import onnx
 import pytest
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
-from lowbit.formats.onnx.convert import quantize_onnx  # noqa: E402
-from lowbit.formats.onnx.graph import Graph  # noqa: E402
-from lowbit.formats.onnx.model_file import nodes  # noqa: E402
-from lowbit.formats.onnx.observe import observe  # noqa: E402
-from lowbit.formats.onnx.static import why_not_static  # noqa: E402
-from lowbit.formats.onnx.weight_uses import weights  # noqa: E402
-from lowbit.models import Recipe  # noqa: E402
-from onnx_builder import Builder  # noqa: E402
+from lowbit.formats.onnx.convert import quantize_onnx
+from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.observe import observe
+from lowbit.formats.onnx.static import why_not_static
+from lowbit.formats.onnx.weight_uses import weights
+from lowbit.models import Recipe
+from onnx_builder import Builder
+from onnx_running import operators, run, sqnr
 
 RECIPE = Recipe.of("static-int8").but(min_elements=0)
 SHAPE = [1, 8, 10, 10]
@@ -66,23 +65,6 @@ def feed(positive: bool, seed: int) -> dict[str, Any]:
     return {"x": x - x.mean() + np.float32(0.3 if positive else -0.3)}
 
 
-def run(path: Path | ModelProto, given: dict[str, Any], optimised: str | None = None) -> Any:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    if optimised == "":
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    elif optimised:
-        options.optimized_model_filepath = optimised
-    source = path.SerializeToString() if isinstance(path, ModelProto) else str(path)
-    return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"]).run(None, given)[0]
-
-
-def sqnr(a: Any, b: Any) -> float:
-    if np.array_equal(a, b):
-        return np.inf
-    return float(10 * np.log10(np.square(a, dtype=np.float64).sum() / np.square(a - b, dtype=np.float64).sum()))
-
-
 def quantized(model: ModelProto, tmp_path: Path, data: list[dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
     source, target = tmp_path / "m.onnx", tmp_path / "q.onnx"
     onnx.save(model, source)
@@ -97,11 +79,11 @@ def test_both_branches_compute_in_integers(activation: str, tmp_path: Path) -> N
     assert all(row.activations and not row.note.startswith("its branch") for row in rows.values())
     for positive in (False, True):
         given = feed(positive, 99)
-        expected = run(model, given)
-        got, plain = run(target, given, str(tmp_path / "o.onnx")), run(target, given, "")
+        expected = run(model, given)[0]
+        got, plain = run(target, given, written=tmp_path / "o.onnx")[0], run(target, given, optimise=False)[0]
         assert sqnr(expected, got) > 28
         assert sqnr(plain, got) > 40
-    ops = Counter(n.op_type for n in nodes(onnx.load(tmp_path / "o.onnx").graph))
+    ops = operators(tmp_path / "o.onnx")
     assert ops["QLinearConv"] == 5
     assert ops["QLinearMul"] == 2 * (activation == "HardSwish")
     assert ops["QLinearSigmoid"] == 2 * (activation == "Sigmoid")
@@ -118,7 +100,7 @@ def test_a_branch_that_never_runs_keeps_float_activations(tmp_path: Path) -> Non
     assert rows["otherwise.w"].note == "its branch never ran on the data"
     for positive in (False, True):
         given = feed(positive, 99)
-        assert sqnr(run(model, given), run(target, given)) > 28
+        assert sqnr(run(model, given)[0], run(target, given)[0]) > 28
 
 
 def test_branches_in_branches(tmp_path: Path) -> None:
@@ -134,8 +116,8 @@ def test_branches_in_branches(tmp_path: Path) -> None:
     target, rows = quantized(model, tmp_path, data)
     assert all(row.activations for row in rows.values())
     for given in data:
-        assert sqnr(run(model, given), run(target, given, str(tmp_path / "o.onnx"))) > 26
-    assert Counter(n.op_type for n in nodes(onnx.load(tmp_path / "o.onnx").graph))["QLinearConv"] == 9
+        assert sqnr(run(model, given)[0], run(target, given, written=tmp_path / "o.onnx")[0]) > 26
+    assert operators(tmp_path / "o.onnx")["QLinearConv"] == 9
 
 
 def test_tensors_of_branches_are_observed_when_they_run() -> None:
@@ -155,7 +137,7 @@ def test_tensors_of_branches_are_observed_when_they_run() -> None:
             ),
             opset_imports=[helper.make_opsetid("", 17)], ir_version=8,
         )  # fmt: skip
-        values = np.stack([run(alone, given) for given in batches])
+        values = np.stack([run(alone, given)[0] for given in batches])
         d = seen[name].sketch.distribution()
         assert (d.lo, d.hi) == pytest.approx((values.min(), values.max()), rel=1e-5)
     assert "then.y" not in observe(model, data[3:], tensors=["then.y", "otherwise.y"], progress=False)

@@ -9,20 +9,14 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 
-import onnx_zoo  # noqa: E402
-from lowbit.formats.onnx.graph import Graph  # noqa: E402
-from lowbit.formats.onnx.prepare import prepare  # noqa: E402
-from lowbit.formats.onnx.weight_uses import weights  # noqa: E402
-from onnx_builder import Builder  # noqa: E402
-
-
-def run(model: ModelProto, feed: dict[str, Any]) -> list[Any]:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, feed))
+import onnx_zoo
+from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.prepare import prepare
+from lowbit.formats.onnx.weight_uses import weights
+from onnx_builder import Builder
+from onnx_running import run
 
 
 def typed(model: ModelProto, **shapes: list[int]) -> ModelProto:
