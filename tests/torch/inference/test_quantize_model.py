@@ -420,6 +420,20 @@ def test_encoder_layers_call_their_quantized_layers(
     assert len(calls) == 12 * 4 * 3
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_encoder_layers_with_a_float_attention_call_their_quantized_layers(
+    inplace: bool, fast: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = encoder(), torch.randn(2, 5, 16)
+    expected = model(x).detach()
+    found = lt.quantize(model, recipe("W8A8").but(skip=["*self_attn*"]), inplace=inplace)
+    assert [row.name for row in lt.report(found).treated] == [f"layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2)]
+    monkeypatch.setattr(lt.QuantizedLinear, "weight", property(lambda self: pytest.fail("read")))
+    with torch.no_grad():
+        y = found(x)
+    assert error_report(expected.numpy(), y.numpy()).sqnr_db > 30
+
+
 def test_encoders_that_might_compute_something_else_are_left_alone() -> None:
     with pytest.warns(UserWarning, match="0 of "):
         found = lt.quantize(encoder(Odd), recipe("W8A8"))
