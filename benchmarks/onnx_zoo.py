@@ -9,7 +9,6 @@ theirs interleaved. SQNR is that of the worst output against the float model.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
 import os
@@ -23,12 +22,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnxruntime import quantization as theirs
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-import lowbit as lb
-from benchmarks.before_after import _commit
+from benchmarks.results import report_table
 from lowbit.bench.timing import measure
 from lowbit.formats.onnx.convert import quantize_onnx
 from lowbit.formats.onnx.measure import compare_outputs
@@ -40,6 +37,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 RESULT = Path(__file__).parent / "results" / "onnx-zoo.json"
 RECIPES = ("W8A16", "W4A16", "dynamic-int8", "static-int8")
 BATCHES, LEAST_WEIGHT = 8, 1024
+COLUMNS = (
+    "model", "recipe", "weights", "size", "× float", "SQNR dB", "SQNR dB, --target-cpu vnni",
+    "fastest of ONNX Runtime's tools, × float", "most accurate of them, dB",
+)  # fmt: skip
 
 
 def main() -> int:
@@ -59,10 +60,8 @@ def main() -> int:
                 rows.append(row | compare(source, entry, recipe, options.seconds))
                 print(_line(rows[-1]), flush=True)
     print("\n".join(summary(rows)))
-    if options.json:
-        about = {"commit": _commit(Path(__file__).resolve().parents[1]), "cpu": lb.hardware().cpu,
-                 "onnxruntime": onnxruntime.__version__}  # fmt: skip
-        options.json.write_text(json.dumps({**about, "rows": rows}, indent=0) + "\n", encoding="utf-8")
+    done = [_cells(row) for row in rows if "error" not in row]
+    report_table("Small ONNX models in ONNX Runtime", COLUMNS, done, options.json)
     return 0
 
 
@@ -183,6 +182,14 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _spread(values: Sequence[float]) -> str:
     return f"{math.exp(np.mean(np.log(values))):.2f} (least {min(values):.2f})"
+
+
+def _cells(row: Mapping[str, Any]) -> list[Any]:
+    """The row of a table; what there is not is empty."""
+    peers = row.get("theirs", {}).values()
+    best = [max((t[name] for t in peers), default="") for name in ("speed", "sqnr")]
+    own = [f"{row['coverage']:.1%}", row["size"], row["speed"], row["sqnr"], row.get("vnni", {}).get("sqnr", "")]
+    return [row["model"], row["recipe"], *own, *best]
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -22,7 +22,8 @@ from lowbit.numerics.errors import FormatError, InvalidProblem
 OPTIMIZE = ("balanced", "speed", "size")
 _MEASURED = {"static", "dynamic", "nbits", "weight"}  # forms that may be slower than float; a folded one is not
 _LEAST_LOSS = 0.005  # of the model's time, for a layer to count
-_LEAST = {"balanced": 0.97, "speed": 1.03}  # times the speed of float below which a layer is folded
+_LEAST = {"balanced": 1.0, "speed": 1.03}  # times the speed of float below which a layer is folded
+_NOISE = 0.985  # times the speed of float below which a model is slower than that
 _ATTEMPTS = 6
 _MUCH_FASTER = 1.15  # times, for which weights of an LSTM may lose 1 to 2 dB
 _SECONDS = 0.3  # of each comparison, for each model
@@ -80,7 +81,7 @@ def _search(rewrite: Rewrite, first: Rewritten, plain: _Timed, best: _Timed, lea
     share, losing = 1.0, _losing(first.plans, float_seconds, best.by_layer(first.plans), least, 1.0)
     for _ in range(_ATTEMPTS):
         if not losing:
-            if speed >= least or not any(p.way in _MEASURED for p in kept.plans):
+            if speed >= min(least, _NOISE) or not any(p.way in _MEASURED for p in kept.plans):
                 break  # else no layer is slower, but all of them together are
             losing = {i: "the model is faster so" for i, p in enumerate(kept.plans) if p.way in _MEASURED}
         attempt = rewrite.done(folded | losing)
