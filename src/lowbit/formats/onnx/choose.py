@@ -21,7 +21,8 @@ from lowbit.numerics.errors import FormatError, InvalidProblem
 
 OPTIMIZE = ("balanced", "speed", "size")
 _MEASURED = {"static", "dynamic", "nbits", "weight"}  # forms that may be slower than float; a folded one is not
-_LEAST_LOSS = 0.005  # of the model's time, for a layer to count
+# Of the model's time, for a layer to count; and for an embedding, whose table is large in memory as floats.
+_LEAST_LOSS, _LEAST_LOSS_OF_TABLE = 0.005, 0.03
 _LEAST = {"balanced": 1.0, "speed": 1.03}  # times the speed of float below which a layer is folded
 _NOISE = 0.985  # times the speed of float below which a model is slower than that
 _ATTEMPTS = 6
@@ -172,11 +173,11 @@ def _losing(
     plans: Sequence[Plan], plain: Mapping[str, float], now: Mapping[str, float], least: float, share: float
 ) -> dict[int, str]:
     """Why plans, by number, are to be folded: those of the layers that lose most, up to a share of all that lose."""
-    loss, least_loss = {}, _LEAST_LOSS * sum(now.values())
+    loss, total = {}, sum(now.values())
     for plan in plans:
         name = plan.use.node.name
         lost = now.get(name, 0.0) - plain.get(name, 0.0) / least
-        if plan.way in _MEASURED and lost > least_loss:
+        if plan.way in _MEASURED and lost > total * (_LEAST_LOSS_OF_TABLE if plan.way == "weight" else _LEAST_LOSS):
             loss[name] = lost
     worst = sorted(loss, key=lambda name: -loss[name])[: max(1, round(share * len(loss)))]
     return {
