@@ -240,8 +240,7 @@ def lstm() -> Entry:
 def lstm_state() -> Entry:
     """One step at a time: `state` of two rows beside `input` of one."""
     b = Builder({"input": [1, 1, 128], "state": [2, 1, 128]})
-    parts = b.add("Split", "state", axis=0, num_outputs=2) if b.opset >= 18 else _halves(b, "state")
-    hidden, cell = parts
+    hidden, cell = _rows(b, "state", 2)
     w, r = b.normal(1, 512, 128, scale=0.09, name="W"), b.normal(1, 512, 128, scale=0.09, name="R")
     b.nodes.append(helper.make_node("LSTM", ["input", w, r, b.normal(1, 1024, scale=0.1), "", hidden, cell],
                                     ["steps", "h", "c"], name="lstm", hidden_size=128))  # fmt: skip
@@ -377,11 +376,9 @@ def _hard_swish(b: Builder, x: str) -> str:
     return b.add("Mul", x, b.add("HardSigmoid", x, alpha=1 / 6, beta=0.5))
 
 
-def _halves(b: Builder, x: str) -> tuple[str, str]:
-    first, second = (
-        b.add("Slice", x, *(b.constant(np.array([v], np.int64)) for v in (at, at + 1, 0))) for at in (0, 1)
-    )
-    return first, second
+def _rows(b: Builder, x: str, count: int) -> list[str]:
+    """The slices of the first axis, of size 1 each."""
+    return [b.add("Slice", x, *(b.constant(np.array([v], np.int64)) for v in (at, at + 1, 0))) for at in range(count)]
 
 
 def _split_block(b: Builder, x: str, width: int, act: Callable[[str], str]) -> str:

@@ -157,7 +157,7 @@ def test_random_graphs_of_constants_give_the_same_outputs(seed: int) -> None:
     some = lambda: pool[rng.integers(len(pool))]  # noqa: E731
     index = lambda *values: b.constant(np.array(values, np.int64))  # noqa: E731
 
-    def halves(t: str) -> str:
+    def swapped_rows(t: str) -> str:
         cut = [b.add("Slice", t, index(at), index(at + 4), index(0)) for at in (4, 0)]
         return b.add("Concat", *cut, axis=0)
 
@@ -166,7 +166,7 @@ def test_random_graphs_of_constants_give_the_same_outputs(seed: int) -> None:
         lambda: b.add("Identity", some()),
         lambda: b.add("Mul", some(), some()),
         lambda: b.add("Sub", some(), b.constant(np.float32(0.5))),
-        lambda: halves(some()),
+        lambda: swapped_rows(some()),
         lambda: b.add("Squeeze", b.add("Unsqueeze", some(), index(1)), index(1)),
         lambda: b.add("Cast", b.add("Cast", some(), to=TensorProto.FLOAT16), to=TensorProto.FLOAT),
         lambda: b.add("Clip", some(), b.constant(np.float32(-1)), b.constant(np.float32(1))),

@@ -147,7 +147,7 @@ def _owners(graph: Graph, layers: set[str]) -> dict[str, str]:
             layer = max(given, key=lambda name: order.get(name, 0), default=None)
         if layer is not None:
             found[node.name] = layer
-            behind |= dict.fromkeys(node.output, layer)
+            behind |= dict.fromkeys(filter(None, node.output), layer)
     for node in graph.all_nodes:
         if node.op_type in _ROUNDS and (layer := _next_layer(graph, node, layers)):
             found[node.name] = layer

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from lowbit.formats.onnx.graph import Graph
+from lowbit.formats.onnx.model_file import reads
 from lowbit.formats.onnx.weight_uses import WeightUse
 from lowbit.models.recipe import Rule, WeightRecipe
 
@@ -50,25 +51,22 @@ def adapted(rule: Rule, use: WeightUse, why: str) -> tuple[Rule, str]:
 
 def _first(graph: Graph, layers: set[str]) -> set[str]:
     """The layers that no other layer comes before."""
-    behind: set[str] = set()  # tensors behind a layer
-    found = set()
-    for node in graph.nodes:
-        after = any(name in behind for name in node.input)
-        if node.name in layers and not after:
-            found.add(node.name)
-        if after or node.name in layers:
-            behind.update(node.output)
-    return found
+    return _unreached(((n.name, reads(n), n.output) for n in graph.nodes), layers)
 
 
 def _last(graph: Graph, layers: set[str]) -> set[str]:
     """The layers that no other layer comes after."""
-    before: set[str] = set()  # tensors before a layer
+    return _unreached(((n.name, n.output, reads(n)) for n in reversed(graph.nodes)), layers)
+
+
+def _unreached(steps: Iterable[tuple[str, Iterable[str], Iterable[str]]], layers: set[str]) -> set[str]:
+    """The layers on no way from another one; steps: name of a node, tensors on its near side, those on its far side."""
+    beyond: set[str] = set()  # tensors on the far side of a layer
     found = set()
-    for node in reversed(graph.nodes):
-        followed = any(name in before for name in node.output)
-        if node.name in layers and not followed:
-            found.add(node.name)
-        if followed or node.name in layers:
-            before.update(node.input)
+    for name, near, far in steps:
+        is_reached = any(tensor in beyond for tensor in near)
+        if name in layers and not is_reached:
+            found.add(name)
+        if is_reached or name in layers:
+            beyond.update(filter(None, far))  # an empty name is an output or input that is left out
     return found
