@@ -37,6 +37,6 @@ void bind_enum(nb::module_& m, const char* type, const char* doc, const char* co
 // One for each file: adds what the file binds.
 using Bind = void(nb::module_&);
 Bind bind_quantize, bind_fake_quantize, bind_epilogue, bind_gemm, bind_linear, bind_conv, bind_elementwise, bind_binary,
-    bind_sketch, bind_hardware, bind_recurrent;
+    bind_sketch, bind_hardware, bind_recurrent, bind_solve;
 
 }  // namespace lowbit

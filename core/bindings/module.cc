@@ -50,6 +50,6 @@ NB_MODULE(_core, m) {
   bind_errors();
   bind_types(m);
   for (Bind* bind : {bind_quantize, bind_fake_quantize, bind_epilogue, bind_gemm, bind_linear, bind_conv,
-                     bind_elementwise, bind_binary, bind_sketch, bind_hardware, bind_recurrent})
+                     bind_elementwise, bind_binary, bind_sketch, bind_hardware, bind_recurrent, bind_solve})
     bind(m);
 }

@@ -2,10 +2,12 @@
 #include <tuple>
 
 #include "kernels/add_mul/add_mul.h"
+#include "kernels/cholesky/cholesky.h"
 #include "kernels/clamp_lookup/clamp_lookup.h"
 #include "kernels/dequantize/dequantize.h"
 #include "kernels/dwconv/dwconv.h"
 #include "kernels/epilogue/epilogue.h"
+#include "kernels/error_feedback/error_feedback.h"
 #include "kernels/fake_quant/fake_quant.h"
 #include "kernels/gates/gates.h"
 #include "kernels/gemm/gemm.h"
@@ -18,6 +20,7 @@
 #include "kernels/pool/pool.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/range/range.h"
+#include "kernels/scale_search/scale_search.h"
 #include "kernels/sketch/sketch.h"
 
 namespace lowbit {
@@ -136,6 +139,9 @@ const FloatGroupwiseRow& gemm_float_groupwise_row(Isa isa, int bits) {
   return find(gemm_float_groupwise_rows(isa), bits);
 }
 const GatesRow& gates_row(Isa isa) { return gates_rows(isa).front(); }
+const ScaleSearchRow& scale_search_row(Isa isa) { return scale_search_rows(isa).front(); }
+const FeedbackRow& error_feedback_row(Isa isa) { return error_feedback_rows(isa).front(); }
+const CholeskyRow& cholesky_row(Isa isa) { return cholesky_rows(isa).front(); }
 const BinaryRow& gemm_binary_row(Isa isa) { return gemm_binary_rows(isa).front(); }
 const EpilogueRow& epilogue_row(Isa isa, Result out) { return find(epilogue_rows(isa), out); }
 const AddMulRow& add_mul_row(Isa isa, AddMulOp op, Code code) { return find(add_mul_rows(isa), op, code); }

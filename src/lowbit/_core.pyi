@@ -851,3 +851,52 @@ class RecurrentGates:
 
     def step(self, x: numpy.typing.NDArray[numpy.float32], out: numpy.typing.NDArray[numpy.float32]) -> None:
         """One step: x is added to the products, and out gets the new h."""
+
+class Emphasis(enum.Enum):
+    """How much the error of a weight x counts: 1, sqrt(a + x^2) or a + x^2."""
+
+    none = 0
+
+    root = 1
+
+    square = 2
+
+class SearchCodes:
+    """Codes and scales to choose among."""
+
+    def __init__(self, qmin: int, qmax: int, symmetric: bool, offsets: int, rounding: Element) -> None: ...
+
+class SearchWeights:
+    """Weights, and how much their errors count."""
+
+    def __init__(self, x: numpy.typing.NDArray[numpy.float32], importance: numpy.typing.NDArray[numpy.float32] | None, floor: numpy.typing.NDArray[numpy.float32] | None, sizes: tuple[int, int, int], emphasis: Emphasis) -> None:
+        """
+        sizes: rows, inputs, and inputs of a group. importance: of each input; floor: of each row.
+        """
+
+def search_scales(weights: SearchWeights, factors: numpy.typing.NDArray[numpy.float32], codes: SearchCodes, scale: numpy.typing.NDArray[numpy.float32], zero_point: numpy.typing.NDArray[numpy.int32], error: numpy.typing.NDArray[numpy.float32]) -> None:
+    """
+    Writes the scale and zero point of least weighted squared error of each group, and that error.
+    """
+
+class FeedbackSteps:
+    """
+    Scales, least and greatest steps of each group, and the group of each input.
+    """
+
+    def __init__(self, scale: numpy.typing.NDArray[numpy.float32], low: numpy.typing.NDArray[numpy.float32], high: numpy.typing.NDArray[numpy.float32], group: numpy.typing.NDArray[numpy.int32]) -> None: ...
+
+def feed_back_errors(w: numpy.typing.NDArray[numpy.float32], t: numpy.typing.NDArray[numpy.float32], inputs: int, steps: FeedbackSteps | None, v: numpy.typing.NDArray[numpy.float32]) -> None:
+    """
+    Writes the steps of w, rounded one input after the other; without steps the solution of v T = w.
+    """
+
+def product_in_order(a: numpy.typing.NDArray[numpy.float32], b: numpy.typing.NDArray[numpy.float32], inputs: int, out: numpy.typing.NDArray[numpy.float32]) -> None:
+    """
+    Writes the product of a, [rows, inputs], and b, [inputs, columns], summed in order.
+    """
+
+def factor_cholesky(a: numpy.typing.NDArray[numpy.float64], n: int) -> int:
+    """
+    Replaces a by its lower Cholesky factor. Returns the first row whose pivot is not positive, or -1.
+    """
