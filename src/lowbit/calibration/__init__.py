@@ -15,11 +15,12 @@ from lowbit.calibration.methods import (
     MovingAverage,
     Percentile,
 )
+from lowbit.calibration.moments import Moments
 from lowbit.calibration.sketch import Sketch
 from lowbit.calibration.statistics import CalibrationStatistics
 
 __all__ = [
     "MSE", "Adaptive", "CalibrationCache", "CalibrationMethod", "CalibrationStatistics", "Calibrator", "Choice",
-    "Custom", "Distribution", "Entropy", "Histogram", "MethodCost", "MinMax", "MovingAverage", "Percentile",
-    "PercentileCalibrator", "Sketch", "calibrate",
+    "Custom", "Distribution", "Entropy", "Histogram", "MethodCost", "MinMax", "Moments", "MovingAverage",
+    "Percentile", "PercentileCalibrator", "Sketch", "calibrate",
 ]  # fmt: skip

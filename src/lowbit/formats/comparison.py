@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.formats.compressed_tensors.plan import model_dtype, read_config
 from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed, widened
 from lowbit.formats.files import check_measuring, kind_of, load_metric
 from lowbit.formats.safetensors.checkpoint import Checkpoint, TensorInfo
@@ -171,4 +172,5 @@ def _decompressed(c: Checkpoint, info: TensorInfo, local: Mapping[str, str]) -> 
     name, scheme = (f"uint{bits}", "asymmetric") if "weight_zero_point" in local else (f"int{bits}", "symmetric")
     recipe = WeightRecipe(name, scheme, k // groups if groups > 1 else None, granularity)
     stored = {short: c.read(full) for short, full in local.items()}
-    return decompressed(stored, Scheme(recipe), (n, k), scale.dtype), str(recipe)
+    dtype = model_dtype(c.tensors, read_config(c.folder)) or scale.dtype
+    return decompressed(stored, Scheme(recipe), (n, k), dtype, scale.dtype), str(recipe)

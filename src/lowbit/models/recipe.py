@@ -25,6 +25,8 @@ from lowbit.numerics.errors import InvalidProblem
 
 KINDS = ("linear", "conv", "embedding", "recurrent")
 GRANULARITIES = ("tensor", "channel", "group")
+METHODS = ("auto", "rtn", "mse", "hqq", "weighted", "gptq", "awq", "adaround")
+_OLD_METHODS = {"min_max": "rtn"}
 _MAX_PATTERN = 1000  # characters
 _MAX_COMPARED = 20_000  # names; each is compared letter by letter
 
@@ -37,11 +39,13 @@ class WeightRecipe:
     scheme: str = "symmetric"
     group_size: int | None = None  # elements of an output channel that share a scale; None: all of the channel
     granularity: str = "channel"
-    method: str = "min_max"  # or "mse": the range of least squared error per channel or group
+    method: str = "auto"  # of METHODS: the best for what is known of a layer's inputs; see models.weights.method_for
 
     def __post_init__(self) -> None:
         _check_codes(self, ("int8", "uint8", "int4", "uint4", "int2", "uint2"))
-        _choice("method", self.method, ("min_max", "mse"))
+        _typed("method", self.method, str, ", ".join(METHODS))
+        object.__setattr__(self, "method", _OLD_METHODS.get(self.method, self.method))
+        _choice("method", self.method, METHODS)
         _choice("granularity", self.granularity, GRANULARITIES)
         if self.group_size is not None:
             _natural("group_size", self.group_size, 1)
@@ -51,7 +55,7 @@ class WeightRecipe:
 
     def __str__(self) -> str:
         scope = f"groups of {self.group_size}" if self.group_size else f"per {self.granularity}"
-        return f"{self.dtype} {self.scheme}, {scope}" + (", mse" if self.method == "mse" else "")
+        return f"{self.dtype} {self.scheme}, {scope}" + ("" if self.method in ("auto", "rtn") else f", {self.method}")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,10 @@ class WeightRow:
     activations: str = ""  # how its activations are quantized
     note: str = ""
     guard_db: float = 0.0  # of the SQNR, what sums that are exact on CPUs without VNNI cost
+    bits: float = 0.0  # per weight as stored, with scales and zero points; 0: not quantized
+    method: str = ""  # that chose the codes: "rtn", "mse", "gptq", ...
+    predicted_db: float | None = None  # the SQNR of the layer's outputs that statistics of its inputs predict
+    seconds: float = 0.0  # that the method took
 
     @property
     def treated(self) -> bool:

@@ -2,52 +2,150 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.algorithms.gptq import Factor, factored
+from lowbit.algorithms.gptq import solve as solve_gptq
+from lowbit.algorithms.grid import Grid, matrix
+from lowbit.algorithms.rounding import best_scales, held, nearest
+from lowbit.calibration import Moments
 from lowbit.models.recipe import WeightRecipe
 from lowbit.models.report import Histogram
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.metrics import sqnr_db
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops import fake_quantize, quantize
+from lowbit.ops import quantize
 from lowbit.runtime import arrays as cpu
+from lowbit.runtime.solve import product_in_order
 
 _BINS = 64
+_LEAST_GROUP = 16  # of the groups that replace those that do not divide a layer's inputs
+_NEEDS = {"weighted": "second moments", "gptq": "a Gram matrix"}
 
-# Fractions of the full range that the "mse" method tries.
-_SHARES = tuple(np.linspace(1.0, 0.5, 26)[1:])
+
+class LayerInputs:
+    """What is known of the rows that a layer multiplies. Layers that share their inputs share one, and its factor."""
+
+    def __init__(self, moments: Moments) -> None:
+        self.moments = moments
+
+    @cached_property
+    def diagonals(self) -> npt.NDArray[Any]:
+        """E[x^2] of each input, [groups, width]."""
+        return self.moments.diagonal().reshape(self.moments.groups, self.moments.width)
+
+    @cached_property
+    def factors(self) -> tuple[Factor, ...]:
+        """The factor of E[x x^T] of each group, for GPTQ."""
+        width = self.moments.width
+        return tuple(factored(gram, width) for gram in self.moments.gram().reshape(-1, width, width))
+
+    @property
+    def has_gram(self) -> bool:
+        return self.moments.has_gram
+
+    def energy(self, group: int, rows: npt.NDArray[np.float32]) -> float:
+        """The mean square of what these rows of a weight, or of its error, make of the inputs: the sum of w^T H w."""
+        if not self.has_gram:
+            return float((np.square(rows, dtype=np.float64) @ self.diagonals[group]).sum())
+        factor = self.factors[group]
+        product = product_in_order(rows, np.ascontiguousarray(factor.hessian, np.float32)).astype(np.float64)
+        damping = factor.added * float(np.square(rows, dtype=np.float64).sum())
+        return float((product * rows).sum()) - damping
+
+
+def method_for(recipe: WeightRecipe, inputs: LayerInputs | None = None, *, name: str = "weight") -> str:
+    """The method that quantizes a weight: the recipe's, or for "auto" the best for what is known of its inputs.
+
+    That is "gptq" with a Gram matrix, "weighted" with mean squares, and "mse" without data; of 8 bits, where rounding
+    costs little, and with one scale for all, "rtn".
+
+    >>> method_for(WeightRecipe("int4")), method_for(WeightRecipe("int8"))
+    ('mse', 'rtn')
+    """
+    if recipe.method == "auto":
+        if recipe.dtype in ("int8", "uint8") or recipe.granularity == "tensor":
+            return "rtn"
+        if inputs is None:
+            return "mse"
+        return "gptq" if inputs.has_gram else "weighted"
+    needs = _NEEDS.get(recipe.method)
+    if needs is not None and (inputs is None or (recipe.method == "gptq" and not inputs.has_gram)):
+        raise InvalidProblem(f"{name}: {recipe.method} needs {needs} of its inputs, and there are none; give data")
+    if recipe.granularity == "tensor" and recipe.method != "rtn":
+        raise InvalidProblem(f"{name}: {recipe.method} chooses scales per channel or group; one for all takes rtn")
+    return recipe.method
 
 
 def quantize_weight(
-    weight: npt.NDArray[Any], recipe: WeightRecipe, *, axis: int = 0, name: str = "weight"
+    weight: npt.NDArray[Any],
+    recipe: WeightRecipe,
+    *,
+    axis: int = 0,
+    name: str = "weight",
+    inputs: LayerInputs | None = None,
+    scale_dtype: str = "float32",
 ) -> QuantizedTensor:
     """The weight quantized by this recipe, with scales along `axis` (the output channels), or groups on the last axis.
 
-    Groups need a matrix [outputs, inputs]. int4 uses all codes, -8 to 7. Weights with NaN or Inf raise InvalidProblem
-    with name and index.
+    Groups need a matrix [outputs, inputs]. inputs: what is known of the rows that the weight multiplies, in the order
+    of its elements per output channel. scale_dtype: the type in which the scales are stored: those chosen are numbers
+    of it. Weights with NaN or Inf raise InvalidProblem with name and index.
 
     >>> w = np.linspace(-1, 1, 4 * 64, dtype=np.float32).reshape(4, 64)
     >>> q = quantize_weight(w, WeightRecipe("int4", group_size=32))
     >>> q.params.scale.shape
     (4, 2)
     """
-    # Of 16 codes the sixteenth counts: 0.3 dB in groups of 32, 1 dB in longer ones.
-    options: dict[str, Any] = {"scheme": recipe.scheme, "full_range": recipe.dtype == "int4"}
-    if recipe.granularity == "group":
-        if weight.ndim != 2:
-            raise InvalidProblem(f"{name}: shape {weight.shape}; groups need a matrix")
-        options |= {"axis": 1, "group_size": recipe.group_size}
-    elif recipe.granularity == "channel":
-        options["axis"] = axis
+    if recipe.granularity == "group" and weight.ndim != 2:
+        raise InvalidProblem(f"{name}: shape {weight.shape}; groups need a matrix")
+    method = method_for(recipe, inputs, name=name)
     try:
-        q = quantize(weight, recipe.dtype, name=name, **options)
+        if method == "rtn":
+            return _rounded(weight, recipe, axis, name, scale_dtype)
+        grid = Grid.of(recipe.dtype, recipe.scheme, recipe.group_size, scale_dtype, full_range=_uses_all(recipe))
+        return _by_rows(weight, axis, lambda rows: _solved(matrix(rows, name), method, grid, inputs))
     except InvalidProblem:
         refuse_nonfinite(weight, name)  # only after an error: the search costs as much as quantizing
         raise
-    return q if recipe.method == "min_max" else _least_squares(weight, q)
+
+
+def predicted_db(weight: npt.NDArray[Any], q: QuantizedTensor, inputs: LayerInputs) -> float:
+    """The SQNR of the layer's outputs that the moments of its inputs predict, in dB: of tr(W H W^T) to tr(E H E^T).
+
+    weight: [outputs, inputs], as q is.
+    """
+    w = np.ascontiguousarray(weight.reshape(len(weight), -1), np.float32)
+    error = w - np.asarray(q.dequantize(), np.float32).reshape(w.shape)
+    groups = inputs.moments.groups
+    return sqnr_db(*(sum(map(inputs.energy, range(groups), np.split(rows, groups))) for rows in (w, error)))
+
+
+def fitted(weights: WeightRecipe, inputs: int) -> tuple[WeightRecipe, str]:
+    """The recipe with groups that divide the inputs, and a note where these are not the groups it asks for.
+
+    Of the divisors from 16 to the group size asked for, the largest multiple of 8 is taken, else the largest. Where
+    there is none, a row has one scale.
+
+    >>> fitted(WeightRecipe("int4", group_size=128), 576)[1]
+    'groups of 96: 128 does not divide 576 inputs'
+    """
+    asked = weights.group_size
+    if asked is None or inputs % asked == 0:
+        return weights, ""
+    dividing = [size for size in range(min(asked, inputs), _LEAST_GROUP - 1, -1) if inputs % size == 0]
+    if not dividing:
+        note = f"per channel: no group of {_LEAST_GROUP} to {asked} divides {inputs} inputs"
+        return replace(weights, group_size=None, granularity="channel"), note
+    size = next((size for size in dividing if size % 8 == 0), dividing[0])
+    return replace(weights, group_size=size), f"groups of {size}: {asked} does not divide {inputs} inputs"
 
 
 def refuse_nonfinite(weight: npt.NDArray[Any], name: str, first_row: int = 0) -> None:
@@ -66,27 +164,63 @@ def spread(name: str, weight: npt.NDArray[Any], p: QuantizationParams) -> Histog
     return Histogram(name, tuple(map(float, edges)), tuple(map(int, counts)), clip)
 
 
-def _least_squares(weight: npt.NDArray[Any], widest: QuantizedTensor) -> QuantizedTensor:
-    """The weight with each scale reduced to the fraction of the full range with the least squared error."""
-    p = widest.params
-    best = np.asarray(p.scale, np.float32).copy()
-    least = _losses(weight, p, best)
-    for share in _SHARES:
-        scale = np.asarray(p.scale * share, np.float32)
-        loss = _losses(weight, p, scale)
-        better = loss < least
-        best, least = np.where(better, scale, best), np.where(better, loss, least)
-    return quantize(weight, params=p.replace(scale=best.astype(np.float32)))
+def _uses_all(recipe: WeightRecipe) -> bool:
+    """Whether symmetric codes go down to the least: of 16 codes the sixteenth counts, 0.3 dB in groups of 32 and 1 dB in
+    longer ones; of 256 it does not, and -128 would cost integer kernels."""
+    return recipe.dtype in ("int4", "int2")
 
 
-def _losses(weight: npt.NDArray[Any], p: QuantizationParams, scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """The squared error of each scale's elements, in the shape of the scales."""
-    y = fake_quantize(weight, scale, p.zero_point, qmin=p.qmin, qmax=p.qmax, axis=p.axis, group_size=p.group_size)
-    lost = np.square(np.asarray(weight, np.float32) - np.asarray(y, np.float32))
-    if p.axis is None:
-        return np.asarray(lost.sum(dtype=np.float64))
-    if p.group_size is None:
-        others = tuple(i for i in range(weight.ndim) if i != p.axis % weight.ndim)
-        return np.asarray(lost.sum(axis=others, dtype=np.float64))
-    starts = np.arange(0, weight.shape[-1], p.group_size)
-    return np.asarray(np.add.reduceat(lost, starts, axis=-1, dtype=np.float64))
+def _rounded(
+    weight: npt.NDArray[Any], recipe: WeightRecipe, axis: int, name: str, scale_dtype: str
+) -> QuantizedTensor:
+    """Rounded to nearest on scales of the range."""
+    options: dict[str, Any] = {"scheme": recipe.scheme, "full_range": recipe.dtype == "int4"}
+    if recipe.granularity == "group":
+        options |= {"axis": 1, "group_size": recipe.group_size}
+    elif recipe.granularity == "channel":
+        options["axis"] = axis
+    q = quantize(weight, recipe.dtype, name=name, **options)
+    scale = held(q.params.scale, scale_dtype)
+    return q if scale_dtype == "float32" else quantize(weight, params=q.params.replace(scale=scale))
+
+
+def _by_rows(
+    weight: npt.NDArray[Any], axis: int, solve: Callable[[npt.NDArray[Any]], QuantizedTensor]
+) -> QuantizedTensor:
+    """A weight whose output channels are along `axis`, solved as a matrix [outputs, inputs]."""
+    if weight.ndim == 2 and axis == 0:
+        return solve(weight)
+    turned = np.moveaxis(weight, axis, 0)
+    q = solve(np.ascontiguousarray(turned.reshape(len(turned), -1)))
+    codes = np.moveaxis(q.unpack().reshape(turned.shape), 0, axis)
+    return QuantizedTensor.from_codes(np.ascontiguousarray(codes), q.params.replace(axis=axis))
+
+
+def _solved(w: npt.NDArray[Any], method: str, grid: Grid, inputs: LayerInputs | None) -> QuantizedTensor:
+    if method == "mse":
+        return nearest(w, grid, best_scales(w, grid))
+    assert inputs is not None
+    groups, width = inputs.moments.groups, inputs.moments.width
+    if w.shape[1] != width or len(w) % groups:
+        raise InvalidProblem(
+            f"inputs: moments of {groups} × {width} inputs; the weight has {len(w)} outputs of {w.shape[1]} inputs"
+        )
+    parts = [_solved_group(rows, method, grid, inputs, g) for g, rows in enumerate(np.split(w, groups))]
+    return parts[0] if groups == 1 else _stacked(parts)
+
+
+def _solved_group(w: npt.NDArray[Any], method: str, grid: Grid, inputs: LayerInputs, group: int) -> QuantizedTensor:
+    if method == "gptq":
+        return solve_gptq(w, grid, inputs.factors[group])
+    if method == "weighted":
+        return nearest(w, grid, best_scales(w, grid, inputs.diagonals[group]))
+    raise InvalidProblem(f"method: {method}; expected rtn, mse, weighted or gptq")
+
+
+def _stacked(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
+    """Tensors of the same grid, one above the other."""
+    params = [q.params for q in parts]
+    scale, zero = (np.concatenate([getattr(p, field) for p in params]) for field in ("scale", "zero_point"))
+    scheme = "asymmetric" if any(p.scheme != params[0].scheme for p in params) else params[0].scheme
+    whole = params[0].replace(scheme=scheme, scale=scale, zero_point=zero)
+    return QuantizedTensor.from_codes(np.concatenate([q.unpack() for q in parts]), whole)

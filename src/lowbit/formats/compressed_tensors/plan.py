@@ -15,6 +15,7 @@ from lowbit.formats.safetensors.checkpoint import SINGLE, TensorInfo, inside
 from lowbit.formats.safetensors.writer import Stored
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import WeightRow
+from lowbit.models.weights import fitted
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|cls\.predictions\.decoder)$|^output$")
@@ -25,6 +26,7 @@ _TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _QUANTIZED = re.compile(
     r"\.(weight_packed|weight_scale(_inv)?|weight_zero_point|qweight|qzeros|absmax|weight\.(absmax|quant_state.*)|SCB)$"
 )
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _MAX_CONFIG = 1 << 24
 
 
@@ -97,13 +99,14 @@ def _decided(info: TensorInfo, config: Mapping[str, Any], recipe: Recipe) -> tup
     row = WeightRow(info.name, kind, info.shape, info.dtype, "", why, not why, bytes_before=size, bytes_after=size)
     if why:
         return copied, row
-    scheme = Scheme(rule.weights, rule.activations)
-    why = _impossible(info, kind, config) or scheme.refused(info.shape)
+    why = _impossible(info, kind, config)
     if why:
         return copied, replace(row, why_not=why)
+    weights, note = fitted(rule.weights, info.shape[1])
+    scheme = Scheme(weights, rule.activations)
     item = Item(info, tuple(scheme.stored(module, info.shape, info.dtype)), scheme)
-    row = replace(row, how=str(scheme.weights), activations=str(scheme.activations or ""), note=scheme.format)
-    return item, replace(row, bytes_after=item.nbytes)
+    row = replace(row, how=str(weights), activations=str(scheme.activations or ""), bytes_after=item.nbytes)
+    return item, replace(row, bits=8 * item.nbytes / info.elements, note="; ".join(filter(None, (scheme.format, note))))
 
 
 def _kind(info: TensorInfo, module: str, config: Mapping[str, Any]) -> tuple[str, str]:
@@ -130,6 +133,8 @@ def _impossible(info: TensorInfo, kind: str, config: Mapping[str, Any]) -> str:
         return f"{config.get('model_type')} has Conv1D modules, which compressed-tensors does not load"
     if kind == "Embedding":
         return "transformers does not load quantized embeddings"
+    if len(info.shape) != 2:
+        return f"{len(info.shape)} dimensions; compressed-tensors stores matrices"
     if _HEADS.search(info.name.removesuffix(".weight")) and _tied(config):
         return "it is one tensor with the embeddings (tie_word_embeddings)"
     return ""
@@ -160,27 +165,46 @@ def _sharded(items: list[Item], max_shard_bytes: int) -> dict[str, tuple[Item, .
 def _config_of(items: list[Item], rows: list[WeightRow], recipe: Recipe) -> dict[str, Any]:
     """quantization_config: the commonest scheme targets every Linear, the others name their modules, and Linear
     modules that stay float are ignored."""
-    groups: dict[Scheme, list[str]] = {}
+    groups: dict[str, list[Item]] = {}  # by what a loader reads of their scheme
     for item in items:
         if item.scheme is not None:
-            groups.setdefault(item.scheme, []).append(item.module)
-    main = max(groups, key=lambda s: (len(groups[s]), s.weights == recipe.weights))
-    treated = {module for modules in groups.values() for module in modules}
+            groups.setdefault(json.dumps(item.scheme.config([])), []).append(item)
+
+    def weight_of(said: str) -> tuple[int, bool]:
+        return len(groups[said]), any(item.scheme and item.scheme.weights == recipe.weights for item in groups[said])
+
+    main = max(groups, key=weight_of)
+    ordered = sorted(groups, key=lambda said: said == main)  # loaders take the first that matches
+    entries = [json.loads(said) | {"targets": [item.module for item in groups[said]]} for said in ordered]
+    entries[-1]["targets"] = ["Linear"]
+    treated = {item.module for item in items if item.scheme is not None}
     ignore = [row.name.removesuffix(".weight") for row in rows if not row.treated and row.kind in ("Linear", "Router")]
     if "lm_head" not in treated and "lm_head" not in ignore:
         ignore.append("lm_head")  # tied heads are a module without a tensor
-    groups[main] = ["Linear"]
-    formats = {scheme.format for scheme in groups}
-    ordered = sorted(groups, key=lambda scheme: scheme == main)  # loaders take the first that matches
+    formats = {entry["format"] for entry in entries}
     return {
         "quant_method": "compressed-tensors",
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
-        "config_groups": {f"group_{i}": scheme.config(groups[scheme]) for i, scheme in enumerate(ordered)},
+        "config_groups": {f"group_{i}": entry for i, entry in enumerate(entries)},
         "ignore": ignore,
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
+
+
+def model_dtype(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> str:
+    """The dtype that a loader gives the model, by the format's name: that of its config.json, else that of most of its
+    numbers apart from scales. Empty where neither says it."""
+    said = config.get("dtype") or config.get("torch_dtype")
+    if isinstance(said, str) and said.removeprefix("torch.") in _DTYPES:
+        return _DTYPES[said.removeprefix("torch.")]
+    count = Counter({dtype: 0 for dtype in FLOATS})
+    for name, info in tensors.items():
+        if info.dtype in FLOATS and not _QUANTIZED.search(name):
+            count[info.dtype] += info.elements
+    found, elements = count.most_common(1)[0]
+    return found if elements else ""
 
 
 def existing_quantization(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> str:

@@ -1,8 +1,9 @@
 """Matrices in the compressed-tensors layouts `pack-quantized` and `int-quantized`, and their entries in config.json.
 
 pack-quantized: code + 2^(b-1), b bits each, low bits first, rows padded with zero bits to whole int32 words.
-int-quantized: the codes as int8. Scales are stored in the dtype of the weight, and codes are computed with the rounded
-scales, so that a loader gets the same bits as `dequantize`.
+int-quantized: the codes as int8. Scales are 16-bit floats, and codes are computed with the scales as stored, so that a
+loader gets the same bits as `dequantize`. A symmetric group with zero point -1 is stored as its negative scale with
+inverted codes: (q + 1) * s = (-q - 1) * -s, so no zero points are stored.
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ import numpy.typing as npt
 
 from lowbit.formats.safetensors.writer import Stored
 from lowbit.models.recipe import ActivationRecipe, WeightRecipe
-from lowbit.models.weights import quantize_weight
 from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem, Unsupported
 from lowbit.numerics.packing import pack_rows, unpack_bits
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops import quantize
 
 Array = npt.NDArray[Any]
 PACK, INT = "pack-quantized", "int-quantized"
-FLOATS = ("F32", "F16", "BF16")
+# The dtype of scales by that of the weight. bfloat16 has the range of float32, and most of its numbers are float16 numbers
+# too: they keep their value whatever dtype a model is loaded in.
+SCALES = {"F32": "BF16", "F16": "F16", "BF16": "BF16"}
+FLOATS = tuple(SCALES)
+SCALE_DTYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
 class Rows(NamedTuple):
-    """Some rows of a matrix as they are stored, and as a QuantizedTensor."""
+    """Some rows of a matrix as they are stored."""
 
     codes: Array
     scale: Array
     zero_point: Array | None  # one per scale, as unsigned codes; packed once the matrix is complete
-    quantized: QuantizedTensor
 
 
 @dataclass(frozen=True)
@@ -64,21 +66,12 @@ class Scheme:
         # Integer kernels read int8 codes; everything else is packed, as weight-only loaders expect.
         return INT if self.bits == 8 and self.activations is not None else PACK
 
-    def refused(self, shape: tuple[int, ...]) -> str:
-        """Why a weight of this shape cannot be stored, or an empty string."""
-        if len(shape) != 2:
-            return f"{len(shape)} dimensions; compressed-tensors stores matrices"
-        size = self.weights.group_size
-        if size is not None and shape[1] % size:
-            return f"{shape[1]} inputs are no multiple of the group size {size}"
-        return ""
-
     def stored(self, module: str, shape: tuple[int, ...], dtype: str) -> list[Stored]:
         """The tensors that replace `<module>.weight`."""
         n, k = shape
         size = self.weights.group_size
         scales: tuple[int, ...] = (1,) if self.weights.granularity == "tensor" else (n, k // size if size else 1)
-        scale = Stored(f"{module}.weight_scale", dtype, scales)
+        scale = Stored(f"{module}.weight_scale", SCALES[dtype], scales)
         if self.format == INT:
             found = [Stored(f"{module}.weight", "I8", shape), scale]
         else:
@@ -101,21 +94,24 @@ class Scheme:
             "format": self.format,
         }
 
-    def rows(self, weight: Array, dtype: str, name: str) -> Rows:
-        """Some rows of a weight of this dtype, quantized; all rows where the matrix has one scale."""
-        w = self.weights
-        found = quantize_weight(weight, w, name=name)
-        p = found.params
-        steps = p.qmax - p.qmin if p.zero_point.any() else p.qmax
-        scale, value = _narrowed(np.asarray(p.scale, np.float32), dtype, steps)
-        if value is not p.scale:
-            found = quantize(weight, params=p.replace(scale=value))
+    @staticmethod
+    def scale_dtype(dtype: str) -> str:
+        """The type of the scales of a weight of this dtype."""
+        return SCALE_DTYPES[SCALES[dtype]]
+
+    def rows(self, q: QuantizedTensor, dtype: str) -> Rows:
+        """Rows of a weight of this dtype, whose scales are numbers of the dtype that stores them."""
+        p = q.params
+        scale = np.asarray(p.scale, np.float32)
         shape = scale.shape if scale.ndim == 2 else (-1, 1) if scale.ndim else (1,)
-        zero = None
-        if w.scheme == "asymmetric":
-            zero = (found.params.zero_point + _offset(found.dtype)).astype(np.uint8).reshape(shape)
-        codes = _signed(found) if self.format == INT else packed_rows(found)
-        return Rows(codes, scale.reshape(shape), zero, found)
+        zero, inverted = None, None
+        if self.weights.scheme == "asymmetric":
+            zero = (p.zero_point + _offset(q.dtype)).astype(np.uint8).reshape(shape)
+        elif p.zero_point.any():
+            negative = np.broadcast_to(p.zero_point != 0, scale.shape)
+            scale, inverted = np.where(negative, -scale, scale), negative.reshape(shape)
+        codes = _signed(q, inverted) if self.format == INT else packed_rows(q, inverted)
+        return Rows(codes, _rounded(scale, SCALES[dtype])[0].reshape(shape), zero)
 
     def zero_points(self, zero: Array) -> Array:
         """Zero points of a whole matrix, given as unsigned codes, in the stored form."""
@@ -131,8 +127,10 @@ def _entry(
     return made | {"group_size": group_size, "dynamic": dynamic}
 
 
-def packed_rows(q: QuantizedTensor) -> npt.NDArray[np.int32]:
+def packed_rows(q: QuantizedTensor, inverted: Array | None = None) -> npt.NDArray[np.int32]:
     """The codes of a matrix, offset to be unsigned, in int32 words; each row begins a new word.
+
+    inverted: the groups [rows, groups] whose codes q are stored as -q - 1.
 
     >>> import lowbit as lb
     >>> q = lb.quantize(np.float32([[-7, 0, 7, 1, 0, 0, 0, 0]]), "int4", qmin=-7, qmax=7)
@@ -141,13 +139,17 @@ def packed_rows(q: QuantizedTensor) -> npt.NDArray[np.int32]:
     """
     n, k = q.shape
     bits, offset = q.dtype.bits, _offset(q.dtype)
-    if k * bits % 32 == 0:
+    group = k if inverted is None else k // inverted.shape[-1]
+    if k * bits % 32 == 0 and group * bits % 8 == 0:
         # The layout is lowbit's own except for the offset, and adding half the range flips the top bit of a code.
         every = offset * (255 // ((1 << bits) - 1))
-        flat = q.data.reshape(-1).view(np.uint8)
-        words: npt.NDArray[np.int32] = (flat ^ np.uint8(every)).view("<i4").reshape(n, k * bits // 32)
+        flat = q.data.reshape(n, -1).view(np.uint8) ^ np.uint8(every)
+        if inverted is not None:
+            flat ^= np.repeat(np.where(inverted, np.uint8(255), np.uint8(0)), group * bits // 8, axis=-1)
+        words: npt.NDArray[np.int32] = flat.view("<i4").reshape(n, k * bits // 32)
         return words
-    return _words((q.unpack().astype(np.int16) + offset).astype(np.uint8), bits)
+    codes = q.unpack() if inverted is None else _inverted(q.unpack(), inverted)
+    return _words((codes.astype(np.int16) + offset).astype(np.uint8), bits)
 
 
 def unpacked_rows(words: Array, bits: int, columns: int) -> Array:
@@ -161,16 +163,18 @@ def unpacked_rows(words: Array, bits: int, columns: int) -> Array:
     return unpack_bits(flat, bits, len(words) * per_row, signed=False).reshape(len(words), per_row)[:, :columns]
 
 
-def decompressed(tensors: Mapping[str, Array], scheme: Scheme, shape: tuple[int, int], dtype: str) -> Array:
-    """The float32 matrix of stored tensors, by their local names: (code - zero point) * scale, rounded to the
-    checkpoint's dtype as a loader does."""
+def decompressed(
+    tensors: Mapping[str, Array], scheme: Scheme, shape: tuple[int, int], dtype: str, scale_dtype: str | None = None
+) -> Array:
+    """The float32 matrix of stored tensors, by their local names: (code - zero point) * scale, rounded to the model's
+    dtype as a loader does. scale_dtype: as stored; None: as lowbit stores them."""
     bits = scheme.bits
     half = 1 << (bits - 1)
     if scheme.format == INT:
         codes = tensors["weight"].astype(np.int32) + half
     else:
         codes = unpacked_rows(tensors["weight_packed"], bits, shape[1]).astype(np.int32)
-    scale = widened(tensors["weight_scale"], dtype)
+    scale = _rounded(widened(tensors["weight_scale"], scale_dtype or SCALES[dtype]), dtype)[1]
     zero: Any = half
     if "weight_zero_point" in tensors:
         stored = tensors["weight_zero_point"]
@@ -204,25 +208,20 @@ def _rounded(x: npt.NDArray[np.float32], dtype: str) -> tuple[Array, npt.NDArray
     return stored, widened(stored, "BF16")
 
 
-def _narrowed(scale: npt.NDArray[np.float32], dtype: str, steps: int) -> tuple[Array, npt.NDArray[np.float32]]:
-    """Scales in the checkpoint's dtype: the nearest, or the next larger where the nearest would clip by more than half
-    a step, which happens only among the smallest float16 numbers."""
-    stored, value = _rounded(scale, dtype)
-    if dtype != "F16":
-        return stored, value
-    short = value.astype(np.float64) * (steps + 0.5) < scale.astype(np.float64) * steps
-    if short.any():
-        stored = np.where(short, np.nextafter(stored, np.float16(np.inf)), stored)
-    return stored, stored.astype(np.float32)
-
-
 def _offset(dtype: QuantizedDType) -> int:
     """The offset that makes codes of this dtype unsigned."""
     return 1 << (dtype.bits - 1) if dtype.is_signed else 0
 
 
-def _signed(q: QuantizedTensor) -> Array:
-    return q.data if q.dtype.is_signed else (q.data ^ np.uint8(0x80)).view(np.int8)
+def _signed(q: QuantizedTensor, inverted: Array | None) -> Array:
+    codes = q.data if q.dtype.is_signed else (q.data ^ np.uint8(0x80)).view(np.int8)
+    return codes if inverted is None else _inverted(codes, inverted)
+
+
+def _inverted(codes: Array, inverted: Array) -> Array:
+    """Signed codes q, -q - 1 in the groups that are inverted."""
+    made: Array = codes ^ -np.repeat(inverted, codes.shape[1] // inverted.shape[-1], axis=-1).astype(np.int8)
+    return made
 
 
 def _words(codes: Array, bits: int) -> npt.NDArray[np.int32]:

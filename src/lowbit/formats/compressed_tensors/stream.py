@@ -16,7 +16,7 @@ from lowbit.formats.compressed_tensors.plan import Item
 from lowbit.formats.compressed_tensors.scheme import widened
 from lowbit.formats.safetensors.checkpoint import Checkpoint, as_array
 from lowbit.formats.safetensors.writer import ShardWriter
-from lowbit.models.weights import refuse_nonfinite
+from lowbit.models.weights import quantize_weight, refuse_nonfinite
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.metrics import sqnr_db
 from lowbit.numerics.tensor import QuantizedTensor
@@ -124,13 +124,12 @@ def _quantized(piece: _Piece) -> _Piece:
     for start in range(0, len(weight), step):
         block = weight[start : start + step]
         try:
-            rows = scheme.rows(block, info.dtype, info.name)
+            q = quantize_weight(block, scheme.weights, name=info.name, scale_dtype=scheme.scale_dtype(info.dtype))
         except InvalidProblem:
             refuse_nonfinite(block, info.name, first_row=first + start)
             raise
-        *stored, quantized = rows
-        piece.energy += _energy(block, quantized)
-        found.append([part for part in stored if part is not None])
+        piece.energy += _energy(block, q)
+        found.append([part for part in scheme.rows(q, info.dtype) if part is not None])
     # One array for all blocks wakes the writer once per piece.
     piece.stored = [np.concatenate(parts) for parts in zip(*found, strict=True)]
     return piece

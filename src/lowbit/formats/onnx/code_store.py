@@ -306,7 +306,7 @@ class CodeStore:
             plain, q = q, quantize(wide, params=q.params.replace(scale=np.asarray(scale, np.float32)))
             lost = lost_db(wide, plain, q) if bounded else 0.0
         made = self._stored[key] = StoredWeight(
-            self.graph, use.name, recipe, q, element, is_matrix, home, _layout(use), unrolled, steps, note, lost
+            self.graph, use.name, recipe, q, element, is_matrix, home, layout_of(use), unrolled, steps, note, lost
         )
         return made
 
@@ -321,13 +321,13 @@ class CodeStore:
         while key in self._stored and not _same(self._stored[key].q, q):
             key = (key, "another scale")
         if key not in self._stored:
-            layout = None if is_own else _layout(use)
+            layout = None if is_own else layout_of(use)
             made = StoredWeight(self.graph, use.name, recipe, q, np.dtype(np.float32), is_matrix, home, layout)
             self._stored[key] = made
         return self._stored[key]
 
     def _key(self, use: WeightUse, recipe: WeightRecipe, home: GraphProto) -> Any:
-        return use.name, recipe, use.dtype, _layout(use), id(home)
+        return use.name, recipe, use.dtype, layout_of(use), id(home)
 
     def share_with_floats(self) -> set[str]:
         """Let all other readers of a stored weight read its codes as floats, so that the file holds it once; returns
@@ -357,7 +357,7 @@ def _is_matrix(use: WeightUse) -> bool:
     return len(use.shape) == 2 and use.kind != "conv"
 
 
-def _layout(use: WeightUse) -> Any:
+def layout_of(use: WeightUse) -> Any:
     """How codes lie in comparison with the stored constant: for a matrix, 1 where they are turned."""
     turns = tuple(tuple(a.ints) for s in use.steps if s.op_type == "Transpose" for a in s.attribute)
     is_turned = (sum(s.op_type == "Transpose" for s in use.steps) + use.channel_axis) % 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,36 +41,56 @@ def observe(
     those of tensors in branches of an If, which are observed when their branch runs. One batch is held at a time, and
     memory does not grow with the loader. axis and other options are those of Calibrator.
     """
-    if isinstance(model, Graph):  # it was checked when it was loaded
-        proto, path = model.proto, model.path
-    elif isinstance(model, onnx.ModelProto):
-        proto, path = model, None
-        check_model(proto, "model")
-    elif isinstance(model, str | os.PathLike):
-        proto, path = read_proto(model), Path(model)
-        check_model(proto, os.fspath(model))
-    else:
-        raise InvalidProblem(f"model: {type(model).__name__}; expected an onnx.ModelProto or a path")
-    names, inputs = _names(proto, tensors), given_inputs(proto)
-    session, lifted = _session(proto, path, [n for n in names if n not in inputs], providers)
+    proto, path = _opened(model)
+    names = _names(proto, tensors)
     found = {name: Calibrator(method, axis=axis, name=name, **options) for name in names}
-    shown = {lifted.get(name, name): name for name in found}  # by the name of an output
+    for values in values_of(proto, path, names, tracked(loader, "Calibrating", progress), providers):
+        for name, value in values.items():
+            found[name].add(value)
+    return {name: c for name, c in found.items() if c.num_samples}
+
+
+def values_of(
+    proto: onnx.ModelProto,
+    path: Path | None,
+    names: Iterable[str],
+    loader: Iterable[Any],
+    providers: list[str] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The values of these tensors for each batch, by name; without those of branches that did not run. path: the
+    model's, of which external data are in the same folder."""
+    names, inputs = list(names), given_inputs(proto)
+    session, lifted = _session(proto, path, [n for n in names if n not in inputs], providers)
+    shown = {lifted.get(name, name): name for name in names}  # by the name of an output
     outputs = [o.name for o in session.get_outputs() if o.name in shown]
     batches = 0
-    for batch in tracked(loader, "Calibrating", progress):
+    for batch in loader:
         feed = feed_of(batch, list(inputs), batches)
         for name, array in feed.items():
             check_fits(inputs[name], array, f"batch {batches}")
-            if name in found:
-                found[name].add(array)
         results = run_session(session, outputs, feed, f"batch {batches}") if outputs else []
+        values = {name: feed[name] for name in names if name in feed}
         for name, value in zip(outputs, results, strict=True):
             if value.size and value.dtype.kind == "f":
-                found[shown[name]].add(value)
+                values[shown[name]] = value
+        yield values
         batches += 1
     if batches == 0:
         raise InvalidProblem("loader: no batches; expected at least one to find ranges in")
-    return {name: c for name, c in found.items() if c.num_samples}
+
+
+def _opened(model: Any) -> tuple[onnx.ModelProto, Path | None]:
+    """A checked model, and where it lies."""
+    if isinstance(model, Graph):  # it was checked when it was loaded
+        return model.proto, model.path
+    if isinstance(model, onnx.ModelProto):
+        check_model(model, "model")
+        return model, None
+    if isinstance(model, str | os.PathLike):
+        proto = read_proto(model)
+        check_model(proto, os.fspath(model))
+        return proto, Path(model)
+    raise InvalidProblem(f"model: {type(model).__name__}; expected an onnx.ModelProto or a path")
 
 
 def _names(proto: onnx.ModelProto, tensors: Iterable[str] | Callable[[str], bool] | None) -> list[str]:

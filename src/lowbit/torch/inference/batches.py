@@ -74,7 +74,7 @@ def first_tensors(
         x = result if outputs else next(iter((*given, *keywords.values())), None)
         x = x.data if isinstance(x, PackedSequence) else x
         if isinstance(x, Tensor):
-            note(module, x.detach())
+            note(module, x)
 
     handles = [
         (m.register_forward_hook if outputs else m.register_forward_pre_hook)(hook, with_kwargs=True) for m in modules
@@ -121,7 +121,7 @@ def observe(
 
     def note(module: nn.Module, x: Tensor) -> None:
         if x.is_floating_point() and x.numel():
-            calibrators[module].add(x)
+            calibrators[module].add(x.detach())
 
     batches = 0
     with first_tensors(watched.values(), note, outputs), torch.no_grad():

@@ -48,7 +48,7 @@ def record_inputs(model: nn.Module, batch: Any, modules: Iterable[nn.Module]) ->
 
     def record(module: nn.Module, x: Tensor) -> None:
         if id(module) not in found:
-            found[id(module)] = kept.setdefault(_call_key(module, x), x)
+            found[id(module)] = kept.setdefault(_call_key(module, x), x.detach())
 
     try:
         with first_tensors(modules, record), torch.no_grad():
