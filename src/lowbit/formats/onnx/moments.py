@@ -59,8 +59,9 @@ def observe_moments(
     LSTM, GRU or RNN, those of its input weight.
 
     model: a path, an onnx.ModelProto or a Graph. batches: mappings from input names to arrays (an array alone stands
-    for the only input); one is held at a time. weights: names, or a predicate on names, of those wanted. gram: E[x x^T],
-    else E[x^2]. positions: how many outputs of a convolution per image at most whose patches count, spread evenly.
+    for the only input); a few are held at a time. weights: names, or a predicate on names, of those wanted. gram:
+    E[x x^T], else E[x^2]. positions: how many outputs of a convolution per image at most whose patches count, spread
+    evenly.
 
     Rows are float activations as the model sees them, padding included. Weights that multiply the same tensor share
     one Moments; one that several nodes read gets the rows of all. Weights in a Loop, and those that no row reached, are
@@ -92,8 +93,8 @@ def iterate_moments(
     max_bytes: int = MAX_BYTES,
     progress: bool = True,
 ) -> Iterator[dict[str, Moments]]:
-    """The same in parts, each of at most `max_bytes` or of one layer; a pass over the batches for each part. An iterator
-    can be read only once, and raises InvalidProblem where several passes are needed."""
+    """The same in parts, each of at most `max_bytes` or of one layer; a pass over the batches for each part. An
+    iterator can be read only once, and raises InvalidProblem where several passes are needed."""
     graph = prepared(model)
     inputs = inputs_of(graph, _wanted(graph, weights), positions)
     grams = {name for each in inputs for name in each.weights} if gram else set[str]()
@@ -201,7 +202,7 @@ def _observed(
 ) -> dict[str, Moments]:
     made = [Moments(i.width, gram=_has_gram(i, grams), groups=i.groups, name=i.operands[0][0]) for i in inputs]
     names = dict.fromkeys(tensor for each in inputs for tensor, _ in each.operands)
-    for count, values in enumerate(values_of(graph.proto, graph.path, names, batches)):
+    for count, values in enumerate(values_of(graph.proto, graph.path, names, batches, reproducible=True)):
         for name, value in values.items():
             _refuse_nonfinite(value, name, count)
         for each, moments in zip(inputs, made, strict=True):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from lowbit.formats.onnx.inputs import check_fits, feed_of, given_inputs
 from lowbit.formats.onnx.model_file import read_proto
 from lowbit.formats.onnx.runtime import open_session, run_session
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.runtime.threads import get_num_threads
 
+_AT_ONCE = 4  # batches
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
 _OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
@@ -56,27 +60,59 @@ def values_of(
     names: Iterable[str],
     loader: Iterable[Any],
     providers: list[str] | None = None,
+    *,
+    reproducible: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """The values of these tensors for each batch, by name; without those of branches that did not run. path: the
-    model's, of which external data are in the same folder."""
+    model's, of which external data are in the same folder.
+
+    reproducible: values do not depend on the number of threads. ONNX Runtime splits its sums by threads, so each batch
+    has one, and up to 4 batches run at once.
+    """
     names, inputs = list(names), given_inputs(proto)
-    session, lifted = _session(proto, path, [n for n in names if n not in inputs], providers)
+    hidden = [n for n in names if n not in inputs]
+    session, lifted = _session(proto, path, hidden, providers, threads=1 if reproducible else None)
     shown = {lifted.get(name, name): name for name in names}  # by the name of an output
     outputs = [o.name for o in session.get_outputs() if o.name in shown]
-    batches = 0
-    for batch in loader:
-        feed = feed_of(batch, list(inputs), batches)
+
+    def run(numbered: tuple[int, Any]) -> dict[str, Any]:
+        index, batch = numbered
+        feed = feed_of(batch, list(inputs), index)
         for name, array in feed.items():
-            check_fits(inputs[name], array, f"batch {batches}")
-        results = run_session(session, outputs, feed, f"batch {batches}") if outputs else []
+            check_fits(inputs[name], array, f"batch {index}")
+        results = run_session(session, outputs, feed, f"batch {index}") if outputs else []
         values = {name: feed[name] for name in names if name in feed}
         for name, value in zip(outputs, results, strict=True):
             if value.size and value.dtype.kind == "f":
                 values[shown[name]] = value
+        return values
+
+    at_once = min(_AT_ONCE, get_num_threads()) if reproducible else 1
+    batches = 0
+    for values in _in_order(run, enumerate(loader), at_once):
         yield values
         batches += 1
     if batches == 0:
         raise InvalidProblem("loader: no batches; expected at least one to find ranges in")
+
+
+def _in_order(call: Callable[[Any], Any], items: Iterable[Any], at_once: int) -> Iterator[Any]:
+    """What `call` returns for each item, in their order; several calls run at once."""
+    if at_once == 1:
+        yield from map(call, items)
+        return
+    with ThreadPoolExecutor(at_once) as pool:
+        waiting: deque[Future[Any]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(call, item))
+                if len(waiting) == at_once:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
 def _opened(model: Any) -> tuple[onnx.ModelProto, Path | None]:
@@ -117,7 +153,11 @@ def _names(proto: onnx.ModelProto, tensors: Iterable[str] | Callable[[str], bool
 
 
 def _session(
-    proto: onnx.ModelProto, source: Path | None, wanted: list[str], providers: list[str] | None
+    proto: onnx.ModelProto,
+    source: Path | None,
+    wanted: list[str],
+    providers: list[str] | None,
+    threads: int | None = None,
 ) -> tuple[Any, dict[str, str]]:
     """A session of the model with these tensors among its outputs, and the names of those that are in branches."""
     shown = onnx.ModelProto()
@@ -132,5 +172,6 @@ def _session(
             shown.graph.output.append(onnx.ValueInfoProto(name=name, type=kind))
     folder = "" if source is None else str(source.absolute().parent)  # of external data
     # Fused away, a tensor could not be observed.
-    session = open_session(shown.SerializeToString(), optimized=False, data_folder=folder, providers=providers)
+    options: dict[str, Any] = {"data_folder": folder, "providers": providers, "threads": threads}
+    session = open_session(shown.SerializeToString(), optimized=False, **options)
     return session, lifted
