@@ -10,6 +10,7 @@ from lowbit.torch.inference.batches import observe
 from lowbit.torch.inference.embedding import QuantizedEmbedding
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear
 from lowbit.torch.inference.loading import load_quantized
+from lowbit.torch.inference.moments import observe_moments
 from lowbit.torch.inference.quantize import quantize, report
 from lowbit.torch.inference.recurrent import QuantizedGRU, QuantizedLSTM
 from lowbit.torch.qat import Coverage, CoverageRow, QATRecipe, calibrate, convert, prepare_qat
@@ -47,6 +48,7 @@ __all__ = [
     "fake_quantize_learned",
     "load_quantized",
     "observe",
+    "observe_moments",
     "prepare_qat",
     "quantize",
     "quantize_ste",

@@ -117,20 +117,41 @@ def observe(
     if not watched:
         raise InvalidProblem("model: no module to observe in it")
     found = {name: Calibrator(method, axis=axis, name=name or "model", **options) for name in watched}
-    calibrators = {m: found[name] for name, m in watched.items()}
+    with calibrating({m: found[name] for name, m in watched.items()}, outputs):
+        run_on_all(model, loader, inputs, "Calibrating", progress)
+    return {name: c for name, c in found.items() if c.num_samples}
+
+
+@contextmanager
+def calibrating(calibrators: Mapping[nn.Module, Calibrator], outputs: bool = False) -> Iterator[None]:
+    """Add what these modules are given, or give, to their calibrators."""
 
     def note(module: nn.Module, x: Tensor) -> None:
         if x.is_floating_point() and x.numel():
             calibrators[module].add(x.detach())
 
+    with first_tensors(calibrators, note, outputs):
+        yield
+
+
+def run_on_all(
+    model: nn.Module,
+    loader: Iterable[Any],
+    inputs: Inputs | None,
+    title: str,
+    progress: bool,
+    begin: Callable[[Any], None] | None = None,
+) -> None:
+    """Call the model on each batch, without gradients. begin: is given each batch before. Raises where there is none."""
     batches = 0
-    with first_tensors(watched.values(), note, outputs), torch.no_grad():
-        for batch in tracked(loader, "Calibrating", progress):
+    with torch.no_grad():
+        for batch in tracked(loader, title, progress):
+            if begin is not None:
+                begin(batch)
             call_on(model, batch, inputs)
             batches += 1
     if batches == 0:
-        raise InvalidProblem("loader: no batches; there is nothing to find ranges in")
-    return {name: c for name, c in found.items() if c.num_samples}
+        raise InvalidProblem("loader: no batches; there is nothing to observe")
 
 
 def _chosen(batch: Any, inputs: Inputs) -> tuple[Any, ...] | dict[str, Any]:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lowbit.calibration.calibrator import tracked
-from lowbit.calibration.moments import Moments
+from lowbit.calibration import Moments
 from lowbit.numerics.errors import InvalidProblem
-from lowbit.torch.inference.batches import Inputs, call_on, first_tensors
-from lowbit.torch.inference.layer_rows import RowShape, rows_of
+from lowbit.runtime.arrays import as_float_array, first_nonfinite
+from lowbit.torch.inference.batches import Inputs, run_on_all
+from lowbit.torch.inference.layer_rows import RowShape, inputs_of_products, lead_of, products_of, rows_of
 from torch import Tensor, nn
 
 Weights = str | Callable[[Any], Any]
@@ -36,14 +36,15 @@ def observe_moments(
     """Second moments of what each Linear, Conv1d and Conv2d multiplies, by module name, for `quantize(..., stats=...)`.
 
     Equal inputs of the layers give equal bits, whatever the order of the batches. gram: collect E[x x^T], about
-    4 * width^2 bytes a layer and more where magnitudes differ; False: E[x^2] only. Rows of a convolution are its patches,
-    in moments of its groups. Layers that always share an input share one Moments object.
+    4 * width^2 bytes a layer and more where magnitudes differ; False: E[x^2] only. Rows of a convolution are its
+    patches, in moments of its groups. The products of an LSTM, GRU or MultiheadAttention by its inputs have names such as
+    `lstm.ih_l0` and `attention.q_proj`. Layers that always share an input share one Moments object. The model keeps its
+    mode. The result omits layers that no batch reached.
 
-    loader, inputs: batches, and which elements are arguments (see `quantize`). modules: selects layers, by name and
+    loader, inputs: batches, and which elements are arguments (see `quantize`). modules: selects modules, by name and
     module. weights: how much each row counts: a function of a batch, or a key of it, giving a tensor of the leading
     dimensions of the inputs, such as an attention mask, so that padding does not count, or numbers that give the first
-    token of each text more weight. Where inputs have other leading dimensions, each row counts 1. The result omits modules
-    that no batch reached.
+    token of each text more weight. Where inputs have other leading dimensions, each row counts 1.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> found = observe_moments(model, [torch.tensor([[1.0, 2.0], [3.0, -4.0]])], progress=False)
@@ -56,24 +57,20 @@ def observe_moments(
     """
     if not isinstance(model, nn.Module):
         raise InvalidProblem(f"model: {type(model).__name__}; expected a torch.nn.Module")
-    found = {name: m for name, m in model.named_modules() if RowShape.of(m) and (modules is None or modules(name, m))}
+    named = model.named_modules()
+    found = {name: (m, gram) for name, m in named if products_of(m) and (modules is None or modules(name, m))}
     if not found:
-        raise InvalidProblem("model: no Linear, Conv1d or Conv2d to observe in it")
-    collector = MomentCollector({name: (module, gram) for name, module in found.items()}, weights)
-    batches = 0
-    with collector.listening(), torch.no_grad():
-        for batch in tracked(loader, "Observing", progress):
-            collector.begin(batch)
-            call_on(model, batch, inputs)
-            batches += 1
-    if batches == 0:
-        raise InvalidProblem("loader: no batches; there is nothing to observe")
+        raise InvalidProblem("model: no layer to observe in it; expected a Linear, Conv1d or Conv2d, for example")
+    collector = MomentCollector(found, weights)
+    with collector.listening():
+        run_on_all(model, loader, inputs, "Observing", progress, collector.begin)
     return collector.result()
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A tensor, as it was when a layer took it."""
+    """A tensor, as it was when a layer took it. Changes of tensors made in inference mode leave no trace: none is known
+    to be what it was."""
 
     tensor: weakref.ref[Tensor]
     version: int
@@ -83,7 +80,7 @@ class _Seen:
         return cls(weakref.ref(x), _version(x))
 
     def is_still(self, x: Tensor) -> bool:
-        return self.tensor() is x and self.version == _version(x)
+        return self.tensor() is x and self.version == _version(x) and not x.is_inference()
 
 
 @dataclass(eq=False)
@@ -103,32 +100,42 @@ class _Shared:
 class MomentCollector:
     """Collects the moments of layers while a model runs: `begin` each batch and call the model, inside `listening`."""
 
-    def __init__(self, layers: Mapping[str, tuple[nn.Module, bool]], weights: Weights | None = None) -> None:
-        """layers: by name, with whether E[x x^T] is wanted."""
-        self._layers = layers
-        self._names = {module: name for name, (module, _) in layers.items()}
+    def __init__(self, modules: Mapping[str, tuple[nn.Module, bool]], weights: Weights | None = None) -> None:
+        """modules: by name, with whether E[x x^T] is wanted."""
+        self._modules = {module: name for name, (module, _) in modules.items()}
+        self._layers: dict[str, tuple[nn.Module, tuple[RowShape, bool]]] = {}
+        for name, (module, gram) in modules.items():
+            for product, shape in products_of(module).items():
+                self._layers[_full(name, product)] = module, (shape, gram)
         self._weights, self._weight = weights, None
         self._shared: dict[str, _Shared] = {}  # by the names of layers
+        self._batch = -1
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        with first_tensors(self._names, self._note):
+        handles = [m.register_forward_pre_hook(self._hook, with_kwargs=True) for m in self._modules]
+        try:
             yield
+        finally:
+            for handle in handles:
+                handle.remove()
         self._settle()
 
     def begin(self, batch: Any) -> None:
         """Take the weights of the next batch."""
         self._settle()
+        self._batch += 1
         self._weight = None if self._weights is None else _weights_of(batch, self._weights)
 
     def result(self) -> dict[str, Moments]:
         """The moments by name, of layers that were reached."""
         return {name: self._shared[name].moments for name in self._layers if name in self._shared}
 
-    def _note(self, module: nn.Module, x: Tensor) -> None:
-        if not x.is_floating_point() or not x.numel():
-            return
-        name = self._names[module]
+    def _hook(self, module: nn.Module, given: Any, keywords: dict[str, Any]) -> None:
+        for product, x in inputs_of_products(module, given, keywords):
+            self._note(_full(self._modules[module], product), x)
+
+    def _note(self, name: str, x: Tensor) -> None:
         shared = self._shared.get(name)
         if shared is None:
             shared = self._joined(name, x)
@@ -150,18 +157,17 @@ class MomentCollector:
             shared.pending, shared.pending_weights = x.detach().clone(), self._weight
 
     def _joined(self, name: str, x: Tensor) -> _Shared:
-        """What a layer that is called for the first time shares with others, or has alone; in `called` in the former."""
-        module, gram = self._layers[name]
-        shape = RowShape.of(module)
-        assert shape is not None
+        """What a layer that is called for the first time has alone, or shares: then it is in `called`."""
+        wanted = self._layers[name][1]
         for other in self._shared.values():
-            if other.shape == (shape, gram) and other.calls == 1 and other.last is not None and other.last.is_still(x):
+            if other.shape == wanted and other.calls == 1 and other.last is not None and other.last.is_still(x):
                 other.members.add(name)
                 other.called.add(name)
                 self._shared[name] = other
                 return other
+        shape, gram = wanted
         made = Moments(shape.width, gram=gram, groups=shape.groups, name=name or "model")
-        self._shared[name] = _Shared(made, (shape, gram), {name})
+        self._shared[name] = _Shared(made, wanted, {name})
         return self._shared[name]
 
     def _split(self, shared: _Shared) -> dict[str, _Shared]:
@@ -169,8 +175,9 @@ class MomentCollector:
         m = shared.moments
         others = shared.members - shared.called
         name = min(others)
-        apart = _Shared(Moments(m.width, gram=m.has_gram, groups=m.groups, name=name), shared.shape, others, shared.calls)
-        apart.moments.merge(m)
+        copied = Moments(m.width, gram=m.has_gram, groups=m.groups, name=name)
+        copied.merge(m)
+        apart = _Shared(copied, shared.shape, others, shared.calls)
         self._shared |= dict.fromkeys(others, apart)
         shared.members = set(shared.called)
         self._add_pending(shared)
@@ -180,6 +187,7 @@ class MomentCollector:
         for shared in set(self._shared.values()):
             if shared.pending is not None:
                 self._split(shared)
+            shared.last = None  # the next batch may give the same tensor other weights
 
     def _add_pending(self, shared: _Shared) -> None:
         assert shared.pending is not None
@@ -188,10 +196,19 @@ class MomentCollector:
         self._add(shared, x, weights)
 
     def _add(self, shared: _Shared, x: Tensor, weights: Tensor | None) -> None:
-        module, _ = self._layers[min(shared.members)]
-        lead = x.shape[:1] if isinstance(module, nn.Conv1d | nn.Conv2d) else x.shape[:-1]
-        for rows, weight in rows_of(module, x.detach(), _fitting(weights, lead)):
-            shared.moments.add(rows.contiguous(), weight)
+        name = min(shared.members)
+        module, x = self._layers[name][0], x.detach()
+        try:
+            for rows, weight in rows_of(module, x, _fitting(weights, lead_of(module, x))):
+                shared.moments.add(rows, weight)
+        except InvalidProblem as error:
+            found = first_nonfinite(as_float_array(x)) if weights is None else None
+            bad = f"{name or 'model'}: {found[0]} at index {found[1]}; moments need finite numbers" if found else error
+            raise InvalidProblem(f"batch {self._batch}, input of {bad}") from None
+
+
+def _full(name: str, product: str) -> str:
+    return ".".join(filter(None, (name, product)))
 
 
 def _version(x: Tensor) -> int:
@@ -210,9 +227,10 @@ def _weights_of(batch: Any, weights: Weights) -> Tensor:
 
 
 def _fitting(weights: Tensor | None, lead: torch.Size) -> Tensor | None:
-    """Weights of rows with these leading dimensions, which further ones share; None where they do not fit."""
+    """Weights of rows with these leading dimensions, which further ones share, or which are flat; None where they do
+    not fit."""
     if weights is None:
         return None
     if weights.shape == lead[: weights.ndim]:
         return weights.reshape(*weights.shape, *(1,) * (len(lead) - weights.ndim)).expand(lead)
-    return weights.reshape(lead) if weights.numel() == lead.numel() else None
+    return weights.reshape(lead) if len(lead) == 1 and weights.numel() == lead[0] else None
