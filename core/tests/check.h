@@ -31,6 +31,9 @@ void test_combine(Isa isa);
 // Gates of recurrent layers on one ISA.
 void test_gates(Isa isa);
 
+// Scales of least error, error feedback and Cholesky factors on one ISA; scales of f16 only where its stores round.
+void test_solve(Isa isa, bool half_stores);
+
 // Depthwise convolution: rows and driver.
 void test_dwconv(Isa isa);
 

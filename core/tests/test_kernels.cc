@@ -621,6 +621,7 @@ int main(int argc, char** argv) {
       test_binary_rows(isa);
       test_combine(isa);
       test_gates(isa);
+      test_solve(isa, half_stores);
       test_dwconv(isa);
       test_sketch_rows(isa);
     }

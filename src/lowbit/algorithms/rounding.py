@@ -3,8 +3,9 @@
     error of a group = sum over its inputs j of d_j * e(w_j) * (w_j - s * p_j)^2,
     p_j = clamp(rne(w_j / s), qmin - z, qmax - z)
 
-`rtn` takes s and z from the range of the group. `mse` searches them with d_j = e = 1, and `weighted` with d_j = E[x_j^2],
-the mean square of the input that w_j is multiplied with, and e(w) = sqrt(m + w^2), m the mean square of the row.
+`rtn` takes s and z from the range of the group. `mse` searches them with d_j = e = 1, and `weighted` with
+d_j = E[x_j^2], the mean square of the input that w_j is multiplied with, and e(w) = sqrt(m + w^2), m the mean square of
+the row.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from lowbit.runtime.solve import Emphasis, Scales, search_scales
 # Of the scale that the range asks for. Smaller ones clip the largest weights.
 _FACTORS = {width: np.linspace(1.04, low, 24, dtype=np.float32) for width, low in ((2, 0.36), (3, 0.5), (4, 0.62))}
 _WIDE = np.linspace(1.02, 0.8, 12, dtype=np.float32)
-_OFFSETS = 1
 _PLAIN = range(-30, 31)  # exponents of weights whose squares can be summed as they are
 
 
@@ -87,7 +87,7 @@ def weighted(
     memory are the same.
 
     >>> w = np.float32([[0.9, 4.1, 7.0]])
-    >>> weighted(w, [0, 1, 0]).dequantize()[0, 1].item()
+    >>> round(weighted(w, [0, 1, 0]).dequantize()[0, 1].item(), 6)
     4.1
     """
     grid, w = Grid.of(dtype, scheme, group_size, scale_dtype, bits), matrix(weight)
@@ -136,7 +136,7 @@ def best_scales(w: Array, grid: Grid, importance: Array | None = None) -> Scales
         factors,
         grid.codes,
         symmetric=grid.symmetric,
-        offsets=_OFFSETS if grid.full_range else 0,
+        offsets=grid.offsets,
         scale_dtype=grid.scale_dtype,
     )
     return found._replace(scale=held(np.ldexp(found.scale, shift), grid.scale_dtype)) if shift else found
@@ -155,4 +155,5 @@ def held(scale: Array, dtype: str) -> Array:
         return np.clip(scale, 2.0**-24, 65504.0).astype(np.float16).astype(np.float32)
     bits = np.ascontiguousarray(scale, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-    return rounded.view(np.float32)
+    stored: Array = rounded.view(np.float32)
+    return stored

@@ -72,7 +72,8 @@ def weighted_sum(values: Array, weights: Array) -> Array:
     if len(weights) and (weights == weights[0]).all():
         # A sum of up to 2^34 integers of at most 2^19 is exact in float64.
         total += values.sum(0, dtype=np.float64).astype(np.int64)
-        return total * weights[0]
+        total *= weights[0]
+        return total
     # Weights in two limbs of at most 2^16: the partial sums of _ROWS rows stay below 2^46, exact in float64.
     limbs = np.stack([weights >> 16, weights & 0xFFFF]).astype(np.float64)
     for part in _parts(values):

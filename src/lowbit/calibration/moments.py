@@ -303,4 +303,5 @@ def _integer_weights(given: Any, shape: tuple[int, ...]) -> Array:
     good = (weights >= 0) & (weights <= _MOST_WEIGHT)
     if not good.all():
         raise InvalidProblem(f"weights: {weights[~good].flat[0]}; expected numbers from 0 to {_MOST_WEIGHT}")
-    return np.rint(weights.reshape(-1) * _ONE).astype(np.int64)
+    integers: Array = np.rint(weights.reshape(-1) * _ONE).astype(np.int64)
+    return integers
