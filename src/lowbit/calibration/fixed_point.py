@@ -24,7 +24,7 @@ _TINY = 2.0 ** (EXPONENTS[0] - BITS - 1)  # magnitudes up to this are 0 in the f
 _PRODUCT = 1 << 2 * BITS  # the largest product of two integers
 _PANEL = 256  # rows of a Gram matrix that are stored up to the same column
 _ROWS, _NBYTES = 2048, 32 << 20  # of a block that is multiplied at once, in float64
-_LEAST_ROWS = 64
+_LEAST_ROWS = 512
 
 
 class Block(NamedTuple):
@@ -121,7 +121,7 @@ class ExactSums:
     """The sums of n^T n, or of n^2, over the rows of one exponent, in int64.
 
     Of n^T n, panels of the lower triangle are kept; what they have above the diagonal is not used. Rows wait until
-    there are enough of them to be multiplied at once; they take at most a quarter of the memory of the sums.
+    there are enough of them to be multiplied at once: 512, or what takes a quarter of the memory of the sums.
     cross: rows are twice as wide, and the products of their second half with the first are summed as well.
     """
 

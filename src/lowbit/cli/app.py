@@ -74,9 +74,13 @@ def _app() -> "typer.Typer":
     from lowbit.cli.gpu import gpu_check
     from lowbit.cli.hardware import hardware
     from lowbit.cli.inspect import inspect
+    from lowbit.cli.observe import observe
     from lowbit.cli.quantize import quantize
     from lowbit.cli.tune import recommend, tune
 
-    for command in (hardware, quantize, inspect, compare, calibrate, tune, recommend, bench, dtypes, gpu_check, demo):
+    commands = (
+        hardware, quantize, inspect, compare, calibrate, observe, tune, recommend, bench, dtypes, gpu_check, demo,
+    )  # fmt: skip
+    for command in commands:
         app.command(epilog=getattr(sys.modules[command.__module__], "EPILOG", None))(command)
     return app

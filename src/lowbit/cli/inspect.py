@@ -17,6 +17,7 @@ from lowbit.numerics.errors import InvalidProblem
 
 if TYPE_CHECKING:
     from lowbit.formats.inspection import Inspection, StoredTensor
+    from lowbit.models import Override
 
 
 EPILOG = "Example: lowbit inspect model.safetensors --filter '*.q_proj.*' --sort size --top 20"
@@ -40,11 +41,15 @@ def inspect(
 ) -> None:
     """Show the tensors, dtypes and sizes of a model's file, and how it is quantized. Only headers are read."""
     from lowbit.formats.inspection import inspect_file
+    from lowbit.formats.statistics import is_statistics
     from lowbit.models import Override
 
     if sort not in (None, *_ORDERS):
         raise InvalidProblem(f"sort: {sort!r}; expected {', '.join(_ORDERS)}")
     pattern = Override(match) if match is not None else None
+    if is_statistics(file):
+        _show_statistics(file, pattern, sort, top, as_json)
+        return
     found = inspect_file(file)
     shown = [t for t in found.tensors if pattern is None or pattern.matches(t.name)]
     if sort is not None:
@@ -65,6 +70,21 @@ _ORDERS = {
     "name": lambda t: t.name,
     "dtype": lambda t: (t.dtype, -t.nbytes, t.name),
 }
+
+
+def _show_statistics(
+    folder: Path, pattern: "Override | None", sort: str | None, top: int | None, as_json: bool
+) -> None:
+    from lowbit.cli.observe import show_statistics
+    from lowbit.formats.statistics import open_statistics
+
+    if sort not in (None, "size", "name"):
+        raise InvalidProblem(f"sort: {sort!r}; expected size or name for statistics")
+    found = open_statistics(folder)
+    groups = [g for g in found.shared() if pattern is None or any(map(pattern.matches, g.names))]
+    if sort == "size":
+        groups.sort(key=lambda g: (-g.nbytes, g.names))
+    show_statistics(found, groups=groups[:top], as_json=as_json)
 
 
 def _size(count: float) -> str:

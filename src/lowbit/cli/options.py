@@ -1,16 +1,34 @@
 """Option types that several commands share."""
 
 import math
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from lowbit.numerics.errors import InvalidProblem
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def _finite(value: float) -> float:
     if not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number of seconds.")
     return value
+
+
+def bytes_of(text: str, option: str) -> int:
+    """The number of bytes that a size such as "2GB" or "512 MiB" means.
+
+    >>> bytes_of("1.5GB", "--max-memory"), bytes_of("512 MiB", "--max-memory")
+    (1500000000, 536870912)
+    """
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]i?)?b?", text.strip(), re.ASCII | re.IGNORECASE)
+    value = float(found[1]) * _UNITS[(found[2] or "").lower()] if found else 0
+    if value < 1:
+        raise InvalidProblem(f"{option}: {text!r}; expected a size such as 500MB, 2GB or 1.5GiB")
+    return int(value)
 
 
 AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

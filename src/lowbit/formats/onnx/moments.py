@@ -172,7 +172,7 @@ def _wanted(graph: Graph, names: Iterable[str] | Callable[[str], bool] | None) -
         return uses
     if callable(names):
         return [use for use in uses if names(use.name)]
-    asked, known = dict.fromkeys(names), {use.name for use in uses}
+    asked, known = dict.fromkeys(names), dict.fromkeys(use.name for use in uses)
     absent = next((name for name in asked if name not in known), None)
     if absent is not None:
         raise InvalidProblem(f"weights: {absent!r} is no weight of the model; expected {', '.join(list(known)[:8])}")
