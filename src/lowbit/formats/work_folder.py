@@ -9,9 +9,9 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
 
 from lowbit.formats.safetensors.writer import checksum
@@ -141,6 +141,8 @@ class Finished(NamedTuple):
     nbytes: int
     checksum: int
     sqnr_db: Mapping[str, float]
+    predicted_db: Mapping[str, float] = MappingProxyType({})
+    methods: Mapping[str, str] = MappingProxyType({})
 
 
 def real_target(target: str | os.PathLike[str]) -> Path:
@@ -232,6 +234,17 @@ class Assembly:
         self.finished[name] = shard
         self._write_manifest()
 
+    def finish_file(self, path: Path) -> None:
+        """Record a file of the folder that was written whole, and that a resumed run needs."""
+        self.finish(path.name, Finished(path.stat().st_size, checksum(path), {}))
+
+    def discard_files(self, names: Iterable[str]) -> None:
+        """Delete files that only a resumed run would need."""
+        found = [name for name in names if self.finished.pop(name, None) is not None]
+        self._write_manifest()
+        for name in found:
+            (self.folder / name).unlink()
+
     def commit(self) -> None:
         """Rename the folder to the target, and then remove what was there before."""
         sync_directory(self.folder)
@@ -263,10 +276,19 @@ class Assembly:
     def _write_manifest(self) -> None:
         shards = {}
         for name, f in sorted(self.finished.items()):
-            # JSON has no infinity.
-            sqnr_db = {k: round(v, 6) if abs(v) < 1e9 else str(v) for k, v in f.sqnr_db.items()}
-            shards[name] = {"bytes": f.nbytes, "checksum": f.checksum, "sqnr_db": sqnr_db}
+            shards[name] = {"bytes": f.nbytes, "checksum": f.checksum, "sqnr_db": _rounded(f.sqnr_db)}
+            if f.methods:
+                shards[name] |= {"predicted_db": _rounded(f.predicted_db), "methods": dict(f.methods)}
         self._work.mark({"fingerprint": self.fingerprint, "shards": shards})
+
+
+def _rounded(figures: Mapping[str, float]) -> dict[str, float | str]:
+    """Decibels for JSON, which has no infinity."""
+    return {k: round(v, 6) if abs(v) < 1e9 else str(v) for k, v in figures.items()}
+
+
+def _floats(figures: Mapping[str, Any]) -> dict[str, float]:
+    return {str(k): float(v) for k, v in figures.items()}
 
 
 def _finished(folder: Path) -> tuple[str, dict[str, Finished]]:
@@ -276,7 +298,13 @@ def _finished(folder: Path) -> tuple[str, dict[str, Finished]]:
         return "", {}
     try:
         shards = {
-            name: Finished(int(s["bytes"]), int(s["checksum"]), {str(k): float(v) for k, v in s["sqnr_db"].items()})
+            name: Finished(
+                int(s["bytes"]),
+                int(s["checksum"]),
+                _floats(s["sqnr_db"]),
+                _floats(s.get("predicted_db", {})),
+                {str(k): str(v) for k, v in s.get("methods", {}).items()},
+            )
             for name, s in found["shards"].items()
             if Path(name).name == name
         }

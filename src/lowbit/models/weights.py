@@ -31,28 +31,36 @@ _NEEDS = {"weighted": "second moments", "gptq": "a Gram matrix"}
 
 
 class LayerInputs:
-    """What is known of the rows that a layer multiplies. Layers that share their inputs share one, and its factor."""
+    """What is known of the rows that a layer multiplies. Layers that share their inputs share one, and its factors.
+
+    The moments are let go of once their Gram matrices are factored.
+    """
 
     def __init__(self, moments: Moments) -> None:
-        self.moments = moments
+        self._moments: Moments | None = moments
+        self.groups, self.width, self.has_gram = moments.groups, moments.width, moments.has_gram
+        self.count = moments.count
 
     @cached_property
     def diagonals(self) -> npt.NDArray[Any]:
         """E[x^2] of each input, [groups, width]."""
-        return self.moments.diagonal().reshape(self.moments.groups, self.moments.width)
+        if self._moments is None:
+            return np.stack([f.diagonal - f.added for f in self.factors])
+        return self._moments.diagonal().reshape(self.groups, self.width)
 
     @cached_property
     def factors(self) -> tuple[Factor, ...]:
         """The factor of E[x x^T] of each group, for GPTQ."""
-        width = self.moments.width
-        return tuple(factored(gram, width) for gram in self.moments.gram().reshape(-1, width, width))
+        assert self._moments is not None
+        gram, self._moments = self._moments.gram(), None
+        return tuple(factored(each, self.width) for each in gram.reshape(-1, self.width, self.width))
 
-    @property
-    def has_gram(self) -> bool:
-        return self.moments.has_gram
+    def energies(self, *matrices: npt.NDArray[np.float32]) -> tuple[float, ...]:
+        """The mean square of what each of these matrices [outputs, inputs] makes of the inputs, summed over outputs."""
+        return tuple(sum(map(self._energy, range(self.groups), np.split(m, self.groups))) for m in matrices)
 
-    def energy(self, group: int, rows: npt.NDArray[np.float32]) -> float:
-        """The mean square of what these rows of a weight, or of its error, make of the inputs: the sum of w^T H w."""
+    def _energy(self, group: int, rows: npt.NDArray[np.float32]) -> float:
+        """The sum of w^T H w over rows."""
         if not self.has_gram:
             return float((np.square(rows, dtype=np.float64) @ self.diagonals[group]).sum())
         factor = self.factors[group]
@@ -79,9 +87,20 @@ def method_for(recipe: WeightRecipe, inputs: LayerInputs | None = None, *, name:
     needs = _NEEDS.get(recipe.method)
     if needs is not None and (inputs is None or (recipe.method == "gptq" and not inputs.has_gram)):
         raise InvalidProblem(f"{name}: {recipe.method} needs {needs} of its inputs, and there are none; give data")
-    if recipe.granularity == "tensor" and recipe.method != "rtn":
-        raise InvalidProblem(f"{name}: {recipe.method} chooses scales per channel or group; one for all takes rtn")
+    if recipe.granularity == "tensor" and recipe.method not in ("rtn", "mse"):
+        raise InvalidProblem(f"{name}: {recipe.method} chooses scales per channel or group; one for all takes rtn or mse")
     return recipe.method
+
+
+def needs_of(recipe: WeightRecipe) -> str:
+    """What the method uses of a layer's inputs where it is known: "gram", "diagonal" (mean squares), or nothing.
+
+    >>> needs_of(WeightRecipe("int4")), needs_of(WeightRecipe("int4", method="weighted")), needs_of(WeightRecipe("int8"))
+    ('gram', 'diagonal', '')
+    """
+    if recipe.method == "auto":
+        return "" if recipe.dtype in ("int8", "uint8") or recipe.granularity == "tensor" else "gram"
+    return {"weighted": "diagonal", "awq": "diagonal", "gptq": "gram", "adaround": "gram"}.get(recipe.method, "")
 
 
 def quantize_weight(
@@ -92,12 +111,14 @@ def quantize_weight(
     name: str = "weight",
     inputs: LayerInputs | None = None,
     scale_dtype: str = "float32",
+    either_sign: bool = True,
 ) -> QuantizedTensor:
     """The weight quantized by this recipe, with scales along `axis` (the output channels), or groups on the last axis.
 
     Groups need a matrix [outputs, inputs]. inputs: what is known of the rows that the weight multiplies, in the order
     of its elements per output channel. scale_dtype: the type in which the scales are stored: those chosen are numbers
-    of it. Weights with NaN or Inf raise InvalidProblem with name and index.
+    of it. either_sign: symmetric scales may be negative, which gains 0.5 dB and takes zero points of 0 and -1. Weights
+    with NaN or Inf raise InvalidProblem with name and index.
 
     >>> w = np.linspace(-1, 1, 4 * 64, dtype=np.float32).reshape(4, 64)
     >>> q = quantize_weight(w, WeightRecipe("int4", group_size=32))
@@ -111,6 +132,11 @@ def quantize_weight(
         if method == "rtn":
             return _rounded(weight, recipe, axis, name, scale_dtype)
         grid = Grid.of(recipe.dtype, recipe.scheme, recipe.group_size, scale_dtype, full_range=_uses_all(recipe))
+        grid = replace(grid, either_sign=either_sign)
+        if recipe.granularity == "tensor":
+            q = _solved(matrix(weight.reshape(1, -1), name), method, grid, inputs)
+            whole = q.params.replace(axis=None, scale=q.params.scale[0], zero_point=q.params.zero_point[0])
+            return QuantizedTensor.from_codes(q.unpack().reshape(weight.shape), whole)
         return _by_rows(weight, axis, lambda rows: _solved(matrix(rows, name), method, grid, inputs))
     except InvalidProblem:
         refuse_nonfinite(weight, name)  # only after an error: the search costs as much as quantizing
@@ -123,9 +149,7 @@ def predicted_db(weight: npt.NDArray[Any], q: QuantizedTensor, inputs: LayerInpu
     weight: [outputs, inputs], as q is.
     """
     w = np.ascontiguousarray(weight.reshape(len(weight), -1), np.float32)
-    error = w - np.asarray(q.dequantize(), np.float32).reshape(w.shape)
-    groups = inputs.moments.groups
-    return sqnr_db(*(sum(map(inputs.energy, range(groups), np.split(rows, groups))) for rows in (w, error)))
+    return sqnr_db(*inputs.energies(w, w - np.asarray(q.dequantize(), np.float32).reshape(w.shape)))
 
 
 def fitted(weights: WeightRecipe, inputs: int) -> tuple[WeightRecipe, str]:
@@ -180,8 +204,15 @@ def _rounded(
     elif recipe.granularity == "channel":
         options["axis"] = axis
     q = quantize(weight, recipe.dtype, name=name, **options)
-    scale = held(q.params.scale, scale_dtype)
-    return q if scale_dtype == "float32" else quantize(weight, params=q.params.replace(scale=scale))
+    if scale_dtype == "float32":
+        return q
+    p = q.params
+    wanted, scale = p.scale.astype(np.float64), held(p.scale, scale_dtype)
+    if scale_dtype == "float16":  # among its smallest numbers the nearest may clip by more than half a step
+        steps = p.qmax - p.qmin if p.zero_point.any() else p.qmax
+        short = scale * (steps + 0.5) < wanted * steps
+        scale = np.where(short, np.nextafter(scale.astype(np.float16), np.float16(np.inf)).astype(np.float32), scale)
+    return quantize(weight, params=p.replace(scale=scale))
 
 
 def _by_rows(
@@ -200,7 +231,7 @@ def _solved(w: npt.NDArray[Any], method: str, grid: Grid, inputs: LayerInputs | 
     if method == "mse":
         return nearest(w, grid, best_scales(w, grid))
     assert inputs is not None
-    groups, width = inputs.moments.groups, inputs.moments.width
+    groups, width = inputs.groups, inputs.width
     if w.shape[1] != width or len(w) % groups:
         raise InvalidProblem(
             f"inputs: moments of {groups} × {width} inputs; the weight has {len(w)} outputs of {w.shape[1]} inputs"

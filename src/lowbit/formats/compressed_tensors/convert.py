@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from lowbit._version import __version__
+from lowbit.calibration import Moments
 from lowbit.formats.compressed_tensors.plan import Item, Plan, existing_quantization, plan_checkpoint, read_config
+from lowbit.formats.compressed_tensors.solved import SolvedWeights
+from lowbit.formats.compressed_tensors.solver import Solver, solver_of
 from lowbit.formats.compressed_tensors.stream import stream_shard
 from lowbit.formats.pickled import PickledCheckpoint, is_pickled
 from lowbit.formats.safetensors.checkpoint import INDEX, Checkpoint, inside
 from lowbit.formats.safetensors.writer import ShardWriter
 from lowbit.formats.work_folder import MANIFEST, Assembly, Finished, real_target
 from lowbit.models.recipe import Recipe
-from lowbit.models.report import ModelReport
+from lowbit.models.report import ModelReport, WeightRow
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.files.atomic import refuse_unwritable, written_whole
 
@@ -44,9 +47,20 @@ def quantize_checkpoint(
     overwrite: bool = False,
     max_shard_bytes: int = 5_000_000_000,
     allow_pickle: bool = False,
+    data: Any = None,
+    stats: Mapping[str, Moments] | None = None,
+    sequence_length: int | None = None,
+    max_sequences: int | None = None,
+    max_memory: int | None = None,
     progress: Progress | None = None,
 ) -> ModelReport:
     """Write the checkpoint quantized by a recipe, as compressed-tensors, and report what was done to each weight.
+
+    data: text that shows what the layers of a causal language model are multiplied with: a `.txt` or `.jsonl` file, a
+    folder of them, strings, or lists of tokens; it is cut into at most `max_sequences` (32) sequences of
+    `sequence_length` (1024) tokens. The recipe's method "auto" is then GPTQ, layer by layer. stats: moments of the inputs
+    by the names of weights, in place of data. max_memory: bytes of the whole process; where a layer's Gram matrix does
+    not fit, its weights are quantized with mean squares alone, and the row says so.
 
     source: a `.safetensors` file, a folder, or an index of shards; `.bin` files only with `allow_pickle`. The target
     is there whole or not at all; `resume` continues an interrupted run and gives the same bytes. A link to a folder
@@ -78,16 +92,19 @@ def quantize_checkpoint(
         if strict:
             _refuse_skipped(plan)
         rest = _rest(opened.folder)
-        fingerprint = _fingerprint(opened, config, made, max_shard_bytes)
+        solver = solver_of(opened, plan, made, data, stats, sequence_length, max_sequences, max_memory)
+        fingerprint = _fingerprint(opened, config, made, max_shard_bytes, solver.fingerprint)
         with Assembly(target, fingerprint, resume=resume, overwrite=overwrite) as assembly:
+            solved = SolvedWeights(assembly, plan.items)
             if not assembly.complete:
-                _write(opened, plan, config, rest, assembly, progress)
-        losses = {name: db for shard in assembly.finished.values() for name, db in shard.sqnr_db.items()}
-        rows = [dataclasses.replace(row, sqnr_db=losses.get(row.name)) for row in plan.rows]
+                if any(name not in assembly.finished for name in plan.shards):
+                    solver.solve(solved, progress)
+                _write(opened, plan, config, rest, assembly, solved, progress)
+        rows = [_completed(row, assembly, solved, solver) for row in plan.rows]
         after = sum(shard.nbytes for shard in assembly.finished.values())
         report = ModelReport(os.fspath(source), str(target), _FORMAT, made.to_dict(), rows, opened.nbytes, after)
         spent = time.perf_counter() - start
-        notes = list(plan.notes)
+        notes = [*plan.notes, *solver.notes]
         if not config:
             notes.append("the source has no config.json; the new one holds only the quantization_config")
         if assembly.complete:
@@ -111,6 +128,7 @@ def _write(
     config: Mapping[str, Any],
     rest: list[Path],
     assembly: Assembly,
+    solved: SolvedWeights,
     progress: Progress | None,
 ) -> None:
     total = sum(item.info.nbytes for item in plan.items)
@@ -131,8 +149,9 @@ def _write(
             continue
         tensors = [stored for item in items for stored in item.stored]
         with ShardWriter(assembly.folder / name, tensors, {"format": "pt"}) as shard:
-            losses = stream_shard(source, items, shard, tell)
-        assembly.finish(name, Finished(shard.nbytes, shard.checksum, losses))
+            losses = stream_shard(source, items, shard, tell, solved)
+        predicted, methods = solved.figures(item.info.name for item in items)
+        assembly.finish(name, Finished(shard.nbytes, shard.checksum, losses, predicted, methods))
     for file in rest:
         with open(file, "rb") as given, written_whole(assembly.folder / file.name, binary=True) as copy:
             shutil.copyfileobj(given, copy)
@@ -140,7 +159,24 @@ def _write(
     if len(plan.shards) > 1:
         where = {s.name: name for name, items in plan.shards.items() for item in items for s in item.stored}
         _write_json(assembly.folder / INDEX, {"metadata": {"total_size": plan.nbytes}, "weight_map": where})
+    solved.discard()
     assembly.commit()
+
+
+def _completed(row: WeightRow, assembly: Assembly, solved: SolvedWeights, solver: Solver) -> WeightRow:
+    """The row with what was measured."""
+    if not row.treated:
+        return row
+    shard = next(s for s in assembly.finished.values() if row.name in s.sqnr_db)
+    note = "; ".join(filter(None, (row.note, solver.remarks.get(row.name))))
+    return dataclasses.replace(
+        row,
+        sqnr_db=shard.sqnr_db[row.name],
+        method=shard.methods.get(row.name, row.method),
+        predicted_db=shard.predicted_db.get(row.name),
+        seconds=solved.seconds.get(row.name, 0.0),
+        note=note,
+    )
 
 
 def _rest(folder: Path) -> list[Path]:
@@ -165,9 +201,11 @@ def _refuse_skipped(plan: Plan) -> None:
         raise InvalidProblem(f"strict: {skipped[0].name} cannot be treated: {skipped[0].why_not}{more}")
 
 
-def _fingerprint(source: Checkpoint, config: Mapping[str, Any], recipe: Recipe, max_shard_bytes: int) -> str:
+def _fingerprint(
+    source: Checkpoint, config: Mapping[str, Any], recipe: Recipe, max_shard_bytes: int, statistics: Any
+) -> str:
     """A digest of everything that the output depends on; the contents of the source count by size and time."""
     files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in source.files]
     tensors = [(t.name, t.dtype, t.shape, t.file.name, t.offset) for t in source.tensors.values()]
-    said = [__version__, files, tensors, config, recipe.to_dict(), max_shard_bytes]
+    said = [__version__, files, tensors, config, recipe.to_dict(), max_shard_bytes, statistics]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

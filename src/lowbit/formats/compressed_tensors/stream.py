@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from lowbit.formats.compressed_tensors.plan import Item
 from lowbit.formats.compressed_tensors.scheme import widened
+from lowbit.formats.compressed_tensors.solved import SolvedWeights
 from lowbit.formats.safetensors.checkpoint import Checkpoint, as_array
 from lowbit.formats.safetensors.writer import ShardWriter
 from lowbit.models.weights import quantize_weight, refuse_nonfinite
@@ -38,24 +39,35 @@ class _Piece:
     item: Item
     start: int
     nbytes: int
+    is_solved: bool = False
     data: Array = field(init=False)
     stored: list[Array] = field(default_factory=list)  # of quantized rows: codes, scales, and zero points if any
     energy: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))  # of the rows, and of their errors
 
 
 def stream_shard(
-    source: Checkpoint, items: Iterable[Item], shard: ShardWriter, progress: Callable[[Item, int], None]
+    source: Checkpoint,
+    items: Iterable[Item],
+    shard: ShardWriter,
+    progress: Callable[[Item, int], None],
+    solved: SolvedWeights,
 ) -> dict[str, float]:
     """Write all tensors of a shard; returns the SQNR of each quantized tensor. `progress` gets the bytes read.
 
-    Matrices are quantized in blocks of rows; a matrix with one scale is held whole.
+    Matrices are quantized in blocks of rows; a matrix with one scale is held whole. Those that are solved are copied.
     """
     energies: dict[str, npt.NDArray[np.float64]] = {}
     zeros: list[Array] = []
 
     def read(piece: _Piece) -> _Piece:
+        name = piece.item.info.name
+        if piece.is_solved:
+            rows, figures = solved.read(name)
+            piece.stored, piece.energy = [part for part in rows if part is not None], np.array(figures.energy)
+            piece.data = np.empty(0, np.uint8)
+            return piece
         piece.data = writer.buffer(piece.nbytes)
-        source.read_into(piece.item.info.name, piece.start, piece.data)
+        source.read_into(name, piece.start, piece.data)
         return piece
 
     workers = min(get_num_threads(), _WORKERS)
@@ -66,7 +78,7 @@ def stream_shard(
         ThreadPoolExecutor(workers) as pool,
         ThreadPoolExecutor(1, "lowbit-read") as reader,
     ):
-        for piece in _ahead(pool, _quantized, _ahead(reader, read, _pieces(items), _AHEAD), workers):
+        for piece in _ahead(pool, _quantized, _ahead(reader, read, _pieces(items, solved), _AHEAD), workers):
             item = piece.item
             if item.scheme is None:
                 writer.put(item.stored[0].name, piece.data, free=piece.data)
@@ -97,10 +109,13 @@ def _ahead(
         yield waiting.popleft().result()
 
 
-def _pieces(items: Iterable[Item]) -> Iterator[_Piece]:
+def _pieces(items: Iterable[Item], solved: SolvedWeights) -> Iterator[_Piece]:
     for item in items:
         info = item.info
         step = _PIECE
+        if item.scheme is not None and info.name in solved:
+            yield _Piece(item, 0, info.nbytes, is_solved=True)
+            continue
         if item.scheme is not None:
             row = info.nbytes // info.shape[0]
             whole = item.scheme.weights.granularity == "tensor"
@@ -112,7 +127,7 @@ def _pieces(items: Iterable[Item]) -> Iterator[_Piece]:
 def _quantized(piece: _Piece) -> _Piece:
     """The piece with its rows quantized, where it has a scheme."""
     info, scheme = piece.item.info, piece.item.scheme
-    if scheme is None:
+    if scheme is None or piece.is_solved:
         return piece
     columns = info.shape[1]
     weight = as_array(piece.data, info.dtype, (-1, columns), info.name)

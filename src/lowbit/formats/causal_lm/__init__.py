@@ -1,0 +1,1 @@
+"""Causal language models in checkpoints, run by transformers one decoder layer at a time."""
