@@ -216,6 +216,44 @@ def test_a_run_that_was_killed_before_its_first_shard_leaves_nothing_that_stands
         shutil.rmtree(tmp_path / "q")
 
 
+# ---- statistics -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("replacing", [False, True])
+def test_statistics_are_old_or_new_and_resuming_ends_in_the_same_bytes(replacing, tmp_path):
+    from lowbit.calibration import Moments
+    from lowbit.formats.statistics import DataPart, StatisticsWriter
+
+    def write(folder: Path, model: str, **options: Any) -> None:
+        with StatisticsWriter(folder, model=model, data=DataPart("d", 3), options={}, **options) as writer:
+            for name in () if writer.complete else {"a", "b"} - set(writer.finished):
+                moments = Moments(3)
+                moments.add(np.full((4, 3), ord(name), np.float32))
+                writer.put([name], moments)
+            if not writer.complete:
+                writer.commit()
+
+    target, whole = tmp_path / "q", {}
+    for model in ("old", "new"):
+        write(tmp_path / model, model)
+        whole[model] = contents(tmp_path / model)
+    seen = set()
+    for step in range(1, 1000):
+        shutil.rmtree(target, ignore_errors=True)
+        if replacing:
+            shutil.copytree(tmp_path / "old", target)
+        called = killed_before(step, lambda: write(target, "new", overwrite=replacing))
+        seen.add(called)
+        if target.exists():
+            assert contents(target) in ([whole["old"], whole["new"]] if replacing else [whole["new"]]), called
+        write(target, "new", resume=True, overwrite=replacing)
+        assert contents(target) == whole["new"]
+        assert listed(tmp_path) == ["new", "old", "q"], called
+        if not called:
+            break
+    assert {"mkdir", "fsync", "replace", "rename", ""} <= seen
+
+
 # ---- an ONNX model and its data -----------------------------------------------------------------------
 
 

@@ -46,12 +46,12 @@ def observe_file(
     >>> import tempfile
     >>> from importlib import resources
     >>> import numpy as np
-    >>> x = np.random.default_rng(0).standard_normal((600, 1, 8, 8)).astype(np.float32)
+    >>> x = np.random.default_rng(0).standard_normal((60, 1, 8, 8)).astype(np.float32)
     >>> with tempfile.TemporaryDirectory() as folder, resources.as_file(resources.files("lowbit.data")) as models:
     ...     np.save(f"{folder}/x.npy", x)
-    ...     stats = observe_file(models / "digits_cnn.onnx", f"{folder}/x.npy", f"{folder}/stats", progress=False)
-    ...     stats["fc1.weight"].count, stats.notes()
-    (600, [])
+    ...     found = observe_file(models / "digits_cnn.onnx", f"{folder}/x.npy", f"{folder}/s", progress=False)
+    ...     found["fc1.weight"].count, len(found.notes())  # one on layers with more inputs than rows
+    (60, 1)
     """
     path, cut = Path(source), Shard.parse(shard) if isinstance(shard, str) else shard or Shard()
     if is_statistics(path):
@@ -67,7 +67,11 @@ def observe_file(
     if kind == "checkpoint":
         raise Unsupported(f"{path}: a checkpoint; statistics are collected from .onnx models")
     with onnx_extra():
-        from lowbit.formats.onnx.moments import POSITIONS, iterate_moments
+        from lowbit.formats.onnx.moments import POSITIONS, inputs_of, iterate_moments, prepared
+        from lowbit.formats.onnx.weight_uses import weights
+    graph = prepared(path)
+    if not inputs_of(graph, weights(graph)):
+        raise InvalidProblem(f"{path}: no MatMul, Gemm, Conv or recurrent layer with a weight; nothing to observe")
     records = _Records(path, data, batch_size, max_batches, cut, progress)
     options = {"gram": gram, "positions": POSITIONS, "batch_size": records.batch_size}
     about: dict[str, Any] = {"model": model_fingerprint(path), "data": records.digest.part(cut), "options": options}
@@ -76,7 +80,7 @@ def observe_file(
             done = frozenset(writer.finished)
             wanted: dict[str, Any] = {"weights": lambda name: name not in done, "gram": gram}
             try:
-                for found in iterate_moments(path, records, **wanted, max_bytes=max_bytes, progress=progress):
+                for found in iterate_moments(graph, records, **wanted, max_bytes=max_bytes, progress=progress):
                     for names, moments in shared_moments(found):
                         writer.put(names, moments)
                     found.clear()  # before the next pass fills memory

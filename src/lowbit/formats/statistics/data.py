@@ -127,7 +127,8 @@ class DataDigest:
         """All of the records, or a shard of them."""
         shard = shard or Shard()
         if len(self) < shard.of:
-            raise InvalidProblem(f"shard: {shard}; the data have {len(self)} records, so some shards are empty")
+            have = "1 record" if len(self) == 1 else f"{len(self)} records"
+            raise InvalidProblem(f"shard: {shard}; the data have {have}, and each shard needs one; take fewer shards")
         digest, order = (hashlib.sha256(b"".join(r)).hexdigest() for r in (sorted(self._records), self._records))
         return DataPart(digest, len(self), shard.of, (shard.index,), "" if shard.of == 1 else order)
 
