@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowbit.cli.errors import refuse_given, refuse_unwritable
-from lowbit.cli.options import AS_JSON, BATCH_SIZE, DATA, EVAL_DATA, MAX_BATCHES, METRIC, SECONDS, THREADS
+from lowbit.cli.options import (
+    AS_JSON,
+    BATCH_SIZE,
+    DATA,
+    EVAL_DATA,
+    MAX_BATCHES,
+    METRIC,
+    SECONDS,
+    SEQUENCE_LENGTH,
+    THREADS,
+    bytes_of,
+)
 from lowbit.cli.report import show_report
 from lowbit.cli.screen import printable, screen
 from lowbit.numerics.errors import InvalidProblem
@@ -23,7 +34,9 @@ EPILOG = """Examples:
 
   lowbit quantize model.onnx -r static-int8 --data batches/ --report report.html
 
-  lowbit quantize llm/ -r W4A16 -o llm-int4 --skip lm_head
+  lowbit quantize llm/ -r W4A16 --data text.txt -o llm-int4
+
+  lowbit quantize llm/ -r W4A16_ASYM --group-size 64 --stats stats/ -o llm-int4
 """
 
 _OUTPUT = Annotated[
@@ -45,7 +58,28 @@ _GROUP_SIZE = Annotated[
 ]
 _METHOD = Annotated[
     str | None,
+    typer.Option(
+        help="How weights are quantized: rtn, mse, hqq, weighted, gptq, awq or adaround. The default is the best for what is "
+        "given: gptq with --data or --stats, mse without, and rtn for 8 bits. Or the calibration of static activations, as "
+        "--activation-method.",
+        metavar="NAME",
+    ),
+]
+_ACTIVATION_METHOD = Annotated[
+    str | None,
     typer.Option(help="Calibration of static activations: adaptive, min_max, mse, percentile:99.9 ...", metavar="NAME"),
+]
+_STATS = Annotated[
+    Path | None,
+    typer.Option(help="Statistics of what weights are multiplied with, as lowbit observe writes them.", metavar="PATH"),
+]
+_MAX_MEMORY = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory of the whole process, such as 4GB; weights whose statistics do not fit get a simpler method, and their "
+        "rows say so. Checkpoints only.",
+        metavar="SIZE",
+    ),
 ]
 _SKIP = Annotated[
     list[str], typer.Option(help="Name of weights to leave float: a pattern or /regex/. Repeatable.", metavar="PATTERN")
@@ -103,6 +137,10 @@ def quantize(
     metric: METRIC = None,
     group_size: _GROUP_SIZE = None,
     method: _METHOD = None,
+    activation_method: _ACTIVATION_METHOD = None,
+    stats: _STATS = None,
+    sequence_length: SEQUENCE_LENGTH = None,
+    max_memory: _MAX_MEMORY = None,
     skip: _SKIP = [],  # noqa: B006
     operator: _OPERATOR = "auto",
     optimize: _OPTIMIZE = "balanced",
@@ -126,8 +164,8 @@ def quantize(
 
     if report is not None:
         refuse_unwritable("--report", report, (".html", ".json"))
-    _refuse_idle(ctx, source, data is not None or eval_data is not None, seconds)
-    changed = _recipe(source, recipe, group_size, method, skip)
+    _refuse_idle(ctx, source, data is not None, eval_data is not None, seconds)
+    changed = _recipe(source, recipe, group_size, method, activation_method, skip)
     target = output if output is not None else default_target(source, changed)
     if report is not None:
         refuse_report(report, source, target, overwrite)
@@ -135,7 +173,8 @@ def quantize(
     options |= {"batch_size": batch_size, "max_batches": max_batches}
     options |= {"strict": strict, "overwrite": overwrite, "resume": resume, "allow_pickle": allow_pickle}
     options |= {"external_data": external_data or "auto", "operator": operator, "optimize": optimize}
-    options |= {"target_cpu": target_cpu, "force": force}
+    options |= {"target_cpu": target_cpu, "force": force, "stats": stats, "sequence_length": sequence_length}
+    options |= {"max_memory": None if max_memory is None else bytes_of(max_memory, "--max-memory")}
     options |= {"progress": not as_json}
     made = quantize_file(source, target, changed, seconds=seconds, threads=tuple(threads), **options)
     with says_what_is_kept(target):
@@ -154,25 +193,34 @@ def quantize(
             shown.print(f"Report: {printable(str(report))}", style="dim")
 
 
-def _refuse_idle(ctx: typer.Context, source: Path, is_run: bool, seconds: float) -> None:
+def _refuse_idle(ctx: typer.Context, source: Path, has_data: bool, has_eval_data: bool, seconds: float) -> None:
     """Raise where an option was given that would be ignored."""
     from lowbit.formats.files import kind_of
 
     timed = () if seconds == 0 else ("seconds",)  # 0 asks for nothing
     if kind_of(source) == "checkpoint":
-        why = "checkpoints are quantized by their weights alone, and not run"
-        refuse_given(ctx, why, "data", "eval_data", "batch_size", "max_batches", "metric", "threads", *timed)
+        why = "the result of a checkpoint is not run"
+        refuse_given(ctx, why, "eval_data", "batch_size", "metric", "threads", *timed)
         refuse_given(ctx, "only ONNX models have it", "operator", "optimize", "target_cpu", "external_data", "force")
+        if not has_data:
+            refuse_given(ctx, "without --data nothing is run", "max_batches", "sequence_length", "max_memory")
     else:
-        refuse_given(ctx, "only checkpoints have it", "allow_pickle")
-        if not is_run:
+        refuse_given(ctx, "only checkpoints have it", "allow_pickle", "sequence_length", "max_memory")
+        if not has_data and not has_eval_data:
             why = "without --data nothing is run"
             refuse_given(ctx, why, "batch_size", "max_batches", "threads", *timed)
     if seconds == 0:
         refuse_given(ctx, "with --seconds 0 no latency is measured", "threads")
 
 
-def _recipe(source: Path, name: str | None, group_size: int | None, method: str | None, skip: list[str]) -> "Recipe":
+def _recipe(
+    source: Path,
+    name: str | None,
+    group_size: int | None,
+    method: str | None,
+    activation_method: str | None,
+    skip: list[str],
+) -> "Recipe":
     """The recipe with the changes that the command line asks for."""
     from lowbit.formats.files import default_recipe, kind_of
     from lowbit.models import Recipe
@@ -186,7 +234,30 @@ def _recipe(source: Path, name: str | None, group_size: int | None, method: str 
             )
         made = made.but(weights=replace(made.weights, group_size=group_size))
     if method is not None:
-        if made.activations is None or made.activations.dynamic:
-            raise InvalidProblem(f"method: {method!r}; {made.name} has no static activations to find ranges for")
-        made = made.but(activations=replace(made.activations, method=method))
+        made = _with_method(made, method)
+    if activation_method is not None:
+        made = _with_activation_method(made, activation_method, "activation_method")
     return made.but(skip=skip) if skip else made
+
+
+def _with_method(recipe: "Recipe", method: str) -> "Recipe":
+    """The recipe with a method of weights, or with one that only static activations have."""
+    from lowbit.models.recipe import METHODS
+
+    if method not in METHODS:
+        return _with_activation_method(recipe, method, "method")
+    if method == "mse" and recipe.activations is not None and not recipe.activations.dynamic:
+        raise InvalidProblem(
+            "method: mse; weights and static activations have it; use --activation-method mse for the latter, and a recipe "
+            "file for the former"
+        )
+    return recipe.but(weights=replace(recipe.weights, method=method))
+
+
+def _with_activation_method(recipe: "Recipe", method: str, option: str) -> "Recipe":
+    if recipe.activations is None or recipe.activations.dynamic:
+        from lowbit.models.recipe import METHODS
+
+        known = f"expected {', '.join(METHODS)}" if option == "method" else "use --method for weights"
+        raise InvalidProblem(f"{option}: {method!r}; {recipe.name} has no static activations to find ranges for; {known}")
+    return recipe.but(activations=replace(recipe.activations, method=method))

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lowbit.calibration import Moments
 from lowbit.formats.inspection import onnx_extra
+from lowbit.formats.statistics.folder import open_statistics
 from lowbit.models import ModelReport, Recipe
 from lowbit.numerics.errors import InvalidProblem, add_note
 from lowbit.runtime.files.atomic import refuse_unwritable
@@ -82,20 +84,25 @@ def quantize_file(
     target_cpu: str = "any",
     external_data: bool | str = "auto",
     allow_pickle: bool = False,
+    stats: str | os.PathLike[str] | Mapping[str, Moments] | None = None,
+    sequence_length: int | None = None,
+    max_memory: int | None = None,
     progress: bool = True,
 ) -> ModelReport:
     """Quantize a model's file by a recipe, and report what was done to every weight and what was measured.
 
     An ONNX model becomes an ONNX model, a safetensors checkpoint a folder in the compressed-tensors layout. recipe: the
     name of a preset, a file, a mapping or a Recipe; by default dynamic-int8 for ONNX and W4A16 for checkpoints. data:
-    batches for ranges and for comparing outputs: .npz or .npy files, a folder of them, or mappings from input names to
-    arrays. eval_data: other batches to compare outputs on, as ranges fit the data that they were found in. metric: a
-    function of (predict, batches) that returns one number, or `module:function`. seconds: how long latency is measured;
-    0 skips it. operator, optimize, target_cpu and force: see `quantize_onnx`.
+    batches for ranges, for statistics of what weights are multiplied with, and for comparing outputs: .npz or .npy files,
+    a folder of them, or mappings from input names to arrays; of a checkpoint text, `max_batches` sequences of
+    `sequence_length` tokens. stats: such statistics, or the folder that `lowbit observe` wrote them to. eval_data: other
+    batches to compare outputs on, as ranges fit the data that they were found in. metric: a function of (predict,
+    batches) that returns one number, or `module:function`. seconds: how long latency is measured; 0 skips it. operator,
+    optimize, target_cpu and force: see `quantize_onnx`; max_memory: see `quantize_checkpoint`.
     """
     kind = kind_of(source)
     made = default_recipe(source) if recipe is None else Recipe.of(recipe)
-    for batches_of in (data, eval_data):
+    for batches_of in (None if kind == "checkpoint" else data, eval_data):
         check_measuring(batches_of, batch_size, max_batches, seconds, threads)
     to = Path(target) if target is not None else default_target(source, made)
     _refuse_existing(to, kind, overwrite or resume)
@@ -104,8 +111,9 @@ def quantize_file(
         needing = {"metric": metric, "batch_size": batch_size, "max_batches": max_batches}
         _refuse("given without data; give data too", **needing)
     shared: dict[str, Any] = {"strict": strict, "overwrite": overwrite}
+    moments = open_statistics(stats) if isinstance(stats, str | os.PathLike) else stats
     if kind == "checkpoint":
-        _refuse("given; checkpoints are quantized by their weights alone", data=data, eval_data=eval_data)
+        _refuse("given; checkpoints are not run to be compared", eval_data=eval_data, metric=metric, batch_size=batch_size)
         given = {
             "operator": operator != "auto",
             "optimize": optimize != "balanced",
@@ -115,10 +123,18 @@ def quantize_file(
         _refuse("given; only ONNX models have it", **given, external_data=external_data != "auto")
         from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 
-        with _bar(progress) as bar:
-            shared |= {"resume": resume, "allow_pickle": allow_pickle, "progress": bar}
+        with bar(progress) as tell:
+            shared |= {"resume": resume, "allow_pickle": allow_pickle, "progress": tell}
+            shared |= {"data": data, "stats": moments, "sequence_length": sequence_length}
+            shared |= {"max_sequences": max_batches, "max_memory": max_memory}
             return quantize_checkpoint(source, to, made, **shared).but(machine=_machine())
-    _refuse("given; only checkpoints have it", resume=resume, allow_pickle=allow_pickle)
+    _refuse(
+        "given; only checkpoints have it",
+        allow_pickle=allow_pickle,
+        resume=resume,
+        sequence_length=sequence_length,
+        max_memory=max_memory,
+    )
     with onnx_extra():
         from lowbit.formats.onnx.batches import reread
         from lowbit.formats.onnx.convert import quantize_onnx
@@ -132,7 +148,8 @@ def quantize_file(
         "force": force,
     }
     shared["progress"] = progress
-    report = quantize_onnx(source, to, made, data=None if batches is None else batches.feeds(), **shared)
+    feeds = None if batches is None else batches.feeds()
+    report = quantize_onnx(source, to, made, data=feeds, stats=moments, **shared)
     with says_what_is_kept(to):
         named = None if function is None else (metric if isinstance(metric, str) else function.__name__, function)
         compared_on = "calibration data" if eval_data is None and made.needs_data else "evaluation data"
@@ -257,7 +274,7 @@ def _machine(runtime: str | None = None) -> dict[str, Any]:
 
 
 @contextmanager
-def _bar(wanted: bool) -> Iterator[Callable[[int, int, str], None] | None]:
+def bar(wanted: bool) -> Iterator[Callable[[int, int, str], None] | None]:
     """A progress bar on stderr, where it is wanted and rich is installed."""
     if wanted and importlib.util.find_spec("rich") is not None:
         from rich import progress
@@ -265,13 +282,13 @@ def _bar(wanted: bool) -> Iterator[Callable[[int, int, str], None] | None]:
 
         console = Console(stderr=True)
         if console.is_terminal:
-            times = progress.TransferSpeedColumn(), progress.TimeRemainingColumn()
             columns = progress.TextColumn("{task.description}", markup=False), progress.BarColumn()
-            with progress.Progress(*columns, progress.DownloadColumn(), *times, console=console, transient=True) as bar:
-                task = bar.add_task("Planning", total=None)
+            left = progress.TaskProgressColumn(), progress.TimeRemainingColumn()
+            with progress.Progress(*columns, *left, console=console, transient=True) as shown:
+                task = shown.add_task("Planning", total=None)
 
                 def told(done: int, total: int, name: str) -> None:
-                    bar.update(task, description=ascii(name)[1:-1][-40:], completed=done, total=total)
+                    shown.update(task, description=ascii(name)[1:-1][-40:], completed=done, total=total)
 
                 yield told
                 return

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.calibration.calibrator import tracked
-from lowbit.formats.files import kind_of
+from lowbit.formats.files import bar, kind_of
 from lowbit.formats.inspection import onnx_extra
 from lowbit.formats.statistics.data import DataDigest, Shard
 from lowbit.formats.statistics.fingerprint import model_fingerprint
 from lowbit.formats.statistics.folder import Statistics, is_statistics, open_statistics
 from lowbit.formats.statistics.writer import StatisticsWriter, refuse_target, shared_moments
 from lowbit.formats.work_folder import real_target
-from lowbit.numerics.errors import InvalidProblem, Unsupported, add_note
+from lowbit.numerics.errors import InvalidProblem, add_note
 
 MAX_BYTES = 2 << 30
 
@@ -30,6 +30,7 @@ def observe_file(
     batch_size: int | None = None,
     max_batches: int | None = None,
     max_bytes: int = MAX_BYTES,
+    sequence_length: int | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
@@ -38,7 +39,8 @@ def observe_file(
 
     The bytes of the folder do not depend on the order of records, threads, `max_bytes`, a run that was killed and
     resumed, or on processes that each observed a shard and were merged, on CPUs where ONNX Runtime computes the same.
-    data: .npz or .npy files, a folder of them, or batches that can be read several times. gram: collect E[x x^T], else
+    data: .npz or .npy files, a folder of them, or batches that can be read several times; for a checkpoint text, of which
+    `max_batches` sequences of `sequence_length` tokens are taken. gram: collect E[x x^T], else
     E[x^2]. shard: "i/n" of the records. batch_size: records that the model runs on at once; by default one, so that
     no record changes what is computed for another. max_bytes: of the sums in memory; what needs more takes several
     passes over the data, and one layer at least is in memory.
@@ -65,7 +67,16 @@ def observe_file(
     if max_bytes < 1:
         raise InvalidProblem(f"max_bytes: {max_bytes}; expected a positive number")
     if kind == "checkpoint":
-        raise Unsupported(f"{path}: a checkpoint; statistics are collected from .onnx models")
+        if batch_size is not None:
+            raise InvalidProblem("batch_size: given; each sequence of a checkpoint's text runs by itself")
+        from lowbit.formats.causal_lm.statistics import observe_checkpoint
+
+        with bar(progress) as tell:
+            lengths = {"sequence_length": sequence_length, "max_sequences": max_batches}
+            kept = {"resume": resume, "overwrite": overwrite, "progress": tell}
+            return observe_checkpoint(path, data, target, gram=gram, shard=cut, max_bytes=max_bytes, **lengths, **kept)
+    if sequence_length is not None:
+        raise InvalidProblem("sequence_length: given; only text has it, which checkpoints are observed on")
     with onnx_extra():
         from lowbit.formats.onnx.moments import POSITIONS, inputs_of, iterate_moments, prepared
         from lowbit.formats.onnx.weight_uses import weights

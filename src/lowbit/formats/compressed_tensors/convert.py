@@ -16,15 +16,19 @@ from typing import Any
 from lowbit._version import __version__
 from lowbit.calibration import Moments
 from lowbit.formats.compressed_tensors.plan import Item, Plan, existing_quantization, plan_checkpoint, read_config
+from lowbit.formats.compressed_tensors.scheme import Scheme
 from lowbit.formats.compressed_tensors.solved import SolvedWeights
 from lowbit.formats.compressed_tensors.solver import Solver, solver_of
 from lowbit.formats.compressed_tensors.stream import stream_shard
 from lowbit.formats.pickled import PickledCheckpoint, is_pickled
 from lowbit.formats.safetensors.checkpoint import INDEX, Checkpoint, inside
 from lowbit.formats.safetensors.writer import ShardWriter
+from lowbit.formats.statistics.fingerprint import model_fingerprint
+from lowbit.formats.statistics.folder import Statistics
 from lowbit.formats.work_folder import MANIFEST, Assembly, Finished, real_target
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import ModelReport, WeightRow
+from lowbit.models.weights import method_for
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.files.atomic import refuse_unwritable, written_whole
 
@@ -92,6 +96,8 @@ def quantize_checkpoint(
         if strict:
             _refuse_skipped(plan)
         rest = _rest(opened.folder)
+        if isinstance(stats, Statistics):
+            stats.refuse_other(model_fingerprint(source))
         solver = solver_of(opened, plan, made, data, stats, sequence_length, max_sequences, max_memory)
         fingerprint = _fingerprint(opened, config, made, max_shard_bytes, solver.fingerprint)
         with Assembly(target, fingerprint, resume=resume, overwrite=overwrite) as assembly:
@@ -100,7 +106,8 @@ def quantize_checkpoint(
                 if any(name not in assembly.finished for name in plan.shards):
                     solver.solve(solved, progress)
                 _write(opened, plan, config, rest, assembly, solved, progress)
-        rows = [_completed(row, assembly, solved, solver) for row in plan.rows]
+        schemes = {item.info.name: item.scheme for item in plan.items if item.scheme is not None}
+        rows = [_completed(row, schemes.get(row.name), assembly, solved, solver) for row in plan.rows]
         after = sum(shard.nbytes for shard in assembly.finished.values())
         report = ModelReport(os.fspath(source), str(target), _FORMAT, made.to_dict(), rows, opened.nbytes, after)
         spent = time.perf_counter() - start
@@ -163,16 +170,18 @@ def _write(
     assembly.commit()
 
 
-def _completed(row: WeightRow, assembly: Assembly, solved: SolvedWeights, solver: Solver) -> WeightRow:
+def _completed(
+    row: WeightRow, scheme: Scheme | None, assembly: Assembly, solved: SolvedWeights, solver: Solver
+) -> WeightRow:
     """The row with what was measured."""
-    if not row.treated:
+    if scheme is None:
         return row
     shard = next(s for s in assembly.finished.values() if row.name in s.sqnr_db)
     note = "; ".join(filter(None, (row.note, solver.remarks.get(row.name))))
     return dataclasses.replace(
         row,
         sqnr_db=shard.sqnr_db[row.name],
-        method=shard.methods.get(row.name, row.method),
+        method=shard.methods.get(row.name) or method_for(scheme.weights),
         predicted_db=shard.predicted_db.get(row.name),
         seconds=solved.seconds.get(row.name, 0.0),
         note=note,

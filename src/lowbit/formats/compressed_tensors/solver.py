@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from lowbit.formats.compressed_tensors.plan import Item, Plan
 from lowbit.formats.compressed_tensors.scheme import widened
 from lowbit.formats.compressed_tensors.solved import SolvedWeights
 from lowbit.formats.safetensors.checkpoint import Checkpoint
+from lowbit.formats.statistics.folder import Statistics
 from lowbit.models.recipe import Recipe
 from lowbit.models.weights import LayerInputs, method_for
 from lowbit.numerics.dtypes import Array
@@ -98,7 +100,6 @@ class _FromMoments:
     def __init__(self, source: Checkpoint, wanting: Mapping[str, Item], stats: Mapping[str, Moments]) -> None:
         self.notes: list[str] = []
         self.remarks: dict[str, str] = {}
-        self.fingerprint = getattr(stats, "fingerprint", None)
         self._source, self._stats = source, stats
         self._keys: dict[str, str] = {}
         for name in wanting:
@@ -109,6 +110,7 @@ class _FromMoments:
             some = ", ".join(list(stats)[:4])
             raise InvalidProblem(f"stats: of {some}; none is of a weight of this checkpoint: they are of another model")
         self._items = wanting
+        self.fingerprint = self._digest()
         self._tell_missing(wanting)
 
     def _tell_missing(self, wanting: Mapping[str, Item]) -> None:
@@ -120,7 +122,7 @@ class _FromMoments:
                 self.remarks[name] = "no statistics of its inputs"
 
     def solve(self, solved: SolvedWeights, progress: Progress | None) -> None:
-        held: tuple[Moments, LayerInputs] | None = None  # weights that share inputs follow each other
+        held: tuple[Moments, LayerInputs] | None = None
         order = sorted(self._keys, key=lambda name: (self._group(name), name))
         for done, name in enumerate(order):
             if progress is not None:
@@ -133,9 +135,22 @@ class _FromMoments:
                 held = moments, LayerInputs(moments)
             solved.put(self._items[name], self._weight(name), held[1])
 
-    def _group(self, name: str) -> Any:
-        shared = getattr(self._stats, "file_of", None)
-        return "" if shared is None else shared(self._keys[name])
+    def _digest(self) -> Any:
+        """What identifies the moments: of a folder its index, else their sums."""
+        if isinstance(self._stats, Statistics):
+            return [[group.file, group.checksum] for group in self._stats.shared()]
+        found = []
+        for key in sorted(set(self._keys.values())):
+            arrays, about = self._stats[key].to_arrays()
+            crc = zlib.crc32(about.encode())
+            for name in sorted(arrays):
+                crc = zlib.crc32(np.ascontiguousarray(arrays[name]), crc)
+            found.append([key, crc])
+        return found
+
+    def _group(self, name: str) -> str:
+        """What weights that share their inputs have in common, so that they follow each other."""
+        return self._stats.of(self._keys[name]).file if isinstance(self._stats, Statistics) else ""
 
     def _weight(self, name: str) -> Array:
         info = self._source.tensors[name]
