@@ -22,8 +22,9 @@ class Grid:
     """The codes and scales that a matrix [outputs, inputs] may have.
 
     group_size: inputs that share a scale, of which the last group of a row may have fewer; None: one scale per output.
-    scale_dtype: the type that holds the scales. bits: fewer than the dtype's, such as 3 of int4. full_range: False leaves
-    out the least code of a symmetric grid, so that codes reach equally far to both sides.
+    scale_dtype: the type that holds the scales. bits: fewer than the dtype's, such as 3 of int4. full_range: False
+    leaves out the least code of a symmetric grid, so that codes reach equally far to both sides. either_sign: symmetric
+    scales may be negative, which takes zero points to store (see `mse`).
 
     >>> Grid("int4", group_size=32, bits=3).codes
     (-4, 3)
@@ -35,6 +36,7 @@ class Grid:
     scale_dtype: str = "float32"
     bits: int | None = None
     full_range: bool = True
+    either_sign: bool = True
 
     @staticmethod
     def of(
@@ -65,6 +67,11 @@ class Grid:
     @property
     def symmetric(self) -> bool:
         return self.scheme == "symmetric"
+
+    @property
+    def offsets(self) -> int:
+        """How many zero points are tried beside that of the range."""
+        return 0 if self.symmetric and not (self.full_range and self.either_sign) else 1
 
     @property
     def width(self) -> int:
@@ -130,10 +137,21 @@ def matrix(weight: Any, name: str = "weight") -> Array:
 
 def moments_of(values: Any, shape: tuple[int, ...], name: str) -> Array:
     """A float64 copy of second moments of this shape; raises for others, NaN, Inf and negative squares."""
-    found = np.array(values, np.float64, order="C")
+    try:
+        found = np.array(values, np.float64, order="C")
+    except (TypeError, ValueError) as error:
+        raise InvalidProblem(f"{name}: {error}; expected numbers") from None
     if found.shape != shape:
         raise InvalidProblem(f"{name}: shape {found.shape}; expected {shape}, as the weight has {shape[0]} inputs")
     squares = found if found.ndim == 1 else np.diagonal(found)
     if not np.isfinite(found).all() or (squares < 0).any():
         raise InvalidProblem(f"{name}: has NaN, Inf or a negative mean of squares; expected moments of finite rows")
+    if found.ndim == 2 and not _is_symmetric(found):
+        raise InvalidProblem(f"{name}: not symmetric; expected E[x x^T]")
     return found
+
+
+def _is_symmetric(a: Array) -> bool:
+    """Up to rounding; 256 rows at a time, without a copy."""
+    most = 1e-5 * float(np.diagonal(a).max())
+    return all((np.abs(a[i : i + 256] - a[:, i : i + 256].T) <= most).all() for i in range(0, len(a), 256))

@@ -17,13 +17,17 @@ import numpy as np
 from lowbit.algorithms.grid import Grid, matrix, moments_of
 from lowbit.numerics.dtypes import Array, DTypeLike
 from lowbit.numerics.params import QuantizationParams
+from lowbit.numerics.ranges import held as held
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
 from lowbit.runtime.solve import Emphasis, Scales, search_scales
 
-# Of the scale that the range asks for. Smaller ones clip the largest weights.
-_FACTORS = {width: np.linspace(1.04, low, 24, dtype=np.float32) for width, low in ((2, 0.36), (3, 0.5), (4, 0.62))}
-_WIDE = np.linspace(1.02, 0.8, 12, dtype=np.float32)
+# Of the scale that the range asks for, which comes first, so that no error is above that of `rtn`. Smaller ones clip
+# the largest weights.
+_FACTORS = {
+    width: np.array([1, *np.linspace(1.04, low, 23)], np.float32) for width, low in ((2, 0.36), (3, 0.5), (4, 0.62))
+}
+_WIDE = np.array([1, *np.linspace(1.02, 0.8, 11)], np.float32)
 _PLAIN = range(-30, 31)  # exponents of weights whose squares can be summed as they are
 
 
@@ -118,14 +122,16 @@ def best_scales(w: Array, grid: Grid, importance: Array | None = None) -> Scales
     """Scales and zero points of least weighted error; importance: of each input, None for `mse`."""
     emphasis = None
     shift = int(np.frexp(np.abs(w).max())[1])
-    shift = 0 if shift in _PLAIN else shift
+    if shift in _PLAIN or grid.scale_dtype == "float16":  # which has no scales for such weights
+        shift = 0
     scaled = np.ldexp(w, -shift) if shift else w
     weights = None
     if importance is not None:
         mean = importance.mean()
         if mean > 0:
             weights = np.maximum(importance / mean, 1e-12).astype(np.float32)
-        floor = (np.square(scaled, dtype=np.float64).sum(1) / w.shape[1]).astype(np.float32)
+        with np.errstate(over="ignore"):
+            floor = (np.square(scaled, dtype=np.float64).sum(1) / w.shape[1]).astype(np.float32)
         emphasis = Emphasis("root", floor)
     factors = _FACTORS.get(grid.width, _WIDE)
     found = search_scales(
@@ -139,21 +145,13 @@ def best_scales(w: Array, grid: Grid, importance: Array | None = None) -> Scales
         offsets=grid.offsets,
         scale_dtype=grid.scale_dtype,
     )
-    return found._replace(scale=held(np.ldexp(found.scale, shift), grid.scale_dtype)) if shift else found
+    if not shift:
+        return found
+    # Scaled weights are below 1, and so are all scales but the 1 of a group of zeros, which stays.
+    scale = np.where(found.scale == 1, found.scale, np.ldexp(found.scale, shift))
+    return found._replace(scale=held(scale, grid.scale_dtype))
 
 
 def nearest(w: Array, grid: Grid, scales: Scales) -> QuantizedTensor:
     """The matrix rounded to nearest on these scales."""
     return quantize(w, params=grid.params(scales.scale, scales.zero_point))
-
-
-def held(scale: Array, dtype: str) -> Array:
-    """Scales rounded to what a type holds, as float32: at least the smallest that it does."""
-    if dtype == "float32":
-        return np.ascontiguousarray(scale, np.float32)
-    if dtype == "float16":
-        return np.clip(scale, 2.0**-24, 65504.0).astype(np.float16).astype(np.float32)
-    bits = np.ascontiguousarray(scale, np.float32).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-    stored: Array = rounded.view(np.float32)
-    return stored

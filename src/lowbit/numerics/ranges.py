@@ -11,6 +11,12 @@ from lowbit.numerics.errors import InvalidProblem
 # Below MIN_SCALE, flush-to-zero in a host library could change codes; above MAX_SCALE, code * scale overflows.
 MIN_SCALE = 2.0**-125
 MAX_SCALE = float(np.finfo(np.float32).max) / 65536.0
+# What types hold of that range.
+_HELD = {
+    "float32": (MIN_SCALE, MAX_SCALE),
+    "float16": (2.0**-24, 65504.0),
+    "bfloat16": (MIN_SCALE, float.fromhex("0x1.fep+111")),
+}
 SCALES = "finite, positive and in [2^-125, FLT_MAX / 65536]"  # as error messages put it
 
 
@@ -68,6 +74,21 @@ def mixed_scale_from_range(
             least = -top - 1 if full_range else -top
             out[at] = affine_from_range(lo[at], hi[at], least, top, symmetric=True, full_range=full_range)[0]
     return out
+
+
+def held(scale: Array, dtype: str) -> Array:
+    """Scales as float32, float16 or bfloat16 holds them, as float32: the nearest one that it does, ties to even.
+
+    >>> held(np.float32([0.1, 1e9, 0]), "float16").tolist()
+    [0.0999755859375, 65504.0, 5.960464477539063e-08]
+    """
+    stored: Array = np.clip(np.asarray(scale, np.float32), *(np.float32(bound) for bound in _HELD[dtype]))
+    if dtype == "float16":
+        stored = stored.astype(np.float16).astype(np.float32)
+    elif dtype == "bfloat16":  # the upper half of float32
+        bits = stored.view(np.uint32)
+        stored = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1) & np.uint32(0xFFFF0000)).view(np.float32)
+    return np.ascontiguousarray(stored)
 
 
 def _checked(scale: Array) -> Array:

@@ -16,14 +16,9 @@ import numpy as np
 
 from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import InvalidProblem
+from lowbit.numerics.ranges import held
 
 _F32 = np.float32
-# Scales that a type can hold, within the range that the contract allows.
-_BOUNDS = {
-    "float32": (2.0**-125, float.fromhex("0x1.fffffep+111")),
-    "float16": (2.0**-24, 65504.0),
-    "bfloat16": (2.0**-125, float.fromhex("0x1.fep+111")),
-}
 
 
 def search_scales(
@@ -122,21 +117,6 @@ def _clamp(x: Array, low: Array, high: Array) -> Array:
     """A NaN stays a NaN."""
     bounded: Array = np.maximum(np.minimum(x, high), low)
     return bounded
-
-
-def held(scale: Array, dtype: str) -> Array:
-    """Float32 scales as a type holds them, clamped to what it can hold; ties to even.
-
-    >>> held(np.float32([0.1, 1e9]), "float16")
-    array([9.9975586e-02, 6.5504000e+04], dtype=float32)
-    """
-    stored: Array = np.clip(scale, *(_F32(bound) for bound in _BOUNDS[dtype]))
-    if dtype == "float16":
-        stored = stored.astype(np.float16).astype(_F32)
-    elif dtype == "bfloat16":  # the upper half of float32
-        bits = stored.view(np.uint32)
-        stored = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1) & np.uint32(0xFFFF0000)).view(_F32)
-    return stored
 
 
 def feed_back_errors(weight: Array, t: Array, steps: tuple[Array, Array, Array, Array] | None) -> Array:
