@@ -25,8 +25,8 @@ from lowbit.runtime.files.container import write_arrays
 from onnx_builder import Builder
 
 COMMANDS = (
-    "hardware", "quantize", "inspect", "compare", "calibrate", "tune", "recommend", "bench", "dtypes", "gpu-check",
-    "demo",
+    "hardware", "quantize", "inspect", "compare", "calibrate", "observe", "tune", "recommend", "bench", "dtypes",
+    "gpu-check", "demo",
 )  # fmt: skip
 
 
@@ -135,6 +135,12 @@ REFUSED = (
     ("calibrate rows.npy --state begun.safetensors --axis 0", "axis: 0; begun.safetensors was begun with 1"),
     ("calibrate rows.npy --state begun.safetensors --ignore-nonfinite", "was begun without it"),
     ("calibrate two.npz --array c", "array: 'c' is not in"),
+    # observe
+    ("observe m.onnx -o s --sequence-length 5 --data d.npz", "sequence_length: given; only text has it"),
+    ("observe ck -o s --batch-size 5 --data t.txt", "batch_size: given; each sequence"),
+    *((f"observe --merge s1 s2 -o s {option}", f"{option.split()[0]}: given; --merge adds up")
+      for option in ("--data d.npz", "--shard 1/2", "--batch-size 3", "--max-batches 3", "--sequence-length 3",
+                     "--max-memory 1GB", "--gram")),
     # tune and recommend without a workload
     *((f"{command} {option}", f"{option.split()[0]}: given; there is no workload")
       for command in ("tune --clear-cache", "recommend")
@@ -200,6 +206,10 @@ EFFECTIVE: tuple[tuple[str, str], ...] = (
     ("quantize ck -o out --skip lm_head -r W4A16", "treated=1"),  # the usual list, and the head is tied
     ("compare m.onnx m.onnx --seconds 0 --batch-size 3", "accuracy.0.samples=3"),
     ("compare m.onnx m.onnx --data d.npz --seconds 0 --batch-size 3 --max-batches 1", "accuracy.0.samples=3"),
+    ("observe m.onnx -o s --data d.npz --diagonal", "layers.0.gram=False"),
+    ("observe m.onnx -o s --data d.npz --shard 2/2", "layers.0.rows=4"),
+    ("observe m.onnx -o s --data d.npz --max-batches 3", "layers.0.rows=3"),
+    ("observe m.onnx -o s --data d.npz --batch-size 3 --max-batches 1", "layers.0.rows=3"),
     ("inspect m.onnx --top 1", "tensors.0.name=encoder.up"),
     ("inspect m.onnx --filter head", "tensors.0.name=head"),
     ("inspect m.onnx --sort name", "tensors.0.name=bias"),

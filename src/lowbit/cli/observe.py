@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from lowbit.cli.errors import refuse_given
-from lowbit.cli.options import AS_JSON, DATA, MAX_BATCHES, bytes_of
+from lowbit.cli.options import AS_JSON, DATA, MAX_BATCHES, SEQUENCE_LENGTH, bytes_of
 from lowbit.cli.screen import add_numbers, printable, screen, table
 from lowbit.numerics.errors import InvalidProblem
 
@@ -22,6 +22,8 @@ EPILOG = """Examples:
 
   lowbit observe model.onnx --data batches/ -o stats
 
+  lowbit observe llm/ --data text.txt -o stats --max-memory 4GB
+
   lowbit observe model.onnx --data batches/ -o part1 --shard 1/3
 
   lowbit observe --merge part1 part2 part3 -o stats
@@ -31,7 +33,11 @@ EPILOG = """Examples:
 def observe(
     ctx: typer.Context,
     sources: Annotated[
-        list[Path], typer.Argument(help="An .onnx file; with --merge, folders of statistics.", metavar="MODEL...")
+        list[Path],
+        typer.Argument(
+            help="An .onnx file, or the folder of a causal language model; with --merge, folders of statistics.",
+            metavar="MODEL...",
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write.", metavar="PATH")],
     data: DATA = None,
@@ -59,10 +65,12 @@ def observe(
         ),
     ] = None,
     max_batches: MAX_BATCHES = None,
+    sequence_length: SEQUENCE_LENGTH = None,
     max_memory: Annotated[
         str,
         typer.Option(
-            help="Memory for sums, beside the model's. What needs more takes several passes over the data.",
+            help="Memory for sums, beside the model's; with a language model, for a layer, its sums and hidden states. "
+            "What needs more takes several passes over the data.",
             metavar="SIZE",
         ),
     ] = "2GB",
@@ -81,15 +89,17 @@ def observe(
     kept: dict[str, Any] = {"resume": resume, "overwrite": overwrite}
     if merge:
         why = "--merge adds up statistics, and runs no model"
-        refuse_given(ctx, why, "data", "gram", "shard", "batch_size", "max_batches", "max_memory")
+        refuse_given(ctx, why, "data", "gram", "shard", "batch_size", "max_batches", "sequence_length", "max_memory")
         with _bar(not as_json) as told:
             found = merge_statistics(sources, output, **kept, progress=told)
     else:
         if len(sources) > 1:
             raise InvalidProblem(f"sources: {len(sources)}; expected one model, or --merge and folders of statistics")
         if data is None:
-            raise InvalidProblem("--data: missing; expected records to run the model on: a file or folder of arrays")
+            raise InvalidProblem("--data: missing; expected what to run the model on: arrays, or text for a checkpoint")
         options: dict[str, Any] = {"gram": gram, "shard": shard, "batch_size": batch_size, "max_batches": max_batches}
+        options["sequence_length"] = sequence_length
+        options |= {"sequence_length": sequence_length}
         progress = not as_json
         found = observe_file(sources[0], data, output, **options, **kept, max_bytes=limit, progress=progress)
     show_statistics(found, as_json=as_json)
