@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.algorithms.adaround import solve as solve_adaround
 from lowbit.algorithms.gptq import Factor, factored
 from lowbit.algorithms.gptq import solve as solve_gptq
 from lowbit.algorithms.grid import Grid, matrix
@@ -27,7 +28,7 @@ from lowbit.runtime.solve import product_in_order
 
 _BINS = 64
 _LEAST_GROUP = 16  # of the groups that replace those that do not divide a layer's inputs
-_NEEDS = {"weighted": "second moments", "gptq": "a Gram matrix"}
+_NEEDS = {"weighted": "second moments", "gptq": "a Gram matrix", "adaround": "a Gram matrix"}
 
 
 class LayerInputs:
@@ -85,7 +86,7 @@ def method_for(recipe: WeightRecipe, inputs: LayerInputs | None = None, *, name:
             return "mse"
         return "gptq" if inputs.has_gram else "weighted"
     needs = _NEEDS.get(recipe.method)
-    if needs is not None and (inputs is None or (recipe.method == "gptq" and not inputs.has_gram)):
+    if needs is not None and (inputs is None or (needs == "a Gram matrix" and not inputs.has_gram)):
         raise InvalidProblem(f"{name}: {recipe.method} needs {needs} of its inputs, and there are none; give data")
     if recipe.granularity == "tensor" and recipe.method not in ("rtn", "mse"):
         raise InvalidProblem(f"{name}: {recipe.method} chooses scales per channel or group; one for all takes rtn or mse")
@@ -243,9 +244,11 @@ def _solved(w: npt.NDArray[Any], method: str, grid: Grid, inputs: LayerInputs | 
 def _solved_group(w: npt.NDArray[Any], method: str, grid: Grid, inputs: LayerInputs, group: int) -> QuantizedTensor:
     if method == "gptq":
         return solve_gptq(w, grid, inputs.factors[group])
+    if method == "adaround":
+        return solve_adaround(w, grid, inputs.factors[group])
     if method == "weighted":
         return nearest(w, grid, best_scales(w, grid, inputs.diagonals[group]))
-    raise InvalidProblem(f"method: {method}; expected rtn, mse, weighted or gptq")
+    raise InvalidProblem(f"method: {method}; expected rtn, mse, weighted, gptq or adaround")
 
 
 def _stacked(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
