@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from lowbit import QuantizedTensor
+from lowbit.calibration import Moments
 
 Array = np.ndarray[Any, Any]
 
@@ -40,3 +41,9 @@ def group_errors(w: Array, q: QuantizedTensor, size: int, importance: Any = 1.0)
     """The weighted sum of squared errors of each group."""
     e = importance * np.square(w.astype(np.float64) - q.dequantize())
     return np.asarray(np.add.reduceat(e, np.arange(0, w.shape[1], size), axis=1))
+
+
+def moment_state(m: Moments) -> tuple[Any, ...]:
+    """All there is to moments, to the bit."""
+    found, about = m.to_arrays()
+    return about, [(name, a.dtype.str, a.shape, a.tobytes()) for name, a in sorted(found.items())]

@@ -12,7 +12,7 @@ constexpr int64_t kCholeskyLanes = 16;  // rows that are solved at once, and col
 struct CholeskyPanelArgs {
   const double* diagonal;  // [block, block], the factor of the panel's first rows
   double* rows;            // the first of 16 rows of the panel: solved in place
-  int64_t stride;          // doubles from row to row
+  int64_t stride;          // in doubles
   int64_t count;           // rows, up to 16
   int64_t columns;         // of the panel, up to kCholeskyBlock
   double* turned;          // [columns, turned_stride]: the same, transposed

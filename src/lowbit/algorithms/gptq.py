@@ -54,7 +54,7 @@ def gptq(
     """A matrix [outputs, inputs] with the least error of its outputs that one pass of rounding with feedback finds.
 
     gram: E[x x^T] of the inputs, [inputs, inputs], such as `Moments.gram()`. damping: what is added to its diagonal, as
-    a fraction of the mean of the diagonal. refit: fit the scales to the codes by least squares afterwards, and keep those
+    a fraction of the mean of the diagonal. refit: fit the scales to the codes by least squares, and keep those
     that lower the error.
 
     Cost: inputs^3 / 3 multiplications for the factor and outputs * inputs^2 for the rounding. Memory: 28 bytes per
