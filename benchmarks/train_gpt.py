@@ -1,9 +1,9 @@
 """A small language model with weights that were never quantized: python -m benchmarks.train_gpt --out FOLDER
 
 A llama of 6 layers and its tokenizer, trained on the articles and plays of `accuracy_texts`, and saved as transformers
-saves them, with the held-out texts beside. Seeded, and with at most so many steps; where these do not fit in the given
-minutes, the learning rate falls sooner and fewer are made. Float sums differ between CPUs and numbers of threads, so the
-weights do, too: compare figures of one folder only.
+saves them, with the held-out texts beside. Seeded. Where the steps do not fit in the given minutes, the learning rate
+falls sooner and fewer are made. Float sums differ between CPUs and numbers of threads, so the weights do, too: compare
+figures of one folder only.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def train(folder: Path, cache_folder: Path, steps: int = STEPS, minutes: float =
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**_CONFIG))
     fit(model, tokenizer(text, return_tensors="pt").input_ids[0], steps, 60 * minutes, seed)
     for name, judged in held_out.items():
-        print(f"{name}: perplexity {math.exp(mean_loss(model, tokenizer(judged, return_tensors='pt').input_ids[0])):.2f}")
+        tokens = tokenizer(judged, return_tensors="pt").input_ids[0]
+        print(f"{name}: perplexity {math.exp(mean_loss(model, tokens)):.2f}")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for name, judged in held_out.items():
