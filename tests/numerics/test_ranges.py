@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from lowbit.numerics.dtypes import QuantizedDType
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.granularity import granularity_of
 from lowbit.numerics.logarithm import log_tables
-from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE, affine_from_range, log_scale_from_range
+from lowbit.numerics.ranges import MAX_SCALE, MIN_SCALE, affine_from_range, held, log_scale_from_range
 from lowbit.numerics.schemes import QuantizationScheme, checked_steps, default_codes
 
 FLOATS = (np.float32, np.float64)
@@ -95,3 +97,19 @@ def test_a_logarithmic_threshold_is_the_least_float_that_rounds_up(levels, steps
     for m, threshold in enumerate(thresholds, 1):
         assert reaches(threshold, m)
         assert not reaches(np.nextafter(threshold, kind(0)), m)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)])
+def test_held_scales_are_the_nearest_of_their_type(name: str, dtype: Any) -> None:
+    every = np.arange(65536, dtype=np.uint16).view(dtype).astype(np.float32)
+    low, high = (2.0**-24, 65504.0) if name == "float16" else (MIN_SCALE, MAX_SCALE)
+    every = np.sort(every[(every >= low) & (every <= high)])
+    np.testing.assert_array_equal(held(every, name), every)
+    between = (every[1:] + every[:-1]) / np.float32(2)
+    for x in (between, np.nextafter(between, np.float32(0)), np.nextafter(between, np.float32(np.inf))):
+        np.testing.assert_array_equal(held(x, name), x.astype(dtype).astype(np.float32))
+    assert held(np.array([0, -1, np.inf, 1e300]), name).tolist() == [every[0]] * 2 + [every[-1]] * 2
+
+
+def test_held_scales_of_float32_stay_within_the_contract() -> None:
+    assert held(np.array([0.1, 0, 1e300]), "float32").tolist() == [np.float32(0.1), MIN_SCALE, MAX_SCALE]

@@ -82,7 +82,7 @@ def held(scale: Array, dtype: str) -> Array:
     >>> held(np.float32([0.1, 1e9, 0]), "float16").tolist()
     [0.0999755859375, 65504.0, 5.960464477539063e-08]
     """
-    stored: Array = np.clip(np.asarray(scale, np.float32), *(np.float32(bound) for bound in _HELD[dtype]))
+    stored: Array = np.clip(scale, *_HELD[dtype]).astype(np.float32)
     if dtype == "float16":
         stored = stored.astype(np.float16).astype(np.float32)
     elif dtype == "bfloat16":  # the upper half of float32
