@@ -52,7 +52,7 @@ def test_linear_is_the_layer_of_lowbit_with_the_recipes_weights() -> None:
     }
     for name, (weights, options) in cases.items():
         found = lt.quantize(linear, recipe(name), fit_products=1)
-        layer = lb.QuantizedLinear(quantize_weight(w, weights), b, **options)
+        layer = lb.QuantizedLinear(quantize_weight(w, weights, either_sign=False), b, **options)
         assert np.array_equal(found(x).numpy(), layer(x.numpy())), name
         assert lt.report(found).rows[0].how == str(weights)
 
@@ -276,7 +276,8 @@ def test_what_is_shared_stays_shared(inplace: bool, fast: list[Any]) -> None:
     model = Tied()
     ids = torch.arange(30)[None]
     before = model(ids).detach()
-    found = lt.quantize(model, recipe("W8A8"), example=ids, inplace=inplace)
+    named = recipe("W8A8", overrides=[Override("embedding"), Override("head")])
+    found = lt.quantize(model, named, example=ids, inplace=inplace)
     assert (found is model) is inplace
     assert found.again is found.body
     assert isinstance(found.body, lt.QuantizedLinear)
@@ -291,6 +292,36 @@ def test_what_is_shared_stays_shared(inplace: bool, fast: list[Any]) -> None:
     if not inplace:
         assert type(model.body) is nn.Linear
         assert torch.equal(model(ids), before)
+
+
+HEAD, TABLE = "the output head stays as it is", "embeddings stay as they are"
+
+
+def test_presets_leave_embeddings_and_output_heads_as_they_are() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte, self.output = nn.Embedding(40, 16), nn.Linear(16, 40)
+            self.decoder = nn.ModuleDict({"lm_head": nn.Linear(16, 24), "output": nn.Linear(16, 40)})
+            self.experts, self.gate = nn.ModuleList([nn.Linear(16, 16)]), nn.Linear(16, 2)
+            self.mlp = nn.ModuleDict({"gate": nn.Linear(16, 16)})
+
+    left = {"wte": TABLE, "output": HEAD, "decoder.lm_head": HEAD, "gate": "routers stay as they are"}
+    for model, reasons in ((Tied(), {"embedding": TABLE, "head": HEAD}), (Named(), left)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = lt.quantize(model, recipe("W8A8"), strict=True)
+        rows = {row.name: row for row in lt.report(found).rows}
+        assert {name for name, row in rows.items() if not row.treated} == set(reasons)
+        for name, why in reasons.items():
+            assert rows[name].why_not.startswith(f"{why} unless an override names ")
+            assert not rows[name].asked
+        named = lt.quantize(model, recipe("W8A8", overrides=[Override(f"{name}.weight") for name in reasons]))
+        assert all(row.treated for row in lt.report(named).rows)
+    tables = lt.quantize(Tied(), recipe("W8A8", kinds=["embedding"]))
+    assert [row.name for row in lt.report(tables).treated] == ["embedding"], "a recipe for embeddings alone names them"
+    plain = lt.quantize(nn.Sequential(nn.Linear(16, 8)), recipe("W8A8"))
+    assert len(lt.report(plain).treated) == 1
 
 
 class Halved(nn.Linear):
@@ -350,13 +381,14 @@ class Conv1D(nn.Module):
 def test_what_may_compute_something_else_is_left_alone(make: Any, why: str) -> None:
     model = nn.Sequential(make())
     kind = type(model[0])
-    found = lt.quantize(model, recipe("W8A8"))
+    rules = recipe("W8A8", overrides=[Override("*")])  # embeddings are asked for only by name
+    found = lt.quantize(model, rules)
     assert type(found[0]) is kind
     row = lt.report(found).rows[0]
     assert why in row.why_not
     assert row.skipped
     with pytest.raises(lb.InvalidProblem, match=rf"^strict: 1 weights .*{why}"):
-        lt.quantize(model, recipe("W8A8"), strict=True)
+        lt.quantize(model, rules, strict=True)
 
 
 def test_norms_are_named_but_not_missed() -> None:
@@ -494,7 +526,7 @@ def test_a_weight_that_two_modules_share_counts_once() -> None:
     model.embedding.max_norm = 1.0  # so that only the head is quantized
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = lt.quantize(model, recipe("W8A8"))
+        found = lt.quantize(model, recipe("W8A8", overrides=[Override("head"), Override("embedding")]))
     assert [row.name for row in lt.report(found).treated] == ["head"]
 
 
@@ -544,7 +576,7 @@ def test_the_signature_names_every_parameter() -> None:
             if p.default is not inspect.Parameter.empty:
                 assert found[name].default == p.default
     text = pydoc.plain(pydoc.render_doc(lt.quantize))
-    assert "calibration: batches that static ranges" in text
+    assert "calibration: batches, such as" in text
     assert "Quantize a model for inference" in text
 
 
@@ -664,11 +696,12 @@ def test_a_module_that_is_never_called_stays_as_it_is(fast: list[Any]) -> None:
         def forward(self, x: Any) -> Any:
             return self.linear(x + self.table.weight[: x.shape[1]])
 
-    found = lt.quantize(Positions(), recipe("W8A8"), example=torch.ones(1, 3, 8))
+    rules = recipe("W8A8", overrides=[Override("table")])
+    found = lt.quantize(Positions(), rules, example=torch.ones(1, 3, 8))
     assert type(found.table) is nn.Embedding
     assert "not called" in row_of(found, "table").why_not
     assert found(torch.ones(1, 3, 8)).shape == (1, 3, 8)
-    blind = lt.quantize(Positions(), recipe("W8A8"))  # without a run nobody can know, and reading still works
+    blind = lt.quantize(Positions(), rules)  # without a run nobody can know, and reading still works
     assert isinstance(blind.table, lt.QuantizedEmbedding)
     assert torch.isfinite(blind(torch.ones(1, 3, 8))).all()
 
@@ -691,7 +724,7 @@ def test_a_rule_that_no_module_can_follow_is_said(name: str, make: Any, why: str
 
 
 def test_quantizing_twice_changes_nothing() -> None:
-    once = lt.quantize(nn.Sequential(nn.Linear(8, 8), nn.Embedding(8, 8)), recipe("W8A8"))
+    once = lt.quantize(nn.Sequential(nn.Linear(8, 8), nn.Embedding(8, 8)), recipe("W8A8", overrides=[Override("1")]))
     twice = lt.quantize(once, recipe("W4A16"))
     assert [r.why_not for r in lt.report(twice).rows] == ["it is quantized already"] * 2
     x = torch.randn(2, 8)

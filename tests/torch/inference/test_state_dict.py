@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import lowbit as lb
 
 torch = pytest.importorskip("torch")
 import lowbit.torch as lt  # noqa: E402
-from lowbit.models import Recipe  # noqa: E402
+from lowbit.models import Override, Recipe  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_models import recipe  # noqa: E402
 
@@ -65,6 +66,7 @@ def test_a_state_dict_is_plain_tensors_and_makes_the_same_model_again(
 ) -> None:
     ids = torch.randint(0, 20, (2, 9))
     rules = Recipe.of(RULES[name]) if RULES[name] else recipe(name)
+    rules = replace(rules, overrides=(Override("words"), Override("small"), *rules.overrides))  # tables are saved, too
     found = lt.quantize(everything(), rules, calibration=[ids], progress=False)
     expected = found(ids)
     state = found.state_dict()
@@ -143,8 +145,9 @@ def test_a_state_that_does_not_fit_is_refused(spoil: Any, said: str) -> None:
 
 
 def test_loading_into_a_quantized_model_says_what_does_not_fit() -> None:
-    found = lt.quantize(nn.Sequential(nn.Linear(8, 8), nn.Embedding(4, 8)), recipe("W8A8"))
-    wider = lt.quantize(nn.Sequential(nn.Linear(9, 8), nn.Embedding(5, 8)), recipe("W8A8"))
+    named = recipe("W8A8", overrides=[Override("1")])
+    found = lt.quantize(nn.Sequential(nn.Linear(8, 8), nn.Embedding(4, 8)), named)
+    wider = lt.quantize(nn.Sequential(nn.Linear(9, 8), nn.Embedding(5, 8)), named)
     with pytest.raises(RuntimeError, match=r"(?s)0: QuantizedLinear\(in=9.*1\.weight: \(5, 8\)"):
         found.load_state_dict(wider.state_dict())
     with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"0.lowbit\""):

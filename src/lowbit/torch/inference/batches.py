@@ -142,7 +142,7 @@ def run_on_all(
     progress: bool,
     begin: Callable[[Any], None] | None = None,
 ) -> None:
-    """Call the model on each batch, without gradients. begin: is given each batch before. Raises where there is none."""
+    """Call the model on each batch, without gradients; raises where there is none. begin: is given each one before."""
     batches = 0
     with torch.no_grad():
         for batch in tracked(loader, title, progress):

@@ -34,7 +34,7 @@ class RowShape(NamedTuple):
         if isinstance(module, nn.Linear):
             found = cls(module.in_features, 1, None)
         elif is_transposed_linear(module):
-            found = cls(int(module.weight.shape[0]), 1, None)  # type: ignore[union-attr]
+            found = cls(int(module.get_parameter("weight").shape[0]), 1, None)
         elif isinstance(module, nn.Conv1d | nn.Conv2d):
             window = module.kernel_size, module.stride, module.padding, module.dilation, module.padding_mode
             width = module.in_channels // module.groups * math.prod(module.kernel_size)

@@ -37,9 +37,9 @@ def observe_moments(
 
     Equal inputs of the layers give equal bits, whatever the order of the batches. gram: collect E[x x^T], about
     4 * width^2 bytes a layer and more where magnitudes differ; False: E[x^2] only. Rows of a convolution are its
-    patches, in moments of its groups. The products of an LSTM, GRU or MultiheadAttention by its inputs have names such as
-    `lstm.ih_l0` and `attention.q_proj`. Layers that always share an input share one Moments object. The model keeps its
-    mode. The result omits layers that no batch reached.
+    patches, in moments of its groups. The products of an LSTM, GRU or MultiheadAttention by its inputs have names such
+    as `lstm.ih_l0` and `attention.q_proj`. Layers that always share an input share one Moments object. The model keeps
+    its mode. The result omits layers that no batch reached.
 
     loader, inputs: batches, and which elements are arguments (see `quantize`). modules: selects modules, by name and
     module. weights: how much each row counts: a function of a batch, or a key of it, giving a tensor of the leading
@@ -106,8 +106,9 @@ class MomentCollector:
         self._layers: dict[str, tuple[nn.Module, tuple[RowShape, bool]]] = {}
         for name, (module, gram) in modules.items():
             for product, shape in products_of(module).items():
-                self._layers[_full(name, product)] = module, (shape, gram)
-        self._weights, self._weight = weights, None
+                self._layers[product_name(name, product)] = module, (shape, gram)
+        self._weights = weights
+        self._weight: Tensor | None = None
         self._shared: dict[str, _Shared] = {}  # by the names of layers
         self._batch = -1
 
@@ -133,7 +134,7 @@ class MomentCollector:
 
     def _hook(self, module: nn.Module, given: Any, keywords: dict[str, Any]) -> None:
         for product, x in inputs_of_products(module, given, keywords):
-            self._note(_full(self._modules[module], product), x)
+            self._note(product_name(self._modules[module], product), x)
 
     def _note(self, name: str, x: Tensor) -> None:
         shared = self._shared.get(name)
@@ -207,7 +208,8 @@ class MomentCollector:
             raise InvalidProblem(f"batch {self._batch}, input of {bad}") from None
 
 
-def _full(name: str, product: str) -> str:
+def product_name(name: str, product: str) -> str:
+    """The name of the moments of a module's product (see `products_of`)."""
     return ".".join(filter(None, (name, product)))
 
 

@@ -7,13 +7,13 @@ import itertools
 import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, overload
 
 import torch
 from lowbit import __version__
-from lowbit.calibration import Calibrator
+from lowbit.calibration import Moments
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import ModelReport
 from lowbit.numerics.errors import InvalidProblem, Unsupported
@@ -21,7 +21,7 @@ from lowbit.ops.fitting import Products, fastest_fit
 from lowbit.runtime.hardware import hardware
 from lowbit.torch.functional import ops
 from lowbit.torch.functional.ops import Number
-from lowbit.torch.inference.batches import Inputs, inputs_of, observe
+from lowbit.torch.inference.batches import Inputs, inputs_of
 from lowbit.torch.inference.folding import Folded, find_activations, find_folds, for_inference, replace_modules
 from lowbit.torch.inference.runs import OPTIMIZE, Decision, decide, pay_alone
 from lowbit.torch.inference.selection import (
@@ -43,6 +43,7 @@ from lowbit.torch.inference.timing import (
     record_inputs,
 )
 from lowbit.torch.inference.trials import ModelClock, replaced_copy
+from lowbit.torch.inference.weight_inputs import WeightInputs
 from lowbit.torch.inference.weight_modules import find_weight_modules
 from torch import Tensor, nn
 
@@ -60,6 +61,7 @@ def quantize(
     recipe: RecipeLike = _RECIPE,
     *,
     calibration: Iterable[Any] | None = None,
+    stats: Mapping[str, Moments] | None = None,
     example: Any = None,
     inputs: Inputs | None = None,
     inplace: bool = False,
@@ -89,6 +91,7 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
     zero_point: Any = 0,
     *,
     calibration: Iterable[Any] | None = None,
+    stats: Mapping[str, Moments] | None = None,
     example: Any = None,
     inputs: Inputs | None = None,
     inplace: bool = False,
@@ -108,12 +111,14 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
 ) -> Any:
     """Quantize a model for inference (Linear, Conv, Embedding, LSTM, GRU, attention), or a tensor to integer codes.
 
-    quantize(model, recipe="dynamic-int8", *, calibration=None, example=None, inputs=None, inplace=False, strict=False,
-    optimize="balanced", keep_float="slower", fold_norms=True, fit_products=None, progress=True) gives a copy of the
-    model in eval() mode.
+    quantize(model, recipe="dynamic-int8", *, calibration=None, stats=None, example=None, inputs=None, inplace=False,
+    strict=False, optimize="balanced", keep_float="slower", fold_norms=True, fit_products=None, progress=True) gives a
+    copy of the model in eval() mode.
 
-    recipe: a preset's name, a Recipe, a mapping, or a YAML or JSON file. calibration: batches that static ranges are
-    found in, in one pass, such as a DataLoader. example: one such batch; by default the first of calibration. With an
+    recipe: a preset's name, a Recipe, a mapping, or a YAML or JSON file. calibration: batches, such as a DataLoader, in
+    which static ranges are found, and second moments of the inputs of weights of 4 bits or fewer and of those whose
+    method uses them: such weights are rounded so that the layers' outputs change least. stats: such moments, as of
+    `observe_moments`, by name. example: one batch; by default the first of calibration. With an
     example, layers are timed one by one, in runs of neighbours, and all together. optimize: "balanced" takes the
     smallest of the models within 3 % of the fastest, and none more than 3 % slower than float, but for layers of which
     a recipe quantizes only the weights, to be small; "speed" quantizes only what is faster; "size" whatever the recipe
@@ -175,6 +180,7 @@ def quantize_model(
     recipe: RecipeLike = _RECIPE,
     *,
     calibration: Iterable[Any] | None = None,
+    stats: Mapping[str, Moments] | None = None,
     example: Any = None,
     inputs: Inputs | None = None,
     inplace: bool = False,
@@ -200,8 +206,7 @@ def quantize_model(
     if keep_float == "never":
         optimize = "size"
     candidates = _candidates(model, recipe)
-    if calibration is None and any(c.is_static for c in candidates):
-        raise InvalidProblem(f"calibration: missing; {recipe.name} needs batches to find static ranges in")
+    _refuse_without_data(candidates, recipe, calibration, stats)
     if inputs is not None and example is None and calibration is None:
         raise InvalidProblem("inputs: given without batches; expected calibration or example")
     bytes_before = model_bytes(model)
@@ -209,6 +214,7 @@ def quantize_model(
     if any(m.training for m in model.modules()):
         notes.append("the model was in training mode; what was returned is in eval() mode")
     with eval_mode(model):
+        again = None if isinstance(calibration, Iterator) else calibration
         example, calibration = _first_of(example, calibration)
         recorded: dict[int, Tensor] = {}
         output: Any = None
@@ -219,16 +225,14 @@ def quantize_model(
             recorded, output = record_inputs(model, example, [c.source.module for c in candidates if not c.why_not])
             missed = {c.key for c in candidates if not c.why_not} - recorded.keys()
             candidates = [replace(c, why_not=_NEVER_CALLED) if c.key in missed else c for c in candidates]
-        ranges: dict[str, Calibrator] = {}
-        static = {c.key for c in candidates if c.is_static}
-        if static and calibration is not None:
-            ranges = observe(
-                model, calibration, inputs=inputs, modules=lambda _, module: id(module) in static, progress=progress
-            )
+        known = WeightInputs(model, candidates, stats, calibration, again, inputs, progress)
         convolutions = any(c.source.kind == "conv" and not c.why_not for c in candidates)
         norms, folds = _foldable(model) if fold_norms and convolutions else ({}, {})
         after = {conv: tuple(map(model.get_submodule, folded)) for conv, folded in folds.items()}
-        candidates = [with_replacement(c, ranges, after.get(c.source.name, ()), products) for c in candidates]
+        candidates = [
+            with_replacement(c, known.ranges, after.get(c.source.name, ()), products, known.of(c), known.missing(c))
+            for c in candidates
+        ]
         decision = None
         if example is not None and optimize != "size":
             clock = ModelClock(model, example, folds)
@@ -294,6 +298,20 @@ def _checked(model: Any, optimize: str, keep_float: str, fit_products: Products 
     if products not in (1, 2, 4):
         raise InvalidProblem(f"fit_products: {products!r}; expected 1, 2 or 4")
     return products
+
+
+def _refuse_without_data(candidates: Sequence[Candidate], recipe: Recipe, calibration: Any, stats: Any) -> None:
+    if calibration is not None:
+        return
+    if any(c.is_static for c in candidates):
+        raise InvalidProblem(f"calibration: missing; {recipe.name} needs batches to find static ranges in")
+    asking = [c for c in candidates if c.needs and c.rule.weights.method != "auto"]
+    if asking and stats is None:
+        name, method = asking[0].source.name, asking[0].rule.weights.method
+        raise InvalidProblem(
+            f"calibration: missing; {method} needs statistics of the inputs of {name or 'the model'}: give batches as "
+            "calibration, or stats=observe_moments(model, batches)"
+        )
 
 
 def _candidates(model: nn.Module, recipe: Recipe) -> list[Candidate]:

@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowbit.calibration import Calibrator
-from lowbit.models.recipe import ActivationRecipe, Recipe, Rule
+from lowbit.models.recipe import KINDS, ActivationRecipe, Recipe, Rule
 from lowbit.models.report import WeightRow
-from lowbit.models.weights import quantize_weight
+from lowbit.models.weights import LayerInputs, needs_of
 from lowbit.numerics.errors import InvalidProblem, Unsupported
-from lowbit.numerics.metrics import error_report
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops.fitting import Products, fit_products
+from lowbit.ops.fitting import Products
 from lowbit.runtime.arrays import as_float_array, first_nonfinite
 from lowbit.torch.inference.attention import COMPOSED
+from lowbit.torch.inference.codes import Codes, codes_of
 from lowbit.torch.inference.embedding import QuantizedEmbedding
 from lowbit.torch.inference.folding import CLAMPS, fold_batch_norm
+from lowbit.torch.inference.layer_rows import products_of
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear, geometry_of
 from lowbit.torch.inference.runs import LEAST, Choice, Layer, Run
 from lowbit.torch.inference.timing import LayerTimer, LayerTiming
 from lowbit.torch.inference.weight_modules import WeightModule, require_cpu_floats
 from torch import Tensor, nn
 
-_FITTED = {2: "pairs", 4: "fours"}
 SLOWER = "float is faster"
 WAY_OUT = 'optimize="size" quantizes it all the same'
 _REASONS, _NAMED = 5, 3  # how many reasons a warning gives, and how many modules it names for each
@@ -39,18 +39,19 @@ class Part(NamedTuple):
 
     name: str
     stored: tuple[Tensor, ...]  # the weight, and its bias if any
-    sqnr_db: float
+    codes: Codes
     nbytes: int
+    bits: float
 
 
 class Replacement(NamedTuple):
     """A quantized module and the cells of its row in a report, or of its rows, one per part."""
 
     module: Any
-    how: str
+    codes: Codes  # of the first part, where there are several
     activations: str
-    sqnr_db: float
     nbytes: int
+    bits: float
     parts: tuple[Part, ...] = ()
 
 
@@ -78,6 +79,11 @@ class Candidate:
         a = self.rule.activations
         return not self.why_not and self.source.kind != "embedding" and a is not None and not a.dynamic
 
+    @property
+    def needs(self) -> str:
+        """What its method uses of its inputs, where that can be observed: "gram", "diagonal", or nothing."""
+        return needs_of(self.rule.weights) if not self.why_not and products_of(self.source.module) else ""
+
     @staticmethod
     def of(source: WeightModule, recipe: Recipe) -> Candidate:
         if not source.kind:
@@ -88,6 +94,10 @@ class Candidate:
         if rule.skip:
             by_name = recipe.rule(source.name, source.kind, None, (*source.names[1:], *weights))
             return Candidate(source, rule, False, rule.skip, bool(by_name.skip))
+        named = any(not o.skip and o.matches(name) for o in recipe.overrides for name in (*source.names, *weights))
+        chosen = source.kind == "embedding" and recipe.kinds != KINDS
+        if source.stays and not named and not chosen:
+            return Candidate(source, rule, False, source.stays, True)
         if not source.why_not:
             require_cpu_floats(source)
         reason = unsupported_reason(rule, source.kind, type(source.module) in COMPOSED)
@@ -95,12 +105,18 @@ class Candidate:
 
 
 def with_replacement(
-    candidate: Candidate, ranges: Mapping[str, Calibrator], folded: tuple[nn.Module, ...], products: Products
+    candidate: Candidate,
+    ranges: Mapping[str, Calibrator],
+    folded: tuple[nn.Module, ...],
+    products: Products,
+    inputs: Mapping[str, LayerInputs],
+    missing: str,
 ) -> Candidate:
     """The candidate with its replacement, or with the reason that it has none.
 
     folded: a batch norm or an activation after it, to be folded into it. products: scale int8 weights so that sums of
-    this many products fit 16 bits, where the kernels gain from it.
+    this many products fit 16 bits, where the kernels gain from it. inputs: what is known of the inputs of each of its
+    products, by name. missing: why those of the others are not known.
     """
     if candidate.why_not:
         return candidate
@@ -111,7 +127,8 @@ def with_replacement(
         a = rule.activations
         params = ranges[source.name].calibrate(a.dtype, a.scheme, method=a.calibration_method())
     try:
-        made = _replacement(source.module, rule, source.name, params, folded, products)
+        make = _composed if type(source.module) in COMPOSED else _replacement
+        made = make(source.module, rule, source.name, params, folded, products, inputs, missing)
     except Unsupported as error:
         return replace(candidate, why_not=str(error))
     return replace(candidate, replacement=made, folded=folded)
@@ -198,18 +215,16 @@ def _replacement(
     input_params: QuantizationParams | None,
     folded: Sequence[nn.Module],
     products: Products,
+    inputs: Mapping[str, LayerInputs],
+    missing: str,
 ) -> Replacement:
     """Quantize a module. input_params: for a static rule. folded: a batch norm or an activation to include."""
-    if type(module) in COMPOSED:
-        return _composed(module, rule, name, products)
     norm = next((m for m in folded if type(m) not in CLAMPS), None)
     floats, bias = _weight_and_bias(module, norm, name)
-    q = quantize_weight(floats, rule.weights, axis=0, name=f"{name}.weight".lstrip("."))
-    how = str(rule.weights)
-    if products > 1 and _can_fit(module, rule, q):
-        q = fit_products(floats, q, products)
-        how += f", {_FITTED[products]} fit 16 bits"
-    sqnr_db = error_report(floats, np.asarray(q.dequantize())).sqnr_db
+    products = products if _can_fit(module, rule) else 1
+    weight_name = f"{name}.weight".lstrip(".")
+    codes = codes_of(floats, rule.weights, weight_name, inputs.get(""), products=products, missing=missing)
+    q = codes.q
     made: Any
     options, activations = _input_options(rule.activations, input_params, isinstance(module, nn.Linear))
     if isinstance(module, nn.Embedding):
@@ -224,33 +239,44 @@ def _replacement(
         else:
             images = QuantizedTensor.from_codes(np.expand_dims(q.unpack(), 2), q.params)
             made = QuantizedConv1d(images, bias, **options)
-    return Replacement(made.eval(), how, activations, sqnr_db, made.nbytes)
+    return Replacement(made.eval(), codes, activations, made.nbytes, _bits(made, bias, floats.size))
 
 
-def _composed(module: Any, rule: Rule, name: str, products: Products) -> Replacement:
-    """Quantize each matrix of a module that has several."""
-    how, fitted, errors = str(rule.weights), set[str](), dict[str, float]()
+def _composed(
+    module: Any,
+    rule: Rule,
+    name: str,
+    input_params: QuantizationParams | None,
+    folded: Sequence[nn.Module],
+    products: Products,
+    inputs: Mapping[str, LayerInputs],
+    missing: str,
+) -> Replacement:
+    """Quantize each matrix of a module that has several; it has no static rule, and nothing is folded into it."""
+    of = COMPOSED[type(module)]
+    product_of = {matrix.name: key for key, matrix in of.matrices(module).items()}
+    made_of: dict[str, Codes] = {}
+    products = products if rule.activations is not None else 1
 
     def quantized(floats: Any, part: str) -> QuantizedTensor:
-        q = quantize_weight(floats, rule.weights, axis=0, name=f"{name}.{part}".lstrip("."))
-        if products > 1 and rule.activations is not None and _is_int8_rows(q):
-            q = fit_products(floats, q, products)
-            fitted.add(f", {_FITTED[products]} fit 16 bits")
-        errors[part] = error_report(floats, np.asarray(q.dequantize())).sqnr_db
-        return q
+        known = inputs.get(product_of[part])
+        full = f"{name}.{part}".lstrip(".")
+        made_of[part] = codes_of(floats, rule.weights, full, known, products=products, missing=missing)
+        return made_of[part].q
 
     options, activations = _input_options(rule.activations, None, True)
-    of = COMPOSED[type(module)]
     made = of.from_float(module, quantized, **options)
-    parts = [
-        Part(matrix.name, matrix.stored, errors[matrix.name], made.products[key].nbytes)
-        for key, matrix in of.matrices(module).items()
-    ]
-    return Replacement(made, how + "".join(fitted), activations, min(errors.values()), made.nbytes, tuple(parts))
+    parts = []
+    for key, matrix in of.matrices(module).items():
+        product = made.products[key]
+        bits = _bits(product, product.layer.bias, matrix.weight.numel())
+        parts.append(Part(matrix.name, matrix.stored, made_of[matrix.name], product.nbytes, bits))
+    return Replacement(made, parts[0].codes, activations, made.nbytes, parts[0].bits, tuple(parts))
 
 
-def _is_int8_rows(q: QuantizedTensor) -> bool:
-    return q.params.axis == 0 and q.params.is_symmetric and q.dtype.name == "int8"
+def _bits(made: Any, bias: Any, elements: int) -> float:
+    """Bits per weight as stored, with scales and zero points."""
+    return float(8 * (made.nbytes - (0 if bias is None else bias.nbytes)) / elements)
 
 
 def _weight_and_bias(module: Any, norm: Any, name: str) -> tuple[Any, Any]:
@@ -265,11 +291,11 @@ def _weight_and_bias(module: Any, norm: Any, name: str) -> tuple[Any, Any]:
     return floats, bias
 
 
-def _can_fit(module: Any, rule: Rule, q: QuantizedTensor) -> bool:
+def _can_fit(module: Any, rule: Rule) -> bool:
     if isinstance(module, nn.Embedding) or rule.activations is None:
         return False
     depthwise = getattr(module, "groups", 1) > 1 and module.weight.shape[1] == 1
-    return _is_int8_rows(q) and not depthwise
+    return not depthwise
 
 
 def _input_options(
@@ -310,9 +336,7 @@ def weight_rows(candidates: Sequence[Candidate], norms: Mapping[str, str]) -> li
             note=note,
         )
         if made is not None:
-            row = replace(
-                row, how=made.how, sqnr_db=made.sqnr_db, activations=made.activations, bytes_after=made.nbytes
-            )
+            row = _with_codes(row, made.codes, made.nbytes, made.bits, activations=made.activations)
         elif source.name in folded_into:
             row = replace(row, how=f"folded into {folded_into[source.name]}", why_not="", bytes_after=0)
         rows += [row] if made is None or not made.parts else [_part_row(row, part, owner) for part in made.parts]
@@ -323,14 +347,20 @@ def weight_rows(candidates: Sequence[Candidate], norms: Mapping[str, str]) -> li
 
 def _part_row(row: WeightRow, part: Part, owner: str | None) -> WeightRow:
     """The row of one weight of a module, from that of the module."""
-    return replace(
+    return _with_codes(
         row,
+        part.codes,
+        part.nbytes,
+        part.bits,
         name=f"{row.name}.{part.name}".lstrip("."),
         shape=tuple(part.stored[0].shape),
         bytes_before=sum(p.numel() * p.itemsize for p in part.stored) if owner is None else 0,
-        bytes_after=part.nbytes,
-        sqnr_db=part.sqnr_db,
     )
+
+
+def _with_codes(row: WeightRow, codes: Codes, nbytes: int, bits: float, **changes: Any) -> WeightRow:
+    note = _joined(row.note, codes.note)
+    return replace(row, **codes.cells, bytes_after=nbytes, bits=bits, note=note, **changes)
 
 
 def why_left_float(candidates: Sequence[Candidate]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from torch.nn.parameter import is_lazy
 
@@ -21,6 +23,9 @@ _FLOAT_ONLY: dict[type[nn.Module], str] = {
     **dict.fromkeys((nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "conv"),
     nn.EmbeddingBag: "embedding",
 }
+# Names of the output heads of language models and of routers of experts, as those of checkpoints.
+_HEADS = re.compile(r"(^|\.)(lm_head|embed_out|cls\.predictions\.decoder)$")
+_ROUTERS = re.compile(r"(^|\.)(gate|router|shared_expert_gate)$")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -33,6 +38,7 @@ class WeightModule:
     module: nn.Module
     kind: str  # of models.recipe.KINDS, or empty where nothing is multiplied by its weights
     why_not: str = ""  # why lowbit has no module for it
+    stays: str = ""  # why it stays float unless an override names it
 
     @property
     def name(self) -> str:
@@ -85,7 +91,23 @@ def find_weight_modules(model: nn.Module) -> list[WeightModule]:
             continue
         kind, why_not = ("", "it is quantized already") if is_done else _classify(module, inside.get(key))
         found.append(WeightModule(tuple(names[key]), module, kind, why_not))
-    return found
+    return [replace(m, stays=_stays(m, found, model)) for m in found]
+
+
+def _stays(source: WeightModule, among: Iterable[WeightModule], model: nn.Module) -> str:
+    """Why presets leave it float, as they do in checkpoints: little time is won in it, and much accuracy lost."""
+    if source.kind == "embedding":
+        return "embeddings stay as they are unless an override names them"
+    if not isinstance(source.module, nn.Linear):
+        return ""
+    tables = [m.module for m in among if isinstance(m.module, nn.Embedding)]
+    tied = any(source.module.weight is table.weight for table in tables)
+    vocabulary = any(source.module.out_features == table.num_embeddings for table in tables)
+    if tied or any(_HEADS.search(name) or (name == "output" and vocabulary) for name in source.names):
+        return "the output head stays as it is unless an override names it"
+    if _ROUTERS.search(source.name) and hasattr(model.get_submodule(source.name.rpartition(".")[0]), "experts"):
+        return "routers stay as they are unless an override names them"
+    return ""
 
 
 def _classify(module: nn.Module, reader: str | None) -> tuple[str, str]:
