@@ -438,3 +438,9 @@ def test_the_fingerprint_of_an_onnx_model_is_of_its_external_data_too(tmp_path: 
     assert model_fingerprint(tmp_path / "a.onnx") == first
     flip(data, 5)
     assert model_fingerprint(tmp_path / "a.onnx") != first
+
+
+def test_layers_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    names = [f"layers.{i}.{part}.weight" for i in (0, 2, 10) for part in ("down", "up")]
+    found = {name: moments(rows(2)) for name in reversed(names)}
+    assert list(open_statistics(save(found, tmp_path / "s"))) == names

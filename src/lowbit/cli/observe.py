@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations`: typer reads the annotations.
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,6 +86,7 @@ def observe(
     from lowbit.formats.statistics import merge_statistics
 
     limit = bytes_of(max_memory, "--max-memory")
+    remarks: list[str] = []
     kept: dict[str, Any] = {"resume": resume, "overwrite": overwrite}
     if merge:
         why = "--merge adds up statistics, and runs no model"
@@ -100,9 +101,15 @@ def observe(
         options: dict[str, Any] = {"gram": gram, "shard": shard, "batch_size": batch_size, "max_batches": max_batches}
         options["sequence_length"] = sequence_length
         options |= {"sequence_length": sequence_length}
-        progress = not as_json
-        found = observe_file(sources[0], data, output, **options, **kept, max_bytes=limit, progress=progress)
-    show_statistics(found, as_json=as_json)
+        shown = screen(stderr=True, quiet=as_json)
+
+        def warn(note: str) -> None:
+            remarks.append(note)
+            shown.print(f"Note: {printable(note)}", style="yellow")
+
+        options |= {"max_bytes": limit, "progress": not as_json, "warn": warn}
+        found = observe_file(sources[0], data, output, **options, **kept)
+    show_statistics(found, as_json=as_json, remarks=remarks)
 
 
 @contextmanager
@@ -119,14 +126,32 @@ def _bar(wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def show_statistics(found: "Statistics", *, groups: "list[Group] | None" = None, as_json: bool = False) -> None:
-    """Print statistics, or some groups of them: of each layer its inputs, rows, kind and bytes."""
+def _together(names: tuple[str, ...]) -> str:
+    """Names in a row, those that differ in one part as one.
+
+    >>> _together(("h.0.k.weight", "h.0.q.weight")), _together(("one", "two"))
+    ('h.0.{k,q}.weight', 'one, two')
+    """
+    columns = list(zip(*(name.split(".") for name in names), strict=False))
+    parts = [",".join(dict.fromkeys(column)) for column in columns]
+    odd = [i for i, column in enumerate(columns) if len(set(column)) > 1]
+    if len(odd) != 1 or len(columns) < 2 or len({name.count(".") for name in names}) > 1:
+        return ", ".join(names)
+    parts[odd[0]] = f"{{{parts[odd[0]]}}}"
+    return ".".join(parts)
+
+
+def show_statistics(
+    found: "Statistics", *, groups: "list[Group] | None" = None, as_json: bool = False, remarks: Sequence[str] = ()
+) -> None:
+    """Print statistics, or some groups of them: of each layer its inputs, rows, kind and bytes. remarks: notes that
+    were printed already, which are in the JSON too."""
     from lowbit.report.wording import size
 
     shown, notes = found.shared() if groups is None else groups, found.notes()
     if as_json:
         said: dict[str, Any] = {"path": str(found.folder), "model": found.model, "options": dict(found.options)}
-        said |= {"data": [part.to_dict() for part in found.data], "bytes": found.nbytes, "notes": notes}
+        said |= {"data": [part.to_dict() for part in found.data], "bytes": found.nbytes, "notes": [*remarks, *notes]}
         typer.echo(json.dumps(said | {"layers": [group.to_dict() for group in shown]}, indent=2))
         return
     out = screen()
@@ -136,8 +161,7 @@ def show_statistics(found: "Statistics", *, groups: "list[Group] | None" = None,
     add_numbers(made, ("inputs", "rows", "kind", "size"))
     for group in shown:
         inputs = f"{group.groups}×{group.width}" if group.groups > 1 else str(group.width)
-        names = Text(printable(", ".join(group.names)))
-        made.add_row(names, inputs, f"{group.rows:,}", group.kind, size(group.nbytes))
+        made.add_row(Text(printable(_together(group.names))), inputs, f"{group.rows:,}", group.kind, size(group.nbytes))
     out.print(made)
     for note in notes:
         out.print(f"Note: {printable(note)}", style="yellow")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,17 @@ def observe_file(
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
+    warn: Callable[[str], None] | None = None,
 ) -> Statistics:
     """Run a model over data, and write second moments of what each of its layers multiplies to a folder.
 
     The bytes of the folder do not depend on the order of records, threads, `max_bytes`, a run that was killed and
     resumed, or on processes that each observed a shard and were merged, on CPUs where ONNX Runtime computes the same.
-    data: .npz or .npy files, a folder of them, or batches that can be read several times; for a checkpoint text, of which
-    `max_batches` sequences of `sequence_length` tokens are taken. gram: collect E[x x^T], else
-    E[x^2]. shard: "i/n" of the records. batch_size: records that the model runs on at once; by default one, so that
-    no record changes what is computed for another. max_bytes: of the sums in memory; what needs more takes several
-    passes over the data, and one layer at least is in memory.
+    data: .npz or .npy files, a folder of them, or batches that can be read several times; for a checkpoint text, of
+    which `max_batches` sequences of `sequence_length` tokens are taken. gram: collect E[x x^T], else E[x^2]. shard:
+    "i/n" of the records. batch_size: records that the model runs on at once; by default one, so that no record changes
+    what is computed for another. max_bytes: of the sums in memory; what needs more takes several passes over the data,
+    and one layer at least is in memory. warn: gets notes on text before any work.
 
     >>> import tempfile
     >>> from importlib import resources
@@ -72,8 +73,8 @@ def observe_file(
         from lowbit.formats.causal_lm.statistics import observe_checkpoint
 
         with bar(progress) as tell:
-            lengths = {"sequence_length": sequence_length, "max_sequences": max_batches}
-            kept = {"resume": resume, "overwrite": overwrite, "progress": tell}
+            lengths: dict[str, Any] = {"sequence_length": sequence_length, "max_sequences": max_batches}
+            kept: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "progress": tell, "warn": warn}
             return observe_checkpoint(path, data, target, gram=gram, shard=cut, max_bytes=max_bytes, **lengths, **kept)
     if sequence_length is not None:
         raise InvalidProblem("sequence_length: given; only text has it, which checkpoints are observed on")

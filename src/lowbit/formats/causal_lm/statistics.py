@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from lowbit.formats.causal_lm.network import LayerwiseModel
 from lowbit.formats.causal_lm.observe import FIRST_TOKEN_WEIGHT, Progress, observe_layers
-from lowbit.formats.causal_lm.text import tokenized
+from lowbit.formats.causal_lm.text import Text, tokenized
 from lowbit.formats.safetensors.checkpoint import Checkpoint
 from lowbit.formats.statistics.data import DataDigest, Shard
 from lowbit.formats.statistics.fingerprint import model_fingerprint
@@ -29,13 +30,15 @@ def observe_checkpoint(
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Statistics:
-    """Run the causal language model in a checkpoint folder over text, and write moments of what each linear layer in its
-    decoder layers multiplies, by the names of the weights.
+    """Run the causal language model in a checkpoint folder over text, and write moments of what each linear layer in
+    its decoder layers multiplies, by the names of the weights.
 
-    data, sequence_length, max_sequences: as for `quantize_checkpoint`. A record is a sequence; shard: of these. max_bytes:
-    of a decoder layer, its moments and the hidden states. Sequences run by themselves on one thread each, so that the bytes
-    written depend neither on threads nor on shards that were merged.
+    data, sequence_length, max_sequences: as for `quantize_checkpoint`. A record is a sequence; shard: of these.
+    max_bytes: of a decoder layer, its moments and the hidden states. Sequences run by themselves on one thread each, so
+    that the bytes written depend neither on threads nor on shards that were merged. warn: gets notes on the text before
+    any work.
     """
     cut = shard or Shard()
     with Checkpoint.open(source) as checkpoint:
@@ -45,6 +48,9 @@ def observe_checkpoint(
         digest = DataDigest()
         for sequence in text.sequences:
             digest.add({"tokens": sequence})
+        if warn is not None:
+            for note in [*text.notes, *(_few_tokens(model, text) if gram else ())]:
+                warn(note)
         options = {"gram": gram, "first_token_weight": FIRST_TOKEN_WEIGHT}
         about: dict[str, Any] = {"model": model_fingerprint(source), "data": digest.part(cut), "options": options}
         with StatisticsWriter(target, **about, resume=resume, overwrite=overwrite) as writer:
@@ -61,6 +67,17 @@ def observe_checkpoint(
                 for _, weights, moments in found:
                     writer.put(weights, moments)
                 if not writer.finished:
-                    raise InvalidProblem(f"{os.fspath(source)}: no linear layer in its decoder layers; nothing to observe")
+                    raise InvalidProblem(f"{os.fspath(source)}: no linear layer in a decoder layer; nothing to observe")
                 writer.commit()
     return open_statistics(target)
+
+
+def _few_tokens(model: LayerwiseModel, text: Text) -> list[str]:
+    """A note where a layer has more inputs than there are tokens, and so a singular Gram matrix."""
+    widest = max((m.in_features for i in range(len(model.layers)) for m in model.linears(i).values()), default=0)
+    if text.tokens >= widest:
+        return []
+    return [
+        f"{text.tokens:,} tokens, fewer than the {widest:,} inputs of the widest layer: gptq will fit the noise of few "
+        "rows; give more text, or collect --diagonal"
+    ]

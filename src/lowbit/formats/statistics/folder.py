@@ -21,6 +21,7 @@ from lowbit.runtime.files.container import read_arrays
 INDEX = "statistics.json"
 VERSION = 1
 _MAX_INDEX = 1 << 28
+_MOST_SORTED = 1000  # characters of a name
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,12 @@ def open_statistics(folder: str | os.PathLike[str]) -> Statistics:
         raise FormatError(f"{index}: {error}" if str(index) not in str(error) else str(error)) from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FormatError(f"{index}: not an index of statistics ({type(error).__name__}: {error})") from None
-    return Statistics(path, model, data, options, sorted(groups, key=lambda group: group.names))
+    return Statistics(path, model, data, options, sorted(groups, key=lambda group: _natural(group.names[0])))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts layer 2 before layer 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name[:_MOST_SORTED].split(".")]
 
 
 def read_group(folder: Path, group: Group) -> Moments:
