@@ -216,6 +216,15 @@ def test_factors_of_any_magnitude() -> None:
         same_everywhere(lambda a=a: [solve.factor_cholesky(a)], [twin.factor_cholesky(a)])
 
 
+def test_factors_take_memory_that_may_be_overwritten() -> None:
+    a, given_matrix = definite(50), definite(50)
+    assert not np.shares_memory(solve.factor_cholesky(a), a)
+    np.testing.assert_array_equal(a, given_matrix)
+    factor = solve.factor_cholesky(a, overwrite=True)
+    assert np.shares_memory(factor, a)
+    np.testing.assert_array_equal(factor, solve.factor_cholesky(given_matrix))
+
+
 def test_the_upper_triangle_is_not_read() -> None:
     a = definite(50)
     lower = np.where(np.tri(50, dtype=bool), a, np.nan)

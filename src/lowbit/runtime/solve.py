@@ -124,16 +124,16 @@ def product_in_order(a: Array, b: Array) -> Array:
     return out
 
 
-def factor_cholesky(a: Array) -> Array:
+def factor_cholesky(a: Array, *, overwrite: bool = False) -> Array:
     """The lower Cholesky factor of a symmetric float64 matrix.
 
-    Raises InvalidProblem where the matrix is not positive definite.
+    Raises InvalidProblem where the matrix is not positive definite. overwrite: the factor takes the memory of `a`.
 
     >>> factor_cholesky(np.array([[4.0, 2.0], [2.0, 5.0]]))
     array([[2., 0.],
            [1., 2.]])
     """
-    factor = np.array(a, np.float64, order="C")
+    factor = (np.asarray if overwrite else np.array)(a, np.float64, order="C")
     if factor.ndim != 2 or factor.shape[0] != factor.shape[1]:
         raise InvalidProblem(f"matrix: shape {factor.shape}; expected a square")
     bad = core.factor_cholesky(factor, len(factor))
