@@ -24,7 +24,7 @@ LEAST, MOST = 2.0**-24, 2.0**24  # of a scale: what is divided by it keeps its b
 def smoothquant(weights: Sequence[Any], largest: Any, *, alpha: float = 0.5) -> Array:
     """The scale s of each input of matrices [outputs, inputs] that read the same inputs, float32 [inputs].
 
-    Multiply the columns of the weights by s, and divide what makes the inputs by it. largest: max|x_j| of each input, or
+    Multiply the columns of the weights by s, and divide what makes the inputs by it. largest: max|x_j| of each, or
     another measure of its reach, such as sqrt(E[x_j^2]). Inputs that are always 0, and columns of zeros, have s = 1.
 
     Cost: one pass over the weights. Memory: a float32 copy of the largest.
