@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ import torch
 from benchmarks import accuracy_beds as beds
 from benchmarks import accuracy_methods as methods
 from benchmarks.accuracy_methods import NEEDS, SEQUENTIAL, Setting
+from benchmarks.accuracy_peers import PEERS, Run, peer_weights, runs_of
 from benchmarks.accuracy_plot import plot
 from benchmarks.accuracy_sequential import put_sequentially
 from benchmarks.results import facts, write
@@ -51,6 +53,7 @@ def main() -> None:
         )
     parser.add_argument("--bits", type=_numbers, default=methods.BITS, metavar="N,N", help="default: 2,3,4,8")
     parser.add_argument("--groups", type=_numbers, default=methods.GROUPS, metavar="N,N", help="0: a scale per output")
+    parser.add_argument("--peers", type=_names(PEERS), default=[], metavar="A,B", help=", ".join(PEERS))
     parser.add_argument("--calibrated", type=int, metavar="N", help="sentences or windows; 8 x 1024 tokens of SmolLM2")
     parser.add_argument("--quick", action="store_true", help="little held-out data, 4 bits in groups of 64")
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="default: 2")
@@ -66,9 +69,14 @@ def main() -> None:
     for name in options.beds:
         calibrated, judged, quick = SIZES[name]
         calibrated = options.calibrated or calibrated
-        missing = [s for s in wanted if not rows.has(name, calibrated, s)]
-        if missing:
-            measure(BEDS[name](calibrated, quick if options.quick else judged), missing, rows)
+        missing = [s for s in wanted if not rows.has(_key(name, calibrated, s))]
+        runs = [
+            run for peer in options.peers for run in runs_of(peer) if not rows.has(_key_of_peer(name, calibrated, run))
+        ]
+        if missing or runs:
+            bed = BEDS[name](calibrated, quick if options.quick else judged)
+            measure(bed, missing, rows)
+            measure_peers(bed, runs, rows)
     if options.plot:
         plot(rows.rows, options.plot)
 
@@ -82,8 +90,8 @@ class Rows:
         if path is not None and path.exists():
             self.rows = json.loads(path.read_text("utf-8"))["rows"]
 
-    def has(self, bed: str, calibrated: int, s: Setting) -> bool:
-        return any(tuple(row.get(k) for k in KEY) == _key(bed, calibrated, s) for row in self.rows)
+    def has(self, key: tuple[Any, ...]) -> bool:
+        return any(tuple(row.get(k) for k in KEY) == key for row in self.rows)
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.rows.append({name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()})
@@ -123,6 +131,28 @@ def _measure_setting(bed: beds.Bed, setting: Setting, moments: Mapping[str, Mome
     bed.restore()
     key = dict(zip(KEY, _key(bed.name, bed.calibrated, setting), strict=True))
     rows.add({**key, "true bits": bits, **said, **cost, "unit": bed.unit})
+
+
+def measure_peers(bed: beds.Bed, runs: list[Run], rows: Rows) -> None:
+    """Adds a row for each run; one that fails says why, and has no loss."""
+    moments = bed.moments(gram=False) if any(run.peer == "ggml" for run in runs) else {}
+    for run in runs:
+        key = dict(zip(KEY, _key_of_peer(bed.name, bed.calibrated, run), strict=True))
+        try:
+            with measured() as cost:
+                weights, known = peer_weights(bed, run, moments)
+        except (RuntimeError, ValueError, subprocess.SubprocessError) as error:
+            rows.add({**key, "failed": str(error)})
+            continue
+        for name in bed.floats:
+            bed.put(name, weights[name])
+        said = bed.judge()
+        bed.restore()
+        rows.add({**key, **said, **cost, **known, "unit": bed.unit})
+
+
+def _key_of_peer(bed: str, calibrated: int, run: Run) -> tuple[Any, ...]:
+    return bed, calibrated, run.name, run.bits, run.group, ""
 
 
 def _key(bed: str, calibrated: int, s: Setting) -> tuple[Any, ...]:

@@ -45,6 +45,7 @@ class Bed:
     weights: Callable[[Any], Any] | None = None  # of the rows of a batch; None: 1 each
     tied: dict[str, Any] = field(default_factory=dict)  # of layers whose inputs can be scaled: see accuracy_methods
     calibrated: int = 0  # sentences or windows
+    checkpoint: Path | None = None
 
     def __post_init__(self) -> None:
         self.layers = {name: m for name, m in self.body.named_modules() if isinstance(m, nn.Linear)}
@@ -84,7 +85,7 @@ def language_bed(name: str, folder: Path, window: int, calibrated: int, judged: 
     held_out = {text: windows(tokenizer, words, window, judged) for text, words in held_out_texts(cache).items()}
     return Bed(
         name, model, model.model, model.model.layers, [row[None] for row in given], _perplexities(model, held_out),
-        "% of perplexity", tied=_tied_in_llama(model.config), calibrated=calibrated,
+        "% of perplexity", tied=_tied_in_llama(model.config), calibrated=calibrated, checkpoint=folder,
     )  # fmt: skip
 
 

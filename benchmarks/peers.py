@@ -137,12 +137,12 @@ class Peers:
         out = _empty_q4_0(w)
 
         def build() -> Callable[[], Any]:
-            quantize, source, target = _ggml().ggml_quantize_chunk, w.ctypes.data, out.ctypes.data
+            quantize, source, target = ggml().ggml_quantize_chunk, w.ctypes.data, out.ctypes.data
             return lambda: quantize(_Q4_0, source, target, 0, *w.shape, None)
 
         def numbers(_: Any) -> Array:
             numbers = np.empty(w.shape, np.float32)
-            _ggml().dequantize_row_q4_0(out.ctypes.data, numbers.ctypes.data, w.size)
+            ggml().dequantize_row_q4_0(out.ctypes.data, numbers.ctypes.data, w.size)
             return numbers
 
         return Contender(GGML, build, answer=numbers)
@@ -151,9 +151,9 @@ class Peers:
         packed, out = _empty_q4_0(w), aligned(w.shape, np.float32)
 
         def build() -> Callable[[], Any]:
-            ggml, source, target = _ggml(), packed.ctypes.data, out.ctypes.data
-            ggml.ggml_quantize_chunk(_Q4_0, w.ctypes.data, source, 0, *w.shape, None)
-            return lambda: ggml.dequantize_row_q4_0(source, target, w.size)
+            library, source, target = ggml(), packed.ctypes.data, out.ctypes.data
+            library.ggml_quantize_chunk(_Q4_0, w.ctypes.data, source, 0, *w.shape, None)
+            return lambda: library.dequantize_row_q4_0(source, target, w.size)
 
         return Contender(GGML, build, answer=lambda _: out)
 
@@ -195,7 +195,7 @@ def package_versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
     try:
-        versions["ggml"] = _ggml().ggml_version().decode()
+        versions["ggml"] = ggml().ggml_version().decode()
     except (OSError, ImportError, AttributeError):
         versions["ggml"] = None
     return versions
@@ -210,25 +210,25 @@ def torch_with(threads: int) -> Any:
 
 
 @cache
-def _ggml() -> ctypes.CDLL:
+def ggml() -> ctypes.CDLL:
     """ggml's base library, as the pywhispercpp wheel carries it."""
     files = importlib.metadata.files("pywhispercpp") or []
     found = [f for f in files if f.name.startswith("libggml-base") and ".so" in f.name]
     if not found:
         raise ImportError("pywhispercpp carries no libggml-base")
     bundled = next((f for f in found if f.parent.name == "pywhispercpp.libs"), found[0])
-    ggml = ctypes.CDLL(str(bundled.locate()))
+    library = ctypes.CDLL(str(bundled.locate()))
     pointer, count = ctypes.c_void_p, ctypes.c_int64
-    ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
-    ggml.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, count, count, count, pointer]
-    ggml.ggml_row_size.restype = ctypes.c_size_t
-    ggml.ggml_row_size.argtypes = [ctypes.c_int, count]
-    ggml.dequantize_row_q4_0.restype = None
-    ggml.dequantize_row_q4_0.argtypes = [pointer, pointer, count]
-    ggml.ggml_version.restype = ctypes.c_char_p
-    if ggml.ggml_row_size(_Q4_0, 32) != 18:
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    library.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, count, count, count, pointer]
+    library.ggml_row_size.restype = ctypes.c_size_t
+    library.ggml_row_size.argtypes = [ctypes.c_int, count]
+    library.dequantize_row_q4_0.restype = None
+    library.dequantize_row_q4_0.argtypes = [pointer, pointer, count]
+    library.ggml_version.restype = ctypes.c_char_p
+    if library.ggml_row_size(_Q4_0, 32) != 18:
         raise ImportError("ggml: its Q4_0 is not the one known here")
-    return ggml
+    return library
 
 
 def _empty_q4_0(w: Array) -> Array:
