@@ -11,7 +11,7 @@ from lowbit.models import Recipe, WeightRecipe
 from onnx_emulation import emulate, exact_session
 
 
-def recipe(dtype="int8", group=None, scheme=None, granularity="channel", method="min_max"):
+def recipe(dtype="int8", group=None, scheme=None, granularity="channel", method="auto"):
     scheme = scheme or ("asymmetric" if dtype.startswith("u") else "symmetric")
     return Recipe("r", WeightRecipe(dtype, scheme, group, granularity, method), min_elements=1, protect=False)
 

@@ -124,7 +124,8 @@ def patches(x: Any, kernel: Any, strides: Any, dilations: Any, pads: Any, groups
     for image in padded:
         for at in np.ndindex(*outputs):
             where = tuple(
-                slice(i * s, i * s + (k - 1) * d + 1, d) for i, s, k, d in zip(at, strides, kernel, dilations, strict=True)
+                slice(i * s, i * s + (k - 1) * d + 1, d)
+                for i, s, k, d in zip(at, strides, kernel, dilations, strict=True)
             )
             rows.append(image[(slice(None), *where)].reshape(groups, -1))
     found = np.stack(rows)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnx_models as made
 from lowbit.formats.inspection import inspect_file
 from lowbit.formats.onnx import choose
-from lowbit.formats.onnx.code_store import Unrolled
+from lowbit.formats.onnx.arrangement import Unrolled
 from lowbit.formats.onnx.convert import quantize_onnx
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.runtime import new_session

@@ -74,8 +74,12 @@ def test_the_stored_codes_are_those_of_quantize_weight(tmp_path):
     g = Graph.load(path)
     q = quantize_weight(np.ascontiguousarray(made.normal(64, 32).T), WeightRecipe("int4", group_size=16))
     assert g.constant("w_codes").dtype == ml_dtypes.int4
-    assert np.array_equal(g.constant("w_codes").astype(np.int8), q.unpack().T)
-    assert np.array_equal(g.constant("w_scale"), q.params.scale.T)
+    is_negative = q.params.zero_point == -1  # a scale of -s, and no zero point
+    assert is_negative.any()
+    codes = np.where(np.repeat(is_negative, 16, axis=1), -1 - q.unpack(), q.unpack())
+    assert np.array_equal(g.constant("w_codes").astype(np.int8), codes.T)
+    assert np.array_equal(g.constant("w_scale"), np.where(is_negative, -q.params.scale, q.params.scale).T)
+    assert g.constant("w_zero_point") is None
     assert g.opset == 21
     assert g.proto.ir_version == 10
 

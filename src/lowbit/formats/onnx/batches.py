@@ -63,6 +63,11 @@ def reread(
     return GivenBatches(data)
 
 
+def read_once(batches: Any) -> bool:
+    """Whether batches are an iterator, or kept by a `Peeked` that was given one."""
+    return bool(getattr(batches, "is_read_once", False)) or iter(batches) is batches
+
+
 class GivenBatches:
     """The caller's batches. Of an iterator, later passes get the first few, which are kept: `kept` at most."""
 
@@ -78,7 +83,9 @@ class GivenBatches:
                 self._first.append(batch)
             yield batch
 
-    feeds = __iter__
+    def feeds(self) -> Iterable[Any]:
+        """The batches; of an iterator, an iterator."""
+        return iter(self) if self.kept else self
 
 
 class Batches:
@@ -111,10 +118,9 @@ class Batches:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return itertools.islice(itertools.chain.from_iterable(map(self._of, self.files)), self.limit)
 
-    def feeds(self) -> Iterator[dict[str, Any]]:
-        """Batches with the inputs of the model, and nothing else."""
-        for batch in self:
-            yield {name: batch[name] for name in self.inputs}
+    def feeds(self) -> Iterable[dict[str, Any]]:
+        """Batches with the inputs of the model, and nothing else, for any number of passes."""
+        return _Feeds(self)
 
     def _of(self, file: Path) -> Iterator[dict[str, Any]]:
         arrays = dict(arrays_of(file))
@@ -143,6 +149,17 @@ class Batches:
         rows = arrays[name].shape[cut.axis]
         labels = (n for n, a in arrays.items() if n not in self.inputs and a.ndim and a.shape[0] == rows)
         return {label: Cut(0, cut.step) for label in labels}
+
+
+class _Feeds:
+    """The inputs of the model among the arrays of batches."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self._batches:
+            yield {name: batch[name] for name in self._batches.inputs}
 
 
 def _piece(array: Any, cut: Cut | None, index: int) -> Any:

@@ -37,6 +37,7 @@ class Peeked:
 
     def __init__(self, data: Iterable[Any]) -> None:
         self._data = data
+        self.is_read_once = iter(data) is data
         self._read: list[Any] = []  # of an iterator, what was looked at
         self.first: Any = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,22 @@ from typing import Any
 import onnx
 
 from lowbit._version import __version__
+from lowbit.calibration import Moments
 from lowbit.formats.onnx.choose import OPTIMIZE, Peeked, fastest
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.rewrite import Plan, Rewrite, Rewritten
 from lowbit.formats.onnx.runtime import brief, new_session
 from lowbit.formats.onnx.saving import refuse_target
+from lowbit.formats.onnx.solved import SolvedWeights
 from lowbit.formats.onnx.weight_only import OPERATORS
+from lowbit.formats.statistics import Statistics, model_fingerprint
 from lowbit.formats.work_folder import MANIFEST
 from lowbit.models import ModelReport, Recipe, WeightRow
+from lowbit.models.weights import needs_of
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
 TARGET_CPUS = ("any", "vnni")
+METHODS = ("auto", "rtn", "mse", "hqq", "weighted", "gptq", "adaround")
 _NEWEST_IR, _COMMON_IR = 13, 10  # that ONNX Runtime 1.31 takes, and that of opset 21
 
 
@@ -32,6 +37,7 @@ def quantize_onnx(
     recipe: Any,
     *,
     data: Iterable[Any] | None = None,
+    stats: Mapping[str, Moments] | None = None,
     operator: str = "auto",
     optimize: str = "balanced",
     target_cpu: str = "any",
@@ -43,7 +49,9 @@ def quantize_onnx(
 ) -> ModelReport:
     """Write the model quantized by a recipe, and return a report with a row for each weight.
 
-    recipe: what Recipe.of takes. data: batches for static activations, each a mapping from input names to arrays.
+    recipe: what Recipe.of takes. data: batches, each a mapping from input names to arrays, for static activations and
+    for what weights of few bits are multiplied with: their method is then "gptq" where the recipe says "auto". stats:
+    Moments by the names of weights, of `observe_moments` or `open_statistics`, instead of observing these.
     optimize: "balanced" lets layers that are slower than in float compute in float, from the same codes; "speed" those
     that are not faster, too; "size" none. ONNX Runtime is asked on the first batch, or on random inputs without data.
     operator: how float layers read codes: "fold", codes times scales, which the runtime computes as it loads the model;
@@ -64,8 +72,9 @@ def quantize_onnx(
     begun = time.perf_counter()
     recipe = Recipe.of(recipe)
     _check_options(source, target, recipe, data, operator, optimize, target_cpu, overwrite)
+    _check_stats(source, recipe, data, stats)
     given = None if data is None else Peeked(data)
-    rewrite = Rewrite(source, recipe, operator, given, progress, target_cpu == "any")
+    rewrite = Rewrite(source, recipe, operator, given, progress, target_cpu == "any", SolvedWeights(stats))
     graph, _ = rewrite.prepared()
     before = os.path.getsize(source) + graph.bytes_beside
     plans = rewrite.plans(graph)
@@ -76,12 +85,13 @@ def quantize_onnx(
         raise InvalidProblem(
             f"target_cpu: {target_cpu}; it is for integer matrix products, and {recipe.name} makes none in this model"
         )
+    on_data = rewrite.observe(graph, plans)
     made = rewrite.done()
     if strict:
         _refuse_skipped(made.rows)
     if optimize != "size" and operator == "auto":
         made = fastest(rewrite, made, None if given is None else given.peek(), optimize)
-    notes = made.notes + _lower_ir(made.graph)
+    notes = on_data + made.notes + _lower_ir(made.graph)
 
     def check(written: Path) -> None:
         if not force:
@@ -116,6 +126,22 @@ def _check_options(
     refuse_target(Path(target))
     if not overwrite and Path(source).resolve() == Path(target).resolve():
         raise InvalidProblem(f"{os.fspath(target)}: the model is read from it; give another name, or overwrite=True")
+
+
+def _check_stats(source: Any, recipe: Recipe, data: Iterable[Any] | None, stats: Mapping[str, Moments] | None) -> None:
+    """Raise where a method needs what is not given, or the statistics are of another model."""
+    for weights in (recipe.weights, *(o.weights for o in recipe.overrides if o.weights is not None)):
+        if weights.method not in METHODS:
+            raise InvalidProblem(f"method: {weights.method}; ONNX models take {', '.join(METHODS)}")
+        if weights.method != "auto" and needs_of(weights) and data is None and stats is None:
+            raise InvalidProblem(
+                f"data: none; {weights.method} uses what weights are multiplied with; give batches (--data), or "
+                "method: auto, which without data is mse"
+            )
+    if isinstance(stats, Statistics):
+        stats.refuse_other(model_fingerprint(source))
+    elif stats is not None and not (isinstance(stats, Mapping) and all(isinstance(m, Moments) for m in stats.values())):
+        raise InvalidProblem(f"stats: {type(stats).__name__}; expected a mapping from names of weights to Moments")
 
 
 def _refuse_skipped(rows: Sequence[WeightRow]) -> None:

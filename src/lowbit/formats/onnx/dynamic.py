@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from lowbit.formats.onnx.code_store import CodeStore, StoredWeight, is_int8
+from lowbit.formats.onnx.code_store import CodeStore, is_int8
 from lowbit.formats.onnx.graph import MICROSOFT
+from lowbit.formats.onnx.stored_weight import StoredWeight
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models.recipe import Rule
 

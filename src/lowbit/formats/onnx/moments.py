@@ -10,8 +10,9 @@ from typing import Any
 
 from lowbit.calibration.calibrator import tracked
 from lowbit.calibration.moments import Moments
+from lowbit.formats.onnx.arrangement import layout_of
+from lowbit.formats.onnx.batches import read_once
 from lowbit.formats.onnx.branches import branch_tensors
-from lowbit.formats.onnx.code_store import layout_of
 from lowbit.formats.onnx.graph import Graph
 from lowbit.formats.onnx.inference import check_model
 from lowbit.formats.onnx.observe import values_of
@@ -113,21 +114,34 @@ def prepared(model: Any) -> Graph:
 
 def inputs_of(graph: Graph, uses: Sequence[WeightUse], positions: int = POSITIONS) -> list[Input]:
     """What these weights are multiplied with; without weights that no observable tensor is multiplied with."""
+    shared: dict[frozenset[Any], list[str]] = {}
+    found = {name: tuple(pairs) for name, (_, pairs) in _operands(graph, uses, positions).items()}
+    for name, operands in found.items():
+        shared.setdefault(frozenset(operands), []).append(name)
+    return [Input(tuple(names), found[names[0]]) for names in shared.values()]
+
+
+def observed_layouts(graph: Graph, uses: Sequence[WeightUse]) -> dict[str, Any]:
+    """The layout of the uses that the moments of a weight are for, by its name."""
+    return {name: layout for name, (layout, _) in _operands(graph, uses, POSITIONS).items()}
+
+
+def _operands(
+    graph: Graph, uses: Sequence[WeightUse], positions: int
+) -> dict[str, tuple[Any, list[tuple[str, Product | Patches]]]]:
+    """For each weight the layout of the first use that can be observed, and what uses like that multiply it with."""
     observable = {i.name for i in graph.proto.graph.input} | set(branch_tensors(graph.proto.graph))
     observable |= {o for node in graph.nodes if node.op_type != "Constant" for o in node.output if o}
-    found: dict[str, list[tuple[str, Product | Patches]]] = {}
-    layouts: dict[str, Any] = {}
+    found: dict[str, tuple[Any, list[tuple[str, Product | Patches]]]] = {}
     for use in uses:
         rows, tensor = operand(use, positions), use.node.input[0]
         if isinstance(rows, str) or use.why_not or tensor not in observable or graph.initializer(tensor) is not None:
             continue
-        fits = layouts.setdefault(use.name, (layout_of(use), rows.width, rows.groups))
-        if fits == (layout_of(use), rows.width, rows.groups):
-            found.setdefault(use.name, []).append((tensor, rows))
-    shared: dict[frozenset[Any], list[str]] = {}
-    for name, operands in found.items():
-        shared.setdefault(frozenset(operands), []).append(name)
-    return [Input(tuple(names), tuple(found[names[0]])) for names in shared.values()]
+        layout, operands = found.setdefault(use.name, (layout_of(use), []))
+        first = operands[0][1] if operands else rows
+        if (layout, first.width, first.groups) == (layout_of(use), rows.width, rows.groups):
+            operands.append((tensor, rows))
+    return found
 
 
 def in_passes(
@@ -139,9 +153,14 @@ def in_passes(
     progress: bool = True,
 ) -> Iterator[dict[str, Moments]]:
     """Moments by the names of weights, in parts of at most `max_bytes` or of one input. grams: the weights that need
-    E[x x^T]; the others get E[x^2], unless they share an input with one of these."""
+    E[x x^T]; the others get E[x^2], unless they share an input with one of these.
+
+    The runtime computes each batch on one thread, so that moments depend on neither their number nor the batches'
+    order. Where batches are cut does not matter, either, as far as the runtime computes the same for a row whatever
+    else is in its batch: products do, and a length that texts are padded to changes what attention sees.
+    """
     parts = _parts(inputs, grams, max_bytes)
-    if len(parts) > 1 and iter(batches) is batches:
+    if len(parts) > 1 and read_once(batches):
         total = sum(each.nbytes(_has_gram(each, grams)) for each in inputs)
         raise InvalidProblem(
             f"batches: an iterator, which is read once; moments of {total:,} bytes need {len(parts)} passes in "

@@ -1,6 +1,8 @@
 """What a layer's weights are multiplied with, as rows: those of a matrix product, and the patches of a convolution.
 
-    y[t, o] = sum over i of rows[t, i] * weight[o, i]        a grouped layer: [t, g, i], and each group has outputs of its own
+    y[t, o] = sum over i of rows[t, i] * weight[o, i]
+
+Of a grouped layer rows are [t, g, i], and each group has outputs of its own.
 """
 
 from __future__ import annotations
@@ -49,9 +51,9 @@ class Product:
 
 @dataclass(frozen=True)
 class Patches:
-    """The patches of a convolution: for each of its outputs, the inputs that a filter is multiplied with, in the order of
-    the filter [inputs / groups, *kernel]. positions: how many outputs of an image or sequence at most; the same ones for
-    all of a size, spread evenly."""
+    """The patches of a convolution: for each of its outputs, the inputs that a filter is multiplied with, in the order
+    of the filter [inputs / groups, *kernel]. positions: how many outputs of an image or sequence at most; the same ones
+    for all of a size, spread evenly."""
 
     channels: int
     kernel: tuple[int, ...]
@@ -79,10 +81,11 @@ class Patches:
         axes = tuple(range(2, x.ndim))
         steps = tuple(slice(None, None, d) for d in self.dilations)
         starts = tuple(at * s for at, s in zip(taken, self.strides, strict=True))
+        index: Any = (slice(None), slice(None), *starts, *steps)
         for first in range(0, len(x), at_once):
             part = np.pad(x[first : first + at_once], ((0, 0), (0, 0), *zip(before, behind, strict=True)))
             windows = np.lib.stride_tricks.sliding_window_view(part, [r + 1 for r in reach], axis=axes)
-            found = windows[(slice(None), slice(None), *starts, *steps)]  # [images, channels, positions, *kernel]
+            found = windows[index]  # [images, channels, positions, *kernel]
             rows = np.moveaxis(found, 2, 1)
             yield rows.reshape(-1, self.width) if self.groups == 1 else rows.reshape(-1, self.groups, self.width)
 

@@ -6,6 +6,7 @@ multiplies once as it loads the model, so that the layer runs at the speed of fl
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowbit.calibration.calibrator import tracked
-from lowbit.formats.onnx.code_store import CodeStore, StoredWeight
+from lowbit.formats.onnx.arrangement import Arrangement, arrangement
+from lowbit.formats.onnx.code_store import CodeStore
 from lowbit.formats.onnx.dynamic import OPSET as DYNAMIC_OPSET
 from lowbit.formats.onnx.dynamic import Dynamic, dynamic_note, why_not_dynamic
 from lowbit.formats.onnx.graph import Graph
@@ -23,7 +25,9 @@ from lowbit.formats.onnx.inference import check_model
 from lowbit.formats.onnx.model_file import byte_count
 from lowbit.formats.onnx.prepare import prepare
 from lowbit.formats.onnx.sensitive import adapted, spared
+from lowbit.formats.onnx.solved import SolvedWeights
 from lowbit.formats.onnx.static import Ranges, quantize_static, why_not_static
+from lowbit.formats.onnx.stored_weight import StoredWeight
 from lowbit.formats.onnx.weight_only import apply_weight_only, opset_needed, takes_nbits
 from lowbit.formats.onnx.weight_uses import WeightUse, quantized_uses, weights
 from lowbit.models import Histogram, Recipe, Rule, WeightRow
@@ -57,7 +61,8 @@ class Rewritten:
 class Rewrite:
     """Rewrites a model any number of times, each time with other forms for some of its weights.
 
-    guarded: choose weights whose products fit 16 bits two by two, for CPUs without VNNI.
+    guarded: choose weights whose products fit 16 bits two by two, for CPUs without VNNI. solved: quantizes the weights,
+    with what is known of their inputs.
     """
 
     def __init__(
@@ -68,9 +73,11 @@ class Rewrite:
         data: Iterable[Any] | None,
         progress: bool,
         guarded: bool = True,
+        solved: SolvedWeights | None = None,
     ) -> None:
         self.source, self.recipe, self.operator, self.guarded = source, recipe, operator, guarded
         self.data, self.progress = data, progress
+        self.solved = SolvedWeights() if solved is None else solved
         self.one_scale = ""  # why LSTMs get one scale per weight
         self._ranges: Ranges = {}
         self._made_names: set[str] = set()
@@ -98,7 +105,7 @@ class Rewrite:
                     note = _joined(note, why)
             way = way or self._way(graph, use, rule)
             if self.one_scale and way == "dynamic" and use.kind == "recurrent" and not rule.is_named:
-                rule = replace(rule, weights=replace(rule.weights, granularity="tensor"))
+                rule = replace(rule, weights=replace(rule.weights, granularity="tensor", method="auto"))
                 note = _joined(note, self.one_scale)
             found.append(Plan(use, rule, way, note))
         # DynamicQuantizeLSTM takes both weights of a layer as codes.
@@ -122,18 +129,28 @@ class Rewrite:
             return "weight"
         return "nbits" if takes_nbits(use, rule.weights, self.operator) else "fold"
 
+    def observe(self, graph: Graph, plans: Sequence[Plan]) -> list[str]:
+        """Observe what the weights are multiplied with, where a method uses that, and quantize those; returns notes."""
+        wanted = [(p.use, _arranged(p)) for p in plans if p.way]
+        passes = sum(p.way == "static" for p in plans)
+        return self.solved.prepare(graph, wanted, self.data, self.progress, passes)
+
     def done(self, folded: Mapping[int, str] | None = None) -> Rewritten:
         """The rewritten model. folded: why some weights, by number of their plan, are folded."""
         graph, notes = self.prepared()
         _raise_opset(graph, self.plans(graph, folded), notes)
         plans, came_quantized = self.plans(graph, folded), quantized_uses(graph)
-        work = _Work(graph, self.operator, plans, self._ranges, self.guarded)
+        work = _Work(graph, self.operator, plans, self._ranges, CodeStore(graph, self.guarded, self.solved))
         rows = work.done(self.data, self.progress and folded is None)
         came = {u.name: _left_row(u, False, _stored_bytes(graph, u.name)) for u in came_quantized}
         rows += came.values()
         notes += _notes_on([p.use for p in plans], len(came), rows)
         graph.remove_unused()
         return Rewritten(graph, plans, rows, notes, work.histograms())
+
+
+def _arranged(plan: Plan) -> Arrangement:
+    return arrangement(plan.use, plan.rule.weights, plan.way == "fold")
 
 
 def _is_part(plan: Plan) -> bool:
@@ -150,10 +167,10 @@ def why_float(graph: Graph, use: WeightUse, rule: Rule) -> str:
 class _Work:
     """Rewrite the graph for each weight, and keep the rows and histograms of the report."""
 
-    def __init__(self, graph: Graph, operator: str, plans: list[Plan], ranges: Ranges, guarded: bool) -> None:
+    def __init__(self, graph: Graph, operator: str, plans: list[Plan], ranges: Ranges, store: CodeStore) -> None:
         self.graph, self.operator, self.plans, self.ranges = graph, operator, plans, ranges
         self.sizes = {p.use.name: _stored_bytes(graph, p.use.name) for p in plans}
-        self.store = CodeStore(graph, guarded)
+        self.store = store
         self.dynamic = Dynamic(self.store)
         self._spreads: dict[str, tuple[int, Histogram]] = {}
         self._static: Sequence[Histogram] = ()
@@ -229,6 +246,7 @@ class _Work:
             activations=activations,
             note=note,
             guard_db=w.guard_db,
+            **w.method_fields,
         )
 
     def histograms(self) -> list[Histogram]:
@@ -259,6 +277,7 @@ def _one_row(same: Sequence[WeightRow], stored: int, is_shared: bool) -> WeightR
         return next((r for r in same if r.skipped), same[0])
     first = treated[0]
     notes = [n for n in dict.fromkeys(r.note for r in treated) if n]
+    bits = 8 * stored / math.prod(first.shape)
     left = next((r for r in same if not r.treated), None)
     if left is not None:
         stored += 0 if is_shared else first.bytes_before
@@ -266,7 +285,7 @@ def _one_row(same: Sequence[WeightRow], stored: int, is_shared: bool) -> WeightR
     if len(same) > 1:
         notes.append(f"read by {len(same)} nodes")
     kinds = "+".join(dict.fromkeys(r.kind for r in same))
-    return replace(first, kind=kinds, bytes_after=stored, note="; ".join(notes))
+    return replace(first, kind=kinds, bytes_after=stored, bits=bits, note="; ".join(notes))
 
 
 def _notes_on(uses: Sequence[WeightUse], came_quantized: int, rows: Sequence[WeightRow]) -> list[str]:

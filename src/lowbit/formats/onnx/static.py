@@ -16,18 +16,20 @@ from onnx import GraphProto, NodeProto, helper
 
 from lowbit.calibration import Calibrator
 from lowbit.formats.onnx.activations import GATE_SCALE, Activation, find_activations, merge_activations
-from lowbit.formats.onnx.code_store import CodeStore, is_int8, lost_db
+from lowbit.formats.onnx.arrangement import arrangement
+from lowbit.formats.onnx.code_store import CodeStore, is_int8, lost_db, rescaled
 from lowbit.formats.onnx.graph import Graph, Use
 from lowbit.formats.onnx.model_file import drop
 from lowbit.formats.onnx.observe import observe
 from lowbit.formats.onnx.placement import Placement, place
+from lowbit.formats.onnx.solved import Solved
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models import Histogram, Rule, WeightRow
-from lowbit.models.weights import quantize_weight, spread
+from lowbit.models.recipe import WeightRecipe
+from lowbit.models.weights import method_for, quantize_weight, spread
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.tensor import QuantizedTensor
-from lowbit.ops import quantize
 from lowbit.ops.fitting import in_conv_order, unsaturated
 
 Array = npt.NDArray[Any]
@@ -209,8 +211,10 @@ def _weight(
     elif bias is not None and bias.shape != (weight.shape[use.channel_axis],):  # a Gemm's bias may differ between rows
         note, bias = f"its bias of shape {bias.shape} stays float", None
     is_own = use.node.input[use.input_index] not in (use.name, *(s.output[0] for s in use.steps))  # scaled by alpha
-    q, lost = _codes(use, rule, weight, bias, float(x.scale), store.guarded)
+    solved = _solved(store, use, rule.weights, weight, is_own)
+    q, lost = _codes(use, solved.q, weight, bias, float(x.scale), store.guarded)
     w = store.put_exact(use, rule.weights, q, is_own)
+    w.solved = replace(solved, q=w.q if q is solved.q else solved.q)
     scale = np.asarray(w.q.params.scale, np.float32)
     inputs = [w.codes(w.is_matrix and use.channel_axis == 1), w.scale()]
     # ONNX Runtime fuses a Gemm only with explicit zero points.
@@ -238,6 +242,7 @@ def _weight(
         activations=str(rule.activations),
         note=note,
         guard_db=lost,
+        **w.method_fields,
     )
     return row, spread(use.name, seen, w.q.params)
 
@@ -248,14 +253,27 @@ def _value(graph: Graph, use: WeightUse) -> Array:
     return np.asarray(use.value(graph) if now is None else now)
 
 
+def _solved(store: CodeStore, use: WeightUse, recipe: WeightRecipe, weight: Array, is_own: bool) -> Solved:
+    """The weight quantized in the shape that its node reads. is_own: the value is not that of the stored weight."""
+    axis = use.channel_axis
+    if is_own:
+        recipe = replace(recipe, method="auto")
+        return Solved(quantize_weight(weight, recipe, axis=axis, name=use.name), method_for(recipe))
+    how = arrangement(use, recipe, folded=False)
+    found = store.solved.of(store.graph, use, how)
+    if not how.is_turned:
+        return found
+    p = found.q.params
+    turned = p if p.axis is None else p.replace(axis=axis)
+    return replace(found, q=QuantizedTensor.from_codes(np.ascontiguousarray(found.q.unpack().T), turned))
+
+
 def _codes(
-    use: WeightUse, rule: Rule, weight: Array, bias: Array | None, x_scale: float, guarded: bool
+    use: WeightUse, q: QuantizedTensor, weight: Array, bias: Array | None, x_scale: float, guarded: bool
 ) -> tuple[QuantizedTensor, float]:
     """The weight quantized with scales that let every bias fit into 32 bits and, if guarded, saturate no accumulator;
     and the decibels that the guard costs."""
-    axis = use.channel_axis
-    q = quantize_weight(weight, rule.weights, axis=axis, name=use.name)
-    p = q.params
+    axis, p = use.channel_axis, q.params
     if not p.dtype.is_signed:
         return q, 0.0  # unsigned by unsigned is exact everywhere
     rows = np.moveaxis(weight, axis, 0)
@@ -263,10 +281,11 @@ def _codes(
     scale = np.broadcast_to(np.asarray(p.scale, np.float32), len(rows)).copy()
     if bias is not None:
         scale = np.maximum(scale, (np.abs(bias) / (x_scale * _LARGEST_BIAS)).astype(np.float32))
-    plain = _with_scales(weight, p, scale)
+    plain = rescaled(weight, q, scale.max() if p.axis is None else scale)
     if not guarded or _is_depthwise(use, weight):
         return plain, 0.0
-    q = _with_scales(weight, p, unsaturated(rows, scale))
+    fitting = unsaturated(rows, scale)
+    q = rescaled(weight, plain, fitting.max() if p.axis is None else fitting)
     return q, lost_db(weight, plain, q)
 
 
@@ -274,11 +293,6 @@ def _is_depthwise(use: WeightUse, weight: Array) -> bool:
     """Whether a convolution has one input and one output per group. ONNX Runtime widens the codes of these before it
     multiplies, on every CPU, so that nothing saturates."""
     return use.op == "Conv" and weight.shape[1] == 1 and len(weight) == attribute(use.node, "group", 1)
-
-
-def _with_scales(weight: Array, p: QuantizationParams, scale: Array) -> QuantizedTensor:
-    """The weight quantized with a scale per channel, or with the largest of them where the params have one."""
-    return quantize(weight, params=p.replace(scale=scale.max() if p.axis is None else scale))
 
 
 def _dequantize(graph: Graph, at: Use, name: str, inputs: Sequence[str], axis: int | None) -> None:

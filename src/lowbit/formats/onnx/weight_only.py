@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper
 
-from lowbit.formats.onnx.code_store import CodeStore, StoredWeight, narrow
+from lowbit.formats.onnx.code_store import CodeStore
 from lowbit.formats.onnx.graph import MICROSOFT, Graph
+from lowbit.formats.onnx.stored_weight import StoredWeight, narrow
 from lowbit.formats.onnx.weight_uses import WeightUse, attribute
 from lowbit.models.recipe import Rule, WeightRecipe
 from lowbit.numerics.errors import Unsupported
@@ -109,7 +110,9 @@ def _matmul_nbits(graph: Graph, use: WeightUse, w: StoredWeight, level: int) -> 
     size = w.recipe.group_size
     assert size is not None
     offset = 1 << (w.bits - 1) if w.signed else 0
-    codes = pack_rows(w.q.unpack().astype(np.int16) + offset, w.bits, size).reshape(n, -(-k // size), -1)
+    if level != FLOAT_COMPUTE:  # where no optimization casts scales beforehand, the runtime loses them
+        w.half = False
+    codes = pack_rows(w.code_array.astype(np.int16) + offset, w.bits, size).reshape(n, -(-k // size), -1)
     inputs = [use.node.input[0], w.constant("nbits", codes), w.scale()]
     zero = w.zero_point_array + offset
     if not (zero == 1 << (w.bits - 1)).all():
@@ -181,7 +184,7 @@ def _gather_blocks(graph: Graph, w: StoredWeight, gather: NodeProto, out: str, s
     count = -(-columns // size)
     scale = np.broadcast_to(w.scale_array.reshape(rows, -1), (rows, count))
     zero = np.broadcast_to(w.zero_point_array.reshape(rows, -1), (rows, count))
-    codes = w.q.unpack()
+    codes = w.code_array
     options: dict[str, Any] = {"block_size": size, "gather_axis": 0, "quantize_axis": 1}
     if w.bits == 8:  # the operator's bytes are unsigned, with 128 as the default zero point
         offset = 128 if w.signed else 0
@@ -189,7 +192,7 @@ def _gather_blocks(graph: Graph, w: StoredWeight, gather: NodeProto, out: str, s
         options["bits"] = 8
     else:
         codes, zero = narrow(codes, w.recipe.dtype), narrow(zero, w.recipe.dtype)
-    inputs = [w.constant("blocks", codes), gather.input[1], w.constant("blocks_scale", scale)]
+    inputs = [w.constant("blocks", codes), gather.input[1], w.cast_scale("blocks_scale", scale)]
     if bool((zero != 128).any()) if w.bits == 8 else w.has_zero_point:
         inputs.append(w.constant("blocks_zero", zero))
     graph.use_domain(MICROSOFT)
