@@ -73,6 +73,9 @@ class LayerwiseModel:
             return hidden
 
         self._run(tokens, note)
+        if found[0].is_meta:
+            missing = [n for n, _ in self.model.named_parameters() if n not in self._tensors]
+            raise FormatError(f"{', '.join(missing[:3])}: not in the checkpoint, which {type(self.model).__name__} needs")
         return found[0]
 
     def prepare(self, tokens: Array) -> None:
@@ -164,10 +167,11 @@ class LayerwiseModel:
                 raise FormatError(f"{stored}: {held[stored].dtype}; expected {', '.join(FLOATS)}")
             else:
                 found[name] = stored
-        if absent:
-            raise FormatError(
-                f"{absent[0]}: not in the checkpoint, which {type(self.model).__name__} needs; {len(absent)} of "
-                f"{len(absent) + len(found)} parameters are missing"
+        inside = [name for name in absent if name.startswith(f"{self.layers_name}.")]
+        if inside:
+            raise Unsupported(
+                f"{inside[0]}: not in the checkpoint as {type(self.model).__name__} of transformers holds it, with {len(inside)} "
+                "more in its layers, so it cannot run one layer at a time; quantize without data (method mse)"
             )
         return found
 
@@ -175,7 +179,7 @@ class LayerwiseModel:
         """Load the parameters outside the layers that are small, such as position embeddings and norms."""
         inside = f"{self.layers_name}."
         for name, parameter in list(self.model.named_parameters()):
-            if not name.startswith(inside) and 4 * parameter.numel() <= _RESIDENT:
+            if name in self._tensors and not name.startswith(inside) and 4 * parameter.numel() <= _RESIDENT:
                 module, _, last = name.rpartition(".")
                 _set(self.model.get_submodule(module), last, self._tensor(self._tensors[name]))
 
@@ -224,9 +228,7 @@ def _built(checkpoint: Checkpoint) -> Any:
         ) from None
     try:
         with _parameters_on_meta():
-            model = transformers.AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
-            )
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except ValueError as error:
         text = str(error).strip().splitlines()[0][:200]
         raise Unsupported(f"data: transformers has no causal language model for {config.model_type!r} ({text})") from None
