@@ -73,12 +73,12 @@ def expected(module: Any, weights: WeightRecipe, moments: Moments | None) -> Any
 # ---- methods and what they are given --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["auto", "gptq", "weighted", "mse", "rtn"])
+@pytest.mark.parametrize("method", ["auto", "gptq", "adaround", "weighted", "mse", "rtn"])
 def test_calibration_gives_the_codes_of_the_method_on_moments_of_the_inputs(method: str) -> None:
     model, data, weights = Block(), batches(), WeightRecipe("int4", group_size=16, method=method)
     found = quantized(model, rules(weights), calibration=data)
     moments = lt.observe_moments(model, data, gram=method != "weighted", progress=False)
-    used = method in ("auto", "gptq", "weighted")
+    used = method not in ("mse", "rtn")
     for name, module in model.named_children():
         assert codes(getattr(found, name)) == expected(module, weights, moments[name] if used else None), name
         row = row_of(found, name)
@@ -126,6 +126,20 @@ def test_a_method_that_needs_data_says_so_before_any_work(method: str, monkeypat
         quantized(Block(), rules(WeightRecipe("int4", method=method)), example=batches()[0])
 
 
+def test_awq_is_refused_before_any_work() -> None:
+    with pytest.raises(InvalidProblem, match=r"^method: awq; it scales the layer before"):
+        quantized(Block(), rules(WeightRecipe("int4", method="awq")), calibration=iter([]))
+
+
+def test_too_few_rows_for_the_width_of_a_layer_are_warned_of() -> None:
+    with pytest.warns(
+        UserWarning, match=r"3 layers have more inputs than rows of data \(up: 32 inputs, 20 rows\)"
+    ) as caught:
+        found = quantized(Block(), rules(), calibration=[correlated(20, 32)])
+    assert caught[0].filename == __file__
+    assert any("more inputs than rows" in note for note in lt.report(found).notes)
+
+
 # ---- kinds of layers ------------------------------------------------------------------------------------------------
 
 
@@ -147,7 +161,7 @@ def test_convolutions_are_rounded_by_their_patches(conv: Any, shape: tuple[int, 
     assert scales == wanted_scales
     plain = quantized(nn.Sequential(conv), rules(PER_CHANNEL, INT8), example=data[0])
     x = torch.cat(data)
-    error = [float((m[0].weight - conv.weight).square().sum()) for m in (found, plain)]
+    error = [float((m[0].weight - conv.weight.detach()).square().sum()) for m in (found, plain)]
     outputs = [float((conv._conv_forward(x, m[0].weight, conv.bias) - conv(x)).square().mean()) for m in (found, plain)]
     assert outputs[0] < outputs[1]
     assert error[0] > error[1], "farther from the weights, nearer to the outputs"
@@ -194,7 +208,7 @@ def test_products_by_inputs_of_composed_modules_use_statistics_and_others_say_th
 def test_embeddings_have_no_inputs() -> None:
     model = nn.Sequential(nn.Embedding(20, 32), nn.Linear(32, 8))
     gptq = WeightRecipe("int4", group_size=16, method="gptq")
-    found = quantized(model, rules(gptq, overrides=(Override("0"),)), calibration=[torch.arange(20)])
+    found = quantized(model, rules(gptq, overrides=(Override("0"),)), calibration=[torch.arange(20).repeat(2)])
     assert [row.method for row in lt.report(found).rows] == ["mse", "gptq"]
     assert row_of(found, "0").how == "int4 symmetric, groups of 16, mse"
 
@@ -344,7 +358,7 @@ def test_a_layer_that_no_batch_reached_is_rounded_without_data() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.two(self.one(x)[:, :1].expand(-1, 16)) if x[0, 0] > 0 else self.one(x)
 
-    found = quantized(Either(), rules(), calibration=[-torch.ones(3, 16)], example=torch.ones(3, 16))
+    found = quantized(Either(), rules(), calibration=[-torch.ones(20, 16)], example=torch.ones(3, 16))
     assert (row_of(found, "one").method, row_of(found, "two").method) == ("gptq", "mse")
     assert row_of(found, "two").note == "no calibration batch reached it: mse"
     bad = -torch.ones(3, 16)

@@ -233,12 +233,13 @@ def quantize_model(
             with_replacement(c, known.ranges, after.get(c.source.name, ()), products, known.of(c), known.missing(c))
             for c in candidates
         ]
+        notes += [known.too_few] if known.too_few else []
         decision = None
         if example is not None and optimize != "size":
             clock = ModelClock(model, example, folds)
             candidates, decision = _by_time(candidates, LayerTimer(recorded), clock, optimize, inplace)
     rows = weight_rows(candidates, norms)
-    _complain(rows, candidates, decision, strict)
+    _complain(rows, candidates, decision, strict, known.too_few)
     result = _replaced(model, candidates, folds, inplace)
     source, target = type(model).__name__, type(result).__name__
     made = ModelReport(source, target, "torch", recipe.to_dict(), rows, bytes_before, model_bytes(result), notes=notes)
@@ -301,6 +302,12 @@ def _checked(model: Any, optimize: str, keep_float: str, fit_products: Products 
 
 
 def _refuse_without_data(candidates: Sequence[Candidate], recipe: Recipe, calibration: Any, stats: Any) -> None:
+    """Raise before any work where a method cannot run, or lacks data."""
+    if any(c.asked and not c.why_not and c.rule.weights.method == "awq" for c in candidates):
+        raise InvalidProblem(
+            "method: awq; it scales the layer before each weight, which lowbit.torch does not do; expected gptq, "
+            "adaround, weighted, hqq, mse or rtn"
+        )
     if calibration is not None:
         return
     if any(c.is_static for c in candidates):
@@ -324,15 +331,19 @@ def _candidates(model: nn.Module, recipe: Recipe) -> list[Candidate]:
     return [Candidate.of(source, recipe) for source in sources]
 
 
-def _complain(rows: Sequence[Any], candidates: Sequence[Candidate], decision: Decision | None, strict: bool) -> None:
-    """Raise where `strict` and a weight asked for was skipped; warn where less than half was quantized, or where what
-    was quantized for memory makes the model slower."""
+def _complain(
+    rows: Sequence[Any], candidates: Sequence[Candidate], decision: Decision | None, strict: bool, too_few: str
+) -> None:
+    """Raise where `strict` and a weight asked for was skipped; warn where less than half was quantized, where data were
+    too few, or where what was quantized for memory makes the model slower."""
     skipped = [row for row in rows if row.skipped]
     if strict and skipped:
         listed = "; ".join(f"{row.name}: {row.why_not}" for row in skipped)
         raise InvalidProblem(f"strict: {len(skipped)} weights asked for were not quantized: {listed}")
     if why := why_left_float(candidates):
         warnings.warn(f"quantize: {why}. print(lowbit.torch.report(model)) lists them", stacklevel=_CALLER)
+    if too_few:
+        warnings.warn(f"quantize: {too_few}", stacklevel=_CALLER)
     if decision is not None and (why := decision.slower):
         warnings.warn(f"quantize: {why}", stacklevel=_CALLER)
 

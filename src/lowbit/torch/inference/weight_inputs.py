@@ -45,6 +45,7 @@ class WeightInputs:
         self._model, self._stats, self._inputs, self._progress = model, stats or {}, inputs, progress
         self._next, self._again = batches, again
         self._found: dict[str, Moments] = {}
+        self._few: list[str] = []
         self._last: tuple[weakref.ref[Moments], LayerInputs] | None = None
         wanted = {c.source.name: (c.source.module, needs_of(c.rule.weights) == "gram") for c in candidates if c.needs}
         self._refuse_others(candidates)
@@ -82,7 +83,20 @@ class WeightInputs:
                 _check(key, moments, shape)
             if moments is not None:
                 found[product] = self._shared(moments)
+                if moments.has_gram and moments.count < moments.width:
+                    self._few.append(f"{full or 'the model'}: {moments.width} inputs, {moments.count} rows")
         return found
+
+    @property
+    def too_few(self) -> str:
+        """What it means that layers, of those whose inputs were handed out, have more inputs than rows of data."""
+        if not self._few:
+            return ""
+        which = "1 layer has" if len(self._few) == 1 else f"{len(self._few)} layers have"
+        return (
+            f"{which} more inputs than rows of data ({self._few[0]}): weights fit the noise of few rows, and other "
+            "inputs are multiplied with a larger error; give more data"
+        )
 
     def _shared(self, moments: Moments) -> LayerInputs:
         """What layers that share moments share, so that it is factored once."""
