@@ -26,11 +26,16 @@ def show_report(made: ModelReport, shown: Console) -> None:
     """Print the report as text."""
     for text in made.warnings:
         shown.print(Text("Warning: ", "bold red").append(printable(text), "not bold red"))
+    bits = made.bits_per_weight
     shown.print(
         f"{len(made.treated)} of {len(made.rows)} weights; {megabytes(made.bytes_before)} → "
-        f"{megabytes(made.bytes_after)} ({made.ratio:.2f}× smaller) in {made.seconds:.1f} s",
+        f"{megabytes(made.bytes_after)} ({made.ratio:.2f}× smaller) in {made.seconds:.1f} s"
+        + ("" if bits is None else f"; {bits:.2f} bits per weight"),
         style="bold",
     )
+    if any(row.method not in ("", "rtn") for row in made.treated):
+        for line in made.methods:
+            shown.print(printable(line))
     print_measured(made, shown)
     if made.skipped:
         names = ", ".join(printable(r.name) for r in made.skipped[:8]) + (" ..." if len(made.skipped) > 8 else "")
@@ -93,7 +98,7 @@ def _weights(made: ModelReport, rows: list[WeightRow], remarks: _Remarks, width:
     cells = []
     for row in rows:
         style = "" if row.treated else "red" if row.skipped else "dim"
-        how = Text(printable(row.how or "as it was"), style=style).append(remarks.numbers(row), style="dim")
+        how = Text(printable(row.described or "as it was"), style=style).append(remarks.numbers(row), style="dim")
         stored = f"{_short(row.bytes_before)} → {_short(row.bytes_after)}" if row.treated else _short(row.bytes_before)
         cells.append((Text(printable(row.name), style=style), how, stored, decibels(row.sqnr_db)))
     widths = [max((len(cell[i]) for cell in cells), default=0) for i in (1, 2, 3)]

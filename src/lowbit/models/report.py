@@ -44,6 +44,16 @@ class WeightRow:
         return bool(self.how)
 
     @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def described(self) -> str:
+        """How it was quantized, with the method unless that is to round to nearest."""
+        named = "" if self.method in ("", "rtn") or self.how.endswith(self.method) else f", {self.method}"
+        return self.how and self.how + named
+
+    @property
     def remark(self) -> str:
         """The note, with what exact sums cost."""
         guard = f"−{self.guard_db:.1f} dB for CPUs without VNNI; --target-cpu vnni" if self.guard_db >= 0.05 else ""
@@ -148,25 +158,53 @@ class ModelReport:
     def ratio(self) -> float:
         return self.bytes_before / self.bytes_after if self.bytes_after else math.inf
 
+    @property
+    def bits_per_weight(self) -> float | None:
+        """The mean over quantized weights, with scales and zero points; None where the rows do not say."""
+        rows = [r for r in self.treated if r.bits]
+        elements = sum(r.elements for r in rows)
+        return sum(r.bits * r.elements for r in rows) / elements if elements else None
+
+    @property
+    def methods(self) -> list[str]:
+        """What each method did, in words.
+
+        >>> row = WeightRow("w", "Linear", (2, 4), "F32", "int4 symmetric", method="gptq", predicted_db=21.53, seconds=1.5)
+        >>> ModelReport("a", "b", "onnx", {}, [row], 9, 3).methods
+        ['gptq: 1 weight in 1.5 s, outputs of layers 21.5 dB expected']
+        """
+        said = []
+        for name in dict.fromkeys(r.method for r in self.treated if r.method):
+            rows = [r for r in self.treated if r.method == name]
+            seconds, expected = sum(r.seconds for r in rows), sorted(r.predicted_db for r in rows if r.predicted_db is not None)
+            text = f"{name}: {len(rows)} weight{'s' * (len(rows) > 1)}" + (f" in {seconds:.1f} s" if seconds else "")
+            if expected:
+                spread = "–".join(dict.fromkeys(f"{db:.1f}" for db in (expected[0], expected[-1])))
+                text += f", outputs of layers {spread} dB expected"
+            said.append(text)
+        return said
+
     def __str__(self) -> str:
         """Warnings, a table of the weights, then the results for the whole model."""
         table = [("weight", "used by", "shape", "bytes", "SQNR dB", "how, or why not")]
         for r in self.rows:
             size = f"{r.bytes_before:,} → {r.bytes_after:,}" if r.treated else f"{r.bytes_before:,}"
             lost = "" if r.sqnr_db is None else f"{r.sqnr_db:.1f}"
-            done = f"{r.how}; activations {r.activations or 'float'}" if r.sqnr_db is not None else r.how or r.why_not
+            done = r.described or r.why_not
+            done += f"; activations {r.activations or 'float'}" if r.sqnr_db is not None else ""
             done += f" ({r.remark})" if r.remark else ""
             table.append((r.name or "(the model)", r.kind, "×".join(map(str, r.shape)), size, lost, done))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        aligned = "<<>>><"
+        aligned, bits = "<<>>><", self.bits_per_weight
         lines = [
             "  ".join(f"{cell:{to}{width}}" for cell, to, width in zip(row, aligned, widths, strict=True)).rstrip()
             for row in table
         ]
         lines.append(
             f"{len(self.treated)} of {len(self.rows)} weights quantized; {self.bytes_before:,} → {self.bytes_after:,} "
-            f"bytes ({self.ratio:.2f}× smaller)"
+            f"bytes ({self.ratio:.2f}× smaller)" + ("" if bits is None else f", {bits:.2f} bits per quantized weight")
         )
+        lines += self.methods
         lines += [f"{a.output}: SQNR {a.sqnr_db:.1f} dB, largest error {a.max_error:.4g}" for a in self.accuracy]
         lines += [f"{t.runtime}, {t.shape}: {t.float_ms:.3g} ms → {t.quantized_ms:.3g} ms" for t in self.latency]
         lines[:0] = [f"Warning: {text}" for text in self.warnings]

@@ -100,7 +100,7 @@ def error_chart(rows: Sequence[WeightRow], colours: Mapping[str, int]) -> str:
         index, row, sqnr = min(group, key=lambda entry: _badness(entry[2]))
         height = 100.0 if math.isnan(sqnr) else 100 * min(max((_exponent(sqnr) - low) / (high - low), 0.008), 1)
         extra = " nan" if math.isnan(sqnr) else " exact" if math.isinf(sqnr) and sqnr > 0 else ""
-        title = f"{row.name}\n{row.kind}, {row.how}\n{_error(sqnr)}"
+        title = f"{row.name}\n{row.kind}, {row.described}\n{_error(sqnr)}"
         if len(group) > 1:
             title += f"\nthe largest of {len(group)} neighbours"
         marks.append(

@@ -86,6 +86,8 @@ def _headline(report: ModelReport) -> str:
 def _tiles(report: ModelReport) -> Iterator[tuple[str, str, str, str]]:
     """(label, figure, detail, mood) of each tile of the headline."""
     arrow = f"{size(report.bytes_before)} → {size(report.bytes_after)}"
+    if report.bits_per_weight is not None:
+        arrow += f", {report.bits_per_weight:.2f} bits per weight"
     ratio = times(report.ratio) if report.bytes_before else "–"
     yield "Size reduction", ratio, arrow, "" if report.ratio >= 1 else "bad"
     speedups = sorted(run.speedup for run in report.latency if math.isfinite(run.speedup))
@@ -159,15 +161,20 @@ def _charts(report: ModelReport) -> str:
 def _layers(report: ModelReport) -> str:
     if not report.rows:
         return _section("Layers", '<p class="none">The model has no weights that could be quantized.</p>', "layers")
-    guarded = any(row.guard_db >= 0.05 for row in report.rows)
-    about = (
-        '<p class="about">In brackets: the decibels that a weight gives up so that integer sums are exact on CPUs '
-        "without VNNI; --target-cpu vnni leaves that out.</p>"
-    )
+    about = []
+    if any(row.predicted_db is not None for row in report.rows):
+        methods = "; ".join(map(escaped, report.methods))
+        about.append(f"{methods}. Outputs dB: the SQNR of a layer's outputs that statistics of its inputs predict.")
+    if any(row.guard_db >= 0.05 for row in report.rows):
+        about.append(
+            "In brackets: the decibels that a weight gives up so that integer sums are exact on CPUs without VNNI; "
+            "--target-cpu vnni leaves that out."
+        )
+    told = "".join(f'<p class="about">{text}</p>' for text in about)
     kinds = "".join(f"<option>{escaped(kind)}</option>" for kind in sorted({r.kind for r in report.rows}))
     return _section(
         "Layers",
-        f"{about if guarded else ''}"
+        f"{told}"
         '<div class="filters"><label>Filter <input id="filter" type="search" placeholder="name, dtype, reason …" '
         'autocomplete="off" spellcheck="false"></label>'
         f'<label>Kind <select id="kind"><option value="">all</option>{kinds}</select></label>'

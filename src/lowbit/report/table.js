@@ -48,6 +48,9 @@ const columns = [
   { label: "Before", text: (r) => size(r.bytes_before), key: (r) => r.bytes_before, number: true },
   { label: "After", text: (r) => size(r.bytes_after), key: (r) => r.bytes_after, number: true },
   { label: "SQNR dB", text: (r) => sqnr(r.sqnr_db) + guard(r), key: (r) => number(r.sqnr_db), number: true },
+  { label: "Method", text: (r) => r.method, key: (r) => r.method },
+  { label: "Bits", text: (r) => (r.bits ? r.bits.toFixed(2) : ""), key: (r) => r.bits || NaN, number: true },
+  { label: "Outputs dB", text: (r) => sqnr(r.predicted_db), key: (r) => (r.predicted_db === null ? NaN : number(r.predicted_db)), number: true },
   { label: "Activations", wide: true, text: (r) => r.activations, key: (r) => r.activations },
   { label: "Note", wide: true, text: (r) => r.note, key: (r) => r.note },
 ].filter((column, i) => i < 8 || data.rows.some((row) => column.text(row)));
