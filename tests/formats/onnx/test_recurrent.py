@@ -46,7 +46,7 @@ def decoded(w, levels, group):
 @pytest.mark.parametrize(("dtype", "group"), [("int8", None), ("int4", 16), ("int4", 9), ("int4", 128)])
 def test_folded_weights_are_codes_times_scales_of_their_row(tmp_path, op, directions, dtype, group):
     proto = made.recurrent(op, directions=directions)
-    path, report = converted(proto, tmp_path, recipe(dtype, group))
+    path, report = converted(proto, tmp_path, recipe(dtype, group, method="rtn"))
     feeds = {"x": made.normal(5, 3, 24)}
     (y,) = same_bits(path, feeds)
     for name in ("W", "R"):
