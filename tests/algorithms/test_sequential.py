@@ -10,7 +10,7 @@ import pytest
 import lowbit as lb
 from lowbit.algorithms import gptq, gptq_sequential
 from lowbit.algorithms.gptq import factored
-from lowbit.algorithms.sequential import corrected, divided
+from lowbit.algorithms.sequential import corrected, divided, strength_for
 from lowbit.calibration import Moments
 from lowbit.numerics.errors import InvalidProblem
 
@@ -46,7 +46,7 @@ def test_the_target_is_the_minimum_of_the_equation() -> None:
     factor = factored(gram, INPUTS)
     damped = np.eye(INPUTS) * factor.added
     want = w @ (cross + damped) @ np.linalg.inv(gram + damped)
-    np.testing.assert_allclose(corrected(w, factor, cross), want, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(corrected(w, factor, cross, 1.0), want, rtol=0, atol=2e-5)
     half = corrected(w, factor, cross, 0.5)
     np.testing.assert_allclose(half, (w + want) / 2, rtol=0, atol=2e-5)
 
@@ -96,6 +96,18 @@ def test_a_chain_of_layers_stays_nearer_to_the_float_model() -> None:
         return float(np.square(want - fresh).sum())
 
     assert end(1.0) < 0.9 * end(0.0)
+
+
+def test_moments_of_few_rows_are_relied_on_less() -> None:
+    assert strength_for(30, 40) == strength_for(40, 40) == 0
+    (_, y), w = inputs(), weight()
+    x = (y + np.random.default_rng(6).standard_normal(y.shape)).astype(np.float32)
+    few, rest = slice(3 * INPUTS // 2), slice(3 * INPUTS // 2, ROWS)
+    gram, cross = moments(x[few], y[few])
+    strengths = (strength_for(3 * INPUTS // 2, INPUTS), 1.0)
+    made = [gptq_sequential(w, gram, cross, bits=4, strength=s, damping=1e-6).dequantize() for s in strengths]
+    some, all_of_it = (error(x[rest], y[rest], w, q) for q in made)
+    assert some < 0.9 * all_of_it
 
 
 def test_same_bytes_for_any_number_of_threads() -> None:

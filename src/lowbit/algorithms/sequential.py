@@ -37,12 +37,13 @@ def gptq_sequential(
     bits: int | None = None,
     damping: float = DAMPING,
     refit: bool = True,
-    strength: float = 1.0,
+    strength: float = 0.75,
 ) -> QuantizedTensor:
     """A matrix [outputs, inputs] whose outputs for the quantized model's inputs are near the float model's.
 
     gram: E[x x^T] of the quantized model's inputs x. cross: E[y x^T] with y the float model's: `Moments.gram()` and
-    `Moments.cross()` of moments with cross=True. strength: how much of the correction is taken, 0 (`gptq`) to 1.
+    `Moments.cross()` of moments with cross=True. strength: how much of the correction is taken, 0 (`gptq`) to 1; see
+    `strength_for`.
 
     Cost: as `gptq`, and 3 * outputs * inputs^2. Memory: as `gptq`, and 12 bytes per element of `gram`.
 
@@ -52,7 +53,7 @@ def gptq_sequential(
     >>> from lowbit.algorithms import gptq
     >>> made = gptq(w, x.T @ x / 512), gptq_sequential(w, x.T @ x / 512, y.T @ x / 512)
     >>> error = [np.square(y @ w.T - x @ q.dequantize().T).sum() for q in made]
-    >>> bool(error[1] < 0.1 * error[0])
+    >>> bool(error[1] < 0.2 * error[0])
     True
     """
     grid, w = Grid.of(dtype, scheme, group_size, scale_dtype, bits), matrix(weight)
@@ -60,7 +61,7 @@ def gptq_sequential(
     return solve(corrected(w, factor, cross, strength), grid, factor, refit=refit)
 
 
-def corrected(w: Array, factor: Factor, cross: Any, strength: float = 1.0) -> Array:
+def corrected(w: Array, factor: Factor, cross: Any, strength: float) -> Array:
     """The weights V that give the outputs of W for the float model's inputs best, float32 [outputs, inputs].
 
     factor: of E[x x^T]. Weights are returned to the bit where `cross` is E[x x^T] itself.
@@ -77,6 +78,17 @@ def corrected(w: Array, factor: Factor, cross: Any, strength: float = 1.0) -> Ar
     moved = product_in_order(w, np.ascontiguousarray(drift, np.float32))
     found: Array = w + np.float32(strength) * divided(moved, factor)
     return found
+
+
+def strength_for(rows: int, inputs: int) -> float:
+    """The part of the correction that moments of this many rows support: 1 - inputs / rows, at least 0.
+
+    Least squares fitted to rows explain more of these than of others, by about one part per row and input.
+
+    >>> strength_for(2048, 512)
+    0.75
+    """
+    return max(0.0, 1 - inputs / rows)
 
 
 def divided(rows: Array, factor: Factor) -> Array:
