@@ -128,7 +128,7 @@ class Statistics(Mapping[str, Moments]):
         if model != self.model:
             raise InvalidProblem(
                 f"{self.folder}: statistics of another model ({self.model[:12]}..., not {model[:12]}...); "
-                "expected those of this one: observe it"
+                "collect those of this one (lowbit observe)"
             )
 
     def notes(self) -> list[str]:
