@@ -32,11 +32,13 @@ def rows_of(report):
 def decoded(w, levels, group):
     """A weight of [directions, gate rows, inputs] in symmetric codes and back, group by group."""
     out = np.empty_like(w)
+    many = bool(group) and w.shape[0] * w.shape[1] * -(-w.shape[2] // group) >= 256  # float16 scales
     for at in np.ndindex(w.shape[:2]):
         for i in range(0, w.shape[2], group or w.shape[2]):
             part = w[at][i : i + (group or w.shape[2])]
             most = levels + 1 if levels == 7 else levels  # of 4 bits, all codes are used
             scale = np.float32(np.abs(part).max() / np.float32(most))
+            scale = np.float32(np.float16(scale)) if many else scale
             out[(*at, slice(i, i + len(part)))] = np.clip(np.rint(part / scale), -levels - 1, levels) * scale
     return out
 
