@@ -3,7 +3,8 @@
     tr(E H E^T) per row, E = w - sum over groups g of s_g * p_g,  is least in s_g, the others fixed, where
     s_g = s_g + (p_g^T H E) / (p_g^T H p_g)
 
-Groups take turns. A step is taken only if the scale as stored lowers the error, so that it never rises.
+Groups take turns. Each takes the nearest scale that its type holds: as the error is a parabola, and the scale before was
+one of these, it never rises.
 """
 
 from __future__ import annotations
@@ -57,8 +58,6 @@ def _refitted(w: Array, p: Array, scale: Array, grid: Grid, h: Array) -> Array:
             step = np.divide(slope[:, g], steepness, out=np.zeros(len(w)), where=steepness > 0)
             stored = held(found[:, g] + step, grid.scale_dtype).astype(np.float64)
             change = stored - found[:, g]
-            better = change * (steepness * change - 2 * slope[:, g]) < 0
-            change = np.where(better, change, 0.0)
-            found[:, g] += change
+            found[:, g] = stored
             slope -= change[:, None] * curvature[g]
     return found.astype(np.float32)
