@@ -3,8 +3,8 @@
     tr(E H E^T) per row, E = w - sum over groups g of s_g * p_g,  is least in s_g, the others fixed, where
     s_g = s_g + (p_g^T H E) / (p_g^T H p_g)
 
-Groups take turns. Each takes the nearest scale that its type holds: as the error is a parabola, and the scale before was
-one of these, it never rises.
+Groups take turns. Each takes the nearest scale that its type holds: the error is a parabola, and the scale before was
+one of these, so it never rises.
 """
 
 from __future__ import annotations
