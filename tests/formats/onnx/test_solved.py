@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import onnx_models as made
+from lowbit.formats.inspection import inspect_file
 from lowbit.formats.onnx import convert
 from lowbit.formats.onnx.arrangement import Unrolled
 from lowbit.formats.onnx.convert import quantize_onnx
@@ -295,6 +296,11 @@ def test_many_scales_of_few_bits_are_float16(tmp_path: Path, operator: str) -> N
     assert np.array_equal(y, q.dequantize().T)
     assert report.rows[0].bits == pytest.approx(4 + 16 / 16, abs=0.01)
     assert "Cast" in ops(path)
+    found = inspect_file(path)
+    assert [(q.count, q.what) for q in found.quantization] == [
+        (1, f"weights {'u' * (operator == 'matmul_nbits')}int4, groups of 16")
+    ]
+    assert [t.dtype for t in found.tensors if t.quantized == "scales"] == ["float16"]
     tiny = normal(256, 64)
     tiny[:, 5] *= 1e-5  # float16 would hold its scales with few bits
     size.graph.initializer[0].CopyFrom(numpy_helper.from_array(tiny, "w"))

@@ -16,7 +16,7 @@ from lowbit.formats.onnx.inputs import given_inputs, shape_text
 from lowbit.formats.onnx.weight_uses import CODE_INPUTS
 from lowbit.numerics.errors import FormatError
 
-_THROUGH = {"Gather", "Transpose", "Identity", "Reshape", "Unsqueeze", "Squeeze"}
+_THROUGH = {"Cast", "Gather", "Transpose", "Identity", "Reshape", "Unsqueeze", "Squeeze"}
 _MAX_STEPS = 8
 _CODES = {"int8", "uint8", "int4", "uint4"}
 _SCHEMES = {"DequantizeLinear": "QDQ", "Mul": "codes times scales"}
@@ -110,14 +110,15 @@ class _Origins:
         self._makers = {_text(o): node for node in every for o in node.output}
 
     def of(self, node: NodeProto, at: int) -> StoredTensor | None:
-        """The stored tensor behind an input, through Gather and reshapes."""
-        name = _text(node.input[at]) if at < len(node.input) else ""
+        """The stored tensor behind an input, through Gather and reshapes, and of scales in float16 through a Cast."""
+        name, is_cast = _text(node.input[at]) if at < len(node.input) else "", False
         for _ in range(_MAX_STEPS):
             maker = self._makers.get(name)
             if name in self._stored or maker is None or maker.op_type not in _THROUGH or not maker.input:
                 break
-            name = _text(maker.input[0])
-        return self._stored.get(name)
+            name, is_cast = _text(maker.input[0]), is_cast or maker.op_type == "Cast"
+        found = self._stored.get(name)
+        return found if found is None or not is_cast or found.dtype == "float16" else None
 
     def those_of(self, node: NodeProto, inputs: Sequence[int]) -> list[StoredTensor]:
         return [t for i in inputs if (t := self.of(node, i)) is not None]
