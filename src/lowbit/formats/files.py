@@ -152,7 +152,8 @@ def quantize_file(
     report = quantize_onnx(source, to, made, data=feeds, stats=moments, **shared)
     with says_what_is_kept(to):
         named = None if function is None else (metric if isinstance(metric, str) else function.__name__, function)
-        compared_on = "calibration data" if eval_data is None and made.needs_data else "evaluation data"
+        fitted = made.needs_data or (moments is None and any(row.predicted_db is not None for row in report.rows))
+        compared_on = "calibration data" if eval_data is None and fitted else "evaluation data"
         return _measured(report, compared, compared_on, named, seconds, threads)
 
 
@@ -257,7 +258,7 @@ def _measured(
         changes["compared_on"] = compared_on
         if compared_on == "calibration data":
             notes.append(
-                "Outputs are compared on the calibration data, which the ranges fit; --eval-data takes others."
+                "Outputs are compared on the calibration data, which ranges and codes fit; --eval-data takes others."
             )
         changes |= measure_models(source, target, batches.feeds, lambda: iter(batches), metric, seconds, threads)
         if batches.kept:
