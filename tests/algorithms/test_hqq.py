@@ -53,6 +53,14 @@ def test_scales_are_numbers_of_their_type(scale_dtype: str) -> None:
     np.testing.assert_array_equal(scale.astype(ml_dtypes.bfloat16 if scale_dtype == "bfloat16" else "f2"), scale)
 
 
+@pytest.mark.parametrize("scheme", ["symmetric", "asymmetric"])
+def test_a_short_last_group_is_fitted_by_its_own_weights(scheme: str) -> None:
+    w = weight() + np.float32(3)  # far from 0: what fills the group up would count
+    whole, last = hqq(w, "int4", scheme=scheme, group_size=64), hqq(w[:, 128:], "int4", scheme=scheme, group_size=64)
+    np.testing.assert_allclose(whole.params.scale[:, 2:], last.params.scale, rtol=1e-5)
+    assert (whole.unpack()[:, 128:] == last.unpack()).mean() > 0.99
+
+
 def test_rows_do_not_depend_on_each_other_nor_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     w = weight()
     whole = hqq(w, group_size=32)

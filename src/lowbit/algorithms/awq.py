@@ -54,8 +54,8 @@ def awq(
     groups are those of `weighted`, which also chooses what to clip. tied: an integer per input; inputs of the same one
     have the same scale, such as those of heads that share a value head.
 
-    Cost: 17 times that of `weighted`, and with E[x x^T] 17 * outputs * inputs^2; alpha is chosen by
-    at most 512 outputs per weight. Memory: three copies of the largest weight, and the codes.
+    Cost: 17 times that of `weighted`, and with E[x x^T] 17 * outputs * inputs^2; alpha is chosen by at most 512 outputs
+    per weight. Memory: three copies of the largest weight, and the codes.
 
     >>> rng = np.random.default_rng(0)
     >>> x, w = rng.standard_normal((512, 32)) * ([9] + 31 * [1]), rng.standard_normal((8, 32))

@@ -71,8 +71,8 @@ def corrected(w: Array, factor: Factor, cross: Any, strength: float) -> Array:
     inputs = w.shape[1]
     drift = np.array(cross, np.float64, order="C")
     if drift.shape != (inputs, inputs) or not np.isfinite(drift).all():
-        found = f"shape {drift.shape}" if drift.shape != (inputs, inputs) else "NaN or Inf"
-        raise InvalidProblem(f"cross: {found}; expected finite moments of shape {(inputs, inputs)}")
+        bad = f"shape {drift.shape}" if drift.shape != (inputs, inputs) else "NaN or Inf"
+        raise InvalidProblem(f"cross: {bad}; expected finite moments of shape {(inputs, inputs)}")
     drift[np.arange(inputs), np.arange(inputs)] += factor.added  # as in H: equal moments then have no drift at all
     drift -= factor.hessian
     moved = product_in_order(w, np.ascontiguousarray(drift, np.float32))
