@@ -88,7 +88,7 @@ class Rows:
         self.path, self.threads = path, threads
         self.rows: list[dict[str, Any]] = []
         if path is not None and path.exists():
-            self.rows = json.loads(path.read_text("utf-8"))["rows"]
+            self.rows = json.loads(path.read_text("utf-8"))["measurements"]
 
     def has(self, key: tuple[Any, ...]) -> bool:
         return any(tuple(row.get(k) for k in KEY) == key for row in self.rows)
@@ -98,7 +98,7 @@ class Rows:
         shown = (f"{name} {v:.3f}" for name, v in row.items() if isinstance(v, float))
         print(*(row.get(k, "") for k in KEY), "|", ", ".join(shown), flush=True)
         if self.path is not None:
-            write(self.path, {"title": TITLE, **facts(threads=self.threads), "rows": self.rows})
+            write(self.path, {"title": TITLE, **facts(threads=self.threads), "measurements": self.rows})
 
 
 def measure(bed: beds.Bed, wanted: list[Setting], rows: Rows) -> None:

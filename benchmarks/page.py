@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
+from benchmarks import accuracy_page
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE, README = ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
@@ -220,7 +222,10 @@ of as many bytes. Means are over the first contender of each case. `make bench` 
     versions = ", ".join(f"{name} {found}" for name, found in suites[0]["versions"].items() if found)
     text += f"\nPeers of the newest run: {versions}.\n\n"
     sections = [family_section(suites, family) for family in [*FAMILIES, *OTHERS, *LISTED_BY_MEAN]]
-    text += "\n".join(sections) + "\n## Models and checks\n"
+    text += "\n".join(sections) + "\n"
+    if accuracy := accuracy_page.section([r for r in everything if "measurements" in r], table):
+        text += accuracy + "\n"
+    text += "## Models and checks\n"
     for run in sorted(tables, key=lambda r: (r["title"], r["file"])):
         link = f"[file](../benchmarks/results/{run['file']})"
         cells = [[number(cell) for cell in row] for row in run["rows"]]
