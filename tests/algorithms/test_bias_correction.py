@@ -43,11 +43,12 @@ def test_rounding_under_the_covariance_leaves_less_error_once_the_bias_is_correc
     assert error(gptq(w, covariance(gram, mean), bits=3)) < 0.9 * error(gptq(w, gram, bits=3))
 
 
-def test_covariance_is_that_of_the_rows_and_has_no_negative_squares():
+def test_covariance_is_that_of_the_rows_and_positive_definite():
     x = inputs()
-    np.testing.assert_allclose(covariance(x.T @ x / len(x), x.mean(0)), np.cov(x.T, bias=True), atol=1e-12)
-    constant = np.full((1, 3), 0.1)
-    assert (np.diagonal(covariance(constant.T @ constant * (1 - 1e-15), constant[0])) >= 0).all()
+    np.testing.assert_allclose(covariance(x.T @ x / len(x), x.mean(0)), np.cov(x.T, bias=True), atol=1e-7)
+    constant = np.full((1, 300), 0.1)
+    found = covariance(constant.T @ constant * (1 - 1e-15), constant[0])
+    assert np.linalg.eigvalsh(found).min() > 0
 
 
 def test_refuses_means_that_do_not_fit():

@@ -46,12 +46,14 @@ def bias_correction(weight: Any, q: QuantizedTensor, mean: Any, *, name: str = "
 def covariance(gram: Any, mean: Any) -> Array:
     """E[x x^T] - E[x] E[x]^T, or of each group where there are several, float64.
 
-    >>> covariance([[5, 1], [1, 2]], [2, 1])
+    2^-30 of E[x^2] is added to the diagonal: the covariance of inputs that hardly vary is positive definite all the same.
+
+    >>> covariance([[5, 1], [1, 2]], [2, 1]).round(6)
     array([[ 1., -1.],
            [-1.,  1.]])
     """
     m = np.asarray(mean, np.float64)
-    found = np.asarray(gram, np.float64) - m[..., :, None] * m[..., None, :]
-    diagonal = np.einsum("...ii->...i", found)
-    diagonal[...] = np.maximum(diagonal, 0.0)  # rounding errors may leave less
+    h = np.asarray(gram, np.float64)
+    found: Array = h - m[..., :, None] * m[..., None, :]
+    np.einsum("...ii->...i", found)[...] += np.einsum("...ii->...i", h) * 2.0**-30
     return found

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.algorithms.adaround import solve as solve_adaround
+from lowbit.algorithms.bias_correction import covariance
 from lowbit.algorithms.gptq import Factor, factored
 from lowbit.algorithms.gptq import solve as solve_gptq
 from lowbit.algorithms.grid import Grid, matrix
@@ -34,31 +35,45 @@ _NEEDS = {"weighted": "second moments", "gptq": "a Gram matrix", "adaround": "a 
 class LayerInputs:
     """What is known of the rows that a layer multiplies. Layers that share their inputs share one, and its factors.
 
-    The moments are let go of once their Gram matrices are factored.
+    The moments are let go of once their Gram matrices are factored. centered: the layer's bias will be corrected by
+    `bias_correction` with `means`, so that errors count by the covariance of the inputs, and not by E[x x^T].
     """
 
-    def __init__(self, moments: Moments) -> None:
+    means: npt.NDArray[Any] | None = None  # E[x] of each input, [groups, width], where centered
+
+    def __init__(self, moments: Moments, *, centered: bool = False) -> None:
         self._moments: Moments | None = moments
+        if centered:
+            self.means = moments.mean().reshape(moments.groups, moments.width)
         self.groups, self.width, self.has_gram = moments.groups, moments.width, moments.has_gram
         self.count = moments.count
 
     @cached_property
     def diagonals(self) -> npt.NDArray[Any]:
-        """E[x^2] of each input, [groups, width]."""
+        """E[x^2] of each input, or its variance where centered, [groups, width]."""
         if self._moments is None:
             return np.stack([f.diagonal - f.added for f in self.factors])
-        return self._moments.diagonal().reshape(self.groups, self.width)
+        squares = self._moments.diagonal().reshape(self.groups, self.width)
+        return squares if self.means is None else np.maximum(squares - np.square(self.means), 0.0)
 
     @cached_property
     def factors(self) -> tuple[Factor, ...]:
-        """The factor of E[x x^T] of each group, for GPTQ."""
+        """The factor of E[x x^T], or of the covariance where centered, of each group, for GPTQ."""
         assert self._moments is not None
-        gram, self._moments = self._moments.gram(), None
-        return tuple(factored(each, self.width) for each in gram.reshape(-1, self.width, self.width))
+        gram, self._moments = self._moments.gram().reshape(-1, self.width, self.width), None
+        gram = gram if self.means is None else covariance(gram, self.means)
+        return tuple(factored(each, self.width) for each in gram)
 
     def energies(self, *matrices: npt.NDArray[np.float32]) -> tuple[float, ...]:
         """The mean square of what each of these matrices [outputs, inputs] makes of the inputs, summed over outputs."""
         return tuple(sum(map(self._energy, range(self.groups), np.split(m, self.groups))) for m in matrices)
+
+    def mean_energy(self, w: npt.NDArray[np.float32]) -> float:
+        """What the means of the inputs add to the energy of a weight where centered: that of the outputs' means."""
+        if self.means is None:
+            return 0.0
+        by_group = w.astype(np.float64).reshape(self.groups, -1, self.width)
+        return float(np.square((by_group * self.means[:, None]).sum(-1)).sum())
 
     def _energy(self, group: int, rows: npt.NDArray[np.float32]) -> float:
         """The sum of w^T H w over rows."""
@@ -147,10 +162,11 @@ def quantize_weight(
 def predicted_db(weight: npt.NDArray[Any], q: QuantizedTensor, inputs: LayerInputs) -> float:
     """The SQNR of the layer's outputs that the moments of its inputs predict, in dB: of tr(W H W^T) to tr(E H E^T).
 
-    weight: [outputs, inputs], as q is.
+    weight: [outputs, inputs], as q is. Where the inputs are centered, those of the layer with its bias corrected.
     """
     w = np.ascontiguousarray(weight.reshape(len(weight), -1), np.float32)
-    return sqnr_db(*inputs.energies(w, w - np.asarray(q.dequantize(), np.float32).reshape(w.shape)))
+    signal, noise = inputs.energies(w, w - np.asarray(q.dequantize(), np.float32).reshape(w.shape))
+    return sqnr_db(signal + inputs.mean_energy(w), noise)
 
 
 def fitted(weights: WeightRecipe, inputs: int) -> tuple[WeightRecipe, str]:

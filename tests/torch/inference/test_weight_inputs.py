@@ -19,6 +19,7 @@ from lowbit.numerics.errors import InvalidProblem  # noqa: E402
 from lowbit.numerics.metrics import sqnr_db  # noqa: E402
 from lowbit.torch.inference import weight_inputs  # noqa: E402
 from lowbit.torch.inference.moments import MomentCollector  # noqa: E402
+from lowbit.torch.inference.weight_inputs import has_bias  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch_models import row_of  # noqa: E402
 
@@ -66,7 +67,8 @@ def codes(module: Any) -> Any:
 
 def expected(module: Any, weights: WeightRecipe, moments: Moments | None) -> Any:
     w = module.weight.detach().numpy()
-    q = quantize_weight(w, weights, inputs=moments and LayerInputs(moments), either_sign=False)
+    inputs = moments and LayerInputs(moments, centered=has_bias(module))
+    q = quantize_weight(w, weights, inputs=inputs, either_sign=False)
     return q.unpack().tolist(), q.params.scale.tolist()
 
 
@@ -162,9 +164,26 @@ def test_convolutions_are_rounded_by_their_patches(conv: Any, shape: tuple[int, 
     plain = quantized(nn.Sequential(conv), rules(PER_CHANNEL, INT8), example=data[0])
     x = torch.cat(data)
     error = [float((m[0].weight - conv.weight.detach()).square().sum()) for m in (found, plain)]
-    outputs = [float((conv._conv_forward(x, m[0].weight, conv.bias) - conv(x)).square().mean()) for m in (found, plain)]
+    biases = [torch.from_numpy(m[0].layer.bias) for m in (found, plain)]
+    images = [conv._conv_forward(x, m[0].weight, bias) for m, bias in zip((found, plain), biases, strict=True)]
+    outputs = [float((of - conv(x)).detach().square().mean()) for of in images]
     assert outputs[0] < outputs[1]
     assert error[0] > error[1], "farther from the weights, nearer to the outputs"
+
+
+@pytest.mark.parametrize("method", ["gptq", "adaround", "weighted"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_biases_are_corrected_for_the_means_of_the_outputs(method: str, bias: bool) -> None:
+    conv = nn.Conv2d(6, 8, 3, groups=2, bias=bias)
+    x = torch.randn(12, 6, 8, 8).relu()
+    weights = WeightRecipe("int2", granularity="channel", method=method)
+    layer = quantized(nn.Sequential(conv), rules(weights, INT8), calibration=[x])[0]
+    with torch.no_grad():
+        wanted = conv(x).mean((0, 2, 3))
+        made = conv._conv_forward(x, layer.weight, torch.from_numpy(layer.layer.bias)).mean((0, 2, 3))
+        plain = conv._conv_forward(x, layer.weight, conv.bias).mean((0, 2, 3))
+    assert torch.allclose(made, wanted, atol=1e-3)
+    assert not torch.allclose(plain, wanted, atol=2e-2)
 
 
 def test_the_weight_with_its_batch_norm_folded_is_rounded_by_the_same_rows() -> None:
@@ -176,7 +195,8 @@ def test_the_weight_with_its_batch_norm_folded_is_rounded_by_the_same_rows() -> 
         conv.weight.double() * (norm.weight / torch.sqrt(norm.running_var + norm.eps)).double()[:, None, None, None]
     )
     moments = lt.observe_moments(model, data, progress=False)["0"]
-    q = quantize_weight(folded.detach().float().numpy(), PER_CHANNEL, inputs=LayerInputs(moments), either_sign=False)
+    inputs = LayerInputs(moments, centered=True)
+    q = quantize_weight(folded.detach().float().numpy(), PER_CHANNEL, inputs=inputs, either_sign=False)
     assert np.mean(found[0].layer.weight.unpack() == q.unpack()) > 0.99  # the product by factors is rounded elsewhere
     assert row_of(found, "1").how == "folded into 0"
 
@@ -219,8 +239,8 @@ def test_groups_that_do_not_divide_the_inputs_stay_ragged() -> None:
     assert found[0].layer.params.scale.shape == (16, 3)
     assert row_of(found, "0").note == ""
     assert 4 + 3 * 32 / 40 <= row_of(found, "0").bits < 8, "the last group may be padded"
-    x = torch.randn(3, 40)
-    assert torch.allclose(found(x), nn.functional.linear(x, found[0].weight, layer.bias), atol=1e-5)
+    x, bias = torch.randn(3, 40), torch.from_numpy(found[0].layer.bias)
+    assert torch.allclose(found(x), nn.functional.linear(x, found[0].weight, bias), atol=1e-5)
 
 
 def test_an_explicit_method_of_8_bits_is_not_replaced_by_steps_that_fit_16_bits() -> None:
@@ -294,11 +314,11 @@ def test_layers_that_share_an_input_share_its_factor_and_moments_are_freed(monke
     made: list[Any] = []
 
     class Noted(LayerInputs):
-        def __init__(self, moments: Moments) -> None:
+        def __init__(self, moments: Moments, **options: bool) -> None:
             gc.collect()
             alive = sum(of() is not None for of in made)
             assert alive <= 1, "those of the layer before, until they are replaced"
-            super().__init__(moments)
+            super().__init__(moments, **options)
             made.append(weakref.ref(self))
 
     monkeypatch.setattr(weight_inputs, "LayerInputs", Noted)

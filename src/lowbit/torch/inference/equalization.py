@@ -195,7 +195,9 @@ def _equalize_pair(model: nn.Module, pair: Pair) -> bool:
     for p in divided.parameters(recurse=False):
         p.div_(by.to(p.dtype).reshape(-1, *(1 for _ in p.shape[1:])))
     weight: Any = second.weight
-    weight.copy_(torch.from_numpy(times_inputs(_columns(second, len(scale)), scale, _groups(second))).reshape(weight.shape))
+    weight.copy_(
+        torch.from_numpy(times_inputs(_columns(second, len(scale)), scale, _groups(second))).reshape(weight.shape)
+    )
     for name in pair.clamps:
         clamp: Any = model.get_submodule(name)
         bound = clamp.bound if isinstance(clamp, ChannelReLU6) else torch.tensor(6.0)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lowbit.algorithms import bias_correction
 from lowbit.calibration import Calibrator
 from lowbit.models.recipe import KINDS, ActivationRecipe, Recipe, Rule
 from lowbit.models.report import WeightRow
@@ -223,8 +224,12 @@ def _replacement(
     floats, bias = _weight_and_bias(module, norm, name)
     products = products if _can_fit(module, rule) else 1
     weight_name = f"{name}.weight".lstrip(".")
-    codes = codes_of(floats, rule.weights, weight_name, inputs.get(""), products=products, missing=missing)
+    known = inputs.get("")
+    codes = codes_of(floats, rule.weights, weight_name, known, products=products, missing=missing)
     q = codes.q
+    if known is not None and known.means is not None:
+        shift = bias_correction(floats, q, known.means, name=weight_name)
+        bias = shift if bias is None else bias + shift
     made: Any
     options, activations = _input_options(rule.activations, input_params, isinstance(module, nn.Linear))
     if isinstance(module, nn.Embedding):

@@ -46,7 +46,7 @@ class WeightInputs:
         self._next, self._again = batches, again
         self._found: dict[str, Moments] = {}
         self._few: list[str] = []
-        self._last: tuple[weakref.ref[Moments], LayerInputs] | None = None
+        self._last: tuple[weakref.ref[Moments], bool, LayerInputs] | None = None
         wanted = {c.source.name: (c.source.module, needs_of(c.rule.weights) == "gram") for c in candidates if c.needs}
         self._refuse_others(candidates)
         missing = {name: each for name, each in wanted.items() if not self._is_given(name, each[0])}
@@ -82,7 +82,7 @@ class WeightInputs:
                 moments = self._stats[key]
                 _check(key, moments, shape)
             if moments is not None:
-                found[product] = self._shared(moments)
+                found[product] = self._shared(moments, has_bias(candidate.source.module))
                 if moments.has_gram and moments.count < moments.width:
                     self._few.append(f"{full or 'the model'}: {moments.width} inputs, {moments.count} rows")
         return found
@@ -98,11 +98,11 @@ class WeightInputs:
             "inputs are multiplied with a larger error; give more data"
         )
 
-    def _shared(self, moments: Moments) -> LayerInputs:
+    def _shared(self, moments: Moments, centered: bool) -> LayerInputs:
         """What layers that share moments share, so that it is factored once."""
-        if self._last is None or self._last[0]() is not moments:
-            self._last = weakref.ref(moments), LayerInputs(moments)
-        return self._last[1]
+        if self._last is None or self._last[0]() is not moments or self._last[1] != centered:
+            self._last = weakref.ref(moments), centered, LayerInputs(moments, centered=centered)
+        return self._last[2]
 
     def missing(self, candidate: Candidate) -> str:
         """Why the inputs of a candidate may be unknown; empty where no data were given."""
@@ -135,6 +135,11 @@ class WeightInputs:
                 f"stats: of {len(self._stats)} layers such as {next(iter(self._stats))!r}; expected names of the "
                 f"model's, such as {named[0]!r}"
             )
+
+
+def has_bias(module: nn.Module) -> bool:
+    """Whether a layer's bias can be corrected: a convolution gets one where it has none, a linear layer does not."""
+    return type(module) in (nn.Conv1d, nn.Conv2d) or (type(module) is nn.Linear and module.bias is not None)
 
 
 def _groups(wanted: Mapping[str, tuple[nn.Module, bool]]) -> list[dict[str, tuple[nn.Module, bool]]]:
