@@ -50,7 +50,8 @@ def test_no_single_step_lowers_the_error():
     least = errors(found)
     assert (least < errors(p)).all()
     low, high = -2 - scales.zero_point, 1 - scales.zero_point
-    assert (found >= low).all() and (found <= high).all()
+    assert (found >= low).all()
+    assert (found <= high).all()
     for j, d in itertools.product(range(w.shape[1]), (-1, 1)):
         other = found.copy()
         other[:, j] += d
@@ -96,7 +97,8 @@ def test_inputs_that_are_always_zero_and_rows_of_zeros():
     gram[4] = gram[:, 4] = 0
     w[2] = 0
     q = adaround(w, gram)
-    assert np.isfinite(q.dequantize()).all() and not q.dequantize()[2].any()
+    assert np.isfinite(q.dequantize()).all()
+    assert not q.dequantize()[2].any()
 
 
 def test_refuses_what_gptq_refuses():

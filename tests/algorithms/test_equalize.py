@@ -48,7 +48,8 @@ def test_powers_of_two_leave_ranges_within_a_factor_of_two():
     first, bias, second = layers()
     made = equalize(first, bias, second)
     ratio = row_ranges(made.weight_1) / input_ranges(made.weight_2)
-    assert ratio.max() <= 2.0001 and ratio.min() >= 0.4999
+    assert ratio.max() <= 2.0001
+    assert ratio.min() >= 0.4999
     assert equalizing_scale(np.float32([4, 2.01, 1.99, 0.49]), np.ones(4)).tolist() == [2, 2, 1, 0.5]
 
 
@@ -59,12 +60,14 @@ def test_a_flattened_image_has_positions_behind_its_channels():
 
 
 def test_channels_that_are_dead_on_either_side_stay():
-    first, bias, second = layers()
+    first, _bias, second = layers()
     first[3] = 0
     second[:, 5] = 0
     made = equalize(first, None, second)
-    assert made.scale[3] == made.scale[5] == 1 and made.bias_1 is None
-    assert np.isfinite(made.weight_1).all() and np.isfinite(made.weight_2).all()
+    assert made.scale[3] == made.scale[5] == 1
+    assert made.bias_1 is None
+    assert np.isfinite(made.weight_1).all()
+    assert np.isfinite(made.weight_2).all()
 
 
 def test_refuses_layers_that_do_not_meet_and_weights_that_are_not_finite():

@@ -5,8 +5,8 @@
 
 The objective is quadratic, so H says what a step is worth: neither samples nor a relaxation of the rounding to
 sigmoids is needed. From GPTQ's rounding, each row takes the step that lowers its error most until none does, then the
-best pair of steps; the scales are fitted to the codes by least squares, and so on while that helps. The error is at most
-that of GPTQ, and typically 10 to 20 % less.
+best pair of steps; the scales are fitted to the codes by least squares, and so on while that helps. The error is at
+most that of GPTQ, and typically 10 to 20 % less.
 """
 
 from __future__ import annotations

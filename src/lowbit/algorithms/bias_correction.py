@@ -3,8 +3,8 @@
     b_q = b - (W_q - W) E[x]          so that E[W_q x + b_q] = E[W x + b]
     E |(W_q - W) x|^2 = tr(E H E^T),  E = W - W_q,  H = E[x x^T], becomes tr(E C E^T),  C = H - E[x] E[x]^T
 
-Inputs after a ReLU are nowhere negative: most of H is their mean. So rounding that knows that the bias will be corrected
-minimises the error under C, the covariance, in the place of H.
+Inputs after a ReLU are nowhere negative: most of H is their mean. So where the bias will be corrected, weights are
+rounded for the least error under C, the covariance, in the place of H.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from lowbit.numerics.tensor import QuantizedTensor
 def bias_correction(weight: Any, q: QuantizedTensor, mean: Any, *, name: str = "weight") -> Array:
     """What to add to a bias, float32 [outputs], so that quantizing the weight leaves the means of the outputs alone.
 
-    weight: [outputs, ...], as q is. mean: E[x] of the inputs [width], such as `Moments.mean()`; of a grouped convolution
-    [groups, width]. Cost: one product of the weight with a vector.
+    weight: [outputs, ...], as q is. mean: E[x] of the inputs [width], such as `Moments.mean()`; of a grouped
+    convolution [groups, width]. Cost: one product of the weight with a vector.
 
     >>> from lowbit.algorithms import rtn
     >>> w = np.float32([[-8, 3.25, 7]])
@@ -40,13 +40,15 @@ def bias_correction(weight: Any, q: QuantizedTensor, mean: Any, *, name: str = "
         raise InvalidProblem("mean: NaN or Inf; expected that of finite rows")
     error = floats.astype(np.float64) - np.asarray(q.dequantize(), np.float64)
     by_group = error.reshape(len(means), -1, inputs)
-    return (by_group * means[:, None]).sum(-1).reshape(-1).astype(np.float32)
+    shift: Array = (by_group * means[:, None]).sum(-1).reshape(-1).astype(np.float32)
+    return shift
 
 
 def covariance(gram: Any, mean: Any) -> Array:
     """E[x x^T] - E[x] E[x]^T, or of each group where there are several, float64.
 
-    2^-30 of E[x^2] is added to the diagonal: the covariance of inputs that hardly vary is positive definite all the same.
+    2^-30 of E[x^2] is added to the diagonal, so that rounding errors leave it positive definite for inputs that hardly
+    vary.
 
     >>> covariance([[5, 1], [1, 2]], [2, 1]).round(6)
     array([[ 1., -1.],

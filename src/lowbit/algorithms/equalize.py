@@ -1,4 +1,4 @@
-"""Cross-layer range equalization (Nagel et al. 2019): a channel between two layers is divided by s and multiplied by it.
+"""Cross-layer range equalization (Nagel et al. 2019): a channel between two layers is divided by s, then multiplied.
 
     W_2 f(W_1 x + b_1) = (W_2 S) f(S^-1 (W_1 x + b_1)),  S = diag(s), s > 0,  where f(s y) = s f(y)
     s_i = sqrt(r1_i * r2_i) / r2_i,  r1_i = max |W_1[i, :]|,  r2_i = max |W_2[:, i]|
@@ -78,7 +78,8 @@ def equalizing_scale(range_1: Array, range_2: Array, *, powers_of_two: bool = Tr
 
 def row_ranges(weight: Array) -> Array:
     """max |W[i, ...]| of each output channel."""
-    return np.abs(weight).reshape(len(weight), -1).max(1)
+    found: Array = np.abs(weight).reshape(len(weight), -1).max(1)
+    return found
 
 
 def input_ranges(weight: Array, groups: int = 1) -> Array:

@@ -8,6 +8,7 @@ from lowbit.torch.functional.ops import dequantize, dequantize_ste, fake_quantiz
 from lowbit.torch.inference.attention import QuantizedMultiheadAttention
 from lowbit.torch.inference.batches import observe
 from lowbit.torch.inference.embedding import QuantizedEmbedding
+from lowbit.torch.inference.equalization import equalize
 from lowbit.torch.inference.layers import QuantizedConv1d, QuantizedConv2d, QuantizedLinear
 from lowbit.torch.inference.loading import load_quantized
 from lowbit.torch.inference.moments import observe_moments
@@ -44,6 +45,7 @@ __all__ = [
     "convert",
     "dequantize",
     "dequantize_ste",
+    "equalize",
     "fake_quantize",
     "fake_quantize_learned",
     "load_quantized",

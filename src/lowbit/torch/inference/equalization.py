@@ -25,7 +25,7 @@ from torch import Tensor, fx, nn
 M = TypeVar("M", bound=nn.Module)
 _SWEEPS = 20  # over all pairs: what is scaled for one moves the ranges of the next
 _CONVS = (nn.Conv1d, nn.Conv2d)
-_NORMS: dict[type[nn.Module], type[nn.Module]] = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d}
+_NORMS: dict[Any, tuple[type[nn.Module], ...]] = {nn.Conv1d: (nn.BatchNorm1d,), nn.Conv2d: (nn.BatchNorm2d,)}
 # f(s x) = s f(x) for s > 0, channel by channel.
 _ELEMENTWISE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.ReLU, nn.LeakyReLU, nn.PReLU)
 _POOLS = (
@@ -70,14 +70,14 @@ class Pair:
 def equalize(model: M, *, inplace: bool = False) -> M:
     """The model in eval() mode with equalized channels; a copy unless `inplace`. Outputs are the same to the bit.
 
-    Pairs of layers are found where the model can be traced: Conv1d, Conv2d or Linear, a batch norm or none, then nothing
-    but functions that scale with their input (ReLU, leaky ReLU, poolings, dropout, flatten), or ReLU6, which becomes a
-    `ChannelReLU6`, to a layer that alone reads them. Additions, concatenations and other functions end a pair. Scales are
-    powers of two, so that products and sums are the same numbers times powers of two: torch gives the same bits where it
-    takes the same kernels, and no number falls out of float32's normal range.
+    Pairs of layers are found where the model can be traced: Conv1d, Conv2d or Linear, a batch norm or none, then only
+    functions that scale with their input (ReLU, leaky ReLU, poolings, dropout, flatten), or ReLU6, which becomes a
+    `ChannelReLU6`, to a layer that alone reads them. Additions, concatenations and other functions end a pair. Scales
+    are powers of two, so that products and sums are the same numbers times powers of two: torch gives the same bits
+    where it takes the same kernels, and no number falls out of float32's normal range.
 
-    What it is for: one scale for all channels of a weight or of an activation, as integers of 8 bits have. Weights with
-    a scale per channel gain little, and lose where a ReLU6 no longer is part of a convolution.
+    Channels of different size cost accuracy where they share a scale: activations, and the columns of a weight with a
+    scale per output. A `ChannelReLU6` is not part of the convolution before it, as ReLU6 is, and takes time of its own.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)).eval()
     >>> _ = net[0].weight.data.copy_(torch.tensor([[16.0, 2], [1, 1]])), net[2].weight.data.fill_(1)
@@ -94,7 +94,8 @@ def equalize(model: M, *, inplace: bool = False) -> M:
     pairs = find_pairs(model)
     with torch.no_grad():
         for _ in range(_SWEEPS):
-            if not any([_equalize_pair(model, pair) for pair in pairs]):
+            changed = [_equalize_pair(model, pair) for pair in pairs]
+            if not any(changed):
                 break
     return model
 
@@ -131,14 +132,16 @@ def _pair_from(node: fx.Node, model: nn.Module, own: Any) -> Pair | None:
         return None
     pair = Pair(str(node.target), "", (), False, "")
     while len(node.users) == 1:
+        is_first = str(node.target) == pair.first
         node = next(iter(node.users))
         if node.op == "output":
             return None
         if (second := own(node, (*_CONVS, nn.Linear))) is not None:
             pair.second = str(node.target)
             return pair if _fit(first, second, pair) else None
-        norms = _NORMS.get(type(first))
-        if norms is not None and own(node, (norms,)) is not None and node.args[0].target == pair.first:
+        if is_first and (norm := own(node, _NORMS.get(type(first), ()))) is not None:
+            if norm.running_var is None:
+                return None
             pair.norm = str(node.target)
         elif own(node, (nn.ReLU6, ChannelReLU6)) is not None and not pair.flattened:
             pair.clamps += (str(node.target),)
@@ -166,7 +169,7 @@ def _flattens(node: fx.Node, model: nn.Module) -> bool:
     is_flatten = (node.op, node.target) in (("call_function", torch.flatten), ("call_method", "flatten"))
     start = node.args[1] if len(node.args) > 1 else node.kwargs.get("start_dim")
     end = node.args[2] if len(node.args) > 2 else node.kwargs.get("end_dim", -1)
-    return is_flatten and start == 1 and end == -1
+    return is_flatten and (start, end) == (1, -1)
 
 
 def _scales_with_its_input(node: fx.Node, model: nn.Module, images: bool) -> bool:
@@ -182,22 +185,21 @@ def _scales_with_its_input(node: fx.Node, model: nn.Module, images: bool) -> boo
 
 def _equalize_pair(model: nn.Module, pair: Pair) -> bool:
     """Scale the channels of a pair; whether any changed."""
-    first, second = (model.get_submodule(name) for name in (pair.first, pair.second))
-    norm = model.get_submodule(pair.norm) if pair.norm else None
-    scale = _scale_of(first, norm, second, pair)
+    first: Any = model.get_submodule(pair.first)
+    second: Any = model.get_submodule(pair.second)
+    norm: Any = model.get_submodule(pair.norm) if pair.norm else None
+    scale = _scale_of(first, norm, second)
     if (scale == 1).all():
         return False
     divided = norm if norm is not None else first
     by = torch.from_numpy(scale)
     if norm is not None and norm.weight is None:
-        norm.weight, norm.bias = nn.Parameter(torch.ones(len(by))), nn.Parameter(torch.zeros(len(by)))  # type: ignore[assignment]
-        norm.affine = True  # type: ignore[assignment]
+        norm.weight, norm.bias = nn.Parameter(torch.ones(len(by))), nn.Parameter(torch.zeros(len(by)))
+        norm.affine = True
     for p in divided.parameters(recurse=False):
         p.div_(by.to(p.dtype).reshape(-1, *(1 for _ in p.shape[1:])))
-    weight: Any = second.weight
-    weight.copy_(
-        torch.from_numpy(times_inputs(_columns(second, len(scale)), scale, _groups(second))).reshape(weight.shape)
-    )
+    columns = times_inputs(_columns(second, len(scale)), scale, _groups(second))
+    second.weight.copy_(torch.from_numpy(columns).reshape(second.weight.shape))
     for name in pair.clamps:
         clamp: Any = model.get_submodule(name)
         bound = clamp.bound if isinstance(clamp, ChannelReLU6) else torch.tensor(6.0)
@@ -206,7 +208,7 @@ def _equalize_pair(model: nn.Module, pair: Pair) -> bool:
     return True
 
 
-def _scale_of(first: Any, norm: Any, second: Any, pair: Pair) -> Array:
+def _scale_of(first: Any, norm: Any, second: Any) -> Array:
     """s of each channel, of the ranges with the norm folded in."""
     rows = row_ranges(first.weight.detach().float().numpy()).astype(np.float64)
     if norm is not None:

@@ -117,7 +117,8 @@ def quantize(  # type: ignore[misc]  # the second argument is a model's recipe, 
 
     recipe: a preset's name, a Recipe, a mapping, or a YAML or JSON file. calibration: batches, such as a DataLoader, in
     which static ranges are found, and second moments of the inputs of weights of 4 bits or fewer and of those whose
-    method uses them: such weights are rounded so that the layers' outputs change least. stats: such moments, as of
+    method uses them: such weights are rounded so that the layers' outputs change least, and the biases of such layers
+    make up for what changes their means. stats: such moments, as of
     `observe_moments`, by name. example: one batch; by default the first of calibration. With an
     example, layers are timed one by one, in runs of neighbours, and all together. optimize: "balanced" takes the
     smallest of the models within 3 % of the fastest, and none more than 3 % slower than float, but for layers of which
