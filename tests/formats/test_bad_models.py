@@ -249,7 +249,7 @@ def ordinary(f: Path) -> str:
 for label, options, message in (
     ("an unknown preset", ["-r", "W3A5"], "expected W8A8"),
     ("a group size of nothing", ["-r", "W4A16", "--group-size", "0"], "group_size: 0"),
-    ("a method for dynamic activations", ["--method", "mse"], "no static activations"),
+    ("a method for dynamic activations", ["--method", "entropy"], "no static activations"),
     ("an unknown method", ["-r", "static-int8", "--method", "magic"], "method: 'magic'"),
     ("static without data", ["-r", "static-int8"], "data: none"),
     ("an unknown operator", ["--operator", "magic"], "operator: 'magic'"),
@@ -431,7 +431,7 @@ def _(f: Path) -> list[str]:
     return [str(f / "model.tflite")]
 
 
-@bad("data for a checkpoint", "checkpoints are quantized by their weights alone")
+@bad("data for a checkpoint", "a checkpoint is calibrated on text")
 def _(f: Path) -> list[str]:
     np.save(f / "x.npy", X)
     return [*checkpoint(f, {"a.weight": entry(0, SIZE)}, b"\0" * SIZE), "--data", str(f / "x.npy")]

@@ -48,7 +48,11 @@ def hqq(
     array([[0., 0., 0., 0., 0., 0., 0., 0., 0., 0., 0., 0., 0., 0., 0., 1.]],
           dtype=float32)
     """
-    grid, w = Grid.of(dtype, scheme, group_size, scale_dtype, bits), matrix(weight)
+    return solve(matrix(weight), Grid.of(dtype, scheme, group_size, scale_dtype, bits))
+
+
+def solve(w: Array, grid: Grid) -> QuantizedTensor:
+    """Rows of a weight on the scales and zero points of least |error|^(3/4)."""
     start = best_scales(w, grid)
     scale, zero_point = start.scale.copy(), start.zero_point.copy()
     step = max(1, _BLOCK // w.shape[1])

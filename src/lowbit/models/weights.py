@@ -15,6 +15,7 @@ from lowbit.algorithms.bias_correction import covariance
 from lowbit.algorithms.gptq import Factor, factored
 from lowbit.algorithms.gptq import solve as solve_gptq
 from lowbit.algorithms.grid import Grid, matrix
+from lowbit.algorithms.hqq import solve as solve_hqq
 from lowbit.algorithms.rounding import best_scales, held, nearest
 from lowbit.calibration import Moments
 from lowbit.models.recipe import WeightRecipe
@@ -29,7 +30,9 @@ from lowbit.runtime.solve import product_in_order
 
 _BINS = 64
 _LEAST_GROUP = 16  # of the groups that replace those that do not divide a layer's inputs
-_NEEDS = {"weighted": "second moments", "gptq": "a Gram matrix", "adaround": "a Gram matrix"}
+_NEEDS = {
+    "weighted": "second moments", "awq": "second moments", "gptq": "a Gram matrix", "adaround": "a Gram matrix"
+}  # fmt: skip
 
 
 class LayerInputs:
@@ -63,6 +66,13 @@ class LayerInputs:
         gram, self._moments = self._moments.gram().reshape(-1, self.width, self.width), None
         gram = gram if self.means is None else covariance(gram, self.means)
         return tuple(factored(each, self.width) for each in gram)
+
+    def divided(self, scale: npt.NDArray[np.float32]) -> LayerInputs:
+        """What is known of the inputs divided by a scale each: their mean squares."""
+        made = LayerInputs.__new__(LayerInputs)
+        made.groups, made.width, made.has_gram, made.count, made._moments = self.groups, self.width, False, self.count, None
+        made.diagonals = self.diagonals / np.square(scale, dtype=np.float64)
+        return made
 
     def energies(self, *matrices: npt.NDArray[np.float32]) -> tuple[float, ...]:
         """The mean square of what each of these matrices [outputs, inputs] makes of the inputs, summed over outputs."""
@@ -247,6 +257,10 @@ def _by_rows(
 def _solved(w: npt.NDArray[Any], method: str, grid: Grid, inputs: LayerInputs | None) -> QuantizedTensor:
     if method == "mse":
         return nearest(w, grid, best_scales(w, grid))
+    if method == "hqq":
+        return solve_hqq(w, grid)
+    if method == "awq":
+        raise InvalidProblem("method: awq folds scales into the layer before, which it does in checkpoints of decoders only")
     assert inputs is not None
     groups, width = inputs.groups, inputs.width
     if w.shape[1] != width or len(w) % groups:
@@ -264,7 +278,7 @@ def _solved_group(w: npt.NDArray[Any], method: str, grid: Grid, inputs: LayerInp
         return solve_adaround(w, grid, inputs.factors[group])
     if method == "weighted":
         return nearest(w, grid, best_scales(w, grid, inputs.diagonals[group]))
-    raise InvalidProblem(f"method: {method}; expected rtn, mse, weighted, gptq or adaround")
+    raise InvalidProblem(f"method: {method}; expected rtn, mse, hqq, weighted, gptq or adaround")
 
 
 def _stacked(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:

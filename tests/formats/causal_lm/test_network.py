@@ -20,6 +20,7 @@ from lowbit.formats.safetensors.checkpoint import Checkpoint
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 from tiny_llm import linear_inputs, sequences, write_llm
 
+PLAIN: dict[str, Any] = {"first_token_share": 0.0}  # all tokens alike
 TOKENS = [*sequences(3, 40), *sequences(1, 23, seed=1)]
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "LlamaConfig": {}, "MistralConfig": {"sliding_window": 16}, "Qwen3Config": {"head_dim": 16},
@@ -31,7 +32,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 def observed(folder: Path, tokens: Any = TOKENS, **options: Any) -> list[Observed]:
     with Checkpoint.open(folder) as opened:
-        return list(observe_layers(LayerwiseModel(opened), Text(tokens), lambda name, width: "gram", **options))
+        return list(
+            observe_layers(LayerwiseModel(opened), Text(tokens), lambda name, width: "gram", **(PLAIN | options))
+        )
 
 
 @pytest.mark.parametrize("config", ARCHITECTURES)
@@ -93,19 +96,24 @@ def test_layers_in_which_nothing_is_wanted_only_pass_states_on(tmp_path: Path) -
     name = "model.layers.2.mlp.down_proj.weight"
     with Checkpoint.open(tmp_path) as opened:
         model = LayerwiseModel(opened)
-        [only] = observe_layers(model, Text(TOKENS), lambda n, width: "gram" if n == name else "")
+        [only] = observe_layers(model, Text(TOKENS), lambda n, width: "gram" if n == name else "", **PLAIN)
     assert list(only.weights) == [name]
     assert np.array_equal(only.moments.gram(), plain[name].gram())
 
 
-def test_the_first_token_can_count_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_the_first_token_counts_a_share_of_its_sequence(share: float, tmp_path: Path) -> None:
     model = write_llm(tmp_path)
-    rows = linear_inputs(model, [TOKENS[0]])["model.layers.0.self_attn.q_proj.weight"]
-    weights = np.ones(len(rows))
-    weights[0] = 9
-    expected = (rows.T * weights) @ rows / weights.sum()
-    found = observed(tmp_path, [TOKENS[0]], first_token_weight=9)[0].moments.gram()
-    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+    seen = linear_inputs(model, [TOKENS[0]])
+    found = {name: o.moments for o in observed(tmp_path, [TOKENS[0]], first_token_share=share) for name in o.weights}
+    for name, rows in seen.items():
+        if name in found:
+            energy = np.square(rows).sum(1)
+            weights = np.ones(len(rows))
+            weights[0] = max(1.0, share * len(rows) / max(1.0, energy[0] / energy.mean()))
+            expected = (rows.T * weights) @ rows / weights.sum()
+            assert found[name].weight == pytest.approx(weights.sum(), rel=1e-4)
+            assert np.abs(found[name].gram() - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 # ---- what is refused ------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import transformers
 import lowbit as lb
 import torch
 from lowbit.calibration import Moments
+from lowbit.formats.causal_lm.observe import FIRST_TOKEN_SHARE, token_weights
 from lowbit.formats.compressed_tensors import solver
 from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed
@@ -48,6 +49,14 @@ def stored(folder: Path, name: str, recipe: WeightRecipe, dtype: str = "F32") ->
         return decompressed(local, Scheme(recipe), (n, k), dtype)
 
 
+@pytest.mark.parametrize("method", ["hqq", "adaround"])
+def test_other_methods_are_those_of_recipes(method: str, tmp_path: Path) -> None:
+    write_llm(tmp_path / "f")
+    recipe = ASYM.but(weights=WeightRecipe("uint4", "asymmetric", group_size=32, method=method))
+    report = quantize_checkpoint(tmp_path / "f", tmp_path / "q", recipe, data=TOKENS if method == "adaround" else None)
+    assert {r.method for r in report.treated} == {method}
+
+
 @pytest.mark.parametrize("recipe", [G32, ASYM], ids=["symmetric", "asymmetric"])
 def test_codes_are_those_of_the_moments_of_the_whole_model(recipe: Recipe, tmp_path: Path) -> None:
     model = write_llm(tmp_path / "f")
@@ -58,7 +67,8 @@ def test_codes_are_those_of_the_moments_of_the_whole_model(recipe: Recipe, tmp_p
         if name == "lm_head.weight":
             continue
         moments = Moments(rows.shape[1])
-        moments.add(rows.astype(np.float32))
+        for x in rows.astype(np.float32).reshape(len(TOKENS), -1, rows.shape[1]):
+            moments.add(x, token_weights(torch.from_numpy(x), FIRST_TOKEN_SHARE))
         inputs, w = LayerInputs(moments), weights[name].detach().numpy()
         expected = quantize_weight(w, recipe.weights, inputs=inputs, scale_dtype="bfloat16")
         found = stored(tmp_path / "q", name, recipe.weights)
@@ -102,6 +112,51 @@ def test_transformers_loads_the_result(dtype: Any, tmp_path: Path) -> None:
     assert np.array_equal(loaded.get_parameter(name).detach().float().numpy(), ours)
 
 
+def test_awq_folds_scales_into_norms(tmp_path: Path) -> None:
+    model = write_llm(tmp_path / "f")
+    with torch.no_grad():  # some inputs that count far more, as in trained models
+        for layer in model.model.layers:
+            layer.input_layernorm.weight[::16] = 20
+            layer.post_attention_layernorm.weight[::16] = 20
+    model.save_pretrained(tmp_path / "f")
+    error = {}
+    for method in ("weighted", "awq"):
+        recipe = G32.but(weights=WeightRecipe("int4", group_size=32, method=method))
+        report = quantize_checkpoint(tmp_path / "f", tmp_path / method, recipe, data=TOKENS)
+        assert {r.method for r in report.treated} == {method}
+        alone = {r.name.split(".")[-2] for r in report.treated if "no norm before it" in r.note}
+        assert alone == (set() if method == "weighted" else {"o_proj", "down_proj"})
+        made = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "f").eval()
+        treated = {r.name for r in report.treated}
+        with Checkpoint.open(tmp_path / method) as opened, torch.no_grad():
+            for name, parameter in made.named_parameters():
+                found = stored(tmp_path / method, name, recipe.weights) if name in treated else np.array(opened.read(name))
+                parameter.copy_(torch.from_numpy(found))
+            logits = model(torch.from_numpy(np.stack(TOKENS))).logits - made(torch.from_numpy(np.stack(TOKENS))).logits
+        error[method] = float(logits.square().mean())
+    assert error["awq"] < 0.9 * error["weighted"]
+
+
+def test_norms_in_16_bits_keep_the_function(tmp_path: Path) -> None:
+    """Weights of 8 bits take the scale of the norm as it is stored, so that its rounding costs nothing."""
+    model = write_llm(tmp_path / "f", dtype=torch.bfloat16)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.input_layernorm.weight.copy_(torch.rand(64).exp2())
+            layer.input_layernorm.weight[::16] = 20
+    model.save_pretrained(tmp_path / "f")
+    model.float()
+    recipe = G32.but(weights=WeightRecipe("int8", group_size=32, method="awq"))
+    quantize_checkpoint(tmp_path / "f", tmp_path / "q", recipe, data=TOKENS)
+    norm, weight = "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight"
+    with Checkpoint.open(tmp_path / "q") as opened:
+        divided = np.array(opened.read(norm)).astype(np.float32)
+    assert len(set(divided.tolist())) > 20
+    found = stored(tmp_path / "q", weight, recipe.weights, "F32") * divided
+    wanted = model.get_parameter(weight).detach().numpy() * model.get_parameter(norm).detach().numpy()
+    assert np.square(wanted - found).sum() < 1e-4 * np.square(wanted).sum()
+
+
 # ---- the same bytes -------------------------------------------------------------------------------------
 
 
@@ -141,8 +196,8 @@ from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 from tiny_llm import sequences
 import time
 put = solved.SolvedWeights.put
-def slow(self, item, weight, inputs):
-    put(self, item, weight, inputs)
+def slow(*given):
+    put(*given)
     time.sleep(0.2)
 solved.SolvedWeights.put = slow
 print("ready", flush=True)

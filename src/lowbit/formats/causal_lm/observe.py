@@ -27,7 +27,9 @@ from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.threads import get_num_threads
 
-FIRST_TOKEN_WEIGHT = 1.0
+# All tokens attend to the first one, so errors there count more than those at any other; a Gram matrix in which it is one
+# row of a thousand does not know. It counts as much as this share of its sequence, unless its inputs are that large.
+FIRST_TOKEN_SHARE = 1 / 16
 _MAX_HIDDEN = 1 << 30  # bytes of hidden states in memory, where no bound is given
 _EXPONENTS = 4  # sums that the moments of an input usually have: rows within a factor of 16 share one
 
@@ -49,7 +51,7 @@ def observe_layers(
     *,
     max_bytes: float = math.inf,
     solver_bytes: Callable[[int], float] = lambda width: 0.0,
-    first_token_weight: float = FIRST_TOKEN_WEIGHT,
+    first_token_share: float = FIRST_TOKEN_SHARE,
     scratch: Path | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Observed]:
@@ -57,7 +59,7 @@ def observe_layers(
 
     wanted: says for the name of a weight and its inputs whether "gram", "diagonal" or "" is wanted. max_bytes: memory for
     one layer, its moments, the hidden states, and what the caller does with moments of so many inputs (solver_bytes).
-    scratch: a folder for hidden states. The moments of an input are dropped once the next is asked for.
+    first_token_share: what the first token of a sequence counts at least. scratch: a folder for hidden states. The moments of an input are dropped once the next is asked for.
     """
     count = len(model.layers)
     kinds = [
@@ -84,7 +86,7 @@ def observe_layers(
                     is_last = j + 1 == max(1, len(parts))
                     keep = hidden if is_last and i < last else None
                     advance = tell if is_last else None
-                    _run(model, i, hidden, collectors, keep, pool, first_token_weight, advance)
+                    _run(model, i, hidden, collectors, keep, pool, first_token_share, advance)
                     while collectors:  # each is dropped before the next is solved
                         yield collectors.pop(0).observed(i)
 
@@ -184,10 +186,25 @@ class _Collector:
     def observed(self, layer: int) -> Observed:
         return Observed(layer, {name: m.weight.detach().numpy() for name, m in self.modules.items()}, self.moments)
 
-    def add(self, x: Tensor, weights: Array) -> None:
+    def add(self, x: Tensor, tokens: int, share: float) -> None:
         rows = x.reshape(-1, x.shape[-1])
+        weights = token_weights(rows, share) if len(rows) == tokens else None
         with self._lock:
-            self.moments.add(rows, weights if len(weights) == len(rows) else None)
+            self.moments.add(rows, weights)
+
+
+def token_weights(rows: Tensor, share: float) -> Array:
+    """1 for each token of a sequence but the first, which counts as `share` of the tokens, less what its magnitude counts.
+
+    >>> token_weights(torch.ones(64, 2), 1 / 16)[:2], token_weights(torch.tensor([[3.0], [0.0], [0.0]]), 1.0)[0].item()
+    (array([4., 1.]), 1.0)
+    """
+    energy = np.square(rows.numpy(), dtype=np.float64).sum(-1)
+    mean = float(energy.mean())
+    weights = np.ones(len(rows))
+    if mean > 0:  # NaN is refused where the rows are added
+        weights[0] = max(1.0, share * len(rows) / max(1.0, float(energy[0]) / mean))
+    return weights
 
 
 def _run(
@@ -197,18 +214,18 @@ def _run(
     collectors: Sequence[_Collector],
     keep: _Hidden | None,
     pool: ThreadPoolExecutor,
-    first_token_weight: float,
+    first_token_share: float,
     tell: Callable[[int], None] | None,
 ) -> None:
     """Call a layer on each sequence, with what its linear layers are given; keep what it gives."""
-    running = threading.local()  # of a thread's sequence: which tensor each collector was given, and its weights
+    running = threading.local()  # of a thread's sequence: which tensor each collector was given
     owners = {m: c for c in collectors for m in c.modules.values()}
 
     def note(module: nn.Module, given: tuple[Any, ...]) -> None:
         collector, x = owners[module], given[0]
         if module is collector.leader:
             running.seen[collector] = x
-            collector.add(x, running.weights)
+            collector.add(x, running.tokens, first_token_share)
         elif running.seen.get(collector) is not x:
             raise InvalidProblem(
                 f"{collector.moments.name}: layers that shared its input in one sequence do not in another"
@@ -216,8 +233,7 @@ def _run(
 
     def run(i: int) -> None:
         x = hidden[i]
-        running.seen, running.weights = {}, np.ones(x.shape[1])
-        running.weights[0] = first_token_weight
+        running.seen, running.tokens = {}, x.shape[1]
         with torch.inference_mode():
             try:
                 made = model.call(index, x)

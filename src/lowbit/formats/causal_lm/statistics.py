@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lowbit.formats.causal_lm.network import LayerwiseModel
-from lowbit.formats.causal_lm.observe import FIRST_TOKEN_WEIGHT, Progress, observe_layers
+from lowbit.formats.causal_lm.observe import FIRST_TOKEN_SHARE, Progress, observe_layers
 from lowbit.formats.causal_lm.text import Text, tokenized
 from lowbit.formats.safetensors.checkpoint import Checkpoint
 from lowbit.formats.statistics.data import DataDigest, Shard
@@ -51,7 +51,7 @@ def observe_checkpoint(
         if warn is not None:
             for note in [*text.notes, *(_few_tokens(model, text) if gram else ())]:
                 warn(note)
-        options = {"gram": gram, "first_token_weight": FIRST_TOKEN_WEIGHT}
+        options = {"gram": gram, "first_token_share": FIRST_TOKEN_SHARE}
         about: dict[str, Any] = {"model": model_fingerprint(source), "data": digest.part(cut), "options": options}
         with StatisticsWriter(target, **about, resume=resume, overwrite=overwrite) as writer:
             if not writer.complete:

@@ -81,6 +81,19 @@ def tokenized(
     return Text([cut[i] for i in spread(len(cut), most)], tuple(notes))
 
 
+def refuse_other_files(data: Any) -> None:
+    """Raise for a path that is no text; nothing is read."""
+    for path in [data] if isinstance(data, str | os.PathLike) else data if isinstance(data, list | tuple) else []:
+        if not isinstance(path, os.PathLike) and path is not data:
+            continue
+        if not Path(path).is_dir() and Path(path).suffix not in _SUFFIXES:
+            raise InvalidProblem(
+                f"data: {path}; a checkpoint is calibrated on text: a .txt or .jsonl file, or a folder of them"
+            )
+        if not Path(path).exists():
+            raise InvalidProblem(f"data: {path}: not there; expected a .txt or .jsonl file")
+
+
 def spread(count: int, most: int) -> list[int]:
     """At most so many of the first `count` numbers, evenly.
 
@@ -111,10 +124,7 @@ def _file_documents(path: Path) -> Iterator[str]:
         for file in files:
             yield from _file_documents(file)
         return
-    if path.suffix not in _SUFFIXES:
-        raise InvalidProblem(f"data: {path}; a checkpoint is calibrated on text: a .txt or .jsonl file, or a folder of them")
-    if not path.is_file():
-        raise InvalidProblem(f"data: {path}: not there; expected a .txt or .jsonl file")
+    refuse_other_files(path)
     if path.stat().st_size > _MAX_TEXT:
         raise InvalidProblem(f"data: {path} has {path.stat().st_size:,} bytes; expected at most {_MAX_TEXT:,}")
     try:

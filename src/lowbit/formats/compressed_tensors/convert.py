@@ -157,7 +157,7 @@ def _write(
         tensors = [stored for item in items for stored in item.stored]
         with ShardWriter(assembly.folder / name, tensors, {"format": "pt"}) as shard:
             losses = stream_shard(source, items, shard, tell, solved)
-        predicted, methods = solved.figures(item.info.name for item in items)
+        predicted, methods = solved.figures(items)
         assembly.finish(name, Finished(shard.nbytes, shard.checksum, losses, predicted, methods))
     for file in rest:
         with open(file, "rb") as given, written_whole(assembly.folder / file.name, binary=True) as copy:

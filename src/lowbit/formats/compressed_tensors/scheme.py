@@ -111,7 +111,7 @@ class Scheme:
             negative = np.broadcast_to(p.zero_point != 0, scale.shape)
             scale, inverted = np.where(negative, -scale, scale), negative.reshape(shape)
         codes = _signed(q, inverted) if self.format == INT else packed_rows(q, inverted)
-        return Rows(codes, _rounded(scale, SCALES[dtype])[0].reshape(shape), zero)
+        return Rows(codes, rounded(scale, SCALES[dtype])[0].reshape(shape), zero)
 
     def zero_points(self, zero: Array) -> Array:
         """Zero points of a whole matrix, given as unsigned codes, in the stored form."""
@@ -174,7 +174,7 @@ def decompressed(
         codes = tensors["weight"].astype(np.int32) + half
     else:
         codes = unpacked_rows(tensors["weight_packed"], bits, shape[1]).astype(np.int32)
-    scale = _rounded(widened(tensors["weight_scale"], scale_dtype or SCALES[dtype]), dtype)[1]
+    scale = rounded(widened(tensors["weight_scale"], scale_dtype or SCALES[dtype]), dtype)[1]
     zero: Any = half
     if "weight_zero_point" in tensors:
         stored = tensors["weight_zero_point"]
@@ -183,7 +183,7 @@ def decompressed(
             zero = unpacked_rows(stored.T, bits, shape[0]).T.astype(np.int32)
         zero = zero if zero.ndim < 2 else np.repeat(zero, shape[1] // zero.shape[1], axis=1)
     wide = scale if scale.ndim < 2 else np.repeat(scale, shape[1] // scale.shape[1], axis=1)
-    return _rounded((codes - zero).astype(np.float32) * wide, dtype)[1]
+    return rounded((codes - zero).astype(np.float32) * wide, dtype)[1]
 
 
 def widened(array: Array, dtype: str) -> npt.NDArray[np.float32]:
@@ -193,7 +193,7 @@ def widened(array: Array, dtype: str) -> npt.NDArray[np.float32]:
     return np.asarray(array, np.float32)
 
 
-def _rounded(x: npt.NDArray[np.float32], dtype: str) -> tuple[Array, npt.NDArray[np.float32]]:
+def rounded(x: npt.NDArray[np.float32], dtype: str) -> tuple[Array, npt.NDArray[np.float32]]:
     """(as stored, as float32) of numbers rounded to a dtype, ties to even; bfloat16 is stored as its bits."""
     if dtype == "F32":
         return x, x

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,21 +56,24 @@ class SolvedWeights:
     def __contains__(self, name: object) -> bool:
         return self._files.get(str(name)) in self._assembly.finished
 
-    def put(self, item: Item, weight: Array, inputs: LayerInputs) -> None:
-        """Solve a float32 weight [outputs, inputs] and keep it."""
+    def put(self, item: Item, weight: Array, inputs: LayerInputs, scale: Array | None = None) -> None:
+        """Solve a float32 weight [outputs, inputs] and keep it. scale: of each input, which what makes it is divided by."""
         assert item.scheme is not None
         begun = time.perf_counter()
         name, scheme = item.info.name, item.scheme
-        method = method_for(scheme.weights, inputs, name=name)
+        method, weights, seen = method_for(scheme.weights, inputs, name=name), scheme.weights, inputs
+        if method == "awq":
+            weights, seen = replace(weights, method="weighted"), inputs if scale is None else inputs.divided(scale)
+        factor = np.float32(1) if scale is None else scale
         parts: list[Rows] = []
         signal = noise = 0.0
         step = max(1, _BLOCK // weight.shape[1])
         expected = np.zeros(2)
         for start in range(0, len(weight), step):
             block = np.ascontiguousarray(weight[start : start + step])
-            options: dict[str, Any] = {"inputs": inputs, "scale_dtype": scheme.scale_dtype(item.info.dtype)}
-            q = quantize_weight(block, scheme.weights, name=name, **options)
-            error = block - np.asarray(q.dequantize(), np.float32)
+            options: dict[str, Any] = {"inputs": seen, "scale_dtype": scheme.scale_dtype(item.info.dtype)}
+            q = quantize_weight(block * factor, weights, name=name, **options)
+            error = block - np.asarray(q.dequantize(), np.float32) / factor
             signal += float(np.square(block, dtype=np.float64).sum())
             noise += float(np.square(error, dtype=np.float64).sum())
             expected += inputs.energies(block, error)
@@ -85,6 +89,16 @@ class SolvedWeights:
         self.seconds[name] = time.perf_counter() - begun
         self._assembly.finish_file(path)
 
+    def put_copied(self, item: Item, array: Array) -> None:
+        """Keep what replaces a tensor that is not quantized, in its own dtype."""
+        path = self._assembly.folder / self._files[item.info.name]
+        write_arrays(path, {"copied": array.reshape(-1).view(np.uint8)}, {})
+        self._assembly.finish_file(path)
+
+    def read_copied(self, name: str) -> Array:
+        """The bytes of `put_copied`."""
+        return read_arrays(self._assembly.folder / self._files[name])[0]["copied"]
+
     def read(self, name: str) -> tuple[Rows, Figures]:
         """The rows of a weight, as they are stored, and its figures."""
         file = self._files[name]
@@ -96,9 +110,9 @@ class SolvedWeights:
             raise FormatError(f"{file}: not a solved weight ({error})") from None
         return rows, Figures(tuple(energy), str(method), predicted)
 
-    def figures(self, names: Iterable[str]) -> tuple[dict[str, float], dict[str, str]]:
+    def figures(self, items: Iterable[Item]) -> tuple[dict[str, float], dict[str, str]]:
         """The predicted decibels and the methods of those weights that are solved."""
-        found = {name: self.read(name)[1] for name in names if name in self}
+        found = {item.info.name: self.read(item.info.name)[1] for item in items if item.scheme and item.info.name in self}
         predicted = {name: f.predicted_db for name, f in found.items()}
         return predicted, {name: f.method for name, f in found.items()}
 

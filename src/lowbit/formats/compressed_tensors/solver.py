@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lowbit.calibration import Moments
+from lowbit.formats.compressed_tensors.input_scales import InputScales
 from lowbit.formats.compressed_tensors.plan import Item, Plan
 from lowbit.formats.compressed_tensors.scheme import widened
 from lowbit.formats.compressed_tensors.solved import SolvedWeights
@@ -23,7 +24,8 @@ from lowbit.numerics.errors import InvalidProblem, Unsupported
 
 Progress = Callable[[int, int, str], None]
 
-_STATISTICAL = ("weighted", "gptq", "awq", "adaround")
+_DIAGONAL = ("weighted", "awq")  # methods for which mean squares are enough
+_STATISTICAL = (*_DIAGONAL, "gptq", "adaround")
 _FACTOR_BYTES = 36  # per element of a Gram matrix, at the peak of its factorization
 _LEAST_MEMORY = 1 << 29
 
@@ -81,8 +83,8 @@ def solver_of(
             "(--method gptq), or leave it out"
         )
     if stats is not None:
-        return _FromMoments(source, wanting, stats)
-    return _FromText(source, wanting, data, sequence_length, max_sequences, max_memory)
+        return _FromMoments(source, plan, wanting, stats)
+    return _FromText(source, plan, wanting, data, sequence_length, max_sequences, max_memory)
 
 
 def _wants(item: Item) -> bool:
@@ -97,10 +99,13 @@ def _wants(item: Item) -> bool:
 class _FromMoments:
     """Solves with moments by the names of weights, or of their modules."""
 
-    def __init__(self, source: Checkpoint, wanting: Mapping[str, Item], stats: Mapping[str, Moments]) -> None:
+    def __init__(
+        self, source: Checkpoint, plan: Plan, wanting: Mapping[str, Item], stats: Mapping[str, Moments]
+    ) -> None:
         self.notes: list[str] = []
         self.remarks: dict[str, str] = {}
         self._source, self._stats = source, stats
+        self._folding = InputScales(source, plan)
         self._keys: dict[str, str] = {}
         for name in wanting:
             key = next((k for k in (name, name.removesuffix(".weight")) if k in stats), None)
@@ -122,18 +127,28 @@ class _FromMoments:
                 self.remarks[name] = "no statistics of its inputs"
 
     def solve(self, solved: SolvedWeights, progress: Progress | None) -> None:
-        held: tuple[Moments, LayerInputs] | None = None
-        order = sorted(self._keys, key=lambda name: (self._group(name), name))
-        for done, name in enumerate(order):
+        done = 0
+        for names in self._together():
             if progress is not None:
-                progress(done, len(order), f"solving {name}")
-            if name in solved:
+                progress(done, len(self._keys), f"solving {names[0]}")
+            done += len(names)
+            if all(name in solved for name in names):
                 continue
-            moments = self._stats[self._keys[name]]
-            if held is None or held[0] is not moments:
-                held = None
-                held = moments, LayerInputs(moments)
-            solved.put(self._items[name], self._weight(name), held[1])
+            inputs = LayerInputs(self._stats[self._keys[names[0]]])
+            scale = self._folding.scale({name: self._weight(name) for name in names}, inputs, solved)
+            for name in names:
+                if name not in solved:
+                    solved.put(self._items[name], self._weight(name), inputs, scale if self._folding.takes(name) else None)
+        self.remarks |= self._folding.remarks
+
+    def _together(self) -> list[list[str]]:
+        """The names of weights, those that share their moments together."""
+        found: dict[Any, list[str]] = {}
+        for name in sorted(self._keys):
+            key = self._keys[name]
+            shared = self._stats.of(key).file if isinstance(self._stats, Statistics) else id(self._stats[key])
+            found.setdefault(shared, []).append(name)
+        return list(found.values())
 
     def _digest(self) -> Any:
         """What identifies the moments: of a folder its index, else their sums."""
@@ -148,10 +163,6 @@ class _FromMoments:
             found.append([key, crc])
         return found
 
-    def _group(self, name: str) -> str:
-        """What weights that share their inputs have in common, so that they follow each other."""
-        return self._stats.of(self._keys[name]).file if isinstance(self._stats, Statistics) else ""
-
     def _weight(self, name: str) -> Array:
         info = self._source.tensors[name]
         found = np.array(widened(self._source.read(name), info.dtype))
@@ -165,6 +176,7 @@ class _FromText:
     def __init__(
         self,
         source: Checkpoint,
+        plan: Plan,
         wanting: Mapping[str, Item],
         data: Any,
         sequence_length: int | None,
@@ -173,12 +185,15 @@ class _FromText:
     ) -> None:
         try:
             from lowbit.formats.causal_lm.network import LayerwiseModel
+            from lowbit.formats.causal_lm.observe import FIRST_TOKEN_SHARE
         except ImportError:
             raise Unsupported("data: running a language model needs torch and transformers: pip install 'lowbit[llm]'") from None
-        from lowbit.formats.causal_lm.text import tokenized
+        from lowbit.formats.causal_lm.text import refuse_other_files, tokenized
 
+        refuse_other_files(data)
         self.remarks: dict[str, str] = {}
         self._items, self._max_memory = dict(wanting), max_memory
+        self._folding = InputScales(source, plan)
         self._model = LayerwiseModel(source)
         self._text = tokenized(
             data,
@@ -188,7 +203,7 @@ class _FromText:
             max_sequences=max_sequences,
             positions=self._model.positions,
         )
-        self.fingerprint = [self._text.digest(), max_memory]
+        self.fingerprint = [self._text.digest(), FIRST_TOKEN_SHARE, max_memory]
         self.notes = list(self._text.notes)
         self._choose()
 
@@ -212,12 +227,12 @@ class _FromText:
                 continue
             needed = largest + (_FACTOR_BYTES + 16) * inside[name].in_features ** 2
             fits = needed <= self._room
-            if not fits and method not in ("auto", "weighted"):
+            if not fits and method not in ("auto", *_DIAGONAL):
                 raise InvalidProblem(
                     f"max_memory: {self._max_memory:,} bytes; {method} of {name} needs {resident() + needed:,}; "
                     "allow more, or choose method weighted"
                 )
-            self._kinds[name] = "gram" if fits and method != "weighted" else "diagonal"
+            self._kinds[name] = "gram" if fits and method not in _DIAGONAL else "diagonal"
             if not fits and method == "auto":
                 self.remarks[name] = f"mean squares alone: gptq would need {resident() + needed:,} bytes"
         widths = [inside[name].in_features for name, kind in self._kinds.items() if kind == "gram"]
@@ -232,7 +247,7 @@ class _FromText:
         from lowbit.formats.causal_lm.observe import observe_layers
 
         def wanted(name: str, width: int) -> str:
-            return "" if name in solved else self._kinds.get(name, "")
+            return "" if self._folding.is_done(name, solved) else self._kinds.get(name, "")
 
         found = observe_layers(
             self._model,
@@ -246,8 +261,10 @@ class _FromText:
         for _, weights, moments in found:
             inputs = LayerInputs(moments)
             del moments
+            scale = self._folding.scale(weights, inputs, solved)
             for name, weight in weights.items():
-                solved.put(self._items[name], weight, inputs)
+                solved.put(self._items[name], weight, inputs, scale if self._folding.takes(name) else None)
+        self.remarks |= self._folding.remarks
         del self._model
         gc.collect()
 

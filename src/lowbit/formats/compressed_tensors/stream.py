@@ -61,6 +61,9 @@ def stream_shard(
 
     def read(piece: _Piece) -> _Piece:
         name = piece.item.info.name
+        if piece.is_solved and piece.item.scheme is None:
+            piece.data = solved.read_copied(name)
+            return piece
         if piece.is_solved:
             rows, figures = solved.read(name)
             piece.stored, piece.energy = [part for part in rows if part is not None], np.array(figures.energy)
@@ -113,7 +116,7 @@ def _pieces(items: Iterable[Item], solved: SolvedWeights) -> Iterator[_Piece]:
     for item in items:
         info = item.info
         step = _PIECE
-        if item.scheme is not None and info.name in solved:
+        if info.name in solved:
             yield _Piece(item, 0, info.nbytes, is_solved=True)
             continue
         if item.scheme is not None:
