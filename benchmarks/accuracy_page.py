@@ -12,8 +12,8 @@ _ABOUT = """## Accuracy at few bits
 
 What a model loses with all its linear layers quantized, by `python -m benchmarks.accuracy`: perplexity of held-out text
 above float's in percent, and for MiniLM the noise of its sentence vectors relative to the signal in dB; ± is a standard
-error. Bits are all that is stored: codes, 16-bit scales and zero points. SmolLM2's inputs are permuted, as its file is on
-a 4-bit grid already.
+error. Bits are all that is stored: codes, 16-bit scales and zero points. SmolLM2's inputs are permuted, as its
+file has a 4-bit grid already.
 """
 
 
