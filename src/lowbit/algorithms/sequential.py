@@ -37,13 +37,14 @@ def gptq_sequential(
     bits: int | None = None,
     damping: float = DAMPING,
     refit: bool = True,
-    strength: float = 0.75,
+    strength: float = 0.5,
 ) -> QuantizedTensor:
     """A matrix [outputs, inputs] whose outputs for the quantized model's inputs are near the float model's.
 
     gram: E[x x^T] of the quantized model's inputs x. cross: E[y x^T] with y the float model's: `Moments.gram()` and
-    `Moments.cross()` of moments with cross=True. strength: how much of the correction is taken, 0 (`gptq`) to 1; see
-    `strength_for`.
+    `Moments.cross()` of moments with cross=True. strength: how much of the correction is taken, 0 (`gptq`) to 1. Half
+    of it is safe with few rows and with tokens, of which neighbours are alike; with many independent rows all of it is
+    best.
 
     Cost: as `gptq`, and 3 * outputs * inputs^2. Memory: as `gptq`, and 12 bytes per element of `gram`.
 
@@ -53,7 +54,7 @@ def gptq_sequential(
     >>> from lowbit.algorithms import gptq
     >>> made = gptq(w, x.T @ x / 512), gptq_sequential(w, x.T @ x / 512, y.T @ x / 512)
     >>> error = [np.square(y @ w.T - x @ q.dequantize().T).sum() for q in made]
-    >>> bool(error[1] < 0.2 * error[0])
+    >>> bool(error[1] < 0.5 * error[0])
     True
     """
     grid, w = Grid.of(dtype, scheme, group_size, scale_dtype, bits), matrix(weight)
@@ -78,17 +79,6 @@ def corrected(w: Array, factor: Factor, cross: Any, strength: float) -> Array:
     moved = product_in_order(w, np.ascontiguousarray(drift, np.float32))
     found: Array = w + np.float32(strength) * divided(moved, factor)
     return found
-
-
-def strength_for(rows: int, inputs: int) -> float:
-    """The part of the correction that moments of this many rows support: 1 - inputs / rows, at least 0.
-
-    Least squares fitted to rows explain more of these than of others, by about one part per row and input.
-
-    >>> strength_for(2048, 512)
-    0.75
-    """
-    return max(0.0, 1 - inputs / rows)
 
 
 def divided(rows: Array, factor: Factor) -> Array:
