@@ -262,7 +262,7 @@ def test_ranges_and_moments_need_data_that_can_be_read_twice(tmp_path: Path) -> 
 def test_fewer_rows_than_inputs_are_noted(tmp_path: Path) -> None:
     _, report = converted(made.product(), tmp_path, W4, data=batches(20, 64))
     assert any(
-        note.startswith("1 weights have more inputs than rows of data (w: 64 inputs, 60 rows)") for note in report.notes
+        note.startswith("1 weight has more inputs than rows of data (w: 64 inputs, 60 rows)") for note in report.notes
     )
 
 
