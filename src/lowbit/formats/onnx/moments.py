@@ -179,9 +179,8 @@ def few_rows(found: Mapping[str, Moments]) -> list[str]:
     worst = max(few, key=lambda name: few[name].width / few[name].count)
     return [
         f"{'1 weight has' if len(few) == 1 else f'{len(few)} weights have'} more inputs than rows of data ({worst}: "
-        f"{few[worst].width} inputs, {few[worst].count} rows): a Gram matrix of few rows is singular, and damping decides "
-        "what data leave open; "
-        "give more data"
+        f"{few[worst].width} inputs, {few[worst].count} rows): a Gram matrix of few rows is singular, and damping "
+        "decides what data leave open; give more data"
     ]
 
 
