@@ -117,7 +117,7 @@ def test_the_benchmark_pages_are_those_that_the_results_give() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["", ".plans", ".torch", ".calibration", ".tuning", ".bench", ".models", ".system"],
+    ["", ".plans", ".torch", ".calibration", ".algorithms", ".tuning", ".bench", ".models", ".system"],
     ids=lambda name: name or "lowbit",
 )
 def test_every_public_name_is_in_the_api_reference(module: str) -> None:

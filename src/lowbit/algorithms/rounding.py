@@ -118,8 +118,9 @@ def range_scales(w: Array, grid: Grid) -> Scales:
     return Scales(scale, np.ascontiguousarray(params.zero_point.reshape(lo.shape)), np.zeros(lo.shape, np.float32))
 
 
-def best_scales(w: Array, grid: Grid, importance: Array | None = None) -> Scales:
-    """Scales and zero points of least weighted error; importance: of each input, None for `mse`."""
+def best_scales(w: Array, grid: Grid, importance: Array | None = None, *, emphasized: bool = True) -> Scales:
+    """Scales and zero points of least weighted error; importance: of each input, None for `mse`. emphasized: count errors
+    of large weights more, by e(w)."""
     emphasis = None
     shift = int(np.frexp(np.abs(w).max())[1])
     if shift in _PLAIN or grid.scale_dtype == "float16":  # which has no scales for such weights
@@ -130,6 +131,7 @@ def best_scales(w: Array, grid: Grid, importance: Array | None = None) -> Scales
         mean = importance.mean()
         if mean > 0:
             weights = np.maximum(importance / mean, 1e-12).astype(np.float32)
+    if importance is not None and emphasized:
         with np.errstate(over="ignore"):
             floor = (np.square(scaled, dtype=np.float64).sum(1) / w.shape[1]).astype(np.float32)
         emphasis = Emphasis("root", floor)
