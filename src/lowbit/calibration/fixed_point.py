@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
 from lowbit.numerics.dtypes import Array
+from lowbit.runtime.blas import one_blas_thread
+from lowbit.runtime.threads import get_num_threads
 
 BITS = 19
 EXPONENTS = range(-20, 41, 4)
@@ -179,9 +182,21 @@ class ExactSums:
             n = values[part].transpose(1, 0, 2).astype(np.float64, order="C")
             if not self.gram:
                 self.sums[0] += np.square(n, out=n).sum(1).astype(np.int64)
-            for (first, last, columns), panel in zip(self.panels, self.sums, strict=self.gram):
-                panel += (n[:, :, first:last].swapaxes(1, 2) @ n[:, :, :columns]).astype(np.int64)
+            self._multiply(n)
         self._update_peak()
+
+    def _multiply(self, n: Array) -> None:
+        def add(panel: _Panel, sums: Array) -> None:
+            sums += (n[:, :, panel.first : panel.last].swapaxes(1, 2) @ n[:, :, : panel.columns]).astype(np.int64)
+
+        threads = min(get_num_threads(), len(self.panels))
+        with one_blas_thread():
+            if threads <= 1:
+                for panel, sums in zip(self.panels, self.sums, strict=self.gram):
+                    add(panel, sums)
+                return
+            with ThreadPoolExecutor(threads) as pool:  # the longest panels first, as the last ones end together
+                list(pool.map(add, reversed(self.panels), reversed(self.sums)))
 
     def _allocate(self) -> None:
         if not self.sums:
