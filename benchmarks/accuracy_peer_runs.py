@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
 
 import torch
 
@@ -109,10 +110,10 @@ def _from_gptq(folder: Path, bits: int) -> Weights:
     less = config.get("checkpoint_format", config.get("format", "gptq")) == "gptq"
     made = {}
     for name in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
-        scales = tensors[f"{name}.scales"].astype(np.float32)
-        codes = _unpacked(tensors[f"{name}.qweight"].T, bits).T
-        zeros = _unpacked(tensors[f"{name}.qzeros"], bits)[:, : scales.shape[1]] + less
-        groups = tensors[f"{name}.g_idx"]
+        scales = tensors[f"{name}.scales"].float().numpy()
+        codes = _unpacked(tensors[f"{name}.qweight"].numpy().T, bits).T
+        zeros = _unpacked(tensors[f"{name}.qzeros"].numpy(), bits)[:, : scales.shape[1]] + less
+        groups = tensors[f"{name}.g_idx"].numpy()
         w = (codes - (zeros & ((1 << bits) - 1))[groups]) * scales[groups]
         made[name.removeprefix(_PREFIX)] = np.ascontiguousarray(w.T, np.float32)
     return made

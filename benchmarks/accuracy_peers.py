@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -46,7 +47,7 @@ PACKAGES = {
     "gptqmodel": Packages(
         (
             *_TRANSFORMERS, "accelerate", "datasets", "threadpoolctl", "logbar", "tokenicer", "device-smi", "pypcre",
-            "defuser", "dill", "protobuf", "setuptools", "wheel", "packaging", "pillow",
+            "defuser", "dill", "protobuf", "setuptools", "wheel", "packaging", "pillow", "requests",
         ),
         ("gptqmodel==7.6.0",),
     ),
@@ -54,6 +55,7 @@ PACKAGES = {
     "llmcompressor": Packages(("numpy", "safetensors", "llmcompressor==0.14.0")),
 }  # fmt: skip
 PEERS = ("ggml", *PACKAGES)
+_SETTINGS = {"GPTQMODEL_CPU_WORKERS": "2"}  # else it asks for more workers than it has, and stops
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,9 @@ def run_peer(
         given, made = Path(folder) / "tokens.npy", Path(folder) / "weights.safetensors"
         np.save(given, tokens)
         asked = map(str, (run.peer, checkpoint, given, made, run.bits, run.group))
+        command, environment = [str(python), str(RUNNER), *asked], os.environ | _SETTINGS
         done = subprocess.run(
-            [str(python), str(RUNNER), *asked], capture_output=True, text=True, timeout=60 * minutes, check=False
+            command, capture_output=True, text=True, timeout=60 * minutes, check=False, env=environment
         )
         if done.returncode:
             raise RuntimeError(f"{run.peer}: exit code {done.returncode}: {done.stderr[-2000:]}")
