@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.minilm import Array
-from lowbit.algorithms.awq import awq
+from lowbit.algorithms.awq import awq, input_scales
+from lowbit.algorithms.gptq import factored
 from lowbit.algorithms.gptq import solve as solve_gptq
 from lowbit.algorithms.grid import Grid, matrix
 from lowbit.algorithms.hqq import hqq
@@ -22,7 +23,9 @@ from lowbit.numerics.tensor import QuantizedTensor
 
 SCALE_BITS = 16
 _DATA_FREE: dict[str, Callable[..., QuantizedTensor]] = {"rtn": rtn, "mse": mse, "hqq": hqq}
-NEEDS = {**dict.fromkeys(_DATA_FREE, ""), "weighted": "diagonal", "awq": "diagonal", "gptq": "gram"}  # of the inputs
+FOLDED = "awq+gptq"  # gptq of weights whose inputs awq has scaled
+_STATISTICS = {"weighted": "diagonal", "awq": "diagonal", "gptq": "gram", FOLDED: "gram"}
+NEEDS = {**dict.fromkeys(_DATA_FREE, ""), **_STATISTICS}  # of the inputs of a layer
 SEQUENTIAL = "sequential"  # gptq, with what the layers before did to the inputs; its moments are taken on the way
 METHODS = (*NEEDS, SEQUENTIAL)
 BITS, GROUPS, SCHEMES = (2, 3, 4, 8), (32, 64, 128), ("sym", "asym")
@@ -73,9 +76,9 @@ def solutions(
     for names in sharing.values():
         inputs = LayerInputs(moments[names[0]]) if moments else None
         weights = [floats[name] for name in names]
-        if setting.method == "awq":
-            assert inputs is not None
-            yield from zip(names, _folded(weights, setting, inputs, tied.get(names[0], False)), strict=True)
+        if setting.method in ("awq", FOLDED):
+            folded = _folded(weights, setting, moments[names[0]], tied.get(names[0], False))
+            yield from zip(names, folded, strict=True)
             continue
         for name, w in zip(names, weights, strict=True):
             yield name, np.asarray(solved(w, setting, inputs).dequantize())
@@ -92,16 +95,21 @@ def solved(w: Array, setting: Setting, inputs: LayerInputs | None) -> QuantizedT
     return weighted(w, inputs.diagonals[0], **_options(grid))
 
 
-def _folded(weights: Sequence[Array], setting: Setting, inputs: LayerInputs, tied: Any) -> list[Array]:
+def _folded(weights: Sequence[Array], setting: Setting, moments: Moments, tied: Any) -> list[Array]:
     """Weights that share their inputs, by awq, as a model without the folded scales would have them.
 
     tied: inputs that have one scale, as integers; None: each has its own; False: the layer before can take none back.
     """
-    grid = setting.grid(weights[0].shape[1])
+    grid, diagonal = setting.grid(weights[0].shape[1]), moments.diagonal()
+    if setting.method == FOLDED:
+        s = np.ones(weights[0].shape[1], np.float32)
+        if tied is not False:
+            s, *_ = input_scales(weights, diagonal, grid, tied=tied)
+        factor = factored(moments.gram() / np.outer(s, s), len(s))
+        return [np.asarray(solve_gptq(matrix(w) * s, grid, factor).dequantize()) / s for w in weights]
     if tied is False:
-        diagonal = inputs.diagonals[0]
         return [np.asarray(weighted(w, diagonal, **_options(grid)).dequantize()) for w in weights]
-    found = awq(weights, inputs.diagonals[0], tied=tied, **_options(grid))
+    found = awq(weights, diagonal, tied=tied, **_options(grid))
     return [np.asarray(q.dequantize()) / found.scale for q in found.weights]
 
 

@@ -32,7 +32,7 @@ def test_true_bits(scheme, group, inputs, expected):
     assert true_bits(w, Setting("rtn", 4, group, scheme).grid(inputs)) / w.size == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("method", ["rtn", "mse", "hqq", "weighted", "awq", "gptq"])
+@pytest.mark.parametrize("method", ["rtn", "mse", "hqq", "weighted", "awq", "gptq", "awq+gptq"])
 def test_each_method_solves_layers_that_share_their_inputs(method):
     rng = np.random.default_rng(0)
     floats = {name: rng.standard_normal((16, 64)).astype(np.float32) for name in ("a", "b")}
