@@ -13,12 +13,15 @@ import torch
 
 WORDS = ["<unk>", "<s>", *(f"w{i}" for i in range(60))]
 SIZES: dict[str, Any] = {
-    "vocab_size": len(WORDS), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0,
+    "vocab_size": len(WORDS), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+    "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0,
 }  # fmt: skip
 
 
-def write_llm(folder: Path, config: str = "LlamaConfig", *, dtype: Any = None, shard: str = "5GB", **changes: Any) -> Any:
+def write_llm(
+    folder: Path, config: str = "LlamaConfig", *, dtype: Any = None, shard: str = "5GB", **changes: Any
+) -> Any:
     """Write a model of this class, and return it in eval() mode."""
     torch.manual_seed(0)
     made = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**(SIZES | changes))).eval()

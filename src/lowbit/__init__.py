@@ -15,6 +15,7 @@ from lowbit.runtime.hardware import HardwareFeatures, hardware
 from lowbit.runtime.threads import get_num_threads, set_num_threads
 
 if TYPE_CHECKING:
+    from lowbit import algorithms as algorithms
     from lowbit import bench as bench
     from lowbit import calibration as calibration
     from lowbit import data as data
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 # Imported on first use, so that `import lowbit` stays light.
 _LAZY = {
-    "lowbit": "bench calibration data formats gpu layers models plans reference report system torch tuning",
+    "lowbit": "algorithms bench calibration data formats gpu layers models plans reference report system torch tuning",
     "lowbit.calibration": "CalibrationMethod CalibrationStatistics Calibrator PercentileCalibrator calibrate",
     "lowbit.layers": "QuantizedConv2d QuantizedLinear",
     "lowbit.system": "QuantizationSystem create_quantization_system",

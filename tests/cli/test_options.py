@@ -191,7 +191,10 @@ EFFECTIVE: tuple[tuple[str, str], ...] = (
     ("quantize m.onnx -r W4A16 --group-size 32 --operator dequantize", "treated=2"),
     ("quantize m.onnx -r plain4.yaml --group-size 32 --operator matmul_nbits", "treated=2"),
     ("quantize m.onnx -r W8A16 --operator dequantize", "treated=2"),
-    ("quantize m.onnx -r static-int8 --activation-method mse --data d.npz --seconds 0", "recipe.activations.method=mse"),
+    (
+        "quantize m.onnx -r static-int8 --activation-method mse --data d.npz --seconds 0",
+        "recipe.activations.method=mse",
+    ),
     ("quantize m.onnx -r static-int8 --method entropy --data d.npz --seconds 0", "recipe.activations.method=entropy"),
     ("quantize m.onnx --method mse", "rows.0.method=mse"),
     ("quantize m.onnx -r W4A16 --method gptq --data d.npz --seconds 0", "recipe.weights.method=gptq"),

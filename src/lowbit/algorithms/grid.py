@@ -135,10 +135,11 @@ def matrix(weight: Any, name: str = "weight") -> Array:
     return made
 
 
-def moments_of(values: Any, shape: tuple[int, ...], name: str) -> Array:
-    """A float64 copy of second moments of this shape; raises for others, NaN, Inf and negative squares."""
+def moments_of(values: Any, shape: tuple[int, ...], name: str, *, copied: bool = True) -> Array:
+    """Second moments of this shape in float64; raises for others, NaN, Inf and negative squares. copied: in memory of
+    their own."""
     try:
-        found = np.array(values, np.float64, order="C")
+        found = np.array(values, np.float64, order="C") if copied else np.asarray(values, np.float64, order="C")
     except (TypeError, ValueError) as error:
         raise InvalidProblem(f"{name}: {error}; expected numbers") from None
     if found.shape != shape:

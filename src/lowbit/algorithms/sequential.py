@@ -8,7 +8,7 @@ The quantized model gives the layer x where the float model gives y, and the out
 So Q is V rounded by GPTQ with the same H. Rounding V one input after the other, each time with the best values for the
 inputs that are left, is what Qronos does: its first step and its diffusion follow from completing the square above.
 lambda is GPTQ's damping, which also keeps V near W in directions that few rows of x have. A `strength` below 1 takes
-that part of the correction alone: moments of few rows overstate what x tells of y.
+that part of the correction alone: moments of few rows overstate how x determines y.
 """
 
 from __future__ import annotations

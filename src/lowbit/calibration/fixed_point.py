@@ -104,7 +104,8 @@ class _Panel(NamedTuple):
 
 
 def _panels(width: int, cross: bool = False) -> list[_Panel]:
-    """The panels of the lower triangle, and then those of the square of the `width` inputs after them with the first."""
+    """The panels of the lower triangle, and then those of the square of the `width` inputs after them with the
+    first."""
     panels = []
     for begin, end in ((0, width), (width, 2 * width if cross else width)):
         for first in range(begin, end, _PANEL):
@@ -144,7 +145,8 @@ class ExactSums:
             self.settle()
 
     def has_room(self, rows: int, other: ExactSums | None = None) -> bool:
-        """Whether int64 holds the sums with this number of further rows, whatever is in them, and with those of `other`.
+        """Whether int64 holds the sums with this number of further rows, whatever is in them, and with those of
+        `other`.
 
         It does up to 2^24 rows. Beyond that it depends on the rows seen, which are rarely as large as they might be.
         """

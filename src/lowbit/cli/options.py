@@ -35,8 +35,8 @@ AS_JSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing el
 DATA = Annotated[
     Path | None,
     typer.Option(
-        help="Input batches: an .npz file with an array per input, an .npy file, or a folder of such files. Of a checkpoint "
-        "text: a .txt or .jsonl file, or a folder of them.",
+        help="Input batches: an .npz file with an array per input, an .npy file, or a folder of such files. Of a "
+        "checkpoint text: a .txt or .jsonl file, or a folder of them.",
         metavar="PATH",
     ),
 ]
@@ -58,7 +58,9 @@ BATCH_SIZE = Annotated[
 MAX_BATCHES = Annotated[
     int | None,
     typer.Option(
-        help="Maximum number of batches to read, or of sequences of a text. The default is all, and 32.", min=1, metavar="N"
+        help="Maximum number of batches to read, or of sequences of a text. The default is all, and 32.",
+        min=1,
+        metavar="N",
     ),
 ]
 SEQUENCE_LENGTH = Annotated[

@@ -59,8 +59,8 @@ _GROUP_SIZE = Annotated[
 _METHOD = Annotated[
     str | None,
     typer.Option(
-        help="How weights are quantized: rtn, mse, hqq, weighted, gptq, awq or adaround. The default is the best for what is "
-        "given: gptq with --data or --stats, mse without, and rtn for 8 bits. Or the calibration of static activations, as "
+        help="How weights are quantized: rtn, mse, hqq, weighted, gptq, awq or adaround. The default is gptq with "
+        "--data or --stats, mse without, and rtn for 8 bits. Or the calibration of static activations, as "
         "--activation-method.",
         metavar="NAME",
     ),
@@ -76,8 +76,8 @@ _STATS = Annotated[
 _MAX_MEMORY = Annotated[
     str | None,
     typer.Option(
-        help="Memory of the whole process, such as 4GB; weights whose statistics do not fit get a simpler method, and their "
-        "rows say so. Checkpoints only.",
+        help="Memory of the whole process, such as 4GB; weights whose statistics do not fit get a simpler method, and "
+        "their rows say so. Checkpoints only.",
         metavar="SIZE",
     ),
 ]
@@ -248,7 +248,8 @@ def _with_method(recipe: "Recipe", method: str) -> "Recipe":
         return _with_activation_method(recipe, method, "method")
     if method == "mse" and recipe.activations is not None and not recipe.activations.dynamic:
         raise InvalidProblem(
-            "method: mse; weights and static activations have it; use --activation-method mse for the latter, and a recipe "
+            "method: mse; weights and static activations have it; use --activation-method mse for the latter, and a "
+            "recipe "
             "file for the former"
         )
     return recipe.but(weights=replace(recipe.weights, method=method))
@@ -259,5 +260,7 @@ def _with_activation_method(recipe: "Recipe", method: str, option: str) -> "Reci
         from lowbit.models.recipe import METHODS
 
         known = f"expected {', '.join(METHODS)}" if option == "method" else "use --method for weights"
-        raise InvalidProblem(f"{option}: {method!r}; {recipe.name} has no static activations to find ranges for; {known}")
+        raise InvalidProblem(
+            f"{option}: {method!r}; {recipe.name} has no static activations to find ranges for; {known}"
+        )
     return recipe.but(activations=replace(recipe.activations, method=method))

@@ -33,9 +33,8 @@ def show_report(made: ModelReport, shown: Console) -> None:
         + ("" if bits is None else f"; {bits:.2f} bits per weight"),
         style="bold",
     )
-    if any(row.method not in ("", "rtn") for row in made.treated):
-        for line in made.methods:
-            shown.print(printable(line))
+    for line in made.methods:
+        shown.print(printable(line))
     print_measured(made, shown)
     if made.skipped:
         names = ", ".join(printable(r.name) for r in made.skipped[:8]) + (" ..." if len(made.skipped) > 8 else "")

@@ -93,10 +93,10 @@ def quantize_file(
 
     An ONNX model becomes an ONNX model, a safetensors checkpoint a folder in the compressed-tensors layout. recipe: the
     name of a preset, a file, a mapping or a Recipe; by default dynamic-int8 for ONNX and W4A16 for checkpoints. data:
-    batches for ranges, for statistics of what weights are multiplied with, and for comparing outputs: .npz or .npy files,
-    a folder of them, or mappings from input names to arrays; of a checkpoint text, `max_batches` sequences of
-    `sequence_length` tokens. stats: such statistics, or the folder that `lowbit observe` wrote them to. eval_data: other
-    batches to compare outputs on, as ranges fit the data that they were found in. metric: a function of (predict,
+    batches for ranges, for statistics of what weights are multiplied with, and for comparing outputs: .npz or .npy
+    files, a folder of them, or mappings from input names to arrays; of a checkpoint text, `max_batches` sequences of
+    `sequence_length` tokens. stats: such statistics, or the folder that `lowbit observe` wrote them to. eval_data:
+    other batches to compare outputs on, as ranges fit the data that they were found in. metric: a function of (predict,
     batches) that returns one number, or `module:function`. seconds: how long latency is measured; 0 skips it. operator,
     optimize, target_cpu and force: see `quantize_onnx`; max_memory: see `quantize_checkpoint`.
     """
@@ -113,7 +113,9 @@ def quantize_file(
     shared: dict[str, Any] = {"strict": strict, "overwrite": overwrite}
     moments = open_statistics(stats) if isinstance(stats, str | os.PathLike) else stats
     if kind == "checkpoint":
-        _refuse("given; checkpoints are not run to be compared", eval_data=eval_data, metric=metric, batch_size=batch_size)
+        _refuse(
+            "given; checkpoints are not run to be compared", eval_data=eval_data, metric=metric, batch_size=batch_size
+        )
         given = {
             "operator": operator != "auto",
             "optimize": optimize != "balanced",

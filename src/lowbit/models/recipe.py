@@ -39,7 +39,7 @@ class WeightRecipe:
     scheme: str = "symmetric"
     group_size: int | None = None  # elements of an output channel that share a scale; None: all of the channel
     granularity: str = "channel"
-    method: str = "auto"  # of METHODS: the best for what is known of a layer's inputs; see models.weights.method_for
+    method: str = "auto"  # of METHODS: the best for the statistics of a layer's inputs; see models.weights.method_for
 
     def __post_init__(self) -> None:
         _check_codes(self, ("int8", "uint8", "int4", "uint4", "int2", "uint2"))

@@ -167,16 +167,20 @@ class ModelReport:
 
     @property
     def methods(self) -> list[str]:
-        """What each method did, in words.
+        """What each method did, in words; empty where all weights were rounded to nearest.
 
-        >>> row = WeightRow("w", "Linear", (2, 4), "F32", "int4 symmetric", method="gptq", predicted_db=21.53, seconds=1.5)
+        >>> row = WeightRow("w", "Linear", (2, 4), "F32", "int4", method="gptq", predicted_db=21.53, seconds=1.5)
         >>> ModelReport("a", "b", "onnx", {}, [row], 9, 3).methods
         ['gptq: 1 weight in 1.5 s, outputs of layers 21.5 dB expected']
         """
         said = []
-        for name in dict.fromkeys(r.method for r in self.treated if r.method):
+        names = dict.fromkeys(r.method for r in self.treated if r.method)
+        for name in names if set(names) != {"rtn"} else ():
             rows = [r for r in self.treated if r.method == name]
-            seconds, expected = sum(r.seconds for r in rows), sorted(r.predicted_db for r in rows if r.predicted_db is not None)
+            seconds, expected = (
+                sum(r.seconds for r in rows),
+                sorted(r.predicted_db for r in rows if r.predicted_db is not None),
+            )
             text = f"{name}: {len(rows)} weight{'s' * (len(rows) > 1)}" + (f" in {seconds:.1f} s" if seconds else "")
             if expected:
                 spread = "–".join(dict.fromkeys(f"{db:.1f}" for db in (expected[0], expected[-1])))

@@ -36,7 +36,7 @@ _NEEDS = {
 
 
 class LayerInputs:
-    """What is known of the rows that a layer multiplies. Layers that share their inputs share one, and its factors.
+    """Statistics of the rows that a layer multiplies. Layers that share their inputs share one, and its factors.
 
     The moments are let go of once their Gram matrices are factored. centered: the layer's bias will be corrected by
     `bias_correction` with `means`, so that errors count by the covariance of the inputs, and not by E[x x^T].
@@ -65,12 +65,18 @@ class LayerInputs:
         assert self._moments is not None
         gram, self._moments = self._moments.gram().reshape(-1, self.width, self.width), None
         gram = gram if self.means is None else covariance(gram, self.means)
-        return tuple(factored(each, self.width) for each in gram)
+        return tuple(factored(each, self.width, overwrite=True) for each in gram)
 
     def divided(self, scale: npt.NDArray[np.float32]) -> LayerInputs:
-        """What is known of the inputs divided by a scale each: their mean squares."""
+        """Statistics of the inputs, each divided by a scale: their mean squares."""
         made = LayerInputs.__new__(LayerInputs)
-        made.groups, made.width, made.has_gram, made.count, made._moments = self.groups, self.width, False, self.count, None
+        made.groups, made.width, made.has_gram, made.count, made._moments = (
+            self.groups,
+            self.width,
+            False,
+            self.count,
+            None,
+        )
         made.diagonals = self.diagonals / np.square(scale, dtype=np.float64)
         return made
 
@@ -96,7 +102,7 @@ class LayerInputs:
 
 
 def method_for(recipe: WeightRecipe, inputs: LayerInputs | None = None, *, name: str = "weight") -> str:
-    """The method that quantizes a weight: the recipe's, or for "auto" the best for what is known of its inputs.
+    """The method that quantizes a weight: the recipe's, or for "auto" the best for the statistics of its inputs.
 
     That is "gptq" with a Gram matrix, "weighted" with mean squares, and "mse" without data; of 8 bits, where rounding
     costs little, and with one scale for all, "rtn".
@@ -114,14 +120,16 @@ def method_for(recipe: WeightRecipe, inputs: LayerInputs | None = None, *, name:
     if needs is not None and (inputs is None or (needs == "a Gram matrix" and not inputs.has_gram)):
         raise InvalidProblem(f"{name}: {recipe.method} needs {needs} of its inputs, and there are none; give data")
     if recipe.granularity == "tensor" and recipe.method not in ("rtn", "mse"):
-        raise InvalidProblem(f"{name}: {recipe.method} chooses scales per channel or group; one for all takes rtn or mse")
+        raise InvalidProblem(
+            f"{name}: {recipe.method} chooses scales per channel or group; one for all takes rtn or mse"
+        )
     return recipe.method
 
 
 def needs_of(recipe: WeightRecipe) -> str:
     """What the method uses of a layer's inputs where it is known: "gram", "diagonal" (mean squares), or nothing.
 
-    >>> needs_of(WeightRecipe("int4")), needs_of(WeightRecipe("int4", method="weighted")), needs_of(WeightRecipe("int8"))
+    >>> needs_of(WeightRecipe("int4")), needs_of(WeightRecipe("int4", method="awq")), needs_of(WeightRecipe("int8"))
     ('gram', 'diagonal', '')
     """
     if recipe.method == "auto":
@@ -141,7 +149,7 @@ def quantize_weight(
 ) -> QuantizedTensor:
     """The weight quantized by this recipe, with scales along `axis` (the output channels), or groups on the last axis.
 
-    Groups need a matrix [outputs, inputs]. inputs: what is known of the rows that the weight multiplies, in the order
+    Groups need a matrix [outputs, inputs]. inputs: statistics of the rows that the weight multiplies, in the order
     of its elements per output channel. scale_dtype: the type in which the scales are stored: those chosen are numbers
     of it. either_sign: symmetric scales may be negative, which gains 0.5 dB and takes zero points of 0 and -1. Weights
     with NaN or Inf raise InvalidProblem with name and index.
@@ -216,14 +224,12 @@ def spread(name: str, weight: npt.NDArray[Any], p: QuantizationParams) -> Histog
 
 
 def _uses_all(recipe: WeightRecipe) -> bool:
-    """Whether symmetric codes go down to the least: of 16 codes the sixteenth counts, 0.3 dB in groups of 32 and 1 dB in
-    longer ones; of 256 it does not, and -128 would cost integer kernels."""
+    """Whether symmetric codes go down to the least: of 16 codes the sixteenth counts, 0.3 dB in groups of 32 and 1 dB
+    in longer ones; of 256 it does not, and -128 would cost integer kernels."""
     return recipe.dtype in ("int4", "int2")
 
 
-def _rounded(
-    weight: npt.NDArray[Any], recipe: WeightRecipe, axis: int, name: str, scale_dtype: str
-) -> QuantizedTensor:
+def _rounded(weight: npt.NDArray[Any], recipe: WeightRecipe, axis: int, name: str, scale_dtype: str) -> QuantizedTensor:
     """Rounded to nearest on scales of the range."""
     options: dict[str, Any] = {"scheme": recipe.scheme, "full_range": recipe.dtype == "int4"}
     if recipe.granularity == "group":
@@ -260,7 +266,9 @@ def _solved(w: npt.NDArray[Any], method: str, grid: Grid, inputs: LayerInputs | 
     if method == "hqq":
         return solve_hqq(w, grid)
     if method == "awq":
-        raise InvalidProblem("method: awq folds scales into the layer before, which it does in checkpoints of decoders only")
+        raise InvalidProblem(
+            "method: awq folds scales into the layer before, which it does in checkpoints of decoders only"
+        )
     assert inputs is not None
     groups, width = inputs.groups, inputs.width
     if w.shape[1] != width or len(w) % groups:

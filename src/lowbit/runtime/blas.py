@@ -1,7 +1,9 @@
-"""NumPy's BLAS on one thread per call: its own threads wait by spinning, which on a busy machine costs 16 times the work."""
+"""NumPy's BLAS on one thread per call: its own threads wait by spinning, which on a busy machine costs 16 times the
+work."""
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,8 +44,8 @@ def one_blas_thread() -> Iterator[None]:
 @cache
 def _pools() -> Any:
     try:
-        from threadpoolctl import ThreadpoolController
+        pools = importlib.import_module("threadpoolctl")
     except ModuleNotFoundError:
         return None
     np.ones((2, 2)) @ np.ones((2, 2))  # its libraries are loaded by now
-    return ThreadpoolController().select(internal_api="openblas")
+    return pools.ThreadpoolController().select(internal_api="openblas")

@@ -43,10 +43,21 @@ def test_a_file_is_cut_into_sequences(folder: Path) -> None:
 
 def test_lines_and_strings_are_documents_of_their_own(folder: Path) -> None:
     documents = [words(12, 1), words(4, 2), words(20, 3)]
-    lines = [json.dumps({"text": documents[0], "n": 1}), "", json.dumps(documents[1]), json.dumps({"text": documents[2]})]
+    lines = [
+        json.dumps({"text": documents[0], "n": 1}),
+        "",
+        json.dumps(documents[1]),
+        json.dumps({"text": documents[2]}),
+    ]
     (folder / "a.jsonl").write_text("\n".join(lines))
     expected = [ids(d)[at : at + 10] for d in documents for at in range(0, len(d.split()), 10)]
-    for data in (folder / "a.jsonl", str(folder / "a.jsonl"), documents, [ids(d) for d in documents], [folder / "a.jsonl"]):
+    for data in (
+        folder / "a.jsonl",
+        str(folder / "a.jsonl"),
+        documents,
+        [ids(d) for d in documents],
+        [folder / "a.jsonl"],
+    ):
         assert [s.tolist() for s in cut(data, folder).sequences] == expected
 
 
@@ -87,8 +98,9 @@ def test_shards_are_disjoint_and_the_digest_ignores_order(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("none.txt", "not there"), ("x.csv", r"\.txt or \.jsonl"), ("empty.txt", "holds no text"), ([], "holds no text"),
-        ("empty", r"no \.txt or \.jsonl"), ("bad.jsonl", "line 2: not JSON"), ("bare.jsonl", "line 1: no text"),
+        ("none.txt", "not there"), ("x.csv", r"\.txt or \.jsonl"), ("empty.txt", "holds no text"),
+        ([], "holds no text"), ("empty", r"no \.txt or \.jsonl"),
+        ("bad.jsonl", "line 2: not JSON"), ("bare.jsonl", "line 1: no text"),
         ("latin.txt", "not UTF-8"), (3, "int"), ([[1, 2], [1, 200]], "token 200; the model has embeddings for 62"),
         ([[-1]], "token -1"), ([[0.5]], "float64"), ([["a"]], "expected text"),
     ],

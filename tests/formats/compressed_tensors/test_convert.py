@@ -24,8 +24,8 @@ from lowbit.formats.compressed_tensors.convert import quantize_checkpoint
 from lowbit.formats.compressed_tensors.scheme import Scheme, decompressed
 from lowbit.formats.safetensors.checkpoint import INDEX, Checkpoint
 from lowbit.formats.work_folder import MANIFEST, Assembly
-from lowbit.models.weights import quantize_weight
 from lowbit.models import Override, Recipe, WeightRecipe
+from lowbit.models.weights import quantize_weight
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
 
 G32 = Recipe("g32", WeightRecipe("int4", group_size=32))

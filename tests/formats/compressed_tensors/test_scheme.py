@@ -179,7 +179,9 @@ def test_the_package_decompresses_to_our_numbers(name, kind):
     scheme = SCHEMES[name]
     w = weight(kind=kind, shape=(24, 96))
     tensors, q = compressed(w, scheme, kind)
-    state: dict[str, Any] = {n: as_torch(torch, a, SCALES[kind] if n == "weight_scale" else "") for n, a in tensors.items()}
+    state: dict[str, Any] = {
+        n: as_torch(torch, a, SCALES[kind] if n == "weight_scale" else "") for n, a in tensors.items()
+    }
     # Loaders hold scales in the dtype of the model.
     state["weight_scale"] = state["weight_scale"].to(as_torch(torch, w, kind).dtype)
     if scheme.format == "pack-quantized":

@@ -44,7 +44,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 def stored(folder: Path, name: str, recipe: WeightRecipe, dtype: str = "F32") -> np.ndarray:
     with Checkpoint.open(folder) as opened:
         module = name.removesuffix(".weight")
-        local = {n.removeprefix(f"{module}."): np.array(opened.read(n)) for n in opened.tensors if n.startswith(f"{module}.")}
+        local = {
+            n.removeprefix(f"{module}."): np.array(opened.read(n)) for n in opened.tensors if n.startswith(f"{module}.")
+        }
         n, k = local["weight_shape"].tolist()
         return decompressed(local, Scheme(recipe), (n, k), dtype)
 
@@ -130,7 +132,9 @@ def test_awq_folds_scales_into_norms(tmp_path: Path) -> None:
         treated = {r.name for r in report.treated}
         with Checkpoint.open(tmp_path / method) as opened, torch.no_grad():
             for name, parameter in made.named_parameters():
-                found = stored(tmp_path / method, name, recipe.weights) if name in treated else np.array(opened.read(name))
+                found = (
+                    stored(tmp_path / method, name, recipe.weights) if name in treated else np.array(opened.read(name))
+                )
                 parameter.copy_(torch.from_numpy(found))
             logits = model(torch.from_numpy(np.stack(TOKENS))).logits - made(torch.from_numpy(np.stack(TOKENS))).logits
         error[method] = float(logits.square().mean())

@@ -6,19 +6,20 @@ layers only note their arguments. A layer is then given its weights and called o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 import transformers
-from torch import Tensor, nn
 
+import torch
 from lowbit.formats.compressed_tensors.scheme import FLOATS, widened
 from lowbit.formats.safetensors.checkpoint import Checkpoint
 from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import FormatError, InvalidProblem, Unsupported
+from lowbit.runtime.threads import get_num_threads
+from torch import Tensor, nn
 
 _RESIDENT = 1 << 26  # bytes of a parameter outside the layers that stays in memory, such as a norm's
 
@@ -56,12 +57,19 @@ class LayerwiseModel:
     def linears(self, index: int) -> dict[str, nn.Linear]:
         """The linear layers in a decoder layer, by the names of their weights in the checkpoint."""
         prefix = f"{self.layers_name}.{index}."
-        found = {f"{prefix}{name}.weight": m for name, m in self.layers[index].named_modules() if isinstance(m, nn.Linear)}
+        found = {
+            f"{prefix}{name}.weight": m for name, m in self.layers[index].named_modules() if isinstance(m, nn.Linear)
+        }
         return {self._tensors[name]: m for name, m in found.items()}
 
     def layer_nbytes(self, index: int) -> int:
         """Memory of a layer's weights."""
         return 4 * sum(p.numel() for p in self.layers[index].parameters())
+
+    def running_nbytes(self, lengths: Iterable[int]) -> int:
+        """An estimate of what running a layer takes besides its weights: activations, in each thread."""
+        widest = max((m.out_features for m in self.linears(0).values()), default=self.width)
+        return 4 * get_num_threads() * max(lengths, default=0) * (3 * widest + 8 * self.width)
 
     def embedded(self, tokens: Array) -> Tensor:
         """What the first layer is given of a sequence, [1, tokens, width]."""
@@ -75,7 +83,9 @@ class LayerwiseModel:
         self._run(tokens, note)
         if found[0].is_meta:
             missing = [n for n, _ in self.model.named_parameters() if n not in self._tensors]
-            raise FormatError(f"{', '.join(missing[:3])}: not in the checkpoint, which {type(self.model).__name__} needs")
+            raise FormatError(
+                f"{', '.join(missing[:3])}: not in the checkpoint, which {type(self.model).__name__} needs"
+            )
         return found[0]
 
     def prepare(self, tokens: Array) -> None:
@@ -86,7 +96,8 @@ class LayerwiseModel:
         found = [self._noted(given) for given in (tokens, other)]
         if not all(_same(a, b) for a, b in zip(*found, strict=True)):
             raise Unsupported(
-                f"{type(self.model).__name__}: its layers take arguments that depend on the tokens, so they cannot run one "
+                f"{type(self.model).__name__}: its layers take arguments that depend on the tokens, so they cannot "
+                f"run one "
                 "at a time; quantize with statistics of torch's modules (lowbit.torch.observe_moments)"
             )
         self._arguments[len(tokens)] = found[0]
@@ -170,7 +181,8 @@ class LayerwiseModel:
         inside = [name for name in absent if name.startswith(f"{self.layers_name}.")]
         if inside:
             raise Unsupported(
-                f"{inside[0]}: not in the checkpoint as {type(self.model).__name__} of transformers holds it, with {len(inside)} "
+                f"{inside[0]}: not in the checkpoint as {type(self.model).__name__} of transformers holds it, with "
+                f"{len(inside)} "
                 "more in its layers, so it cannot run one layer at a time; quantize without data (method mse)"
             )
         return found
@@ -228,10 +240,13 @@ def _built(checkpoint: Checkpoint) -> Any:
         ) from None
     try:
         with _parameters_on_meta():
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+            kind: Any = transformers.AutoModelForCausalLM
+            model = kind.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except ValueError as error:
         text = str(error).strip().splitlines()[0][:200]
-        raise Unsupported(f"data: transformers has no causal language model for {config.model_type!r} ({text})") from None
+        raise Unsupported(
+            f"data: transformers has no causal language model for {config.model_type!r} ({text})"
+        ) from None
     return model.eval().requires_grad_(False)
 
 
@@ -245,7 +260,7 @@ def _parameters_on_meta() -> Iterator[None]:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
         plain(module, name, parameter)
 
-    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
 """Moments of the inputs of a causal language model's linear layers, one decoder layer at a time.
 
-Each sequence runs by itself on one thread, so that neither their order nor the number of threads changes a bit; the sums
-are exact. In memory are one decoder layer in float32, the moments of as many of its inputs as fit, and the hidden states
-of all sequences, which go to a file where they are larger than their share.
+Each sequence runs by itself on one thread, so that neither their order nor the number of threads changes a bit; the
+sums are exact. In memory are one decoder layer in float32, the moments of as many of its inputs as fit, and the hidden
+states of all sequences, which go to a file where they are larger than their share.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
+import torch
 from lowbit.calibration import Moments
 from lowbit.formats.causal_lm.network import LayerwiseModel
 from lowbit.formats.causal_lm.text import Text
 from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import InvalidProblem
 from lowbit.runtime.threads import get_num_threads
+from torch import Tensor, nn
 
-# All tokens attend to the first one, so errors there count more than those at any other; a Gram matrix in which it is one
-# row of a thousand does not know. It counts as much as this share of its sequence, unless its inputs are that large.
+# All tokens attend to the first one, so errors there count more than those at any other; a Gram matrix in which it is
+# one row of a thousand does not know. It counts as much as this share of its sequence, unless its inputs are that
+# large.
 FIRST_TOKEN_SHARE = 1 / 16
 _MAX_HIDDEN = 1 << 30  # bytes of hidden states in memory, where no bound is given
 _EXPONENTS = 4  # sums that the moments of an input usually have: rows within a factor of 16 share one
@@ -57,13 +58,15 @@ def observe_layers(
 ) -> Iterator[Observed]:
     """The moments of the inputs of wanted weights, decoder layer by decoder layer.
 
-    wanted: says for the name of a weight and its inputs whether "gram", "diagonal" or "" is wanted. max_bytes: memory for
-    one layer, its moments, the hidden states, and what the caller does with moments of so many inputs (solver_bytes).
-    first_token_share: what the first token of a sequence counts at least. scratch: a folder for hidden states. The moments of an input are dropped once the next is asked for.
+    wanted: says for the name of a weight and its inputs whether "gram", "diagonal" or "" is wanted. max_bytes: memory
+    for one layer, its moments, the hidden states, and what the caller does with moments of that many inputs
+    (solver_bytes). first_token_share: what the first token of a sequence counts at least. scratch: a folder for hidden
+    states. The moments of an input are dropped once the next is asked for.
     """
     count = len(model.layers)
     kinds = [
-        {name: kind for name, m in model.linears(i).items() if (kind := wanted(name, m.in_features))} for i in range(count)
+        {name: kind for name, m in model.linears(i).items() if (kind := wanted(name, m.in_features))}
+        for i in range(count)
     ]
     last = max((i for i, found in enumerate(kinds) if found), default=-1)
     steps, done = (last + 1) * len(text.sequences), 0
@@ -136,7 +139,7 @@ def _pool() -> Iterator[ThreadPoolExecutor]:
 def _shared_inputs(model: LayerwiseModel, index: int, hidden: Tensor, wanted: Collection[str]) -> list[list[str]]:
     """Names of weights, those that multiply the same tensor together, in the order of their calls."""
     groups: list[tuple[Tensor, list[str]]] = []
-    names = {m: name for name, m in model.linears(index).items() if name in wanted}
+    names: dict[nn.Module, str] = {m: name for name, m in model.linears(index).items() if name in wanted}
 
     def note(module: nn.Module, given: tuple[Any, ...]) -> None:
         found = next((members for x, members in groups if x is given[0]), None)
@@ -194,7 +197,8 @@ class _Collector:
 
 
 def token_weights(rows: Tensor, share: float) -> Array:
-    """1 for each token of a sequence but the first, which counts as `share` of the tokens, less what its magnitude counts.
+    """1 for each token of a sequence but the first, which counts as `share` of the tokens, less what its magnitude
+    counts.
 
     >>> token_weights(torch.ones(64, 2), 1 / 16)[:2], token_weights(torch.tensor([[3.0], [0.0], [0.0]]), 1.0)[0].item()
     (array([4., 1.]), 1.0)
@@ -219,7 +223,7 @@ def _run(
 ) -> None:
     """Call a layer on each sequence, with what its linear layers are given; keep what it gives."""
     running = threading.local()  # of a thread's sequence: which tensor each collector was given
-    owners = {m: c for c in collectors for m in c.modules.values()}
+    owners: dict[nn.Module, _Collector] = {m: c for c in collectors for m in c.modules.values()}
 
     def note(module: nn.Module, given: tuple[Any, ...]) -> None:
         collector, x = owners[module], given[0]

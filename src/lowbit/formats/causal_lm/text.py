@@ -55,8 +55,8 @@ def tokenized(
     """Sequences of at most `sequence_length` tokens, spread evenly over the data.
 
     data: a `.txt` file, a `.jsonl` file with a string or an object with "text" on each line, a folder of such files,
-    strings, or sequences of tokens. Text is tokenized by the tokenizer in `folder`; each line of a `.jsonl` file, and each
-    string, is cut into sequences of its own. vocabulary: tokens that the model knows; positions: that it can take.
+    strings, or sequences of tokens. Text is tokenized by the tokenizer in `folder`; each line of a `.jsonl` file, and
+    each string, is cut into sequences of its own. vocabulary: tokens that the model knows; positions: that it can take.
     """
     length = _natural("sequence_length", sequence_length, min(SEQUENCE_LENGTH, positions or SEQUENCE_LENGTH))
     if positions is not None and length > positions:
@@ -95,7 +95,7 @@ def refuse_other_files(data: Any) -> None:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """At most so many of the first `count` numbers, evenly.
+    """At most `most` of the first `count` numbers, evenly.
 
     >>> spread(9, 3)
     [1, 4, 7]
@@ -113,7 +113,9 @@ def _documents(data: Any) -> Iterator[Any]:
             elif not isinstance(each, str) or each.strip():
                 yield each
     else:
-        raise InvalidProblem(f"data: {type(data).__name__}; expected a .txt or .jsonl file, strings, or lists of tokens")
+        raise InvalidProblem(
+            f"data: {type(data).__name__}; expected a .txt or .jsonl file, strings, or lists of tokens"
+        )
 
 
 def _file_documents(path: Path) -> Iterator[str]:

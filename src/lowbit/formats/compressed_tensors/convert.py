@@ -62,9 +62,9 @@ def quantize_checkpoint(
 
     data: text that shows what the layers of a causal language model are multiplied with: a `.txt` or `.jsonl` file, a
     folder of them, strings, or lists of tokens; it is cut into at most `max_sequences` (32) sequences of
-    `sequence_length` (1024) tokens. The recipe's method "auto" is then GPTQ, layer by layer. stats: moments of the inputs
-    by the names of weights, in place of data. max_memory: bytes of the whole process; where a layer's Gram matrix does
-    not fit, its weights are quantized with mean squares alone, and the row says so.
+    `sequence_length` (1024) tokens. The recipe's method "auto" is then GPTQ, layer by layer. stats: moments of the
+    inputs by the names of weights, in place of data. max_memory: bytes of the whole process; where a layer's Gram
+    matrix does not fit, its weights are quantized with mean squares alone, and the row says so.
 
     source: a `.safetensors` file, a folder, or an index of shards; `.bin` files only with `allow_pickle`. The target
     is there whole or not at all; `resume` continues an interrupted run and gives the same bytes. A link to a folder

@@ -1,7 +1,7 @@
 """AWQ in checkpoints: scales of inputs, folded into the norm that makes them.
 
-The norm is stored in the dtype of the checkpoint, rounded, and the weights take the scale that the stored norm has, so that
-the function changes by no more than the rounding of weights.
+The norm is stored in the dtype of the checkpoint, rounded, and the weights take the scale that the stored norm has, so
+that the function changes by no more than the rounding of weights.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from lowbit.algorithms.awq import input_scales
 from lowbit.algorithms.grid import Grid
-from lowbit.formats.compressed_tensors.plan import Item, Plan, read_config
+from lowbit.formats.compressed_tensors.plan import Plan, read_config
 from lowbit.formats.compressed_tensors.scheme import rounded, widened
 from lowbit.formats.compressed_tensors.solved import SolvedWeights
 from lowbit.formats.safetensors.checkpoint import Checkpoint
@@ -32,7 +32,9 @@ class InputScales:
         self._items = {item.info.name: item for item in plan.items}
         self._norms: dict[frozenset[str], tuple[str, ...]] = {}
         self._taken: set[str] = set()
-        self._wanted = {name for name, item in self._items.items() if item.scheme and item.scheme.weights.method == "awq"}
+        self._wanted = {
+            name for name, item in self._items.items() if item.scheme and item.scheme.weights.method == "awq"
+        }
         if not self._wanted or str(read_config(source.folder).get("model_type", "")).startswith(_SHIFTED):
             return
         for group in scaling_groups({name: info.shape for name, info in source.tensors.items()})[0]:
@@ -70,7 +72,7 @@ class InputScales:
         for i, name in enumerate(norms):
             info = self._source.tensors[name]
             norm = np.array(widened(self._source.read(name), info.dtype))
-            stored, value = rounded(norm / held, info.dtype)
+            stored, value = rounded(np.asarray(norm / held, np.float32), info.dtype)
             if i == 0:
                 held = np.where(value != 0, norm / np.where(value != 0, value, 1), scale).astype(np.float32)
                 held = np.where(np.isfinite(held) & (held > 0), held, np.float32(1))

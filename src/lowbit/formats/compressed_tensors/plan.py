@@ -15,12 +15,10 @@ from lowbit.formats.safetensors.checkpoint import SINGLE, TensorInfo, inside
 from lowbit.formats.safetensors.writer import Stored
 from lowbit.models.recipe import Recipe
 from lowbit.models.report import WeightRow
+from lowbit.models.roles import EMBEDDINGS, HEADS, ROUTERS
 from lowbit.models.weights import fitted
 from lowbit.numerics.errors import FormatError, InvalidProblem
 
-_HEADS = re.compile(r"(^|\.)(lm_head|embed_out|cls\.predictions\.decoder)$|^output$")
-_EMBEDDINGS = re.compile(r"(^|\.)(wte|wpe|shared|relative_attention_bias|[^.]*embed[^.]*)$")
-_ROUTERS = re.compile(r"(^|\.)(gate|router|shared_expert_gate)$")
 # Models whose matrices are Conv1D modules, [inputs, outputs]: compressed-tensors knows Linear modules only.
 _TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _QUANTIZED = re.compile(
@@ -114,15 +112,19 @@ def _kind(info: TensorInfo, module: str, config: Mapping[str, Any]) -> tuple[str
     if not info.name.endswith(".weight"):
         experts = len(info.shape) == 3 and "expert" in info.name
         return ("Experts", "") if experts else ("Parameter", "no module's weight")
-    if _HEADS.search(module):
+    if _is_head(module):
         return "Linear", "the output head stays as it is unless an override names it"
-    if _EMBEDDINGS.search(module):
+    if EMBEDDINGS.search(module):
         return "Embedding", "embeddings stay as they are unless an override names them"
-    if _ROUTERS.search(module):
+    if ROUTERS.search(module):
         return "Router", "routers stay as they are unless an override names them"
     if len(info.shape) > 2:
         return "Conv", f"{len(info.shape)} dimensions; compressed-tensors stores matrices"
     return ("Conv1D" if config.get("model_type") in _TRANSPOSED else "Linear"), ""
+
+
+def _is_head(module: str) -> bool:
+    return module == "output" or HEADS.search(module) is not None
 
 
 def _impossible(info: TensorInfo, kind: str, config: Mapping[str, Any]) -> str:
@@ -135,7 +137,7 @@ def _impossible(info: TensorInfo, kind: str, config: Mapping[str, Any]) -> str:
         return "transformers does not load quantized embeddings"
     if len(info.shape) != 2:
         return f"{len(info.shape)} dimensions; compressed-tensors stores matrices"
-    if _HEADS.search(info.name.removesuffix(".weight")) and _tied(config):
+    if _is_head(info.name.removesuffix(".weight")) and _tied(config):
         return "it is one tensor with the embeddings (tie_word_embeddings)"
     return ""
 
@@ -199,7 +201,7 @@ def model_dtype(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) ->
     said = config.get("dtype") or config.get("torch_dtype")
     if isinstance(said, str) and said.removeprefix("torch.") in _DTYPES:
         return _DTYPES[said.removeprefix("torch.")]
-    count = Counter({dtype: 0 for dtype in FLOATS})
+    count = Counter(dict.fromkeys(FLOATS, 0))
     for name, info in tensors.items():
         if info.dtype in FLOATS and not _QUANTIZED.search(name):
             count[info.dtype] += info.elements

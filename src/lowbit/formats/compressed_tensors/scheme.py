@@ -24,8 +24,8 @@ from lowbit.numerics.tensor import QuantizedTensor
 
 Array = npt.NDArray[Any]
 PACK, INT = "pack-quantized", "int-quantized"
-# The dtype of scales by that of the weight. bfloat16 has the range of float32, and most of its numbers are float16 numbers
-# too: they keep their value whatever dtype a model is loaded in.
+# The dtype of scales by that of the weight. bfloat16 has the range of float32, and most of its numbers are float16
+# numbers too: they keep their value whatever dtype a model is loaded in.
 SCALES = {"F32": "BF16", "F16": "F16", "BF16": "BF16"}
 FLOATS = tuple(SCALES)
 SCALE_DTYPES = {"F16": "float16", "BF16": "bfloat16"}

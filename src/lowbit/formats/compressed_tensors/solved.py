@@ -1,7 +1,7 @@
 """Weights that were quantized with statistics of their inputs, kept in the working folder until their shard is written.
 
-The order in which layers are solved is that of the model, and the order in which tensors are written that of the source.
-Each solved weight is a file of its own, which an interrupted run finds again.
+The order in which layers are solved is that of the model, and the order in which tensors are written that of the
+source. Each solved weight is a file of its own, which an interrupted run finds again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from lowbit.formats.compressed_tensors.plan import Item
 from lowbit.formats.compressed_tensors.scheme import Rows
 from lowbit.formats.work_folder import Assembly
-from lowbit.models.weights import LayerInputs, method_for, predicted_db, quantize_weight
+from lowbit.models.weights import LayerInputs, method_for, quantize_weight
 from lowbit.numerics.dtypes import Array
 from lowbit.numerics.errors import FormatError
 from lowbit.numerics.metrics import sqnr_db
@@ -57,14 +57,15 @@ class SolvedWeights:
         return self._files.get(str(name)) in self._assembly.finished
 
     def put(self, item: Item, weight: Array, inputs: LayerInputs, scale: Array | None = None) -> None:
-        """Solve a float32 weight [outputs, inputs] and keep it. scale: of each input, which what makes it is divided by."""
+        """Solve a float32 weight [outputs, inputs] and keep it. scale: of each input, which what makes it is divided
+        by."""
         assert item.scheme is not None
         begun = time.perf_counter()
         name, scheme = item.info.name, item.scheme
         method, weights, seen = method_for(scheme.weights, inputs, name=name), scheme.weights, inputs
         if method == "awq":
             weights, seen = replace(weights, method="weighted"), inputs if scale is None else inputs.divided(scale)
-        factor = np.float32(1) if scale is None else scale
+        factor: Array = np.ones(weight.shape[1], np.float32) if scale is None else scale
         parts: list[Rows] = []
         signal = noise = 0.0
         step = max(1, _BLOCK // weight.shape[1])
@@ -73,7 +74,7 @@ class SolvedWeights:
             block = np.ascontiguousarray(weight[start : start + step])
             options: dict[str, Any] = {"inputs": seen, "scale_dtype": scheme.scale_dtype(item.info.dtype)}
             q = quantize_weight(block * factor, weights, name=name, **options)
-            error = block - np.asarray(q.dequantize(), np.float32) / factor
+            error: Array = block - np.asarray(q.dequantize(), np.float32) / factor
             signal += float(np.square(block, dtype=np.float64).sum())
             noise += float(np.square(error, dtype=np.float64).sum())
             expected += inputs.energies(block, error)
@@ -105,14 +106,16 @@ class SolvedWeights:
         arrays, metadata = read_arrays(self._assembly.folder / file)
         try:
             energy, method, predicted = json.loads(metadata["figures"])
-            rows = Rows(**({"zero_point": None} | arrays))
+            rows = Rows(arrays["codes"], arrays["scale"], arrays.get("zero_point"))
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"{file}: not a solved weight ({error})") from None
         return rows, Figures(tuple(energy), str(method), predicted)
 
     def figures(self, items: Iterable[Item]) -> tuple[dict[str, float], dict[str, str]]:
         """The predicted decibels and the methods of those weights that are solved."""
-        found = {item.info.name: self.read(item.info.name)[1] for item in items if item.scheme and item.info.name in self}
+        found = {
+            item.info.name: self.read(item.info.name)[1] for item in items if item.scheme and item.info.name in self
+        }
         predicted = {name: f.predicted_db for name, f in found.items()}
         return predicted, {name: f.method for name, f in found.items()}
 

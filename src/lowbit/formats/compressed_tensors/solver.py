@@ -26,7 +26,7 @@ Progress = Callable[[int, int, str], None]
 
 _DIAGONAL = ("weighted", "awq")  # methods for which mean squares are enough
 _STATISTICAL = (*_DIAGONAL, "gptq", "adaround")
-_FACTOR_BYTES = 36  # per element of a Gram matrix, at the peak of its factorization
+_FACTOR_BYTES = 30  # per element of a Gram matrix, at the peak of its factorization
 _LEAST_MEMORY = 1 << 29
 
 
@@ -138,7 +138,9 @@ class _FromMoments:
             scale = self._folding.scale({name: self._weight(name) for name in names}, inputs, solved)
             for name in names:
                 if name not in solved:
-                    solved.put(self._items[name], self._weight(name), inputs, scale if self._folding.takes(name) else None)
+                    solved.put(
+                        self._items[name], self._weight(name), inputs, scale if self._folding.takes(name) else None
+                    )
         self.remarks |= self._folding.remarks
 
     def _together(self) -> list[list[str]]:
@@ -159,7 +161,7 @@ class _FromMoments:
             arrays, about = self._stats[key].to_arrays()
             crc = zlib.crc32(about.encode())
             for name in sorted(arrays):
-                crc = zlib.crc32(np.ascontiguousarray(arrays[name]), crc)
+                crc = zlib.crc32(np.ascontiguousarray(arrays[name]).data, crc)
             found.append([key, crc])
         return found
 
@@ -187,7 +189,9 @@ class _FromText:
             from lowbit.formats.causal_lm.network import LayerwiseModel
             from lowbit.formats.causal_lm.observe import FIRST_TOKEN_SHARE
         except ImportError:
-            raise Unsupported("data: running a language model needs torch and transformers: pip install 'lowbit[llm]'") from None
+            raise Unsupported(
+                "data: running a language model needs torch and transformers: pip install 'lowbit[llm]'"
+            ) from None
         from lowbit.formats.causal_lm.text import refuse_other_files, tokenized
 
         refuse_other_files(data)
@@ -213,10 +217,12 @@ class _FromText:
         self._room = float("inf") if self._max_memory is None else float(self._max_memory - resident())
         if self._room < _LEAST_MEMORY:
             raise InvalidProblem(
-                f"max_memory: {self._max_memory:,} bytes; {resident():,} are taken before any layer is read, expected at "
+                f"max_memory: {self._max_memory:,} bytes; {resident():,} are taken before any layer is read, expected "
+                f"at "
                 f"least {resident() + _LEAST_MEMORY:,}"
             )
         largest = max(map(self._model.layer_nbytes, range(len(self._model.layers))), default=0)
+        passing = largest + self._model.running_nbytes(map(len, self._text.sequences))
         self._kinds: dict[str, str] = {}
         for name, item in self._items.items():
             assert item.scheme is not None
@@ -225,7 +231,7 @@ class _FromText:
                 method_for(item.scheme.weights, name=name)
                 self.remarks[name] = "outside the decoder layers: no statistics of its inputs"
                 continue
-            needed = largest + (_FACTOR_BYTES + 16) * inside[name].in_features ** 2
+            needed = passing + _FACTOR_BYTES * inside[name].in_features ** 2
             fits = needed <= self._room
             if not fits and method not in ("auto", *_DIAGONAL):
                 raise InvalidProblem(
@@ -239,7 +245,8 @@ class _FromText:
         few = sum(width > self._text.tokens for width in widths)
         if few:
             self.notes.append(
-                f"{self._text.tokens:,} tokens for layers of up to {max(widths):,} inputs: the Gram matrices of {few} weights "
+                f"{self._text.tokens:,} tokens for layers of up to {max(widths):,} inputs: the Gram matrices of {few} "
+                f"weights "
                 "are singular, and damping decides what the data leave open; give more text"
             )
 
@@ -253,7 +260,7 @@ class _FromText:
             self._model,
             self._text,
             wanted,
-            max_bytes=self._room,
+            max_bytes=self._room - self._model.running_nbytes(map(len, self._text.sequences)),
             solver_bytes=lambda width: _FACTOR_BYTES * width**2,
             scratch=solved.folder,
             progress=progress,

@@ -62,7 +62,7 @@ class Rewrite:
     """Rewrites a model any number of times, each time with other forms for some of its weights.
 
     guarded: choose weights whose products fit 16 bits two by two, for CPUs without VNNI. solved: quantizes the weights,
-    with what is known of their inputs.
+    with the statistics of their inputs.
     """
 
     def __init__(

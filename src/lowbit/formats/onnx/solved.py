@@ -102,7 +102,7 @@ class SolvedWeights:
         return notes
 
     def of(self, graph: Graph, use: WeightUse, how: Arrangement) -> Solved:
-        """The weight quantized, with the best that is known of its inputs."""
+        """The weight quantized, with the best statistics of its inputs."""
         key = use.name, use.dtype, how.recipe, how.layout, how.unrolled is not None
         if key in self._found:
             return self._found[key]
@@ -127,7 +127,7 @@ class SolvedWeights:
         return Solved(q, method_for(recipe, inputs), half, predicted, spent, note)
 
     def _inputs_of(self, use: WeightUse, how: Arrangement) -> LayerInputs | None:
-        """What is known of the rows that this use multiplies, where its array has a row per output."""
+        """Statistics of the rows that this use multiplies, where its array has a row per output."""
         is_stack = use.kind == "linear" and len(use.shape) > 2
         if use.name not in self._stats or (is_stack and how.unrolled is None) or not how.is_rows:
             return None
@@ -150,7 +150,7 @@ def takes_half(wide: Array, recipe: WeightRecipe) -> bool:
 
 
 def _why_none(use: WeightUse) -> str:
-    """Why nothing is known of what a weight is multiplied with."""
+    """Why there are no statistics of what a weight is multiplied with."""
     why = {"embedding": "rows are looked up, not multiplied", "recurrent": "multiplied with the state of each step"}
     if use.kind in why:
         return why[use.kind]

@@ -46,7 +46,7 @@ def codes_of(
 ) -> Codes:
     """Quantize a weight [outputs, ...]. Without statistics of its inputs, a method that uses them becomes "mse".
 
-    inputs: what is known of the rows it multiplies. products: scale int8 weights so that sums of this many products fit
+    inputs: statistics of the rows it multiplies. products: scale int8 weights so that sums of this many products fit
     16 bits. missing: why there are no inputs, for the note.
 
     >>> w = np.eye(4, 32, dtype=np.float32)

@@ -116,7 +116,7 @@ def with_replacement(
     """The candidate with its replacement, or with the reason that it has none.
 
     folded: a batch norm or an activation after it, to be folded into it. products: scale int8 weights so that sums of
-    this many products fit 16 bits, where the kernels gain from it. inputs: what is known of the inputs of each of its
+    this many products fit 16 bits, where the kernels gain from it. inputs: statistics of the inputs of each of its
     products, by name. missing: why those of the others are not known.
     """
     if candidate.why_not:

@@ -1,4 +1,4 @@
-"""What is known of the inputs of weights: ranges and second moments, collected in as few passes as memory allows."""
+"""Statistics of the inputs of weights: ranges and second moments, collected in as few passes as memory allows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class WeightInputs:
         return {name: c for name, c in self._calibrators.items() if c.num_samples}
 
     def of(self, candidate: Candidate) -> dict[str, LayerInputs]:
-        """What is known of the inputs of each product of the candidate, by the product's name; "" where it is one."""
+        """Statistics of the inputs of each product of the candidate, by the product's name; "" where it is one."""
         if not candidate.needs:
             return {}
         name, found = candidate.source.name, {}

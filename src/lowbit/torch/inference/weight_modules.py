@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from torch.nn.parameter import is_lazy
 
 import torch
+from lowbit.models.roles import HEADS, ROUTERS
 from lowbit.numerics.errors import Unsupported, UnsupportedDType
 from lowbit.torch.inference.embedding import QuantizedEmbedding
 from lowbit.torch.inference.layers import QuantizedModule
@@ -23,9 +23,6 @@ _FLOAT_ONLY: dict[type[nn.Module], str] = {
     **dict.fromkeys((nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "conv"),
     nn.EmbeddingBag: "embedding",
 }
-# Names of the output heads of language models and of routers of experts, as those of checkpoints.
-_HEADS = re.compile(r"(^|\.)(lm_head|embed_out|cls\.predictions\.decoder)$")
-_ROUTERS = re.compile(r"(^|\.)(gate|router|shared_expert_gate)$")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -103,9 +100,9 @@ def _stays(source: WeightModule, among: Iterable[WeightModule], model: nn.Module
     tables = [m.module for m in among if isinstance(m.module, nn.Embedding)]
     tied = any(source.module.weight is table.weight for table in tables)
     vocabulary = any(source.module.out_features == table.num_embeddings for table in tables)
-    if tied or any(_HEADS.search(name) or (name == "output" and vocabulary) for name in source.names):
+    if tied or any(HEADS.search(name) or (name == "output" and vocabulary) for name in source.names):
         return "the output head stays as it is unless an override names it"
-    if _ROUTERS.search(source.name) and hasattr(model.get_submodule(source.name.rpartition(".")[0]), "experts"):
+    if ROUTERS.search(source.name) and hasattr(model.get_submodule(source.name.rpartition(".")[0]), "experts"):
         return "routers stay as they are unless an override names them"
     return ""
 
