@@ -60,9 +60,9 @@ def test_searched_scales_are_no_worse_than_those_of_the_range(
         size = grid.size(INPUTS)
         plain = nearest(w, grid, range_scales(w, grid))
         not_above(group_errors(w, nearest(w, grid, best_scales(w, grid)), size), group_errors(w, plain, size))
-        importance = np.broadcast_to(DIAGONAL / DIAGONAL.mean(), w.shape)
+        emphasis = np.sqrt(np.square(w).mean(1, keepdims=True) + np.square(w)) * DIAGONAL / DIAGONAL.mean()
         found = nearest(w, grid, best_scales(w, grid, DIAGONAL))
-        not_above(group_errors(w, found, size, importance), group_errors(w, plain, size, importance))
+        not_above(group_errors(w, found, size, emphasis), group_errors(w, plain, size, emphasis))
 
 
 @problems

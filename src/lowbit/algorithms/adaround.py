@@ -61,7 +61,7 @@ def adaround(
 
 def solve(w: Array, grid: Grid, factor: Factor, *, refit: bool = True) -> QuantizedTensor:
     """Rows of a weight, rounded by local search from GPTQ's rounding on the scales of least weighted error."""
-    scales = best_scales(w, grid, factor.importance)
+    scales = best_scales(w, grid, factor.diagonal)
     p, scale = rounded(w, grid, factor, scales), scales.scale
     for _ in range(_ROUNDS if refit else 1):
         before = p

@@ -5,8 +5,7 @@
     v_j = w_j + sum over i < j of e_i * R_ij / R_jj,  p_j = clamp(rne(v_j / s_j), qmin - z_j, qmax - z_j)
 
 The inputs are taken in descending order of diag H, so that the largest errors are made up for by all the others. Scales
-and zero points are searched as by `weighted`, with R_jj^2 as importance, as that is what each rounding costs, and for
-the groups as they are stored: the result needs no index of groups.
+and zero points are those of `weighted`, chosen for the groups as they are stored: the result needs no index of groups.
 """
 
 from __future__ import annotations
@@ -34,13 +33,6 @@ class Factor(NamedTuple):
     t: Array  # float32 [inputs, inputs]: R_ij / R_jj in that order
     pivots: Array  # float64 [inputs]: R_jj^2 in that order
     added: float  # to the diagonal, as damping
-
-    @property
-    def importance(self) -> Array:
-        """R_jj^2 in the order of the inputs: how much an error counts that no later input makes up for."""
-        made = np.empty_like(self.pivots)
-        made[self.order] = self.pivots
-        return made
 
     @property
     def diagonal(self) -> Array:
@@ -106,8 +98,8 @@ def factored(gram: Any, inputs: int, damping: float = DAMPING, *, overwrite: boo
 
 
 def solve(w: Array, grid: Grid, factor: Factor, *, refit: bool = True, scales: Scales | None = None) -> QuantizedTensor:
-    """Rows of a weight, rounded with feedback; `scales` default to those of least error weighted by the pivots."""
-    scales = best_scales(w, grid, factor.importance) if scales is None else scales
+    """Rows of a weight, rounded with feedback; `scales` default to those of least weighted error."""
+    scales = best_scales(w, grid, factor.diagonal) if scales is None else scales
     p = rounded(w, grid, factor, scales)
     scale = refitted(w, p, scales.scale, grid, factor.hessian) if refit else scales.scale
     return grid.tensor(p, scale, scales.zero_point)

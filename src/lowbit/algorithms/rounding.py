@@ -1,10 +1,11 @@
 """Rounding to nearest, on scales of three kinds: of the range, of least squared error, of least weighted error.
 
-    error of a group = sum over its inputs j of d_j * (w_j - s * p_j)^2,
+    error of a group = sum over its inputs j of d_j * e(w_j) * (w_j - s * p_j)^2,
     p_j = clamp(rne(w_j / s), qmin - z, qmax - z)
 
-`rtn` takes s and z from the range of the group. `mse` searches them with d_j = 1, and `weighted` with d_j = E[x_j^2],
-the mean square of the input that w_j is multiplied with.
+`rtn` takes s and z from the range of the group. `mse` searches them with d_j = e = 1, and `weighted` with
+d_j = E[x_j^2], the mean square of the input that w_j is multiplied with, and e(w) = sqrt(m + w^2), m the mean square of
+the row.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from lowbit.numerics.params import QuantizationParams
 from lowbit.numerics.ranges import held as held
 from lowbit.numerics.tensor import QuantizedTensor
 from lowbit.ops import quantize
-from lowbit.runtime.solve import Scales, search_scales
+from lowbit.runtime.solve import Emphasis, Scales, search_scales
 
 # Of the scale that the range asks for, which comes first, so that no error is above that of `rtn`. Smaller ones clip
 # the largest weights.
@@ -123,14 +124,19 @@ def best_scales(w: Array, grid: Grid, importance: Array | None = None) -> Scales
     if shift in _PLAIN or grid.scale_dtype == "float16":  # which has no scales for such weights
         shift = 0
     scaled = np.ldexp(w, -shift) if shift else w
-    weights = None
-    if importance is not None and (mean := importance.mean()) > 0:
-        weights = np.maximum(importance / mean, 1e-12).astype(np.float32)
+    weights = emphasis = None
+    if importance is not None:
+        mean = importance.mean()
+        if mean > 0:
+            weights = np.maximum(importance / mean, 1e-12).astype(np.float32)
+        with np.errstate(over="ignore"):
+            floor = (np.square(scaled, dtype=np.float64).sum(1) / w.shape[1]).astype(np.float32)
+        emphasis = Emphasis("root", floor)
     factors = _FACTORS.get(grid.width, _WIDE)
     found = search_scales(
         scaled,
         weights,
-        None,
+        emphasis,
         grid.size(w.shape[1]),
         factors,
         grid.codes,

@@ -95,9 +95,12 @@ class _Remarks:
 def _weights(made: ModelReport, rows: list[WeightRow], remarks: _Remarks, width: int) -> RenderableType:
     """The table, in columns that fit the screen: long names are folded first."""
     cells = []
+    several = len({row.method for row in made.treated}) > 1  # one is named above the table
     for row in rows:
         style = "" if row.treated else "red" if row.skipped else "dim"
-        how = Text(printable(row.described or "as it was"), style=style).append(remarks.numbers(row), style="dim")
+        how = Text(printable((row.described if several else row.how) or "as it was"), style=style).append(
+            remarks.numbers(row), style="dim"
+        )
         stored = f"{_short(row.bytes_before)} → {_short(row.bytes_after)}" if row.treated else _short(row.bytes_before)
         cells.append((Text(printable(row.name), style=style), how, stored, decibels(row.sqnr_db)))
     widths = [max((len(cell[i]) for cell in cells), default=0) for i in (1, 2, 3)]

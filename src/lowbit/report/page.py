@@ -111,7 +111,7 @@ def _tiles(report: ModelReport) -> Iterator[tuple[str, str, str, str]]:
         more = f"of the outputs, SQNR {decimal(worst.sqnr_db, 3)} dB"
         yield "Cosine", f"{worst.cosine:.5f}", more, ""
     else:
-        yield "Accuracy", "–", "not measured: no data", "absent"
+        yield "Accuracy", "–", "not measured", "absent"
     treated, skipped = len(report.treated), len(report.skipped)
     more = f"{skipped} requested but not quantized" if skipped else "all that the recipe requests"
     if not treated and not skipped:
