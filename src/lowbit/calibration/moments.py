@@ -53,7 +53,7 @@ class Moments:
     array([[ 5., -5.],
            [-5., 10.]])
     >>> m.add(np.float32([[0, 6]]), weights=[2])
-    >>> m.count, m.weight, m.mean(), m.diagonal()
+    >>> m.count, m.weight, m.mean(), m.diagonal().round(3)
     (3, 4.0, array([1. , 2.5]), array([ 2.5, 23. ]))
     """
 

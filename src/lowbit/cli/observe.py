@@ -12,7 +12,7 @@ from rich.text import Text
 
 from lowbit.cli.errors import refuse_given
 from lowbit.cli.options import AS_JSON, DATA, MAX_BATCHES, SEQUENCE_LENGTH, bytes_of
-from lowbit.cli.screen import add_numbers, printable, screen, table
+from lowbit.cli.screen import add_numbers, noting, printable, screen, table
 from lowbit.numerics.errors import InvalidProblem
 
 if TYPE_CHECKING:
@@ -100,14 +100,7 @@ def observe(
             raise InvalidProblem("--data: missing; expected what to run the model on: arrays, or text for a checkpoint")
         options: dict[str, Any] = {"gram": gram, "shard": shard, "batch_size": batch_size, "max_batches": max_batches}
         options["sequence_length"] = sequence_length
-        options |= {"sequence_length": sequence_length}
-        shown = screen(stderr=True, quiet=as_json)
-
-        def warn(note: str) -> None:
-            remarks.append(note)
-            shown.print(f"Note: {printable(note)}", style="yellow")
-
-        options |= {"max_bytes": limit, "progress": not as_json, "warn": warn}
+        options |= {"max_bytes": limit, "progress": not as_json, "warn": noting(remarks, as_json)}
         found = observe_file(sources[0], data, output, **options, **kept)
     show_statistics(found, as_json=as_json, remarks=remarks)
 

@@ -22,7 +22,7 @@ from lowbit.cli.options import (
     bytes_of,
 )
 from lowbit.cli.report import show_report
-from lowbit.cli.screen import printable, screen
+from lowbit.cli.screen import noting, printable, screen
 from lowbit.numerics.errors import InvalidProblem
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def quantize(
     options |= {"external_data": external_data or "auto", "operator": operator, "optimize": optimize}
     options |= {"target_cpu": target_cpu, "force": force, "stats": stats, "sequence_length": sequence_length}
     options |= {"max_memory": None if max_memory is None else bytes_of(max_memory, "--max-memory")}
-    options |= {"progress": not as_json}
+    options |= {"progress": not as_json, "warn": noting([], as_json)}
     made = quantize_file(source, target, changed, seconds=seconds, threads=tuple(threads), **options)
     with says_what_is_kept(target):
         if report is not None and report.suffix == ".json":

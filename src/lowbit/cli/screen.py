@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -73,3 +73,14 @@ def decibels(value: float | None) -> str:
 def megabytes(count: int) -> str:
     """A number of bytes with its unit."""
     return f"{count / 1e6:,.2f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
+
+
+def noting(notes: list[str], quiet: bool = False) -> Callable[[str], None]:
+    """A function that keeps a note in the list, and shows it on stderr at once unless `quiet`."""
+    shown = screen(stderr=True, quiet=quiet)
+
+    def note(text: str) -> None:
+        notes.append(text)
+        shown.print(f"Note: {printable(text)}", style="yellow")
+
+    return note

@@ -88,6 +88,7 @@ def quantize_file(
     sequence_length: int | None = None,
     max_memory: int | None = None,
     progress: bool = True,
+    warn: Callable[[str], None] | None = None,
 ) -> ModelReport:
     """Quantize a model's file by a recipe, and report what was done to every weight and what was measured.
 
@@ -98,7 +99,8 @@ def quantize_file(
     `sequence_length` tokens. stats: such statistics, or the folder that `lowbit observe` wrote them to. eval_data:
     other batches to compare outputs on, as ranges fit the data that they were found in. metric: a function of (predict,
     batches) that returns one number, or `module:function`. seconds: how long latency is measured; 0 skips it. operator,
-    optimize, target_cpu and force: see `quantize_onnx`; max_memory: see `quantize_checkpoint`.
+    optimize, target_cpu and force: see `quantize_onnx`; max_memory and warn: see
+    `quantize_checkpoint`.
     """
     kind = kind_of(source)
     made = default_recipe(source) if recipe is None else Recipe.of(recipe)
@@ -128,7 +130,7 @@ def quantize_file(
         with bar(progress) as tell:
             shared |= {"resume": resume, "allow_pickle": allow_pickle, "progress": tell}
             shared |= {"data": data, "stats": moments, "sequence_length": sequence_length}
-            shared |= {"max_sequences": max_batches, "max_memory": max_memory}
+            shared |= {"max_sequences": max_batches, "max_memory": max_memory, "warn": warn}
             return quantize_checkpoint(source, to, made, **shared).but(machine=_machine())
     _refuse(
         "given; only checkpoints have it",

@@ -241,7 +241,8 @@ class Assembly:
     def discard_files(self, names: Iterable[str]) -> None:
         """Delete files that only a resumed run would need."""
         found = [name for name in names if self.finished.pop(name, None) is not None]
-        self._write_manifest()
+        if found:
+            self._write_manifest()
         for name in found:
             (self.folder / name).unlink()
 

@@ -57,6 +57,7 @@ def quantize_checkpoint(
     max_sequences: int | None = None,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> ModelReport:
     """Write the checkpoint quantized by a recipe, as compressed-tensors, and report what was done to each weight.
 
@@ -64,7 +65,8 @@ def quantize_checkpoint(
     folder of them, strings, or lists of tokens; it is cut into at most `max_sequences` (32) sequences of
     `sequence_length` (1024) tokens. The recipe's method "auto" is then GPTQ, layer by layer. stats: moments of the
     inputs by the names of weights, in place of data. max_memory: bytes of the whole process; where a layer's Gram
-    matrix does not fit, its weights are quantized with mean squares alone, and the row says so.
+    matrix does not fit, its weights are quantized with mean squares alone, and the row says so. warn: gets notes on the
+    text before any work.
 
     source: a `.safetensors` file, a folder, or an index of shards; `.bin` files only with `allow_pickle`. The target
     is there whole or not at all; `resume` continues an interrupted run and gives the same bytes. A link to a folder
@@ -79,7 +81,7 @@ def quantize_checkpoint(
     ...     write_arrays(f"{folder}/model.safetensors", {"layers.0.q_proj.weight": w}, {"format": "pt"})
     ...     report = quantize_checkpoint(folder, f"{folder}/int4", "W4A16")
     >>> report.treated[0].how, report.treated[0].bytes_after
-    ('int4 symmetric, groups of 128', 2192)
+    ('int4 symmetric, groups of 128', 2128)
     """
     start = time.perf_counter()
     made = Recipe.of(recipe)
@@ -99,6 +101,8 @@ def quantize_checkpoint(
         if isinstance(stats, Statistics):
             stats.refuse_other(model_fingerprint(source))
         solver = solver_of(opened, plan, made, data, stats, sequence_length, max_sequences, max_memory)
+        for note in solver.notes if warn is not None else ():
+            warn(note)
         fingerprint = _fingerprint(opened, config, made, max_shard_bytes, solver.fingerprint)
         with Assembly(target, fingerprint, resume=resume, overwrite=overwrite) as assembly:
             solved = SolvedWeights(assembly, plan.items)
