@@ -101,8 +101,9 @@ def quantize_checkpoint(
         if isinstance(stats, Statistics):
             stats.refuse_other(model_fingerprint(source))
         solver = solver_of(opened, plan, made, data, stats, sequence_length, max_sequences, max_memory)
-        for note in solver.notes if warn is not None else ():
-            warn(note)
+        if warn is not None:
+            for note in solver.notes:
+                warn(note)
         fingerprint = _fingerprint(opened, config, made, max_shard_bytes, solver.fingerprint)
         with Assembly(target, fingerprint, resume=resume, overwrite=overwrite) as assembly:
             solved = SolvedWeights(assembly, plan.items)
